@@ -1,0 +1,374 @@
+"""The chunk: preamble, header, payload (`docs/chunk-format.md`). Bytes in, values out; no I/O.
+
+A chunk is the only durable thing in dieselfs: every entry that a dataset ever had is found in the header of
+one. Decoding assumes hostile bytes: each length is checked before it is used, and whatever is wrong raises
+`Damaged` with the name of the object and the offset in it. Nothing here trusts a byte that has not been
+covered by a checksum or by a check.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeVar
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
+
+from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
+from dieselfs.columns import I64, U8, U32, U64, ends_fault, ends_of, first_bad_path, split_blob
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.limits import (
+    CHUNK_ENTRIES_MAX,
+    CHUNK_HEADER_BYTES_MAX,
+    CHUNK_PATH_BYTES_MAX,
+    CHUNK_PAYLOAD_BYTES_MAX,
+    FILE_BYTES_MAX,
+    PATH_BYTES_MAX,
+)
+from dieselfs.names import check_dataset_name, path_fault, printable
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"\x89DSLC\r\n\x1a"
+FORMAT_VERSION = 1
+DATASET_ID_BYTES = 16
+MODE_MAX = 0o7777
+VERSION_MAX = (1 << 63) - 1
+
+_PREAMBLE = struct.Struct("<8sHHIQ16s16sQ")  # the checksum of these bytes follows them
+_CHECKSUM = struct.Struct("<Q")
+PREAMBLE_BYTES = _PREAMBLE.size + _CHECKSUM.size
+assert PREAMBLE_BYTES == 72
+
+
+class Op(IntEnum):
+    """What an entry says about its path."""
+
+    DELETE = 0
+    FILE = 1
+    DIRECTORY = 2
+    SYMLINK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Preamble:
+    """The first 72 bytes of a chunk: which chunk this is, and how long its parts are, in bytes."""
+
+    chunk_id: bytes
+    header_length: int
+    payload_length: int
+    payload_checksum: int
+    """xxh3, 128 bits, of the payload."""
+    header_checksum: int
+    """xxh3, 64 bits, of the header."""
+
+    @property
+    def payload_start(self) -> int:
+        return PREAMBLE_BYTES + self.header_length
+
+    @property
+    def object_length(self) -> int:
+        return self.payload_start + self.payload_length
+
+    def encode(self) -> bytes:
+        fields = _PREAMBLE.pack(
+            MAGIC,
+            FORMAT_VERSION,
+            0,
+            self.header_length,
+            self.payload_length,
+            self.chunk_id,
+            self.payload_checksum.to_bytes(16, "little"),
+            self.header_checksum,
+        )
+        return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
+
+
+_COLUMN_TYPES: dict[str, np.dtype[np.generic]] = {
+    "path_ends": U32,
+    "ops": U8,
+    "modes": U32,
+    "mtimes_ns": I64,
+    "sizes": U64,
+    "places": U64,
+    "offsets": U32,
+    "lengths": U32,
+    "checksums": U64,
+    "versions": U64,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkHeader:
+    """What a chunk says about each of its entries, as columns: element `i` of each belongs to entry `i`.
+
+    - `paths`: full path in the dataset; empty for the root folder
+    - `ops`: see `Op`
+    - `modes`: permission bits; `mtimes_ns`: nanoseconds since 1970
+    - `sizes`: size of the whole file in bytes
+    - `places`: where in the file this piece begins; 0 unless the file spans chunks
+    - `offsets`, `lengths`: the piece in the payload; for a symbolic link, its target in `targets`
+    - `checksums`: xxh3, 64 bits, of those bytes
+    - `versions`: decides between entries of one path, the largest wins; all pieces of one file have the same
+    """
+
+    dataset: str
+    dataset_id: bytes
+    paths: list[bytes]
+    targets: bytes
+    ops: npt.NDArray[np.uint8]
+    modes: npt.NDArray[np.uint32]
+    mtimes_ns: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.uint64]
+    places: npt.NDArray[np.uint64]
+    offsets: npt.NDArray[np.uint32]
+    lengths: npt.NDArray[np.uint32]
+    checksums: npt.NDArray[np.uint64]
+    versions: npt.NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def target(self, entry: int) -> bytes:
+        """Target of the symbolic link that `entry` is."""
+        start = int(self.offsets[entry])
+        return self.targets[start : start + int(self.lengths[entry])]
+
+    def encode(self) -> bytes:
+        columns: dict[str, object] = {
+            "dataset": self.dataset,
+            "dataset_id": self.dataset_id,
+            "count": len(self.paths),
+            "paths": b"".join(self.paths),
+            "targets": self.targets,
+        }
+        for name, dtype in _COLUMN_TYPES.items():
+            values = ends_of(self.paths) if name == "path_ends" else getattr(self, name)
+            columns[name] = values.astype(dtype).tobytes()
+        packed: bytes = msgpack.packb(columns)
+        return packed
+
+
+def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None) -> Preamble:
+    """Decode the first 72 bytes of a chunk.
+
+    `source` names the object in errors. With `expected_id`, a valid chunk in another's place is damage too.
+    Raises Damaged.
+    """
+    if len(data) < PREAMBLE_BYTES:
+        raise Damaged(f"{source}: offset 0: only {len(data)} bytes, a chunk begins with {PREAMBLE_BYTES}")
+    fields = bytes(data[: _PREAMBLE.size])
+    magic, version, flags, header_length, payload_length, chunk_id, payload_sum, header_sum = _PREAMBLE.unpack(
+        fields
+    )
+    if magic != MAGIC:
+        raise Damaged(f"{source}: offset 0: not a dieselfs chunk (begins with {magic.hex()})")
+    (checksum,) = _CHECKSUM.unpack_from(data, _PREAMBLE.size)
+    if xxh3_64_intdigest(fields) != checksum:
+        raise Damaged(f"{source}: offset {_PREAMBLE.size}: checksum of the preamble does not match")
+    if version != FORMAT_VERSION or flags != 0:
+        raise Damaged(
+            f"{source}: offset 8: chunk format {version} (flags {flags:#x}) is not known to this version of "
+            f"dieselfs, which reads format {FORMAT_VERSION}"
+        )
+    if header_length > CHUNK_HEADER_BYTES_MAX:
+        raise Damaged(f"{source}: offset 12: header of {header_length} bytes, limit {CHUNK_HEADER_BYTES_MAX}")
+    if payload_length > CHUNK_PAYLOAD_BYTES_MAX:
+        raise Damaged(
+            f"{source}: offset 16: payload of {payload_length} bytes, limit {CHUNK_PAYLOAD_BYTES_MAX}"
+        )
+    if expected_id is not None and chunk_id != expected_id:
+        raise Damaged(
+            f"{source}: offset 24: this is chunk {chunk_name(chunk_id)}, "
+            f"in the place of chunk {chunk_name(expected_id)}"
+        )
+    return Preamble(chunk_id, header_length, payload_length, int.from_bytes(payload_sum, "little"), header_sum)
+
+
+def decode_header(
+    preamble: Preamble, data: Buffer, source: str, expected_dataset_id: bytes | None = None
+) -> ChunkHeader:
+    """Decode and check the header, the `preamble.header_length` bytes behind the preamble. Raises Damaged."""
+    where = f"{source}: offset {PREAMBLE_BYTES}"
+    if len(data) != preamble.header_length:
+        raise Damaged(f"{where}: {len(data)} bytes of a header of {preamble.header_length}")
+    if xxh3_64_intdigest(data) != preamble.header_checksum:
+        raise Damaged(f"{where}: checksum of the header does not match")
+    try:
+        header = _decode_columns(_unpack_map(data), preamble.payload_length)
+    except _HeaderFault as fault:
+        raise Damaged(f"{where}: header: {fault}") from None
+    if expected_dataset_id is not None and header.dataset_id != expected_dataset_id:
+        raise Damaged(
+            f"{where}: this chunk belongs to dataset {header.dataset!r} ({header.dataset_id.hex()}), "
+            f"not to {expected_dataset_id.hex()}"
+        )
+    return header
+
+
+def check_payload(preamble: Preamble, payload: Buffer, source: str) -> None:
+    """Raise Damaged unless `payload` is the payload that the preamble announces."""
+    if len(payload) != preamble.payload_length:
+        raise Damaged(
+            f"{source}: offset {preamble.payload_start}: {len(payload)} bytes of a payload of "
+            f"{preamble.payload_length}"
+        )
+    if xxh3_128_intdigest(payload) != preamble.payload_checksum:
+        raise Damaged(f"{source}: offset {preamble.payload_start}: checksum of the payload does not match")
+
+
+def check_pieces(preamble: Preamble, header: ChunkHeader, payload: Buffer, source: str) -> None:
+    """Raise Damaged unless every file piece and link target has the checksum that its entry states."""
+    view = memoryview(payload)
+    rows = zip(
+        header.ops.tolist(),
+        header.offsets.tolist(),
+        header.lengths.tolist(),
+        header.checksums.tolist(),
+        strict=True,
+    )
+    for entry, (op, offset, length, checksum) in enumerate(rows):
+        if op == Op.FILE:
+            piece: Buffer = view[offset : offset + length]
+        elif op == Op.SYMLINK:
+            piece = header.target(entry)
+        else:
+            continue
+        if xxh3_64_intdigest(piece) != checksum:
+            raise Damaged(
+                f"{source}: offset {preamble.payload_start + offset}: checksum of "
+                f"{printable(header.paths[entry])!r} does not match"
+            )
+
+
+def decode_chunk(
+    data: Buffer, source: str, expected_id: bytes | None = None, expected_dataset_id: bytes | None = None
+) -> tuple[Preamble, ChunkHeader, memoryview]:
+    """Decode and verify a whole chunk: preamble, header, payload and every piece. Raises Damaged.
+
+    The payload is a view into `data`, not a copy.
+    """
+    preamble = decode_preamble(data, source, expected_id)
+    if len(data) != preamble.object_length:
+        raise Damaged(
+            f"{source}: offset {min(len(data), preamble.object_length)}: {len(data)} bytes, "
+            f"the preamble announces {preamble.object_length}"
+        )
+    view = memoryview(data)
+    header = decode_header(
+        preamble, view[PREAMBLE_BYTES : preamble.payload_start], source, expected_dataset_id
+    )
+    payload = view[preamble.payload_start :]
+    check_payload(preamble, payload, source)
+    check_pieces(preamble, header, payload, source)
+    return preamble, header, payload
+
+
+_T = TypeVar("_T")
+
+
+class _HeaderFault(Exception):
+    """What is wrong inside a header; `decode_header` adds the object and the offset."""
+
+
+def _unpack_map(data: Buffer) -> dict[str, object]:
+    pairs: list[tuple[str, object]]
+    try:
+        pairs = msgpack.unpackb(
+            data,
+            object_pairs_hook=list,
+            raw=False,
+            strict_map_key=True,
+            max_map_len=64,
+            max_array_len=0,
+            max_ext_len=0,
+            max_str_len=256,
+            max_bin_len=len(data),
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise _HeaderFault(f"not the msgpack map that it should be ({error})") from None
+    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise _HeaderFault("not a msgpack map")
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise _HeaderFault("a field stands in it twice")
+    return fields
+
+
+def _field(fields: dict[str, object], name: str, kind: type[_T]) -> _T:
+    value = fields.get(name)
+    if type(value) is not kind:
+        raise _HeaderFault(f"field {name!r} is missing or of the wrong type")
+    return value
+
+
+def _decode_columns(fields: dict[str, object], payload_length: int) -> ChunkHeader:
+    dataset = _field(fields, "dataset", str)
+    try:
+        check_dataset_name(dataset)
+    except InvalidInput as error:
+        raise _HeaderFault(str(error)) from None
+    dataset_id = _field(fields, "dataset_id", bytes)
+    if len(dataset_id) != DATASET_ID_BYTES:
+        raise _HeaderFault(f"dataset ID of {len(dataset_id)} bytes")
+    count = _field(fields, "count", int)
+    if not 0 <= count <= CHUNK_ENTRIES_MAX:
+        raise _HeaderFault(f"{count} entries, limit {CHUNK_ENTRIES_MAX}")
+    columns: dict[str, npt.NDArray[np.generic]] = {}
+    for name, dtype in _COLUMN_TYPES.items():
+        packed = _field(fields, name, bytes)
+        if len(packed) != count * dtype.itemsize:
+            raise _HeaderFault(
+                f"column {name!r} has {len(packed)} bytes, {count} entries need {count * dtype.itemsize}"
+            )
+        columns[name] = np.frombuffer(packed, dtype)
+    blob = _field(fields, "paths", bytes)
+    targets = _field(fields, "targets", bytes)
+    if len(blob) + len(targets) > CHUNK_PATH_BYTES_MAX:
+        raise _HeaderFault(f"{len(blob) + len(targets)} bytes of paths, limit {CHUNK_PATH_BYTES_MAX}")
+    path_ends = columns.pop("path_ends")
+    fault = ends_fault(path_ends, len(blob))
+    if fault is not None:
+        raise _HeaderFault(f"column 'path_ends': {fault}")
+    bad = first_bad_path(blob, path_ends)
+    paths = split_blob(blob, path_ends)
+    if bad is not None:
+        raise _HeaderFault(f"entry {bad}: {path_fault(paths[bad])}")
+    header = ChunkHeader(dataset, dataset_id, paths, targets, **columns)  # type: ignore[arg-type]  # dtypes are checked above
+    _check_entries(header, path_ends, payload_length)
+    return header
+
+
+def _check_entries(header: ChunkHeader, path_ends: npt.NDArray[np.generic], payload_length: int) -> None:
+    """Raise _HeaderFault at the first entry whose numbers cannot be. All at once, in 64 bits."""
+    offsets = header.offsets.astype(np.int64)
+    lengths = header.lengths.astype(np.int64)
+    is_file = header.ops == Op.FILE
+    is_link = header.ops == Op.SYMLINK
+    has_bytes = is_file | is_link
+    is_root = np.diff(path_ends.astype(np.int64, casting="unsafe"), prepend=0) == 0
+
+    def refuse(is_wrong: npt.NDArray[np.bool_], what: str) -> None:
+        wrong = np.flatnonzero(is_wrong)
+        if len(wrong):
+            entry = int(wrong[0])
+            raise _HeaderFault(f"entry {entry} ({printable(header.paths[entry])[:200]!r}): {what}")
+
+    refuse(header.ops > max(Op), "unknown operation")
+    refuse(is_root & (header.ops != Op.DIRECTORY), "the root of a dataset can only be a folder")
+    refuse(header.modes > MODE_MAX, "mode has more than permission bits")
+    refuse((header.versions == 0) | (header.versions > VERSION_MAX), "version out of range")
+    refuse(header.sizes > FILE_BYTES_MAX, "size out of range")
+    refuse(is_file & (offsets + lengths > payload_length), "piece lies outside the payload")
+    refuse(is_link & (offsets + lengths > len(header.targets)), "link target lies outside its column")
+    refuse(is_link & ((lengths == 0) | (lengths > PATH_BYTES_MAX)), "link target is empty or too long")
+    refuse(~has_bytes & ((offsets != 0) | (lengths != 0)), "neither file nor link, yet it has bytes")
+    refuse(~is_file & ((header.sizes != 0) | (header.places != 0)), "not a file, yet it has a size")
+    sizes = header.sizes.astype(np.int64)
+    places = np.minimum(header.places, FILE_BYTES_MAX + 1).astype(np.int64)
+    refuse(is_file & (places + lengths > sizes), "piece lies outside its file")
+    refuse(is_file & (lengths == 0) & (sizes != 0), "empty piece of a file that is not empty")
+    if b"\0" in header.targets:
+        raise _HeaderFault("a link target holds a NUL byte")

@@ -1,0 +1,79 @@
+"""Columns: many small values kept as one packed little-endian array, as chunk headers and snapshots hold them. No I/O.
+
+A column of byte strings is one `blob` (all of them joined) and the array of their `ends`; string `i` is
+`blob[ends[i - 1]:ends[i]]`, and string 0 begins at 0.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.limits import NAME_BYTES_MAX, PATH_BYTES_MAX, PATH_DEPTH_MAX
+
+U8 = np.dtype("u1")
+U32 = np.dtype("<u4")
+U64 = np.dtype("<u8")
+I64 = np.dtype("<i8")
+
+Column = npt.NDArray[np.generic]
+Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.uint32] | npt.NDArray[np.uint8]
+
+_SLASH = ord("/")
+_DOT = ord(".")
+
+
+def ends_of(strings: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Where each string ends once all are joined."""
+    return np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), dtype=np.int64)
+
+
+def split_blob(blob: bytes | memoryview, ends: npt.NDArray[np.generic]) -> list[bytes]:
+    """The strings of a column. `ends` must have been checked: ascending, the last one `len(blob)`."""
+    joined = bytes(blob)
+    return [joined[start:end] for start, end in pairwise([0, *ends.tolist()])]
+
+
+def ends_fault(ends: npt.NDArray[np.generic], blob_length: int) -> str | None:
+    """Say why `ends` cannot be the ends of strings in a blob of that length, or None."""
+    values = ends.astype(np.int64, casting="unsafe")
+    if len(values) == 0:
+        return "bytes without an entry" if blob_length else None
+    if values[0] < 0 or bool((np.diff(values) < 0).any()):
+        return "ends are not ascending"
+    if int(values[-1]) != blob_length:
+        return f"the last end is {int(values[-1])}, the column has {blob_length} bytes"
+    return None
+
+
+def first_bad_path(blob: bytes | memoryview, ends: npt.NDArray[np.generic]) -> int | None:
+    """Index of the first string that breaks the path rules of `dieselfs.names`, or None.
+
+    The same rules as `names.path_fault`, for a million paths at a time (a test holds the two together).
+    `ends` must have been checked. The empty path (the root) passes.
+    """
+    data = np.frombuffer(blob, U8)
+    path_ends = ends.astype(np.int64, casting="unsafe")
+    path_starts = np.concatenate(([0], path_ends[:-1])) if len(path_ends) else path_ends
+    path_lengths = path_ends - path_starts
+    is_bad = path_lengths > PATH_BYTES_MAX
+
+    # A part runs from a path's start, or from behind a slash, to the next slash or the path's end.
+    slashes = np.flatnonzero(data == _SLASH)
+    slash_owners = np.searchsorted(path_ends, slashes, side="right")
+    named = np.flatnonzero(path_lengths)
+    parts = np.bincount(slash_owners, minlength=len(path_ends))[named] + 1
+    owners = np.repeat(named, parts)
+    starts = np.sort(np.concatenate((path_starts[named], slashes + 1)))
+    stops = np.sort(np.concatenate((path_ends[named], slashes)))
+    lengths = stops - starts
+    is_bad[owners[(lengths < 1) | (lengths > NAME_BYTES_MAX)]] = True
+    is_bad[named[parts > PATH_DEPTH_MAX]] = True
+    short = np.flatnonzero((lengths == 1) | (lengths == 2))
+    is_dots = (data[starts[short]] == _DOT) & (data[stops[short] - 1] == _DOT)
+    is_bad[owners[short[is_dots]]] = True
+    nuls = np.flatnonzero(data == 0)
+    is_bad[np.searchsorted(path_ends, nuls, side="right")] = True
+    bad = np.flatnonzero(is_bad)
+    return int(bad[0]) if len(bad) else None

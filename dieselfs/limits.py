@@ -1,0 +1,64 @@
+"""Every limit of the formats and of the protocol, with its unit, and how the limits relate.
+
+A length that comes from a file or from the network is compared with the bytes that are left *and* with a
+limit of this module before anything is allocated.
+"""
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+# Names ------------------------------------------------------------------------------------------------
+DATASET_NAME_CHARACTERS_MAX = 255
+NAME_BYTES_MAX = 255
+PATH_BYTES_MAX = 4095
+PATH_DEPTH_MAX = 1024
+
+# Chunks -----------------------------------------------------------------------------------------------
+CHUNK_TARGET_BYTES = 4 * MIB
+"""Payload at which a writer seals a chunk."""
+CHUNK_PAYLOAD_BYTES_MAX = 64 * MIB
+CHUNK_HEADER_BYTES_MAX = 64 * MIB
+CHUNK_ENTRIES_MAX = 65_536
+CHUNK_PATH_BYTES_MAX = 16 * MIB
+"""All paths and link targets of one chunk together; a writer seals before it is passed."""
+FILE_BYTES_MAX = 1 << 60
+
+# Network ----------------------------------------------------------------------------------------------
+FRAME_BYTES_MAX = 8 * MIB
+"""One Thrift message. Bulk bytes follow a message and do not count."""
+HANDSHAKE_FRAME_BYTES_MAX = 4 * KIB
+INLINE_FILE_BYTES_MAX = 1 * MIB
+"""Largest file that the pure Thrift methods carry inside a message."""
+CHUNK_OBJECT_BYTES_MAX = 72 + CHUNK_HEADER_BYTES_MAX + CHUNK_PAYLOAD_BYTES_MAX
+RANGES_PER_REQUEST_MAX = 65_536
+PATHS_PER_REQUEST_MAX = 4_096
+LISTING_ENTRIES_MAX = 4_096
+VERSIONS_PER_REQUEST_MAX = 1 << 20
+SNAPSHOT_BYTES_MAX = 64 * GIB
+
+CONNECT_TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 30.0
+"""A client waits this long for bytes to move before it gives a request up."""
+IDLE_TIMEOUT_S = 600.0
+"""A server closes a connection on which nothing was asked for this long."""
+BULK_IDLE_TIMEOUT_S = 30.0
+"""A server closes a connection whose peer neither takes nor gives bytes for this long."""
+SNAPSHOT_BUILD_TIMEOUT_S = 600.0
+
+CONNECTIONS_MAX = 1024
+CONNECTIONS_PER_PEER_MAX = 256
+
+# Mount ------------------------------------------------------------------------------------------------
+READ_TIMEOUT_S = 30.0
+"""A read through the mount is answered within this time, with its bytes or with EIO."""
+READ_BYTES_MAX = 1 * MIB
+
+assert CHUNK_TARGET_BYTES <= CHUNK_PAYLOAD_BYTES_MAX
+assert PATH_BYTES_MAX < CHUNK_PATH_BYTES_MAX < CHUNK_HEADER_BYTES_MAX
+assert HANDSHAKE_FRAME_BYTES_MAX <= FRAME_BYTES_MAX
+assert INLINE_FILE_BYTES_MAX < FRAME_BYTES_MAX
+assert INLINE_FILE_BYTES_MAX <= CHUNK_PAYLOAD_BYTES_MAX
+assert CHUNK_ENTRIES_MAX <= VERSIONS_PER_REQUEST_MAX
+assert LISTING_ENTRIES_MAX * (NAME_BYTES_MAX + 64) < FRAME_BYTES_MAX

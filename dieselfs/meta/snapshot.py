@@ -1,0 +1,279 @@
+"""Reads a snapshot where it lies, through `mmap`. This module opens files.
+
+Opening takes the same time for a thousand entries and for a hundred million: nothing is read but the header, no object
+is made per file, and all processes of a node share the pages. A node is an index into the columns;
+node 0 is the root; the inode number of a node is `node + 1`.
+"""
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from dieselfs.errors import Damaged, NotFound
+from dieselfs.meta.snapshot_builder import hash_seed
+from dieselfs.meta.snapshot_format import (
+    SECTION_TYPES,
+    SnapshotHeader,
+    check_digest,
+    decode_snapshot_header,
+)
+from dieselfs.names import printable
+
+ROOT = 0
+
+_CASTS = {"u1": "B", "<u4": "I", "<u8": "Q", "<i8": "q"}
+
+
+class Stat(NamedTuple):
+    """What `stat` says of a node. `mode` has the type bits; `inode` is the same in every process and mount."""
+
+    inode: int
+    mode: int
+    size: int
+    mtime_ns: int
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+
+class ExtentRef(NamedTuple):
+    """A run of a file's bytes: its place in the file, the index of the chunk, and where in the payload it lies."""
+
+    place: int
+    chunk: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Snapshot:
+    """One frozen generation of a dataset. Safe to share between threads and across a fork."""
+
+    def __init__(self, data: bytes | mmap.mmap, source: str) -> None:
+        self._view = memoryview(data)
+        self.source = source
+        self.header: SnapshotHeader = decode_snapshot_header(self._view, len(self._view), source)
+        self._columns = {name: self._section(name) for name in SECTION_TYPES}
+        columns = self._columns
+        # As memoryviews, because one element of them costs a third of one of a NumPy array.
+        self._path_ends = columns["path_ends"]
+        self._paths = columns["paths"]
+        self._name_lengths = columns["name_lengths"]
+        self._parents = columns["parents"]
+        self._modes = columns["modes"]
+        self._sizes = columns["sizes"]
+        self._mtimes_ns = columns["mtimes_ns"]
+        self._firsts = columns["firsts"]
+        self._counts = columns["counts"]
+        self._hash_starts = columns["hash_starts"]
+        self._hash_nodes = columns["hash_nodes"]
+        self._hash_shift = 64 - self.header.hash_bits
+        self._hash_seed = hash_seed(self.header.dataset_id)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Snapshot":
+        """Map the snapshot file at `path`. Raises NotFound or Damaged."""
+        try:
+            with Path(path).open("rb") as file:
+                if os.fstat(file.fileno()).st_size == 0:
+                    raise Damaged(f"{path}: offset 0: the snapshot file is empty")
+                return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
+        except FileNotFoundError:
+            raise NotFound(f"{path}: there is no such snapshot file") from None
+
+    def _section(self, name: str) -> memoryview:
+        section = self.header.sections[name]
+        raw = self._view[section.offset : section.offset + section.length]
+        dtype = SECTION_TYPES[name]
+        return raw.cast(_CASTS["u1" if dtype.itemsize == 1 else dtype.str])
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column as a NumPy array, in place; for arithmetic over many nodes. Names: `SECTION_TYPES`."""
+        return np.frombuffer(self._columns[name], SECTION_TYPES[name])
+
+    # -- the whole ---------------------------------------------------------------------------------------
+
+    @property
+    def dataset(self) -> str:
+        return self.header.dataset
+
+    @property
+    def generation(self) -> int:
+        return self.header.generation
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 that names this exact content."""
+        return self.header.digest
+
+    def __len__(self) -> int:
+        """Number of nodes, the root included."""
+        return self.header.nodes
+
+    # -- finding nodes -----------------------------------------------------------------------------------
+
+    def find(self, path: bytes) -> int:
+        """The node of a full path, or -1."""
+        bucket = xxh3_64_intdigest(path, self._hash_seed) >> self._hash_shift
+        starts, ends = self._hash_starts, self._path_ends
+        for slot in range(starts[bucket], starts[bucket + 1]):
+            node = self._hash_nodes[slot]
+            start = ends[node - 1] if node else 0
+            if self._paths[start : ends[node]] == path:
+                return node
+        return -1
+
+    def require(self, path: bytes) -> int:
+        """The node of a full path. Raises NotFound."""
+        node = self.find(path)
+        if node < 0:
+            raise NotFound(f"dl://{self.dataset}/{printable(path)}: no such file or folder")
+        return node
+
+    def child(self, folder: int, name: bytes) -> int:
+        """The node called `name` in `folder`, or -1."""
+        return self.find(self.path(folder) + b"/" + name if folder else name)
+
+    def children(self, folder: int) -> range:
+        """The nodes in `folder`, sorted by name; empty for anything that is not a folder."""
+        if not stat.S_ISDIR(self._modes[folder]):
+            return range(0)
+        first = self._firsts[folder]
+        return range(first, first + self._counts[folder])
+
+    def walk(self, folder: int = ROOT) -> Iterator[int]:
+        """Every node below `folder`, each folder before what is in it, in order of paths' parts."""
+        stack = [iter(self.children(folder))]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+                continue
+            yield node
+            if self._counts[node] and stat.S_ISDIR(self._modes[node]):
+                stack.append(iter(self.children(node)))
+
+    # -- one node ----------------------------------------------------------------------------------------
+
+    def path(self, node: int) -> bytes:
+        return bytes(self._paths[self._path_ends[node - 1] if node else 0 : self._path_ends[node]])
+
+    def name(self, node: int) -> bytes:
+        end = self._path_ends[node]
+        return bytes(self._paths[end - self._name_lengths[node] : end])
+
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
+    def mode(self, node: int) -> int:
+        """Type and permission bits."""
+        return self._modes[node]
+
+    def size(self, node: int) -> int:
+        """Bytes of a file; 0 for a folder; length of the target for a link."""
+        return self._sizes[node]
+
+    def stat(self, node: int) -> Stat:
+        return Stat(node + 1, self._modes[node], self._sizes[node], self._mtimes_ns[node])
+
+    def target(self, node: int) -> bytes:
+        """Target of the symbolic link `node`. Raises NotFound if it is none."""
+        nodes = self.column("link_nodes")
+        link = int(np.searchsorted(nodes, node))
+        if link == len(nodes) or nodes[link] != node:
+            raise NotFound(f"{printable(self.path(node))}: not a symbolic link")
+        ends = self._columns["link_ends"]
+        return bytes(self._columns["links"][ends[link - 1] if link else 0 : ends[link]])
+
+    def extents(self, node: int, start: int = 0, end: int | None = None) -> list[ExtentRef]:
+        """The extents of a file that hold its bytes from `start` up to `end` (default: all), in order."""
+        if not stat.S_ISREG(self._modes[node]):
+            return []
+        first, count = self._firsts[node], self._counts[node]
+        chosen = range(first, first + count)
+        if count > 1:
+            places = self.column("extent_places")[first : first + count]
+            stop = self._sizes[node] if end is None else end
+            chosen = range(
+                first + max(int(np.searchsorted(places, start, side="right")) - 1, 0),
+                first + int(np.searchsorted(places, stop, side="left")),
+            )
+        columns = self._columns
+        return [
+            ExtentRef(
+                columns["extent_places"][extent],
+                columns["extent_chunks"][extent],
+                columns["extent_offsets"][extent],
+                columns["extent_lengths"][extent],
+                columns["extent_checksums"][extent],
+            )
+            for extent in chosen
+        ]
+
+    # -- chunks ------------------------------------------------------------------------------------------
+
+    @property
+    def chunk_count(self) -> int:
+        return self.header.chunks
+
+    def chunk_id(self, chunk: int) -> bytes:
+        return bytes(self._columns["chunk_ids"][16 * chunk : 16 * chunk + 16])
+
+    def chunk_payload_length(self, chunk: int) -> int:
+        return int(self._columns["chunk_payload_lengths"][chunk])
+
+    def chunk_checksum(self, chunk: int) -> int:
+        """xxh3, 128 bits, of the chunk's payload."""
+        return int.from_bytes(self._columns["chunk_checksums"][16 * chunk : 16 * chunk + 16], "little")
+
+    # -- trust -------------------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Read everything: the digest, and that every number points where it may. Raises Damaged.
+
+        Done once, when a snapshot arrives; afterwards the columns are used without further checks.
+        """
+        check_digest(self._view, self.header, self.source)
+        nodes, extents = self.header.nodes, self.header.extents
+        modes, firsts, counts = self.column("modes"), self.column("firsts"), self.column("counts")
+        is_folder = (modes & 0o170000) == stat.S_IFDIR
+        lasts = firsts.astype(np.int64) + counts
+        path_ends = self.column("path_ends")
+        checks = {
+            "path_ends": bool((np.diff(path_ends.astype(np.int64)) >= 0).all())
+            and int(path_ends[-1]) == len(self._paths),
+            "name_lengths": bool(
+                (self.column("name_lengths") <= np.diff(path_ends.astype(np.int64), prepend=0)).all()
+            ),
+            "parents": bool((self.column("parents") < np.maximum(np.arange(nodes), 1)).all()),
+            "firsts": bool((lasts[is_folder & (counts > 0)] <= nodes).all() and (lasts[~is_folder] <= extents).all()),
+            "extent_chunks": bool((self.column("extent_chunks") < max(self.header.chunks, 1)).all()),
+            "hash_nodes": bool((self.column("hash_nodes") < nodes).all()),
+            "hash_starts": bool((np.diff(self.column("hash_starts").astype(np.int64)) >= 0).all())
+            and int(self._hash_starts[-1]) == nodes,
+            "link_ends": bool((np.diff(self.column("link_ends").astype(np.int64), prepend=0) >= 0).all())
+            and (self.header.links == 0 or int(self.column("link_ends")[-1]) == len(self._columns["links"])),
+        }
+        for name, is_right in checks.items():
+            if not is_right:
+                raise Damaged(f"{self.source}: offset {self.header.sections[name].offset}: column {name!r} is wrong")
+        ends = self.column("extent_offsets").astype(np.int64) + self.column("extent_lengths")
+        limits = self.column("chunk_payload_lengths")[self.column("extent_chunks")] if extents else ends
+        if bool((ends > limits).any()):
+            raise Damaged(f"{self.source}: an extent lies outside its chunk")

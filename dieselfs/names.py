@@ -1,0 +1,105 @@
+"""Names: what a dataset and a path may be called, and the `dl://dataset/path` form. No I/O.
+
+A path inside a dataset is bytes: parts of 1 to 255 bytes joined by `/`, without `.`, `..`, a leading or a
+trailing slash, or NUL; the empty path is the root. The rules are checked when names are read from a chunk,
+a snapshot, or the network too, not only when they are written.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import DATASET_NAME_CHARACTERS_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, PATH_DEPTH_MAX
+
+SCHEME = "dl://"
+
+_DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+# One expression, because the uploader and the chunk decoder apply it to every single path:
+# not "." or "..", then 1 to 255 bytes that are neither "/" nor NUL, and the same again after each slash.
+_PART = rb"(?!\.{1,2}(?:/|\Z))[^/\0]{1,%d}" % NAME_BYTES_MAX
+_PATH = re.compile(rb"%b(?:/%b)*\Z" % (_PART, _PART))
+
+
+def check_dataset_name(name: str) -> str:
+    """Return `name` if a dataset may be called so; raise InvalidInput otherwise."""
+    if len(name) > DATASET_NAME_CHARACTERS_MAX or not _DATASET_NAME.fullmatch(name):
+        raise InvalidInput(
+            f"dataset name {name[:80]!r} is not allowed: use up to {DATASET_NAME_CHARACTERS_MAX} of the "
+            "letters A-Z a-z, digits, '.', '_' and '-', beginning with a letter or a digit"
+        )
+    return name
+
+
+def path_fault(path: bytes) -> str | None:
+    """Say what is wrong with `path`, or None if it may stand in a dataset. The empty path is the root."""
+    if not path or (len(path) <= PATH_BYTES_MAX and _PATH.match(path) and path.count(b"/") < PATH_DEPTH_MAX):
+        return None
+    if len(path) > PATH_BYTES_MAX:
+        return f"path is longer than {PATH_BYTES_MAX} bytes"
+    if path.count(b"/") >= PATH_DEPTH_MAX:
+        return f"path has more than {PATH_DEPTH_MAX} parts"
+    if b"\0" in path:
+        return "path holds a NUL byte"
+    for part in path.split(b"/"):
+        if not part:
+            return "path has an empty part"
+        if part in (b".", b".."):
+            return f"path has a part '{part.decode()}'"
+        if len(part) > NAME_BYTES_MAX:
+            return f"path has a part longer than {NAME_BYTES_MAX} bytes"
+    raise AssertionError(f"the path rule and its explanation disagree on {path!r}")
+
+
+def check_path(path: bytes) -> bytes:
+    """Return `path` if it may stand in a dataset (the empty path is the root); raise InvalidInput otherwise."""
+    fault = path_fault(path)
+    if fault is not None:
+        raise InvalidInput(f"{fault}: {printable(path[:200])}")
+    return path
+
+
+def user_path(path: str | bytes) -> bytes:
+    """The stored form of a path as users write it: leading and trailing slashes dropped, then checked."""
+    return check_path(os.fsencode(path).strip(b"/"))
+
+
+def printable(path: bytes) -> str:
+    """`path` as text for messages: undecodable bytes and control characters as escapes."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def split_path(path: bytes) -> tuple[bytes, bytes]:
+    """`(folder, name)` of a path; the folder of a top-level name is the empty path."""
+    folder, _, name = path.rpartition(b"/")
+    return folder, name
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A dataset and a path in it, as `dl://dataset/path` names them.
+
+    `is_folder_form` is true when the text ended in a slash (or named the root): "into this folder".
+    """
+
+    dataset: str
+    path: bytes = b""
+    is_folder_form: bool = True
+
+    def __str__(self) -> str:
+        slash = "/" if self.path and self.is_folder_form else ""
+        return f"{SCHEME}{self.dataset}/{printable(self.path)}{slash}"
+
+
+def is_location(text: str) -> bool:
+    return text.startswith(SCHEME)
+
+
+def parse_location(text: str) -> Location:
+    """Parse `dl://dataset[/path]`. Raises InvalidInput, saying which part is wrong."""
+    if not is_location(text):
+        raise InvalidInput(f"{text!r} is not a dataset location: write {SCHEME}DATASET/PATH")
+    dataset, _, path = text[len(SCHEME) :].partition("/")
+    return Location(check_dataset_name(dataset), user_path(path), not path or path.endswith("/"))

@@ -1,0 +1,87 @@
+"""What the server asks of a metadata store. The comments are the contract; `tests/conformance/metadata_suite.py` holds it.
+
+A metadata store is an index over the chunks and can always be rebuilt from them: replaying all chunks of a dataset, in
+any order and any number of times, gives the same live entries. For that, applying is decided by versions alone:
+
+- Of all entries for one path, the one with the largest version counts. If it is a delete, the path does not exist;
+  the store keeps it (a tombstone), so that an older put that is applied later does not bring the path back.
+- A file that spans chunks (its pieces have one version) counts once its pieces cover its whole size; until then
+  the path stays what it was, and an incomplete upload never becomes visible.
+- An entry replaced, deleted, or out of date on arrival is marked in the deletion bitmap of its chunk.
+
+All methods block and may be called from any number of threads at once; the server calls them in worker threads.
+Every method raises Unavailable when the store cannot be reached, and StorageFull when it has no room. Methods that take
+a dataset ID raise NotFound when there is no such dataset.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dieselfs.chunk.format import ChunkHeader, Preamble
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord
+
+
+class MetadataStore(Protocol):
+    def create_dataset(self, name: str, dataset_id: bytes) -> DatasetRecord:
+        """Create a dataset without entries. Raises AlreadyExists if the name or the ID is taken."""
+        ...
+
+    def dataset(self, name: str) -> DatasetRecord:
+        """The dataset called `name`. Raises NotFound."""
+        ...
+
+    def datasets(self) -> list[DatasetRecord]:
+        """All datasets, ordered by name."""
+        ...
+
+    def drop_dataset(self, dataset_id: bytes) -> None:
+        """Forget a dataset with all that belongs to it. Atomic. Raises NotFound."""
+        ...
+
+    def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
+        """The first of `count` consecutive versions that nobody else gets.
+
+        Each reservation is larger than all before it and all applied versions, and at least `now_ns` (nanoseconds since
+        1970): so the order of versions follows the order of writing even if clocks differ, and stays close to it even
+        if the store has just lost everything.
+        """
+        ...
+
+    def apply(self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int) -> int:
+        """Make a chunk's entries count. Atomic and idempotent: applying a chunk again changes nothing.
+
+        Returns the dataset's generation, which rises by one with each chunk that is applied for the first time.
+        """
+        ...
+
+    def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+        """Whether the chunk has been applied."""
+        ...
+
+    def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
+        """All applied chunks, ordered by ID."""
+        ...
+
+    def newest_chunk_time_s(self, dataset_id: bytes) -> int:
+        """Time in the ID of the newest applied chunk, seconds since 1970; 0 without chunks."""
+        ...
+
+    def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:
+        """The live entry at `path`, or None. A folder that exists only because something is in it has no entry."""
+        ...
+
+    def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
+        """Up to `limit` live entries directly in `folder` whose names sort behind `after`, ordered by name (as bytes).
+
+        Reads what it returns, not the whole dataset. Extents are left out. Folders without an entry of their own do appear,
+        as folders with mode 0755 and time 0.
+        """
+        ...
+
+    def entry_table(self, dataset_id: bytes) -> EntryTable:
+        """All live entries of the present generation, at one instant."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections. The store is of no further use."""
+        ...

@@ -1,0 +1,58 @@
+"""What the server asks of an object store. The comments are the contract; `tests/conformance/chunk_store_suite.py` holds it.
+
+A store keeps immutable objects: the chunks of each dataset, under the dataset's ID and the chunk's ID, and a few small
+named records of the server itself. All methods block and may be called from any number of threads at once; the server
+calls them in worker threads.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ObjectStore(Protocol):
+    """Every method raises Unavailable when the store cannot be reached or fails, and StorageFull when it has no room."""
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        """Create a chunk from its parts, joined. Atomic and exclusive: when this returns, the whole object is durable (it
+        survives a power cut); if it raises or the process dies, either the whole object is there or none of it.
+
+        Raises AlreadyExists if there is an object under this ID, whatever its content. May be repeated after any error.
+        """
+        ...
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset` on. Raises NotFound if there is no such chunk, Damaged if it is shorter."""
+        ...
+
+    def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        """Length of the object in bytes. Raises NotFound."""
+        ...
+
+    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """Remove a chunk; durable when this returns. Without error if it is gone already."""
+        ...
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        """IDs of all chunks made at `since_s` (seconds since 1970) or later, ascending.
+
+        What is put or deleted meanwhile may be seen or not. Reads only what can hold such chunks, not everything.
+        """
+        ...
+
+    def list_datasets(self) -> Iterator[bytes]:
+        """IDs of the datasets of which there is at least one chunk."""
+        ...
+
+    def delete_dataset(self, dataset_id: bytes) -> None:
+        """Remove all chunks of a dataset. May be repeated; after a crash in the middle, the rest is still there."""
+        ...
+
+    def put_record(self, name: str, content: bytes) -> None:
+        """Create or replace the record `name` (a fixed name of the server's, `[a-z-]+`). Atomic and durable, as `put`."""
+        ...
+
+    def get_record(self, name: str) -> bytes | None:
+        """Content of the record `name`, or None if there is none."""
+        ...
