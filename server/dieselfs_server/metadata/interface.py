@@ -5,6 +5,8 @@ any order and any number of times, gives the same live entries. For that, applyi
 
 - Of all entries for one path, the one with the largest version counts. If it is a delete, the path does not exist;
   the store keeps it (a tombstone), so that an older put that is applied later does not bring the path back.
+- Of two entries with the same version, the one in the chunk with the larger ID counts: purge copies what is alive into
+  new chunks with the versions it had, and from then on the copies are read.
 - A file that spans chunks (its pieces have one version) counts once its pieces cover its whole size; until then
   the path stays what it was, and an incomplete upload never becomes visible.
 - An entry replaced, deleted, or out of date on arrival is marked in the deletion bitmap of its chunk.
@@ -56,6 +58,13 @@ class MetadataStore(Protocol):
 
     def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
         """Whether the chunk has been applied."""
+        ...
+
+    def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """Drop the record of a chunk all of whose entries are marked deleted. Raises InvalidInput if one still counts.
+
+        Without error if there is no such record.
+        """
         ...
 
     def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
