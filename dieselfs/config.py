@@ -1,0 +1,87 @@
+"""Settings of a client: options, then environment, then configuration file. This module opens files.
+
+    # ~/.config/dieselfs/config.toml, or /etc/dieselfs/config.toml
+    server = "tcp://storage-1:7070"
+    key_file = "~/.config/dieselfs/key"
+    tls_ca = "/etc/dieselfs/ca.pem"      # switches TLS on
+
+Environment: DIESELFS_SERVER, DIESELFS_KEY_FILE, DIESELFS_TLS_CA, DIESELFS_CONFIG (another file), DIESELFS_HOME (where
+embedded data lives). Without a server anywhere, everything is embedded in that home.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dieselfs.errors import InvalidInput
+
+EMBEDDED = "embedded"
+"""As a server: the private one in the home, even if the configuration names another."""
+
+SYSTEM_CONFIG = Path("/etc/dieselfs/config.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`server` None means embedded."""
+
+    home: Path
+    cache: Path
+    server: str | None = None
+    key_file: str | None = None
+    tls_ca: str | None = None
+
+    @classmethod
+    def load(
+        cls,
+        server: str | None = None,
+        key_file: str | None = None,
+        tls_ca: str | None = None,
+        home: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> "Settings":
+        """The settings in force; arguments that are not None win. Raises InvalidInput for a broken file."""
+        user_home = Path(environment.get("HOME") or Path.home())
+        data = Path(environment.get("XDG_DATA_HOME") or user_home / ".local/share")
+        cache = Path(environment.get("XDG_CACHE_HOME") or user_home / ".cache")
+        config = Path(environment.get("XDG_CONFIG_HOME") or user_home / ".config")
+        own_home = home or environment.get("DIESELFS_HOME")
+        named = environment.get("DIESELFS_CONFIG")
+        values = read_config(Path(named)) if named else {}
+        if not named:
+            for candidate in (config / "dieselfs/config.toml", SYSTEM_CONFIG):
+                if candidate.exists():
+                    values = read_config(candidate)
+                    break
+        settings = cls(
+            home=Path(own_home or data / "dieselfs").expanduser().absolute(),
+            cache=Path(own_home).expanduser().absolute() / "cache" if own_home else cache / "dieselfs",
+            server=server or environment.get("DIESELFS_SERVER") or values.get("server"),
+            key_file=key_file or environment.get("DIESELFS_KEY_FILE") or values.get("key_file"),
+            tls_ca=tls_ca or environment.get("DIESELFS_TLS_CA") or values.get("tls_ca"),
+        )
+        return replace(settings, server=None) if settings.server == EMBEDDED else settings
+
+
+_KEYS = {"server", "key_file", "tls_ca"}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file. Raises InvalidInput, naming the file and the line."""
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"configuration file {path}: {error}") from None
+    for name, value in values.items():
+        if name not in _KEYS:
+            raise InvalidInput(
+                f"configuration file {path}: unknown setting {name!r} (known: {', '.join(sorted(_KEYS))})"
+            )
+        if not isinstance(value, str):
+            raise InvalidInput(f"configuration file {path}: {name} must be text in quotes")
+    return values

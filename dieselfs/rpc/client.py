@@ -1,0 +1,307 @@
+"""The server as an object with typed methods. This module opens sockets.
+
+Safe to use from several threads (each call takes a connection of its own from a pool) and after a fork (a child never
+touches the connections of its parent).
+"""
+
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.config import Settings
+from dieselfs.embedded import connect_embedded, socket_path
+from dieselfs.errors import AccessDenied, ProtocolError, Unavailable
+from dieselfs.limits import REQUEST_TIMEOUT_S, SNAPSHOT_BUILD_TIMEOUT_S
+from dieselfs.meta.records import DatasetRecord
+from dieselfs.rpc import auth
+from dieselfs.rpc.address import Address, UnixAddress, parse_address
+from dieselfs.rpc.connection import Buffer, Connection, open_socket
+
+POOL_CONNECTIONS_MAX = 16
+"""Idle connections kept; more are opened when more threads call, and closed afterwards."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEntry:
+    """A file, folder or link as the server lists it; for looking around without a snapshot. `op` is a `chunk.format.Op`."""
+
+    name: bytes
+    op: int
+    mode: int
+    mtime_ns: int
+    size: int
+    target: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """Times in seconds since 1970; `expires_s` 0 means never."""
+
+    key_id: str
+    created_s: int
+    expires_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserRecord:
+    """A user; `grants` maps a dataset's name, or `*` for all, to `read`, `write` or `admin`."""
+
+    name: str
+    keys: tuple[KeyRecord, ...]
+    grants: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeReport:
+    """What a purge did, or would do. `chunks_waiting` are dead, but younger than the grace time."""
+
+    chunks_rewritten: int
+    chunks_removed: int
+    chunks_waiting: int
+    bytes_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """`started_s` in seconds since 1970; `store` and `metadata` as the server was told."""
+
+    version: str
+    started_s: int
+    connections: int
+    requests: int
+    bulk_bytes_received: int
+    bulk_bytes_sent: int
+    store: str
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSnapshot:
+    """A snapshot as the server sends it; `content` is None if the caller has it already."""
+
+    generation: int
+    updated_ns: int
+    digest: bytes
+    content: bytearray | None
+
+
+class ServerClient:
+    """Calls a server. Every method raises Unavailable, ProtocolError, AccessDenied, and what its docstring names.
+
+    Every call is bounded: each wait for bytes to move ends after 30 s (a snapshot may take longer to be built). A call that
+    fails on a connection that had been idle is made once more on a new one.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.address: Address = (
+            parse_address(settings.server)
+            if settings.server
+            else UnixAddress(str(socket_path(settings.home)))
+        )
+        self._key = auth.read_key_file(settings.key_file) if settings.server and settings.key_file else None
+        self._tls = _tls_context(settings.tls_ca) if settings.server and settings.tls_ca else None
+        self._lock = Lock()  # guards the three below
+        self._process_id = os.getpid()
+        self._idle: list[Connection] = []
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Close the idle connections; calls that are under way end as they would."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _connect(self) -> Connection:
+        sock: socket.socket
+        if self.settings.server is None:
+            sock = connect_embedded(self.settings.home)
+        else:
+            sock = open_socket(self.address, self._tls)
+        return Connection(sock, self.address, self._key)
+
+    def _take(self) -> tuple[Connection, bool]:
+        """`(connection, whether it is a new one)`."""
+        with self._lock:
+            if os.getpid() != self._process_id:  # after a fork these are our parent's, who is using them
+                self._process_id = os.getpid()
+                self._idle = []
+            while self._idle:
+                connection = self._idle.pop()
+                if connection.is_usable:
+                    return connection, False
+                connection.close()
+        return self._connect(), True
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if connection.is_open and not self._is_closed and len(self._idle) < POOL_CONNECTIONS_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _call(
+        self,
+        method: str,
+        arguments: dict[str, object],
+        bulk: Sequence[Buffer] = (),
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        is_repeatable: bool = True,
+    ) -> tuple[Any, bytearray | None]:
+        while True:
+            connection, is_new = self._take()
+            try:
+                return connection.call(method, arguments, bulk, timeout_s)
+            except Unavailable:
+                if is_new or connection.is_open or not is_repeatable:
+                    raise
+            finally:
+                self._give_back(connection)
+
+    def _value(self, method: str, arguments: dict[str, object], is_repeatable: bool = True) -> Any:
+        return self._call(method, arguments, is_repeatable=is_repeatable)[0]
+
+    # -- datasets ----------------------------------------------------------------------------------------
+
+    def create_dataset(self, name: str) -> DatasetRecord:
+        """Raises InvalidInput, AlreadyExists."""
+        return _dataset_record(self._value("create_dataset", {"name": name}))
+
+    def dataset(self, name: str) -> DatasetRecord:
+        """Raises NotFound."""
+        return _dataset_record(self._value("get_dataset", {"name": name}))
+
+    def datasets(self) -> list[DatasetRecord]:
+        """Those that this user may read, ordered by name."""
+        return [_dataset_record(info) for info in self._value("list_datasets", {})]
+
+    def drop_dataset(self, name: str) -> None:
+        """Remove a dataset, all of it, for good. Raises NotFound."""
+        self._value("drop_dataset", {"name": name}, is_repeatable=False)
+
+    def purge(self, dataset: str, grace_s: int, is_dry_run: bool) -> PurgeReport:
+        """Rewrite chunks with holes; remove chunks that have been dead for `grace_s`. Raises NotFound."""
+        arguments: dict[str, object] = {"dataset": dataset, "grace_s": grace_s, "is_dry_run": is_dry_run}
+        report, _ = self._call("purge", arguments, timeout_s=SNAPSHOT_BUILD_TIMEOUT_S)
+        return _copy(PurgeReport, report)
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def reserve_versions(self, dataset: str, count: int) -> int:
+        """The first of `count` consecutive versions. Raises NotFound."""
+        return int(self._value("reserve_versions", {"dataset": dataset, "count": count}))
+
+    def put_chunk(self, dataset: str, chunk_id: bytes, parts: Sequence[Buffer]) -> int:
+        """Store a chunk; returns the dataset's generation once it is durable and counts. May be repeated.
+
+        Raises NotFound, Damaged, StorageFull, or AlreadyExists if another chunk has this ID.
+        """
+        length = sum(len(part) for part in parts)
+        arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id, "bulk_length": length}
+        return int(self._call("put_chunk", arguments, parts)[0])
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def snapshot(self, dataset: str, generation: int = 0, known_digest: bytes = b"") -> RemoteSnapshot:
+        """The snapshot of a generation, 0 for the newest. Raises NotFound."""
+        arguments: dict[str, object] = {
+            "dataset": dataset,
+            "generation": generation,
+            "known_digest": known_digest,
+        }
+        info, content = self._call("get_snapshot", arguments, timeout_s=SNAPSHOT_BUILD_TIMEOUT_S)
+        if content is None and info.digest != known_digest:
+            raise ProtocolError("the server sent no snapshot")
+        return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)
+
+    def payload(self, dataset: str, chunk_id: bytes) -> bytearray:
+        """The payload of a chunk, as it came. Raises NotFound, Damaged."""
+        return self._call("get_payload", {"dataset": dataset, "chunk_id": chunk_id})[1] or bytearray()
+
+    def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
+        """Parts of a payload, joined, as they came. `ranges` has shape (n, 2): offset, length. Raises NotFound, Damaged."""
+        arguments: dict[str, object] = {
+            "dataset": dataset,
+            "chunk_id": chunk_id,
+            "ranges": ranges.astype("<u4").tobytes(),
+        }
+        received = self._call("get_ranges", arguments)[1] or bytearray()
+        expected = int(ranges[:, 1].sum(dtype=np.int64))
+        if len(received) != expected:
+            raise ProtocolError(f"asked the server for {expected} bytes, it sent {len(received)}")
+        return received
+
+    def stat(self, dataset: str, path: bytes) -> RemoteEntry:
+        """Raises NotFound."""
+        return _remote_entry(self._value("stat", {"dataset": dataset, "path": path}))
+
+    def list_folder(self, dataset: str, path: bytes, after: bytes, limit: int) -> list[RemoteEntry]:
+        """Up to `limit` entries whose names sort behind `after`. Raises NotFound."""
+        arguments: dict[str, object] = {"dataset": dataset, "path": path, "after": after, "limit": limit}
+        return [_remote_entry(entry) for entry in self._value("list_folder", arguments)]
+
+    # -- users and server --------------------------------------------------------------------------------
+
+    def add_key(self, user: str, expires_s: int = 0) -> str:
+        """A new key for `user`, who is created if need be. Returns the content of the key file, shown only now."""
+        return str(self._value("add_key", {"user": user, "expires_s": expires_s}, is_repeatable=False))
+
+    def remove_key(self, user: str, key_id: str = "") -> None:
+        """Remove a key, or without `key_id` the user. Raises NotFound."""
+        self._value("remove_key", {"user": user, "key_id": key_id}, is_repeatable=False)
+
+    def grant(self, user: str, dataset: str, right: str) -> None:
+        """Give `right` (read, write, admin, or none) on a dataset, or on `*`. Raises NotFound, InvalidInput."""
+        self._value("grant", {"user": user, "dataset": dataset, "right": right})
+
+    def users(self) -> list[UserRecord]:
+        return [
+            UserRecord(
+                user.name,
+                tuple(KeyRecord(key.key_id, key.created_s, key.expires_s) for key in user.keys),
+                dict(user.grants),
+            )
+            for user in self._value("list_users", {})
+        ]
+
+    def status(self) -> ServerStatus:
+        return _copy(ServerStatus, self._value("status", {}))
+
+
+def _copy(kind: Callable[..., _T], struct: Any) -> _T:
+    """A record from a Thrift struct with the same fields in the same order."""
+    return kind(*(getattr(struct, spec[1]) for spec in struct.thrift_spec.values()))
+
+
+def _dataset_record(info: Any) -> DatasetRecord:
+    return DatasetRecord(
+        info.dataset_id,
+        info.name,
+        info.generation,
+        info.updated_ns,
+        info.files,
+        info.total_bytes,
+        info.chunks,
+    )
+
+
+def _remote_entry(info: Any) -> RemoteEntry:
+    return _copy(RemoteEntry, info)
+
+
+def _tls_context(ca_path: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=os.path.expanduser(ca_path))
+    except OSError as error:
+        raise AccessDenied(f"TLS certificates {ca_path}: {error.strerror or error}") from None

@@ -1,0 +1,196 @@
+"""One connection to a server, for one thread at a time. This module opens sockets.
+
+Blocking sockets with timeouts, not trio: the library runs inside training programs and DataLoader workers, which have
+no event loop. Daemons use the same connections from worker threads.
+"""
+
+import os
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
+from dieselfs.limits import CONNECT_TIMEOUT_S, FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, REQUEST_TIMEOUT_S
+from dieselfs.rpc import auth
+from dieselfs.rpc.address import Address, TcpAddress
+from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
+from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call
+
+Buffer = bytes | bytearray | memoryview
+
+_UNIX_PATH_BYTES_MAX = 107
+
+
+@contextmanager
+def reachable_path(path: str) -> Iterator[str]:
+    """A name for the Unix socket at `path` that fits into a socket address, however long `path` is."""
+    if len(os.fsencode(path)) <= _UNIX_PATH_BYTES_MAX:
+        yield path
+        return
+    folder = os.open(Path(path).parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{Path(path).name}"
+    finally:
+        os.close(folder)
+
+
+def open_socket(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
+    """Connect, within CONNECT_TIMEOUT_S. Raises Unavailable, saying why."""
+    sock: socket.socket | None = None
+    try:
+        if isinstance(address, TcpAddress):
+            sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                sock = tls.wrap_socket(sock, server_hostname=address.host)
+        else:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            sock.settimeout(CONNECT_TIMEOUT_S)
+            with reachable_path(address.path) as path:
+                sock.connect(path)
+    except OSError as error:  # ssl.SSLError and timeouts are OSErrors too
+        if sock is not None:
+            sock.close()
+        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
+    return sock
+
+
+class Connection:
+    """A connection that has shaken hands. After any error but a refusal it is closed and of no further use."""
+
+    def __init__(self, sock: socket.socket, address: Address, key: auth.Key | None) -> None:
+        """Take over `sock` and prove who we are. Raises AccessDenied, ProtocolError or Unavailable; then it is closed."""
+        self._socket = sock
+        self._address = address
+        self._sequence = count(1)
+        try:
+            self._shake_hands(key)
+        except BaseException:
+            self.close()
+            raise
+
+    def _shake_hands(self, key: auth.Key | None) -> None:
+        self._socket.settimeout(CONNECT_TIMEOUT_S)
+        nonce = os.urandom(auth.NONCE_BYTES)
+        user, key_id = (key.user, key.key_id) if key else ("", "")
+        hello = {"protocol_version": PROTOCOL_VERSION, "user": user, "key_id": key_id, "client_nonce": nonce}
+        challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX)
+        if key is None:
+            if challenge.is_trusted:
+                return
+            raise AccessDenied(
+                f"the server at {self._address} wants a key: name a key file with --key-file, DIESELFS_KEY_FILE "
+                "or the configuration file"
+            )
+        said = auth.transcript(user, key_id, nonce, challenge.server_nonce)
+        proof = auth.client_proof(key, said)
+        welcome = self._exchange("prove", {"proof": proof}, (), HANDSHAKE_FRAME_BYTES_MAX)
+        if not auth.is_server_proof(key, said, welcome.proof):
+            raise AccessDenied(
+                f"the server at {self._address} does not know the key of {user!r}: it is not the real one"
+            )
+
+    def call(
+        self,
+        method: str,
+        arguments: dict[str, object],
+        bulk: Sequence[Buffer] = (),
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> tuple[Any, bytearray | None]:
+        """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if it announces any.
+
+        `timeout_s` bounds each wait for bytes to move. Raises what the server refuses with (the connection lives on), or
+        ProtocolError or Unavailable (it is closed).
+        """
+        reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX, timeout_s)
+        length = getattr(reply, "bulk_length", None)
+        if not length:
+            return reply, None
+        try:
+            received = bytearray(length)
+            self._receive_into(memoryview(received))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, MemoryError | ValueError | OverflowError):
+                raise ProtocolError(f"the server at {self._address} announces {length} bytes") from None
+            raise
+        return reply, received
+
+    def _exchange(
+        self,
+        method: str,
+        arguments: dict[str, object],
+        bulk: Sequence[Buffer],
+        reply_bytes_max: int,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> Any:
+        sequence = next(self._sequence)
+        message = encode_call(method, sequence, arguments)
+        try:
+            self._socket.settimeout(timeout_s)
+            self._send([frame(message), *bulk])
+            header = self._receive(FRAME_HEADER_BYTES)
+            reply = self._receive(frame_length(header, reply_bytes_max))
+            return decode_reply(method, sequence, bytes(reply))
+        except (ProtocolError, Unavailable, OSError):
+            # A refusal of kind Unavailable may have come over a healthy connection; closing that one is harmless.
+            self.close()
+            raise
+        except DieselfsError:
+            raise
+        except BaseException:  # a reply may be half read
+            self.close()
+            raise
+
+    def _send(self, buffers: list[Buffer]) -> None:
+        try:
+            for buffer in buffers:
+                self._socket.sendall(buffer)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _receive(self, length: int) -> bytearray:
+        received = bytearray(length)
+        self._receive_into(memoryview(received))
+        return received
+
+    def _receive_into(self, destination: memoryview) -> None:
+        try:
+            while destination:
+                size = self._socket.recv_into(destination)
+                if size == 0:
+                    raise ConnectionError("it closed the connection")
+                destination = destination[size:]
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: OSError) -> Unavailable:
+        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        return Unavailable(f"lost the server at {self._address}: {reason}")
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    @property
+    def is_usable(self) -> bool:
+        """False once closed, or when the server has closed its end (or sent what nobody asked for)."""
+        if not self.is_open:
+            return False
+        self._socket.settimeout(0)
+        try:
+            self._socket.recv(1)  # end of stream, or bytes that belong to no call
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.close()

@@ -1,0 +1,149 @@
+"""Thrift messages as bytes: calls and replies of `dieselfs.thrift`. No I/O.
+
+Modules that thriftpy2 loads from an IDL are dynamic, so their types end here: `rpc.client` and the server's
+service turn them into typed values.
+"""
+
+import struct
+from importlib import resources
+from typing import Any
+
+import thriftpy2
+from thriftpy2.protocol import TBinaryProtocol
+from thriftpy2.protocol.exc import TProtocolException
+from thriftpy2.thrift import TApplicationException, TMessageType, TType
+from thriftpy2.transport import TMemoryBuffer, TTransportException
+
+from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
+from dieselfs.rpc.scan import check_message
+
+_IDL = resources.files("dieselfs.rpc") / "dieselfs.thrift"
+with resources.as_file(_IDL) as _path:
+    thrift: Any = thriftpy2.load(str(_path), module_name="dieselfs_rpc_thrift")
+
+PROTOCOL_VERSION: int = thrift.PROTOCOL_VERSION
+METHODS = frozenset(thrift.ChunkServer.thrift_services)
+
+_BAD_BYTES = (
+    TProtocolException,
+    TTransportException,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    struct.error,
+)
+"""What decoding a well-formed message of the wrong content can raise."""
+
+
+def encode_call(method: str, sequence: int, arguments: dict[str, object]) -> bytes:
+    """A call of `method`; arguments by their names in the IDL."""
+    return _encode(
+        method, TMessageType.CALL, sequence, getattr(thrift.ChunkServer, f"{method}_args")(**arguments)
+    )
+
+
+def decode_call(message: bytes) -> tuple[str, int, Any]:
+    """`(method, sequence, arguments)`; arguments are attributes. Raises ProtocolError for anything malformed."""
+    method, kind, sequence, protocol = _begin(message)
+    if kind != TMessageType.CALL or method not in METHODS:
+        raise ProtocolError(f"not a call of a method that this server has ({method[:40]!r})")
+    return method, sequence, _read(getattr(thrift.ChunkServer, f"{method}_args")(), protocol)
+
+
+def encode_reply(method: str, sequence: int, value: object) -> bytes:
+    result = getattr(thrift.ChunkServer, f"{method}_result")()
+    if value is not None:
+        result.success = value
+    return _encode(method, TMessageType.REPLY, sequence, result)
+
+
+def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
+    """The reply that makes the caller raise `error`."""
+    code = next(
+        (CODE_BY_ERROR[kind] for kind in type(error).__mro__ if kind in CODE_BY_ERROR),
+        CODE_BY_ERROR[Unavailable],
+    )
+    result = getattr(thrift.ChunkServer, f"{method}_result")()
+    result.refusal = thrift.Refusal(code=code, message=str(error))
+    return _encode(method, TMessageType.REPLY, sequence, result)
+
+
+def decode_reply(method: str, sequence: int, message: bytes) -> Any:
+    """What the call returned. Raises the server's refusal as our own error, ProtocolError for anything malformed."""
+    name, kind, reply_sequence, protocol = _begin(message)
+    if kind == TMessageType.EXCEPTION:
+        fault = _read(TApplicationException(), protocol)
+        raise ProtocolError(f"the server cannot answer {method!r}: {fault.message}")
+    if kind != TMessageType.REPLY or name != method or reply_sequence != sequence:
+        raise ProtocolError(f"expected the reply to {method!r}, got something else")
+    result = _read(getattr(thrift.ChunkServer, f"{method}_result")(), protocol)
+    refusal = result.refusal
+    if refusal is not None:
+        raise ERROR_BY_CODE.get(refusal.code, Unavailable)(refusal.message)
+    returns_value = 0 in result.thrift_spec
+    if returns_value and result.success is None:
+        raise ProtocolError(f"the reply to {method!r} is empty")
+    return result.success if returns_value else None
+
+
+def _encode(method: str, kind: int, sequence: int, payload: Any) -> bytes:
+    buffer = TMemoryBuffer()
+    protocol = TBinaryProtocol(buffer)
+    protocol.write_message_begin(method, kind, sequence)
+    protocol.write_struct(payload)
+    protocol.write_message_end()
+    encoded: bytes = buffer.getvalue()
+    return encoded
+
+
+def _begin(message: bytes) -> tuple[str, int, int, Any]:
+    check_message(message)
+    protocol = TBinaryProtocol(TMemoryBuffer(message))
+    try:
+        method, kind, sequence = protocol.read_message_begin()
+    except _BAD_BYTES as error:
+        raise ProtocolError(f"not a Thrift message ({type(error).__name__})") from None
+    if not isinstance(method, str):
+        raise ProtocolError("not a Thrift message (the method has no name)")
+    return method, kind, sequence, protocol
+
+
+def _read(value: Any, protocol: Any) -> Any:
+    try:
+        protocol.read_struct(value)
+    except _BAD_BYTES as error:
+        raise ProtocolError(f"malformed Thrift message ({type(error).__name__})") from None
+    fault = _type_fault(value)
+    if fault is not None:
+        raise ProtocolError(f"malformed Thrift message ({fault})")
+    return value
+
+
+_TYPES = {
+    TType.BOOL: bool,
+    TType.I32: int,
+    TType.I64: int,
+    TType.STRING: str,
+    TType.BINARY: bytes,
+    TType.LIST: list,
+    TType.MAP: dict,
+}
+
+
+def _type_fault(value: Any) -> str | None:
+    """Name a field that is missing or has another type than the IDL says; thriftpy2 leaves this to us."""
+    is_result = type(value).__name__.endswith("_result")
+    for kind, name, *_ in value.thrift_spec.values():
+        field = getattr(value, name, None)
+        if field is None:
+            if not is_result:
+                return f"field {name!r} is missing"
+        elif kind in _TYPES and type(field) is not _TYPES[kind]:
+            return f"field {name!r} has the wrong type"
+        for element in field if kind == TType.LIST and field else [field]:
+            fault = _type_fault(element) if hasattr(element, "thrift_spec") else None
+            if fault is not None:
+                return fault
+    return None

@@ -1,0 +1,84 @@
+"""Checks that bytes are one well-formed Thrift message before a decoder sees them. No I/O.
+
+Decoders of the binary protocol believe the counts in it: a list of two thousand million elements of an unknown type
+costs its sender nine bytes and the reader minutes. Here every type must be known, nesting is bounded, and since
+every element takes at least a byte, a count larger than the bytes that are left is a lie.
+"""
+
+from dieselfs.errors import ProtocolError
+
+DEPTH_MAX = 16
+
+_BOOL, _BYTE, _DOUBLE, _I16, _I32, _I64, _STRING, _STRUCT, _MAP, _SET, _LIST = (
+    2,
+    3,
+    4,
+    6,
+    8,
+    10,
+    11,
+    12,
+    13,
+    14,
+    15,
+)
+_FIXED_BYTES = {_BOOL: 1, _BYTE: 1, _DOUBLE: 8, _I16: 2, _I32: 4, _I64: 8}
+_STOP = 0
+_STRICT_VERSION = b"\x80\x01\x00"
+
+
+def check_message(message: bytes) -> None:
+    """Raise ProtocolError unless `message` is one strict binary Thrift message, with nothing behind it."""
+    if message[:3] != _STRICT_VERSION:
+        raise ProtocolError("not a Thrift message (strict binary protocol expected)")
+    try:
+        name_end = _string_end(message, 4)
+        end = _value_end(message, name_end + 4, _STRUCT, DEPTH_MAX)
+    except IndexError:
+        raise ProtocolError("malformed Thrift message: it ends too early") from None
+    if end != len(message):
+        raise ProtocolError(f"malformed Thrift message: {len(message) - end} bytes behind its end")
+
+
+def _count(message: bytes, position: int) -> int:
+    if position + 4 > len(message):
+        raise IndexError
+    count = int.from_bytes(message[position : position + 4], "big")
+    if count > len(message) - position - 4:
+        raise ProtocolError(
+            f"malformed Thrift message: it announces {count} elements and is shorter than that"
+        )
+    return count
+
+
+def _string_end(message: bytes, position: int) -> int:
+    return position + 4 + _count(message, position)
+
+
+def _value_end(message: bytes, position: int, kind: int, depth: int) -> int:
+    """Where the value of type `kind` that begins at `position` ends; may lie behind the message."""
+    size = _FIXED_BYTES.get(kind)
+    if size is not None:
+        return position + size
+    if kind == _STRING:
+        return _string_end(message, position)
+    if depth == 0:
+        raise ProtocolError("malformed Thrift message: nested too deeply")
+    if kind == _STRUCT:
+        while (field_kind := message[position]) != _STOP:
+            position = _value_end(message, position + 3, field_kind, depth - 1)
+        return position + 1
+    if kind in (_LIST, _SET):
+        kinds = message[position : position + 1]
+        position += 1
+    elif kind == _MAP:
+        kinds = message[position : position + 2]
+        position += 2
+    else:
+        raise ProtocolError(f"malformed Thrift message: unknown type {kind}")
+    count = _count(message, position)
+    position += 4
+    for _ in range(count):
+        for element_kind in kinds:
+            position = _value_end(message, position, element_kind, depth - 1)
+    return position
