@@ -1,39 +1,35 @@
 """Packs entries into a chunk. No I/O.
 
-A builder collects; `seal` fixes the entries; `SealedChunk.encode` gives the bytes, once the server has handed out
-versions and an ID has been chosen (a second time, should that ID turn out to be taken).
+A builder collects; `seal` fixes the entries; `SealedChunk.encode` gives the bytes, once the server has handed
+out versions and an ID has been chosen (a second time, should that ID turn out to be taken).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NoReturn
 
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
-from dieselfs.chunk.format import MODE_MAX, Buffer, ChunkHeader, Op, Preamble
+from dieselfs.chunk.format import COLUMN_TYPES, MODE_MAX, VERSION_MAX, Buffer, ChunkHeader, Op, Preamble
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import (
     CHUNK_ENTRIES_MAX,
     CHUNK_PATH_BYTES_MAX,
     CHUNK_PAYLOAD_BYTES_MAX,
     CHUNK_TARGET_BYTES,
+    FILE_BYTES_MAX,
     PATH_BYTES_MAX,
 )
-from dieselfs.names import check_path, printable
+from dieselfs.names import path_fault, printable
 
+# The path, then one number for each of COLUMN_TYPES, in that order. Version 0 means: one of those reserved for the
+# chunk. A bare tuple, because one is made for every file that is uploaded and a named one costs a third of the time.
+_Entry = tuple[bytes, int, int, int, int, int, int, int, int, int]
 
-class _Entry(NamedTuple):
-    path: bytes
-    op: int
-    mode: int
-    mtime_ns: int
-    size: int
-    place: int
-    offset: int
-    length: int
-    checksum: int
-    version: int  # 0: taken from the versions reserved for the chunk
+_DELETE, _FILE, _DIRECTORY, _SYMLINK = map(int, (Op.DELETE, Op.FILE, Op.DIRECTORY, Op.SYMLINK))
+_TIME_NS_MIN, _TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
+_NO_BYTES_CHECKSUM = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +47,22 @@ class SealedChunk:
 
         Entry `i` gets version `first_version + i`, unless it was added with a version of its own.
         """
-        columns = list(zip(*self.entries, strict=True)) or [()] * len(_Entry._fields)
-        paths, ops, modes, mtimes_ns, sizes, places, offsets, lengths, checksums, own_versions = columns
-        given = np.array(own_versions, np.uint64)
-        reserved = np.arange(first_version, first_version + len(given), dtype=np.uint64)
-        header = ChunkHeader(
-            dataset,
-            dataset_id,
-            list(paths),
-            self.targets,
-            np.array(ops, np.uint8),
-            np.array(modes, np.uint32),
-            np.array(mtimes_ns, np.int64),
-            np.array(sizes, np.uint64),
-            np.array(places, np.uint64),
-            np.array(offsets, np.uint32),
-            np.array(lengths, np.uint32),
-            np.array(checksums, np.uint64),
-            np.where(given == 0, reserved, given),
-        ).encode()
+        if not 0 < first_version <= VERSION_MAX - len(self.entries):
+            raise InvalidInput(f"versions from {first_version} on are out of range")
+        paths, *numbers = list(zip(*self.entries, strict=True)) or [()] * (1 + len(COLUMN_TYPES))
+        columns = {
+            name: np.array(values, dtype)
+            for (name, dtype), values in zip(COLUMN_TYPES.items(), numbers, strict=True)
+        }
+        own = columns["versions"]
+        columns["versions"] = np.where(own == 0, np.arange(len(own), dtype=np.uint64) + first_version, own)
+        header = ChunkHeader(dataset, dataset_id, list(paths), self.targets, **columns).encode()
         preamble = Preamble(
-            chunk_id, len(header), len(self.payload), xxh3_128_intdigest(self.payload), xxh3_64_intdigest(header)
+            chunk_id=chunk_id,
+            header_length=len(header),
+            payload_length=len(self.payload),
+            payload_checksum=xxh3_128_intdigest(self.payload),
+            header_checksum=xxh3_64_intdigest(header),
         )
         return preamble.encode() + header, self.payload
 
@@ -80,6 +71,7 @@ class ChunkBuilder:
     """Collects entries until the chunk is full. Not shared between threads.
 
     The caller seals when `is_full`; what it adds to a full builder is refused only at the hard limits.
+    Whatever is refused raises InvalidInput and leaves the builder as it was.
     """
 
     def __init__(self, target_bytes: int = CHUNK_TARGET_BYTES) -> None:
@@ -91,8 +83,9 @@ class ChunkBuilder:
     def _clear(self) -> None:
         self._entries: list[_Entry] = []
         self._pieces: list[Buffer] = []
-        self._targets = bytearray()
-        self._path_bytes = 0
+        self._targets: list[bytes] = []
+        self._target_end = 0
+        self._path_bytes = 0  # of paths and link targets
         self.payload_bytes = 0
 
     def __len__(self) -> int:
@@ -121,59 +114,78 @@ class ChunkBuilder:
         place: int = 0,
         version: int = 0,
     ) -> None:
-        """Add a whole file, or the piece of one that begins at `place` (then with the file's `size` and `version`).
+        """Add a whole file, or the piece of one that begins at `place` (with the file's `size` and `version`).
 
-        `data` is kept, not copied, until the chunk is encoded. Raises InvalidInput for a bad path.
+        `data` is kept, not copied, until the chunk is sealed.
         """
-        length = len(data)
-        if self.payload_bytes + length > CHUNK_PAYLOAD_BYTES_MAX:
-            raise InvalidInput(f"{printable(path)}: a piece of {length} bytes does not fit into this chunk")
+        length, offset = len(data), self.payload_bytes
         if size is None:
             size = length
-        if place + length > size or (length == 0 and size != 0):
-            raise InvalidInput(f"{printable(path)}: {length} bytes at {place} are no piece of a {size}-byte file")
-        self._add(path, Op.FILE, mode, mtime_ns, size, place, self.payload_bytes, data, version)
+        if (
+            offset + length > CHUNK_PAYLOAD_BYTES_MAX
+            or not 0 <= place <= size - length
+            or (size and not length)
+            or size > FILE_BYTES_MAX
+            or not 0 <= version <= VERSION_MAX
+        ):
+            self._refuse_piece(path, length, size, place, version)
+        self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, xxh3_64_intdigest(data), version)
         self._pieces.append(data)
-        self.payload_bytes += length
+        self.payload_bytes = offset + length
 
     def add_directory(self, path: bytes, mode: int, mtime_ns: int) -> None:
-        self._add(path, Op.DIRECTORY, mode, mtime_ns)
+        self._add(path, _DIRECTORY, mode, mtime_ns, 0, 0, 0, 0, _NO_BYTES_CHECKSUM, 0)
 
     def add_symlink(self, path: bytes, target: bytes, mode: int, mtime_ns: int) -> None:
         if not 0 < len(target) <= PATH_BYTES_MAX or b"\0" in target:
             raise InvalidInput(f"{printable(path)}: link target is empty, too long, or holds a NUL byte")
-        self._add(path, Op.SYMLINK, mode, mtime_ns, 0, 0, len(self._targets), target)
-        self._targets += target
-        self._path_bytes += len(target)
+        checksum = xxh3_64_intdigest(target)
+        self._add(path, _SYMLINK, mode, mtime_ns, 0, 0, self._target_end, len(target), checksum, 0)
+        self._targets.append(target)
+        self._target_end += len(target)
 
     def add_delete(self, path: bytes) -> None:
-        self._add(path, Op.DELETE, 0, 0)
+        self._add(path, _DELETE, 0, 0, 0, 0, 0, 0, _NO_BYTES_CHECKSUM, 0)
 
     def _add(
         self,
         path: bytes,
-        op: Op,
+        op: int,
         mode: int,
         mtime_ns: int,
-        size: int = 0,
-        place: int = 0,
-        offset: int = 0,
-        data: bytes | None = None,
-        version: int = 0,
+        size: int,
+        place: int,
+        offset: int,
+        length: int,
+        checksum: int,
+        version: int,
     ) -> None:
-        if len(self._entries) >= CHUNK_ENTRIES_MAX:
-            raise InvalidInput(f"a chunk holds at most {CHUNK_ENTRIES_MAX} entries")
-        check_path(path)
-        if not path and op is not Op.DIRECTORY:
+        path_bytes = self._path_bytes + len(path) + (length if op == _SYMLINK else 0)
+        if path_bytes > CHUNK_PATH_BYTES_MAX or len(self._entries) >= CHUNK_ENTRIES_MAX:
+            raise InvalidInput(
+                f"{printable(path)}: the chunk is full: it holds at most {CHUNK_ENTRIES_MAX} entries and "
+                f"{CHUNK_PATH_BYTES_MAX} bytes of paths"
+            )
+        fault = path_fault(path)
+        if fault is not None:
+            raise InvalidInput(f"{fault}: {printable(path[:200])}")
+        if not path and op != _DIRECTORY:
             raise InvalidInput("the root of a dataset can only be a folder; give the file a name")
-        length, checksum = (0, 0) if data is None else (len(data), xxh3_64_intdigest(data))
+        if not _TIME_NS_MIN <= mtime_ns <= _TIME_NS_MAX:  # a file system may know years behind 2262
+            mtime_ns = _TIME_NS_MIN if mtime_ns < 0 else _TIME_NS_MAX
         self._entries.append(
-            _Entry(path, int(op), mode & MODE_MAX, mtime_ns, size, place, offset, length, checksum, version)
+            (path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, checksum, version)
         )
-        self._path_bytes += len(path)
+        self._path_bytes = path_bytes
+
+    def _refuse_piece(self, path: bytes, length: int, size: int, place: int, version: int) -> NoReturn:
+        what = f"{length} bytes at {place} of a file of {size} bytes, version {version}"
+        if self.payload_bytes + length > CHUNK_PAYLOAD_BYTES_MAX:
+            raise InvalidInput(f"{printable(path)}: {what}: the chunk has no room for them")
+        raise InvalidInput(f"{printable(path)}: {what}: there can be no such piece")
 
     def seal(self) -> SealedChunk:
         """The chunk as it stands; the builder is empty afterwards."""
-        sealed = SealedChunk(tuple(self._entries), bytes(self._targets), b"".join(self._pieces))
+        sealed = SealedChunk(tuple(self._entries), b"".join(self._targets), b"".join(self._pieces))
         self._clear()
         return sealed

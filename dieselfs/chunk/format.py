@@ -9,16 +9,16 @@ covered by a checksum or by a check.
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
+from typing import Any
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
-from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
+from dieselfs.chunk.ids import chunk_name
 from dieselfs.columns import I64, U8, U32, U64, ends_fault, ends_of, first_bad_path, split_blob
 from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.fields import FieldsFault, pack_fields, unpack_fields
 from dieselfs.limits import (
     CHUNK_ENTRIES_MAX,
     CHUNK_HEADER_BYTES_MAX,
@@ -86,8 +86,7 @@ class Preamble:
         return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
 
 
-_COLUMN_TYPES: dict[str, np.dtype[np.generic]] = {
-    "path_ends": U32,
+COLUMN_TYPES: dict[str, np.dtype[np.generic]] = {
     "ops": U8,
     "modes": U32,
     "mtimes_ns": I64,
@@ -98,6 +97,21 @@ _COLUMN_TYPES: dict[str, np.dtype[np.generic]] = {
     "checksums": U64,
     "versions": U64,
 }
+"""The columns of a header that have one number per entry."""
+
+_PATH_ENDS = U32
+_FIELD_KINDS: dict[str, type] = {
+    "dataset": str,
+    "dataset_id": bytes,
+    "count": int,
+    "paths": bytes,
+    "targets": bytes,
+    "path_ends": bytes,
+    **dict.fromkeys(COLUMN_TYPES, bytes),
+}
+
+_ENTRY_BYTES = _PATH_ENDS.itemsize + sum(dtype.itemsize for dtype in COLUMN_TYPES.values())
+assert CHUNK_ENTRIES_MAX * _ENTRY_BYTES + CHUNK_PATH_BYTES_MAX + 4096 <= CHUNK_HEADER_BYTES_MAX
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,18 +151,18 @@ class ChunkHeader:
         return self.targets[start : start + int(self.lengths[entry])]
 
     def encode(self) -> bytes:
-        columns: dict[str, object] = {
-            "dataset": self.dataset,
-            "dataset_id": self.dataset_id,
-            "count": len(self.paths),
-            "paths": b"".join(self.paths),
-            "targets": self.targets,
-        }
-        for name, dtype in _COLUMN_TYPES.items():
-            values = ends_of(self.paths) if name == "path_ends" else getattr(self, name)
-            columns[name] = values.astype(dtype).tobytes()
-        packed: bytes = msgpack.packb(columns)
-        return packed
+        """The msgpack map; its fields always come in the same order."""
+        return pack_fields(
+            {
+                "dataset": self.dataset,
+                "dataset_id": self.dataset_id,
+                "count": len(self.paths),
+                "paths": b"".join(self.paths),
+                "targets": self.targets,
+                "path_ends": ends_of(self.paths).astype(_PATH_ENDS).tobytes(),
+                **{name: getattr(self, name).astype(dtype).tobytes() for name, dtype in COLUMN_TYPES.items()},
+            }
+        )
 
 
 def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None) -> Preamble:
@@ -160,8 +174,8 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
     if len(data) < PREAMBLE_BYTES:
         raise Damaged(f"{source}: offset 0: only {len(data)} bytes, a chunk begins with {PREAMBLE_BYTES}")
     fields = bytes(data[: _PREAMBLE.size])
-    magic, version, flags, header_length, payload_length, chunk_id, payload_sum, header_sum = _PREAMBLE.unpack(
-        fields
+    magic, version, flags, header_length, payload_length, chunk_id, payload_sum, header_sum = (
+        _PREAMBLE.unpack(fields)
     )
     if magic != MAGIC:
         raise Damaged(f"{source}: offset 0: not a dieselfs chunk (begins with {magic.hex()})")
@@ -184,7 +198,9 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
             f"{source}: offset 24: this is chunk {chunk_name(chunk_id)}, "
             f"in the place of chunk {chunk_name(expected_id)}"
         )
-    return Preamble(chunk_id, header_length, payload_length, int.from_bytes(payload_sum, "little"), header_sum)
+    return Preamble(
+        chunk_id, header_length, payload_length, int.from_bytes(payload_sum, "little"), header_sum
+    )
 
 
 def decode_header(
@@ -197,8 +213,8 @@ def decode_header(
     if xxh3_64_intdigest(data) != preamble.header_checksum:
         raise Damaged(f"{where}: checksum of the header does not match")
     try:
-        header = _decode_columns(_unpack_map(data), preamble.payload_length)
-    except _HeaderFault as fault:
+        header = _decode_columns(unpack_fields(data, _FIELD_KINDS), preamble.payload_length)
+    except FieldsFault as fault:
         raise Damaged(f"{where}: header: {fault}") from None
     if expected_dataset_id is not None and header.dataset_id != expected_dataset_id:
         raise Damaged(
@@ -266,95 +282,64 @@ def decode_chunk(
     return preamble, header, payload
 
 
-_T = TypeVar("_T")
-
-
-class _HeaderFault(Exception):
-    """What is wrong inside a header; `decode_header` adds the object and the offset."""
-
-
-def _unpack_map(data: Buffer) -> dict[str, object]:
-    pairs: list[tuple[str, object]]
+def _decode_columns(fields: dict[str, Any], payload_length: int) -> ChunkHeader:
     try:
-        pairs = msgpack.unpackb(
-            data,
-            object_pairs_hook=list,
-            raw=False,
-            strict_map_key=True,
-            max_map_len=64,
-            max_array_len=0,
-            max_ext_len=0,
-            max_str_len=256,
-            max_bin_len=len(data),
-        )
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise _HeaderFault(f"not the msgpack map that it should be ({error})") from None
-    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise _HeaderFault("not a msgpack map")
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise _HeaderFault("a field stands in it twice")
-    return fields
-
-
-def _field(fields: dict[str, object], name: str, kind: type[_T]) -> _T:
-    value = fields.get(name)
-    if type(value) is not kind:
-        raise _HeaderFault(f"field {name!r} is missing or of the wrong type")
-    return value
-
-
-def _decode_columns(fields: dict[str, object], payload_length: int) -> ChunkHeader:
-    dataset = _field(fields, "dataset", str)
-    try:
-        check_dataset_name(dataset)
+        check_dataset_name(fields["dataset"])
     except InvalidInput as error:
-        raise _HeaderFault(str(error)) from None
-    dataset_id = _field(fields, "dataset_id", bytes)
-    if len(dataset_id) != DATASET_ID_BYTES:
-        raise _HeaderFault(f"dataset ID of {len(dataset_id)} bytes")
-    count = _field(fields, "count", int)
+        raise FieldsFault(str(error)) from None
+    if len(fields["dataset_id"]) != DATASET_ID_BYTES:
+        raise FieldsFault(f"dataset ID of {len(fields['dataset_id'])} bytes")
+    count = fields["count"]
     if not 0 <= count <= CHUNK_ENTRIES_MAX:
-        raise _HeaderFault(f"{count} entries, limit {CHUNK_ENTRIES_MAX}")
-    columns: dict[str, npt.NDArray[np.generic]] = {}
-    for name, dtype in _COLUMN_TYPES.items():
-        packed = _field(fields, name, bytes)
-        if len(packed) != count * dtype.itemsize:
-            raise _HeaderFault(
-                f"column {name!r} has {len(packed)} bytes, {count} entries need {count * dtype.itemsize}"
-            )
-        columns[name] = np.frombuffer(packed, dtype)
-    blob = _field(fields, "paths", bytes)
-    targets = _field(fields, "targets", bytes)
-    if len(blob) + len(targets) > CHUNK_PATH_BYTES_MAX:
-        raise _HeaderFault(f"{len(blob) + len(targets)} bytes of paths, limit {CHUNK_PATH_BYTES_MAX}")
-    path_ends = columns.pop("path_ends")
-    fault = ends_fault(path_ends, len(blob))
-    if fault is not None:
-        raise _HeaderFault(f"column 'path_ends': {fault}")
-    bad = first_bad_path(blob, path_ends)
-    paths = split_blob(blob, path_ends)
-    if bad is not None:
-        raise _HeaderFault(f"entry {bad}: {path_fault(paths[bad])}")
-    header = ChunkHeader(dataset, dataset_id, paths, targets, **columns)  # type: ignore[arg-type]  # dtypes are checked above
-    _check_entries(header, path_ends, payload_length)
+        raise FieldsFault(f"{count} entries, limit {CHUNK_ENTRIES_MAX}")
+    path_ends = _decode_column(fields, "path_ends", _PATH_ENDS)
+    header = ChunkHeader(
+        dataset=fields["dataset"],
+        dataset_id=fields["dataset_id"],
+        paths=_decode_paths(fields["paths"], path_ends, CHUNK_PATH_BYTES_MAX - len(fields["targets"])),
+        targets=fields["targets"],
+        **{name: _decode_column(fields, name, dtype) for name, dtype in COLUMN_TYPES.items()},
+    )
+    _check_entries(header, payload_length)
     return header
 
 
-def _check_entries(header: ChunkHeader, path_ends: npt.NDArray[np.generic], payload_length: int) -> None:
-    """Raise _HeaderFault at the first entry whose numbers cannot be. All at once, in 64 bits."""
+def _decode_column(fields: dict[str, Any], name: str, dtype: np.dtype[np.generic]) -> npt.NDArray[Any]:
+    packed, count = fields[name], fields["count"]
+    if len(packed) != count * dtype.itemsize:
+        raise FieldsFault(
+            f"column {name!r} has {len(packed)} bytes, {count} entries need {count * dtype.itemsize}"
+        )
+    return np.frombuffer(packed, dtype)
+
+
+def _decode_paths(blob: bytes, ends: npt.NDArray[Any], bytes_max: int) -> list[bytes]:
+    if len(blob) > bytes_max:
+        raise FieldsFault(f"more than {CHUNK_PATH_BYTES_MAX} bytes of paths and link targets")
+    fault = ends_fault(ends, len(blob))
+    if fault is not None:
+        raise FieldsFault(f"column 'path_ends': {fault}")
+    bad = first_bad_path(blob, ends)
+    paths = split_blob(blob, ends)
+    if bad is not None:
+        raise FieldsFault(f"entry {bad}: {path_fault(paths[bad])}")
+    return paths
+
+
+def _check_entries(header: ChunkHeader, payload_length: int) -> None:
+    """Raise FieldsFault at the first entry whose numbers cannot be. All at once, in 64 bits."""
     offsets = header.offsets.astype(np.int64)
     lengths = header.lengths.astype(np.int64)
     is_file = header.ops == Op.FILE
     is_link = header.ops == Op.SYMLINK
     has_bytes = is_file | is_link
-    is_root = np.diff(path_ends.astype(np.int64, casting="unsafe"), prepend=0) == 0
+    is_root = np.fromiter(map(len, header.paths), np.int64, len(header)) == 0
 
     def refuse(is_wrong: npt.NDArray[np.bool_], what: str) -> None:
         wrong = np.flatnonzero(is_wrong)
         if len(wrong):
             entry = int(wrong[0])
-            raise _HeaderFault(f"entry {entry} ({printable(header.paths[entry])[:200]!r}): {what}")
+            raise FieldsFault(f"entry {entry} ({printable(header.paths[entry])[:200]!r}): {what}")
 
     refuse(header.ops > max(Op), "unknown operation")
     refuse(is_root & (header.ops != Op.DIRECTORY), "the root of a dataset can only be a folder")
@@ -371,4 +356,4 @@ def _check_entries(header: ChunkHeader, path_ends: npt.NDArray[np.generic], payl
     refuse(is_file & (places + lengths > sizes), "piece lies outside its file")
     refuse(is_file & (lengths == 0) & (sizes != 0), "empty piece of a file that is not empty")
     if b"\0" in header.targets:
-        raise _HeaderFault("a link target holds a NUL byte")
+        raise FieldsFault("a link target holds a NUL byte")
