@@ -88,7 +88,7 @@ def _start(home: Path) -> None:
     """Start the server and wait until it says that it is ready. It lives on when we end."""
     ready, report = os.pipe()
     try:
-        with log_path(home).open("ab", opener=_private_opener) as log:
+        with open(log_path(home), "ab", opener=_private_opener) as log:
             server = subprocess.Popen(
                 [
                     sys.executable,

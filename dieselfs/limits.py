@@ -53,6 +53,18 @@ CONNECTIONS_PER_PEER_MAX = 256
 READ_TIMEOUT_S = 30.0
 """A read through the mount is answered within this time, with its bytes or with EIO."""
 READ_BYTES_MAX = 1 * MIB
+READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
+"""How far ahead of a reader who reads a file in order its chunks are fetched."""
+FETCHES_AT_ONCE_MAX = 8
+"""Chunks that a mount has on their way at one moment."""
+MOUNT_MEMORY_BYTES = 1 * GIB
+"""Chunks that a mount holds in memory, unless the user says otherwise."""
+MOUNT_MEMORY_BYTES_MIN = 2 * CHUNK_TARGET_BYTES
+MOUNT_START_TIMEOUT_S = 60.0
+"""A mount that is not there by then is given up."""
+UNMOUNT_TIMEOUT_S = 10.0
+MOUNT_PROBE_TIMEOUT_S = 2.0
+"""A mount that does not answer `statfs` within this time is alive, but stuck."""
 
 assert CHUNK_TARGET_BYTES <= CHUNK_PAYLOAD_BYTES_MAX
 assert PATH_BYTES_MAX < CHUNK_PATH_BYTES_MAX < CHUNK_HEADER_BYTES_MAX

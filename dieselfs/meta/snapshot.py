@@ -122,6 +122,11 @@ class Snapshot:
         """SHA-256 that names this exact content."""
         return self.header.digest
 
+    @property
+    def content(self) -> memoryview:
+        """The bytes of the snapshot file."""
+        return self._view
+
     def __len__(self) -> int:
         """Number of nodes, the root included."""
         return self.header.nodes

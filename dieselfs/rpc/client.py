@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -23,75 +22,12 @@ from dieselfs.meta.records import DatasetRecord
 from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, UnixAddress, parse_address
 from dieselfs.rpc.connection import Buffer, Connection, open_socket
+from dieselfs.rpc.records import KeyRecord, PurgeReport, RemoteEntry, RemoteSnapshot, ServerStatus, UserRecord
 
 POOL_CONNECTIONS_MAX = 16
 """Idle connections kept; more are opened when more threads call, and closed afterwards."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteEntry:
-    """A file, folder or link as the server lists it; for looking around without a snapshot. `op` is a `chunk.format.Op`."""
-
-    name: bytes
-    op: int
-    mode: int
-    mtime_ns: int
-    size: int
-    target: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
-    """Times in seconds since 1970; `expires_s` 0 means never."""
-
-    key_id: str
-    created_s: int
-    expires_s: int
-
-
-@dataclass(frozen=True, slots=True)
-class UserRecord:
-    """A user; `grants` maps a dataset's name, or `*` for all, to `read`, `write` or `admin`."""
-
-    name: str
-    keys: tuple[KeyRecord, ...]
-    grants: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeReport:
-    """What a purge did, or would do. `chunks_waiting` are dead, but younger than the grace time."""
-
-    chunks_rewritten: int
-    chunks_removed: int
-    chunks_waiting: int
-    bytes_freed: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatus:
-    """`started_s` in seconds since 1970; `store` and `metadata` as the server was told."""
-
-    version: str
-    started_s: int
-    connections: int
-    requests: int
-    bulk_bytes_received: int
-    bulk_bytes_sent: int
-    store: str
-    metadata: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteSnapshot:
-    """A snapshot as the server sends it; `content` is None if the caller has it already."""
-
-    generation: int
-    updated_ns: int
-    digest: bytes
-    content: bytearray | None
 
 
 class ServerClient:

@@ -1,0 +1,96 @@
+"""One client's connection, on the server's side: messages and bulk bytes over a trio stream."""
+
+from collections.abc import Sequence
+
+import trio
+
+from dieselfs.errors import ProtocolError
+from dieselfs.limits import BULK_IDLE_TIMEOUT_S, KIB, MIB
+from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
+
+Buffer = bytes | bytearray | memoryview
+
+_RECEIVE_BYTES = 64 * KIB
+_SEND_BYTES = 1 * MIB
+
+
+class ClientConnection:
+    """Receives and sends for one task at a time. Counts bulk bytes for the server's statistics.
+
+    Every method raises trio.TooSlowError when no byte moves for BULK_IDLE_TIMEOUT_S, trio.BrokenResourceError when the
+    client is gone. After an error or a cancel, the connection is of no further use.
+    """
+
+    def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
+        self._stream = stream
+        self._received = bytearray()  # bytes that came, but that nobody asked for yet
+        self.bulk_bytes_received = 0
+        self.bulk_bytes_sent = 0
+
+    async def receive_message(self, bytes_max: int, idle_timeout_s: float) -> bytes | None:
+        """The next message, or None if the client hung up or said nothing for `idle_timeout_s`. Raises ProtocolError."""
+        with trio.move_on_after(idle_timeout_s) as idle:
+            while not self._received:
+                if not await self._receive_more():
+                    return None
+        if idle.cancelled_caught:
+            return None
+        header = await self._receive_exactly(FRAME_HEADER_BYTES)
+        return await self._receive_exactly(frame_length(header, bytes_max))
+
+    async def _receive_more(self) -> bool:
+        more = await self._stream.receive_some(_RECEIVE_BYTES)
+        self._received += more
+        return bool(more)
+
+    async def _receive_exactly(self, length: int) -> bytes:
+        while len(self._received) < length:
+            with trio.fail_after(BULK_IDLE_TIMEOUT_S):
+                if not await self._receive_more():
+                    raise ProtocolError("the client hung up in the middle of a message")
+        taken = bytes(self._received[:length])
+        del self._received[:length]
+        return taken
+
+    async def receive_bulk(self, length: int) -> bytearray:
+        """The `length` raw bytes that follow a call. The caller has checked `length`."""
+        bulk = bytearray(length)
+        filled = min(length, len(self._received))
+        bulk[:filled] = self._received[:filled]
+        del self._received[:filled]
+        with memoryview(bulk) as view:
+            while filled < length:
+                filled += await self._receive_into(view[filled:])
+        self.bulk_bytes_received += length
+        return bulk
+
+    async def _receive_into(self, destination: memoryview) -> int:
+        with trio.fail_after(BULK_IDLE_TIMEOUT_S):
+            if isinstance(self._stream, trio.SocketStream):
+                size = await self._stream.socket.recv_into(destination)
+            else:
+                received = await self._stream.receive_some(len(destination))
+                size = len(received)
+                destination[:size] = received
+        if size == 0:
+            raise ProtocolError("the client hung up in the middle of a chunk")
+        return size
+
+    async def discard_bulk(self, length: int) -> None:
+        """Receive and forget the bulk bytes of a call that is refused, so that the connection stays in step."""
+        scratch = memoryview(bytearray(min(length, MIB)))
+        taken = min(length, len(self._received))
+        del self._received[:taken]
+        while taken < length:
+            taken += await self._receive_into(scratch[: length - taken])
+
+    async def send(self, message: bytes, bulk: Sequence[Buffer] = ()) -> None:
+        """Send a reply and the bulk bytes behind it."""
+        with trio.fail_after(BULK_IDLE_TIMEOUT_S):
+            await self._stream.send_all(frame(message))
+        for buffer in bulk:
+            view = memoryview(buffer)
+            for start in range(0, len(view), _SEND_BYTES):
+                with trio.fail_after(BULK_IDLE_TIMEOUT_S):
+                    await self._stream.send_all(view[start : start + _SEND_BYTES])
+            self.bulk_bytes_sent += len(view)

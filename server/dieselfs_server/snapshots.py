@@ -1,0 +1,103 @@
+"""Snapshots on the shelf: built from the metadata when somebody asks, kept as files, sent from there."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import trio
+
+from dieselfs.errors import Damaged, NotFound, StorageFull, Unavailable
+from dieselfs.meta.records import DatasetRecord
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.meta.snapshot_builder import build_snapshot
+
+from dieselfs_server.metadata.interface import MetadataStore
+
+log = logging.getLogger(__name__)
+
+GENERATIONS_KEPT = 4
+"""Of each dataset; older files are removed when a new one is built."""
+
+
+class SnapshotShelf:
+    """One folder with a file for each dataset and generation. A snapshot is built once, however many ask for it."""
+
+    def __init__(self, folder: Path, metadata: MetadataStore) -> None:
+        self._folder = folder
+        self._metadata = metadata
+        self._locks: dict[bytes, trio.Lock] = {}  # changed only between checkpoints
+        self._open: dict[Path, Snapshot] = {}  # each changed only under its dataset's lock
+
+    async def get(self, dataset: DatasetRecord, generation: int = 0) -> Snapshot:
+        """The snapshot of `generation`, 0 for the newest. Raises NotFound if that generation is not kept.
+
+        If cancelled while building, nothing half-made is left under a snapshot's name.
+        """
+        async with self._locks.setdefault(dataset.dataset_id, trio.Lock()):
+            return await trio.to_thread.run_sync(self._get, dataset, generation)
+
+    def _get(self, dataset: DatasetRecord, generation: int) -> Snapshot:
+        path = self._path(dataset.dataset_id, generation or dataset.generation)
+        kept = self._kept(path)
+        if kept is not None:
+            return kept
+        if generation not in (0, dataset.generation):
+            raise NotFound(
+                f"generation {generation} of dataset {dataset.name} is not kept; the newest is {dataset.generation}"
+            )
+        content = build_snapshot(self._metadata.entry_table(dataset.dataset_id))
+        built = Snapshot(content, f"snapshot of {dataset.name}")
+        path = self._path(dataset.dataset_id, built.generation)  # somebody may have written since we looked
+        try:
+            self._write(path, content)
+        except OSError as error:
+            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
+            raise kind(f"the server cannot keep a snapshot in {self._folder}: {error.strerror}") from None
+        self._remove_old(dataset.dataset_id)
+        self._open[path] = Snapshot.open(path)
+        return self._open[path]
+
+    def _kept(self, path: Path) -> Snapshot | None:
+        """The snapshot in the file `path`, read whole once to see that the disk kept it; None if there is none."""
+        if path not in self._open:
+            try:
+                snapshot = Snapshot.open(path)
+                snapshot.verify()
+            except NotFound:
+                return None
+            except Damaged as error:
+                log.error("%s; building it again", error)
+                return None
+            self._open[path] = snapshot
+        return self._open[path]
+
+    def _path(self, dataset_id: bytes, generation: int) -> Path:
+        return self._folder / f"{dataset_id.hex()}-{generation:016x}.snapshot"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside = path.with_suffix(f".{os.getpid()}.tmp")
+        aside.unlink(missing_ok=True)
+        try:
+            with os.fdopen(
+                os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+            ) as file:
+                file.write(content)
+            aside.rename(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _remove_old(self, dataset_id: bytes) -> None:
+        kept = sorted(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"))
+        for path in kept[:-GENERATIONS_KEPT]:
+            self._remove(path)
+
+    def drop(self, dataset_id: bytes) -> None:
+        """Remove all snapshots of a dataset. Blocks."""
+        for path in self._folder.glob(f"{dataset_id.hex()}-*.snapshot"):
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        self._open.pop(path, None)
+        path.unlink(missing_ok=True)

@@ -1,0 +1,206 @@
+"""Users, their keys, and what each may do. Decisions are plain functions of the table; `UserStore` keeps it in the object store.
+
+The table lies beside the chunks, not in the metadata store, because metadata can be lost and rebuilt, and users cannot.
+"""
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from threading import Lock
+
+from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.names import check_dataset_name
+from dieselfs.rpc.auth import Key, Verifier, check_user_name
+
+from dieselfs_server.store.interface import ObjectStore
+
+USERS_RECORD = "users"
+USERS_REFRESH_S = 5.0
+"""A key that is taken away at one server is refused by all within this time."""
+
+USERS_MAX = 10_000
+KEYS_PER_USER_MAX = 8
+ALL_DATASETS = "*"
+
+log = logging.getLogger(__name__)
+
+
+class Right(IntEnum):
+    """Each includes the ones before it. ADMIN of a dataset may drop and purge it; of all datasets, manage users."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+    @classmethod
+    def parse(cls, text: str) -> "Right":
+        try:
+            return cls[text.upper()]
+        except KeyError:
+            raise InvalidInput(f"right {text[:40]!r} is not one of none, read, write, admin") from None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """Times in seconds since 1970; `expires_s` 0 means never."""
+
+    verifier: Verifier
+    created_s: int
+    expires_s: int
+
+    def is_valid(self, now_s: float) -> bool:
+        return self.expires_s == 0 or now_s < self.expires_s
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    keys: Mapping[str, StoredKey] = field(default_factory=dict)
+    grants: Mapping[str, Right] = field(default_factory=dict)
+
+    def right_on(self, dataset: str) -> Right:
+        return max(self.grants.get(dataset, Right.NONE), self.grants.get(ALL_DATASETS, Right.NONE))
+
+
+Users = Mapping[str, User]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is at the other end of a connection. Trusted: the user who runs the server, on a Unix socket."""
+
+    name: str
+    key_id: str
+    is_trusted: bool = False
+
+    def right_on(self, dataset: str, users: Users, now_s: float) -> Right:
+        """What the caller may do with `dataset` just now; nothing once the key has expired or is gone."""
+        if self.is_trusted:
+            return Right.ADMIN
+        user = users.get(self.name)
+        key = user.keys.get(self.key_id) if user else None
+        if user is None or key is None or not key.is_valid(now_s):
+            return Right.NONE
+        return user.right_on(dataset)
+
+
+def with_key(users: Users, key: Key, now_s: int, expires_s: int) -> Users:
+    """`users` with one more key for `key.user`, who is created if need be. Raises InvalidInput at the limits."""
+    user = users.get(check_user_name(key.user), User())
+    if len(user.keys) >= KEYS_PER_USER_MAX:
+        raise InvalidInput(
+            f"user {key.user} has {KEYS_PER_USER_MAX} keys; remove one with 'dlcmd user rm --key'"
+        )
+    if key.user not in users and len(users) >= USERS_MAX:
+        raise InvalidInput(f"there are {USERS_MAX} users, which is the limit")
+    stored = StoredKey(key.verifier(), now_s, expires_s)
+    return {**users, key.user: replace(user, keys={**user.keys, key.key_id: stored})}
+
+
+def without_key(users: Users, name: str, key_id: str) -> Users:
+    """`users` without one key, or with an empty `key_id` without the user. Raises NotFound."""
+    user = _require(users, name)
+    if not key_id:
+        return {other: value for other, value in users.items() if other != name}
+    if key_id not in user.keys:
+        raise NotFound(f"user {name} has no key {key_id}")
+    return {**users, name: replace(user, keys={k: v for k, v in user.keys.items() if k != key_id})}
+
+
+def with_grant(users: Users, name: str, dataset: str, right: Right) -> Users:
+    """`users` with `right` on `dataset` (or on `*`) for one of them; Right.NONE takes it away. Raises NotFound."""
+    user = _require(users, name)
+    if dataset != ALL_DATASETS:
+        check_dataset_name(dataset)
+    grants = {**user.grants, dataset: right}
+    return {**users, name: replace(user, grants={d: r for d, r in grants.items() if r})}
+
+
+def _require(users: Users, name: str) -> User:
+    if name not in users:
+        raise NotFound(f"there is no user {name[:70]!r}")
+    return users[name]
+
+
+def encode_users(users: Users) -> bytes:
+    table = {
+        name: {
+            "keys": {
+                key_id: {
+                    "verifier": key.verifier.verifier.hex(),
+                    "server_key": key.verifier.server_key.hex(),
+                    "created_s": key.created_s,
+                    "expires_s": key.expires_s,
+                }
+                for key_id, key in user.keys.items()
+            },
+            "grants": {dataset: right.name.lower() for dataset, right in user.grants.items()},
+        }
+        for name, user in users.items()
+    }
+    return json.dumps({"format": 1, "users": table}, indent=1).encode()
+
+
+def decode_users(content: bytes) -> Users:
+    """Raises Damaged: without the table nobody gets in, which is safer than guessing."""
+    try:
+        record = json.loads(content)
+        if record["format"] != 1:
+            raise ValueError(f"format {record['format']}")
+        return {name: _decode_user(fields) for name, fields in record["users"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"the table of users in the object store cannot be read ({error!r})") from None
+
+
+def _decode_user(fields: dict[str, dict[str, dict[str, str]]]) -> User:
+    return User(
+        {
+            key_id: StoredKey(
+                Verifier(bytes.fromhex(key["verifier"]), bytes.fromhex(key["server_key"])),
+                int(key["created_s"]),
+                int(key["expires_s"]),
+            )
+            for key_id, key in fields["keys"].items()
+        },
+        {dataset: Right[str(right).upper()] for dataset, right in fields["grants"].items()},
+    )
+
+
+class UserStore:
+    """The table, read again from the object store when it is older than USERS_REFRESH_S. All methods block."""
+
+    def __init__(self, store: ObjectStore, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = Lock()  # guards the two below, and makes changes follow each other
+        self._users: Users = {}
+        self._read_s = float("-inf")
+        self.salt = secrets.token_bytes(32)
+
+    def current(self) -> Users:
+        with self._lock:
+            return self._refresh(USERS_REFRESH_S)
+
+    def _refresh(self, age_max_s: float) -> Users:
+        if not 0 <= self._clock() - self._read_s < age_max_s:
+            content = self._store.get_record(USERS_RECORD)
+            self._users = decode_users(content) if content is not None else {}
+            self._read_s = self._clock()
+        return self._users
+
+    def change(self, edit: Callable[[Users], Users]) -> None:
+        """Replace the table by `edit` of it; durable when this returns."""
+        with self._lock:
+            users = edit(self._refresh(0))
+            self._store.put_record(USERS_RECORD, encode_users(users))
+            self._users, self._read_s = users, self._clock()
+
+    def verifier(self, name: str, key_id: str) -> Verifier | None:
+        """What proves that a caller is `name`, or None."""
+        user = self.current().get(name)
+        key = user.keys.get(key_id) if user else None
+        return key.verifier if key and key.is_valid(self._clock()) else None
