@@ -246,15 +246,14 @@ def check_pieces(preamble: Preamble, header: ChunkHeader, payload: Buffer, sourc
         strict=True,
     )
     for entry, (op, offset, length, checksum) in enumerate(rows):
-        if op == Op.FILE:
-            piece: Buffer = view[offset : offset + length]
-        elif op == Op.SYMLINK:
-            piece = header.target(entry)
-        else:
-            continue
-        if xxh3_64_intdigest(piece) != checksum:
+        if op == Op.FILE and xxh3_64_intdigest(view[offset : offset + length]) != checksum:
             raise Damaged(
                 f"{source}: offset {preamble.payload_start + offset}: checksum of "
+                f"{printable(header.paths[entry])!r} does not match"
+            )
+        if op == Op.SYMLINK and xxh3_64_intdigest(header.target(entry)) != checksum:
+            raise Damaged(
+                f"{source}: offset {PREAMBLE_BYTES}: checksum of the target of "
                 f"{printable(header.paths[entry])!r} does not match"
             )
 
@@ -349,7 +348,10 @@ def _check_entries(header: ChunkHeader, payload_length: int) -> None:
     refuse(is_file & (offsets + lengths > payload_length), "piece lies outside the payload")
     refuse(is_link & (offsets + lengths > len(header.targets)), "link target lies outside its column")
     refuse(is_link & ((lengths == 0) | (lengths > PATH_BYTES_MAX)), "link target is empty or too long")
-    refuse(~has_bytes & ((offsets != 0) | (lengths != 0)), "neither file nor link, yet it has bytes")
+    refuse(
+        ~has_bytes & ((offsets != 0) | (lengths != 0) | (header.checksums != 0)),
+        "neither file nor link, yet it has bytes",
+    )
     refuse(~is_file & ((header.sizes != 0) | (header.places != 0)), "not a file, yet it has a size")
     sizes = header.sizes.astype(np.int64)
     places = np.minimum(header.places, FILE_BYTES_MAX + 1).astype(np.int64)

@@ -1,0 +1,76 @@
+"""Chunks made by hand: any header at all, with a preamble whose checksums are right."""
+
+from typing import Any
+
+import msgpack
+import numpy as np
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.format import COLUMN_TYPES, Op, Preamble
+
+CHUNK_ID = bytes.fromhex("65920080 0242ac110002 00002a 000007".replace(" ", ""))
+DATASET_ID = bytes(range(0xA0, 0xB0))
+FIRST_VERSION = 1_700_000_000_000_000_000
+
+
+def sample_builder() -> ChunkBuilder:
+    """Two files (one of them empty), a folder, a link and a delete."""
+    builder = ChunkBuilder()
+    builder.add_directory(b"train", 0o755, 1_600_000_000_000_000_000)
+    builder.add_file(b"train/cat.txt", b"meow\n", 0o644, 1_600_000_000_000_000_001)
+    builder.add_file(b"train/empty", b"", 0o600, 1_600_000_000_000_000_002)
+    builder.add_symlink(b"latest", b"train/cat.txt", 0o777, -1)
+    builder.add_delete(b"train/dog.txt")
+    return builder
+
+
+def sample_chunk() -> bytes:
+    return b"".join(sample_builder().seal().encode(CHUNK_ID, "pets", DATASET_ID, FIRST_VERSION))
+
+
+def sample_fields(payload: bytes = b"meow\n") -> dict[str, Any]:
+    """The fields of a header with a folder `d`, a file `d/f` that is the payload, and a link `l` to `d`."""
+    paths = [b"d", b"d/f", b"l"]
+    columns: dict[str, list[int]] = {
+        "ops": [Op.DIRECTORY, Op.FILE, Op.SYMLINK],
+        "modes": [0o755, 0o644, 0o777],
+        "mtimes_ns": [1, 2, 3],
+        "sizes": [0, len(payload), 0],
+        "places": [0, 0, 0],
+        "offsets": [0, 0, 0],
+        "lengths": [0, len(payload), 1],
+        "checksums": [0, xxh3_64_intdigest(payload), xxh3_64_intdigest(b"d")],
+        "versions": [7, 8, 9],
+    }
+    return {
+        "dataset": "pets",
+        "dataset_id": DATASET_ID,
+        "count": len(paths),
+        "paths": b"".join(paths),
+        "targets": b"d",
+        "path_ends": column("<u4", np.cumsum([len(path) for path in paths]).tolist()),
+        **{name: column(COLUMN_TYPES[name].str, values) for name, values in columns.items()},
+    }
+
+
+def column(dtype: str, values: list[int]) -> bytes:
+    return np.array(values, dtype).tobytes()
+
+
+def with_number(fields: dict[str, Any], name: str, entry: int, value: int) -> dict[str, Any]:
+    """The fields with one number of one column changed."""
+    values = np.frombuffer(fields[name], "<u4" if name == "path_ends" else COLUMN_TYPES[name]).copy()
+    values[entry] = value
+    return {**fields, name: values.tobytes()}
+
+
+def chunk_object(
+    fields: dict[str, Any] | bytes, payload: bytes = b"meow\n", chunk_id: bytes = CHUNK_ID
+) -> bytes:
+    """A chunk with this header (given packed, or as fields) and this payload, all checksums right."""
+    header = fields if isinstance(fields, bytes) else msgpack.packb(fields)
+    preamble = Preamble(
+        chunk_id, len(header), len(payload), xxh3_128_intdigest(payload), xxh3_64_intdigest(header)
+    )
+    return preamble.encode() + header + payload
