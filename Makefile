@@ -1,0 +1,48 @@
+# Everything is installed into .venv, and what the system lacks through apt-get where we are root. A second run is quick.
+
+PYTHON3 ?= python3
+VENV    := .venv
+PYTHON  := $(VENV)/bin/python
+DATA    ?=
+
+.PHONY: test check bench demo venv system clean
+
+test: check  ## install what the tests need, check the source, run all tests
+	$(PYTHON) -m pytest
+
+check: venv  ## lint, format, types
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+bench: venv  ## the figures of docs/performance.md
+	$(PYTHON) -m dieselfs_tools.bench
+
+demo: venv  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
+	$(PYTHON) -m dieselfs_tools.demo $(DATA)
+
+venv: $(VENV)/installed
+
+# Packages are only added; one that is no longer wanted goes with `make clean`.
+$(VENV)/installed: pyproject.toml | system
+	$(PYTHON3) -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+# What is asked for, and the Debian package that has it.
+system:
+	@missing=; \
+	command -v fusermount3 >/dev/null || missing="$$missing fuse3"; \
+	command -v strace >/dev/null || missing="$$missing strace"; \
+	$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing || \
+		echo "could not install$$missing; going on without"; \
+	else \
+		echo "missing:$$missing; as root: apt-get install$$missing; going on without"; \
+	fi
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
