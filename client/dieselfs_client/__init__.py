@@ -1,0 +1,1 @@
+"""What runs on a training node: the mount and the chunks that it holds in memory."""

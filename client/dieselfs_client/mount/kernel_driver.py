@@ -1,0 +1,281 @@
+"""Serves a mount through `/dev/fuse`. This module reads and writes the device.
+
+One loop reads requests until there are none. What the snapshot or the memory can answer is answered on the spot by a plain function;
+a READ whose bytes are not there becomes a task. Nothing that goes wrong with one request reaches another: it becomes an errno.
+"""
+
+import errno
+import logging
+import os
+import select
+from collections.abc import Callable
+
+import trio
+
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, ProtocolError, Unavailable
+from dieselfs.limits import READ_AHEAD_BYTES, READ_TIMEOUT_S
+from dieselfs.names import printable
+from dieselfs_client.mount import kernel_protocol as protocol
+from dieselfs_client.mount.core import MountCore, Piece, Siblings
+from dieselfs_client.mount.kernel_protocol import Opcode, Request
+from dieselfs_client.read_order import ReadOrder
+from dieselfs_client.residency import ChunkResidency
+
+LINGER_MS = 1
+"""After the last request the loop waits so long on the device itself: much faster than a trip through the scheduler,
+and too short for any other task to notice."""
+REQUESTS_IN_A_ROW_MAX = 32
+"""Other tasks get their turn after so many."""
+BUFFERS_PER_REPLY_MAX = 256
+"""A reply in more pieces is joined first; `writev` takes 1024."""
+
+_DOTS = 2
+"""The positions of `.` and `..` in a folder; its children follow."""
+_UNANSWERED = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.DESTROY, Opcode.NOTIFY_REPLY})
+_ERRNO_BY_OPCODE: dict[int, int] = dict.fromkeys(
+    (
+        Opcode.SETATTR,
+        Opcode.SYMLINK,
+        Opcode.MKNOD,
+        Opcode.MKDIR,
+        Opcode.UNLINK,
+        Opcode.RMDIR,
+        Opcode.RENAME,
+        Opcode.RENAME2,
+        Opcode.LINK,
+        Opcode.WRITE,
+        Opcode.SETXATTR,
+        Opcode.REMOVEXATTR,
+        Opcode.CREATE,
+        Opcode.TMPFILE,
+        Opcode.FALLOCATE,
+        Opcode.COPY_FILE_RANGE,
+    ),
+    errno.EROFS,
+) | {Opcode.IOCTL: errno.ENOTTY}
+"""Requests that are always refused. All that is unknown is ENOSYS, after which the kernel does not ask again:
+so it is with OPEN and OPENDIR too, and from then on files are opened without a word to us."""
+
+_log = logging.getLogger(__name__)
+
+_Buffers = list[memoryview]
+
+
+class KernelDriver:
+    """Serves one connection to the kernel. Used from one trio thread.
+
+    `device` is an open descriptor of `/dev/fuse`, mounted; the caller closes it. All files belong to `user` and `group`.
+    `agreed` is set once kernel and driver have agreed (then `refusal` is None) or have found that they cannot.
+    """
+
+    def __init__(
+        self,
+        device: int,
+        core: MountCore,
+        residency: ChunkResidency,
+        user: int,
+        group: int,
+        read_timeout_s: float = READ_TIMEOUT_S,
+    ) -> None:
+        self.agreed = trio.Event()
+        self.refusal: str | None = None
+        self._device = device
+        self._core = core
+        self._residency = residency
+        self._encoder = protocol.Encoder(user, group)
+        self._read_timeout_s = read_timeout_s
+        self._read_order = ReadOrder()
+        self._waiting: dict[int, trio.CancelScope] = {}  # READ tasks by `unique`; changed only between checkpoints
+        self._answers: dict[int, Callable[[Request], bytes]] = {
+            Opcode.LOOKUP: self._lookup,
+            Opcode.GETATTR: self._get_attributes,
+            Opcode.READLINK: self._read_link,
+            Opcode.READDIRPLUS: self._list_plus,
+            Opcode.READDIR: self._list,
+            Opcode.STATFS: self._statfs,
+            Opcode.INIT: self._init,
+        }
+
+    async def run(self) -> None:
+        """Serve until the filesystem is unmounted. If cancelled, requests under way stay unanswered."""
+        os.set_blocking(self._device, False)
+        readiness = select.poll()
+        readiness.register(self._device, select.POLLIN)
+        buffer = bytearray(protocol.REQUEST_BYTES_MAX)
+        packet = memoryview(buffer)
+        in_a_row = 0
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    length = os.readv(self._device, [buffer])
+                except BlockingIOError:
+                    if self._waiting or not readiness.poll(LINGER_MS):
+                        await trio.lowlevel.wait_readable(self._device)
+                        in_a_row = 0
+                    continue
+                except OSError as error:
+                    if error.errno in (errno.ENOENT, errno.EINTR):  # the request was given up before we took it
+                        continue
+                    if error.errno in (errno.ENODEV, errno.ECONNABORTED):
+                        break
+                    raise
+                self._serve(packet[:length], nursery)
+                in_a_row += 1
+                if in_a_row >= REQUESTS_IN_A_ROW_MAX:
+                    await trio.lowlevel.checkpoint()
+                    in_a_row = 0
+            nursery.cancel_scope.cancel()
+
+    def _serve(self, packet: memoryview, nursery: trio.Nursery) -> None:
+        """Answer one request, or start the task that will. Never raises: this is the outer guard."""
+        request = None
+        try:
+            request = protocol.decode_request(packet)
+            answer = self._answers.get(request.opcode)
+            if answer is not None:
+                payload = answer(request)
+                self._write(protocol.encode_header(request.unique, len(payload)), payload)
+            elif request.opcode == Opcode.READ:
+                self._read(request, nursery)
+            elif request.opcode == Opcode.INTERRUPT:
+                self._interrupt(protocol.decode_interrupt(request.body))
+            elif request.opcode not in _UNANSWERED:
+                self._refuse(request.unique, _ERRNO_BY_OPCODE.get(request.opcode, errno.ENOSYS))
+        except Exception as error:
+            if request is None:
+                _log.exception("a request that cannot be understood came from the kernel")
+            else:
+                self._fail(request, error)
+
+    # -- replies -----------------------------------------------------------------------------------------
+
+    def _write(self, *parts: bytes | memoryview) -> None:
+        try:
+            os.writev(self._device, parts)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):  # the asker, or the mount, is gone
+                raise
+
+    def _refuse(self, unique: int, errno_: int) -> None:
+        self._write(protocol.encode_header(unique, 0, errno_))
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """Answer a request with the errno that the error means."""
+        if isinstance(error, NotFound):
+            code = errno.ESTALE
+        elif isinstance(error, InvalidInput):
+            code = errno.EINVAL
+        elif isinstance(error, DieselfsError):
+            code = errno.EIO
+            _log.error("%s: %s", self._path(request.inode), error)
+        else:
+            code = errno.EIO
+            _log.error("request %d about inode %d failed", request.opcode, request.inode, exc_info=error)
+        try:
+            self._refuse(request.unique, code)
+        except OSError:
+            _log.exception("request %d about inode %d cannot be answered", request.opcode, request.inode)
+
+    def _path(self, inode: int) -> str:
+        return printable(self._core.snapshot.path(self._core.node(inode)))
+
+    # -- what the snapshot answers -------------------------------------------------------------------------
+
+    def _init(self, request: Request) -> bytes:
+        try:
+            return protocol.encode_init(protocol.decode_init(request.body))
+        except ProtocolError as error:
+            self.refusal = str(error)
+            raise
+        finally:
+            self.agreed.set()
+
+    def _lookup(self, request: Request) -> bytes:
+        inode = self._core.lookup(request.inode, protocol.decode_name(request.body))
+        return self._encoder.entry(self._core.attributes(inode)) if inode else protocol.NO_SUCH_ENTRY
+
+    def _get_attributes(self, request: Request) -> bytes:
+        return self._encoder.attributes(self._core.attributes(request.inode))
+
+    def _read_link(self, request: Request) -> bytes:
+        return self._core.target(request.inode)
+
+    def _statfs(self, request: Request) -> bytes:
+        return protocol.encode_statfs(self._core.totals())
+
+    def _list_plus(self, request: Request) -> bytes:
+        return self._listing(request, protocol.DIRENT_PLUS_BYTES, self._encoder.listing_plus)
+
+    def _list(self, request: Request) -> bytes:
+        return self._listing(request, protocol.DIRENT_BYTES, protocol.encode_listing)
+
+    def _listing(self, request: Request, record_bytes: int, encode: Callable[[Siblings, int], bytes]) -> bytes:
+        position, room_bytes = protocol.decode_read(request.body)
+        nodes = self._core.child_nodes(request.inode)
+        dots = b""
+        if position < _DOTS:
+            dots = encode(self._core.dots(request.inode), 0)[position * (record_bytes + 8) :]
+            position = _DOTS
+        nodes = nodes[position - _DOTS :][: room_bytes // record_bytes]
+        fitting = protocol.count_that_fit(self._core.name_lengths(nodes), record_bytes, room_bytes - len(dots))
+        if fitting == 0 and nodes and not dots:  # an empty reply would mean the end of the folder
+            raise InvalidInput(f"{room_bytes} bytes have no room for an entry")
+        return dots + encode(self._core.siblings(nodes[:fitting]), position)
+
+    # -- reads -------------------------------------------------------------------------------------------
+
+    def _read(self, request: Request, nursery: trio.Nursery) -> None:
+        offset, size = protocol.decode_read(request.body)
+        inode = request.inode
+        pieces = self._core.pieces(inode, offset, size)
+        buffers: _Buffers = []
+        for piece in pieces:
+            buffer = self._residency.resident_piece(piece.extent, piece.start, piece.length)
+            if buffer is None:
+                # The request's body lies in the loop's buffer, which the next request overwrites.
+                nursery.start_soon(self._read_later, request._replace(body=memoryview(b"")), pieces)
+                break
+            buffers.append(buffer)
+        else:
+            self._reply_pieces(request.unique, pieces, buffers)
+        end = offset + size
+        if self._read_order.goes_on(inode, offset, end):
+            for chunk in self._core.chunks_ahead(inode, end, READ_AHEAD_BYTES):
+                self._residency.prefetch(chunk)
+
+    async def _read_later(self, request: Request, pieces: list[Piece]) -> None:
+        unique = request.unique
+        scope = self._waiting[unique] = trio.move_on_after(self._read_timeout_s)
+        try:
+            with scope:
+                for piece in pieces:
+                    self._residency.prefetch(piece.extent.chunk)
+                fetch = self._residency.fetch_piece
+                buffers = [await fetch(piece.extent, piece.start, piece.length) for piece in pieces]
+            if not scope.cancelled_caught:
+                self._reply_pieces(unique, pieces, buffers)
+            elif unique in self._waiting:
+                raise Unavailable(f"its bytes did not come within {self._read_timeout_s:g} s")
+            else:
+                self._refuse(unique, errno.EINTR)
+        except Exception as error:
+            self._fail(request, error)
+        finally:
+            self._waiting.pop(unique, None)
+
+    def _interrupt(self, unique: int) -> None:
+        """Give up a waiting READ: whoever asked got a signal. One that is answered already is left alone."""
+        scope = self._waiting.pop(unique, None)
+        if scope is not None:
+            scope.cancel()
+
+    def _reply_pieces(self, unique: int, pieces: list[Piece], buffers: _Buffers) -> None:
+        """Send exactly the bytes that were planned. Raises Damaged if there are not as many."""
+        length = sum(map(len, buffers))
+        if length != sum(piece.length for piece in pieces):
+            raise Damaged(f"{length} bytes came of a read in {len(pieces)} pieces: a chunk is too short")
+        header = protocol.encode_header(unique, length)
+        if len(buffers) < BUFFERS_PER_REPLY_MAX:
+            self._write(header, *buffers)
+        else:
+            self._write(header, b"".join(buffers))

@@ -1,0 +1,317 @@
+"""The FUSE kernel protocol (`<linux/fuse.h>`), as much of it as a read-only filesystem needs. Bytes in, bytes out; no I/O.
+
+The kernel sends one request per read of `/dev/fuse` and takes one reply per write; numbers are in the machine's own
+byte order. All that is cached is cached for `FOREVER_S`: a mount shows one frozen generation.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.errors import ProtocolError
+from dieselfs.limits import NAME_BYTES_MAX, READ_BYTES_MAX
+from dieselfs_client.mount.core import IO_BLOCK_BYTES, STAT_BLOCK_BYTES, Attributes, FilesystemTotals, Siblings
+
+MAJOR = 7
+MINOR_MIN = 29
+"""Linux 5.1, the first that can do without OPENDIR."""
+MINOR = 38
+FOREVER_S = 10 * 365 * 24 * 3600
+PAGE_BYTES = 4096
+REQUEST_BYTES_MAX = 128 << 10
+"""Room for one request. Requests that change something may be larger; the kernel then fails them by itself."""
+WRITE_BYTES_MAX = PAGE_BYTES
+"""The smallest that the kernel accepts; nothing is ever written."""
+REQUESTS_IN_BACKGROUND_MAX = 64
+"""Read-ahead requests that the kernel may have under way; the other reads do not count."""
+
+
+class Opcode(IntEnum):
+    """The requests that get an answer of their own, or none. What is not listed is answered ENOSYS."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    CREATE = 35
+    INTERRUPT = 36
+    DESTROY = 38
+    IOCTL = 39
+    NOTIFY_REPLY = 41
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    READDIRPLUS = 44
+    RENAME2 = 45
+    COPY_FILE_RANGE = 47
+    TMPFILE = 51
+
+
+class InitFlag(IntFlag):
+    ASYNC_READ = 1 << 0
+    EXPORT_SUPPORT = 1 << 4
+    DO_READDIRPLUS = 1 << 13
+    ASYNC_DIO = 1 << 15
+    NO_OPEN_SUPPORT = 1 << 17
+    PARALLEL_DIROPS = 1 << 18
+    MAX_PAGES = 1 << 22
+    CACHE_SYMLINKS = 1 << 23
+    NO_OPENDIR_SUPPORT = 1 << 24
+
+
+NEEDED = InitFlag.DO_READDIRPLUS | InitFlag.NO_OPEN_SUPPORT | InitFlag.NO_OPENDIR_SUPPORT
+WANTED = (
+    NEEDED
+    | InitFlag.ASYNC_READ
+    | InitFlag.EXPORT_SUPPORT
+    | InitFlag.ASYNC_DIO
+    | InitFlag.PARALLEL_DIROPS
+    | InitFlag.MAX_PAGES
+    | InitFlag.CACHE_SYMLINKS
+)
+
+_IN_HEADER = struct.Struct("=IIQQIIII")
+_OUT_HEADER = struct.Struct("=IiQ")
+_ATTRIBUTES = "QQQqqqIIIIIIIIII"
+_ENTRY_OUT = struct.Struct("=QQQQII" + _ATTRIBUTES)
+_ATTR_OUT = struct.Struct("=QII" + _ATTRIBUTES)
+_READ_IN = struct.Struct("=QQI")  # as far as it matters
+_INIT_IN = struct.Struct("=IIII")
+_INIT_OUT = struct.Struct("=IIIIHHIIHHI28x")
+_STATFS_OUT = struct.Struct("=QQQQQIII28x")
+_INTERRUPT_IN = struct.Struct("=Q")
+_DIRENT = np.dtype([("inode", "u8"), ("next_position", "u8"), ("name_length", "u4"), ("type", "u4")])
+_ATTRIBUTE_FIELDS = [
+    ("inode", "u8"),
+    ("size", "u8"),
+    ("blocks", "u8"),
+    ("atime_s", "i8"),
+    ("mtime_s", "i8"),
+    ("ctime_s", "i8"),
+    ("atime_ns", "u4"),
+    ("mtime_ns", "u4"),
+    ("ctime_ns", "u4"),
+    ("mode", "u4"),
+    ("links", "u4"),
+    ("user", "u4"),
+    ("group", "u4"),
+    ("device", "u4"),
+    ("block_size", "u4"),
+    ("flags", "u4"),
+]
+_DIRENT_PLUS = np.dtype(
+    [
+        ("node", "u8"),
+        ("generation", "u8"),
+        ("entry_valid_s", "u8"),
+        ("attr_valid_s", "u8"),
+        ("entry_valid_ns", "u4"),
+        ("attr_valid_ns", "u4"),
+        ("attr", _ATTRIBUTE_FIELDS),
+        ("dirent", _DIRENT),
+    ]
+)
+IN_HEADER_BYTES = _IN_HEADER.size
+OUT_HEADER_BYTES = _OUT_HEADER.size
+DIRENT_BYTES = _DIRENT.itemsize
+DIRENT_PLUS_BYTES = _DIRENT_PLUS.itemsize
+assert (IN_HEADER_BYTES, OUT_HEADER_BYTES, DIRENT_BYTES, DIRENT_PLUS_BYTES) == (40, 16, 24, 152)
+assert (_ENTRY_OUT.size, _ATTR_OUT.size, _INIT_OUT.size, _STATFS_OUT.size) == (128, 104, 64, 80)
+
+_S = 1_000_000_000
+_PADDING = tuple(bytes(-length % 8) for length in range(NAME_BYTES_MAX + 1))
+
+
+class Request(NamedTuple):
+    """One request. `unique` names it in the reply; `body` is what follows the header."""
+
+    opcode: int
+    unique: int
+    inode: int
+    body: memoryview
+
+
+class InitRequest(NamedTuple):
+    major: int
+    minor: int
+    max_readahead_bytes: int
+    flags: int
+
+
+class ReadRequest(NamedTuple):
+    """What READ asks for, in bytes. READDIR and READDIRPLUS use the same form: a position, and room for the reply."""
+
+    offset: int
+    size: int
+
+
+def _unpack(layout: struct.Struct, body: memoryview, what: str) -> tuple[int, ...]:
+    if len(body) < layout.size:
+        raise ProtocolError(f"{what} of {len(body)} bytes from the kernel, expected {layout.size}")
+    return layout.unpack_from(body)
+
+
+def decode_request(packet: memoryview) -> Request:
+    """Take a request apart. `body` is a view of `packet`. Raises ProtocolError if its lengths do not fit."""
+    length, opcode, unique, inode, _user, _group, _process, _extensions = _unpack(_IN_HEADER, packet, "request")
+    if length != len(packet):
+        raise ProtocolError(f"request of {len(packet)} bytes from the kernel announces {length}")
+    return Request(opcode, unique, inode, packet[IN_HEADER_BYTES:])
+
+
+def decode_init(body: memoryview) -> InitRequest:
+    return InitRequest(*_unpack(_INIT_IN, body, "INIT"))
+
+
+def decode_read(body: memoryview) -> ReadRequest:
+    _handle, offset, size = _unpack(_READ_IN, body, "READ")
+    return ReadRequest(offset, size)
+
+
+def decode_interrupt(body: memoryview) -> int:
+    """Which request (`unique`) is to be given up."""
+    return _unpack(_INTERRUPT_IN, body, "INTERRUPT")[0]
+
+
+def decode_name(body: memoryview) -> bytes:
+    """The name that LOOKUP asks for: all up to the NUL."""
+    return bytes(body).partition(b"\0")[0]
+
+
+def encode_header(unique: int, payload_length: int, errno: int = 0) -> bytes:
+    """The beginning of a reply. `errno` is positive, as in the module `errno`; a reply with one has no payload."""
+    return _OUT_HEADER.pack(OUT_HEADER_BYTES + payload_length, -errno, unique)
+
+
+def encode_init(request: InitRequest) -> bytes:
+    """Accept the kernel's offer. Raises ProtocolError if the kernel is too old to be served."""
+    if request.major != MAJOR or request.minor < MINOR_MIN or request.flags & NEEDED != NEEDED:
+        raise ProtocolError(
+            f"the kernel speaks FUSE {request.major}.{request.minor} with features {request.flags:#x}; "
+            f"dieselfs needs {MAJOR}.{MINOR_MIN} (Linux 5.1) or newer"
+        )
+    return _INIT_OUT.pack(
+        MAJOR,
+        min(MINOR, request.minor),
+        READ_BYTES_MAX,
+        request.flags & WANTED,
+        REQUESTS_IN_BACKGROUND_MAX,
+        REQUESTS_IN_BACKGROUND_MAX * 3 // 4,
+        WRITE_BYTES_MAX,
+        1,  # granularity of time stamps, ns
+        READ_BYTES_MAX // PAGE_BYTES,
+        0,
+        0,
+    )
+
+
+NO_SUCH_ENTRY = _ENTRY_OUT.pack(0, 0, FOREVER_S, *([0] * 19))
+"""Answer to LOOKUP of a name that does not exist; the kernel keeps it."""
+
+
+class Encoder:
+    """Puts attributes into bytes, with the owner that all files have."""
+
+    def __init__(self, user: int, group: int) -> None:
+        self._user = user
+        self._group = group
+        blank = np.zeros(1, _DIRENT_PLUS)
+        blank["entry_valid_s"] = blank["attr_valid_s"] = FOREVER_S
+        blank["attr"]["links"] = 1
+        blank["attr"]["user"] = user
+        blank["attr"]["group"] = group
+        blank["attr"]["block_size"] = IO_BLOCK_BYTES
+        self._blank = blank
+
+    def _attribute_fields(self, of: Attributes) -> tuple[int, ...]:
+        second, ns = divmod(of.mtime_ns, _S)
+        return (
+            *(of.inode, of.size, of.blocks),
+            *(second, second, second, ns, ns, ns),
+            *(of.mode, 1, self._user, self._group, 0, IO_BLOCK_BYTES, 0),
+        )
+
+    def entry(self, of: Attributes) -> bytes:
+        """Answer to LOOKUP."""
+        return _ENTRY_OUT.pack(of.inode, 0, FOREVER_S, FOREVER_S, 0, 0, *self._attribute_fields(of))
+
+    def attributes(self, of: Attributes) -> bytes:
+        """Answer to GETATTR."""
+        return _ATTR_OUT.pack(FOREVER_S, 0, 0, *self._attribute_fields(of))
+
+    def listing_plus(self, entries: Siblings, first_position: int) -> bytes:
+        """Entries for READDIRPLUS; the first of them stands at `first_position` in its folder."""
+        records = np.repeat(self._blank, len(entries.names))
+        records["node"] = entries.inodes
+        attributes = records["attr"]
+        attributes["inode"] = entries.inodes
+        attributes["size"] = entries.sizes
+        attributes["blocks"] = -(-entries.sizes.astype(np.int64) // STAT_BLOCK_BYTES)
+        seconds, ns = np.divmod(entries.mtimes_ns, _S)
+        for time in ("atime", "mtime", "ctime"):
+            attributes[f"{time}_s"] = seconds
+            attributes[f"{time}_ns"] = ns
+        attributes["mode"] = entries.modes
+        _fill_dirents(records["dirent"], entries, first_position)
+        return _join_names(records, entries.names)
+
+
+def encode_listing(entries: Siblings, first_position: int) -> bytes:
+    """Entries for READDIR; the first of them stands at `first_position` in its folder."""
+    records = np.zeros(len(entries.names), _DIRENT)
+    _fill_dirents(records, entries, first_position)
+    return _join_names(records, entries.names)
+
+
+def _fill_dirents(dirents: npt.NDArray[np.void], entries: Siblings, first_position: int) -> None:
+    dirents["inode"] = entries.inodes
+    dirents["next_position"] = np.arange(first_position + 1, first_position + 1 + len(entries.names))
+    dirents["name_length"] = entries.name_lengths
+    dirents["type"] = entries.modes >> 12
+
+
+def _join_names(records: npt.NDArray[np.void], names: Sequence[bytes]) -> bytes:
+    """Each record with its name behind it, filled up to a multiple of eight bytes."""
+    packed, step = records.tobytes(), records.itemsize
+    parts = [b""] * (3 * len(names))
+    parts[0::3] = [packed[start : start + step] for start in range(0, len(packed), step)]
+    parts[1::3] = names
+    parts[2::3] = [_PADDING[len(name)] for name in names]
+    return b"".join(parts)
+
+
+def count_that_fit(name_lengths: npt.NDArray[np.uint8], record_bytes: int, room_bytes: int) -> int:
+    """How many entries, from the first on, fit into a reply."""
+    ends = np.cumsum(record_bytes + ((name_lengths.astype(np.int64) + 7) & ~7))
+    return int(np.searchsorted(ends, room_bytes, side="right"))
+
+
+def encode_statfs(totals: FilesystemTotals) -> bytes:
+    """All of the space is used, and all of the inodes. Blocks are counted in `STAT_BLOCK_BYTES`."""
+    blocks = -(-totals.total_bytes // STAT_BLOCK_BYTES)
+    return _STATFS_OUT.pack(
+        blocks, 0, 0, totals.entries, 0, IO_BLOCK_BYTES, NAME_BYTES_MAX, STAT_BLOCK_BYTES
+    )
+

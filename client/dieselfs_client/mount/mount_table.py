@@ -1,0 +1,104 @@
+"""The mounts of this machine, as the kernel lists them. This module reads `/proc`."""
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dieselfs.limits import MOUNT_PROBE_TIMEOUT_S
+
+FILESYSTEM_TYPE = "fuse.dieselfs"
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class MountRecord:
+    """One mount. `device` is the `major:minor` that its files have; `options` as `/proc/self/mountinfo` prints them."""
+
+    mountpoint: str
+    source: str
+    filesystem: str
+    device: str
+    options: tuple[str, ...]
+
+
+def parse_mountinfo(text: bytes) -> Iterator[MountRecord]:
+    """The mounts in `/proc/self/mountinfo` (see proc_pid_mountinfo(5)), in order; a later one covers an earlier one."""
+    for line in text.splitlines():
+        mount, _, filesystem = line.partition(b" - ")
+        fields, (kind, source, super_options) = mount.split(b" "), filesystem.split(b" ", 2)
+        yield MountRecord(
+            _unescaped(fields[4]),
+            _unescaped(source),
+            _unescaped(kind),
+            fields[2].decode(),
+            tuple(dict.fromkeys(_unescaped(fields[5] + b"," + super_options).split(","))),
+        )
+
+
+def _unescaped(field: bytes) -> str:
+    return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
+
+
+def dieselfs_mounts() -> list[MountRecord]:
+    """The mounts of dieselfs, in the order in which they were made."""
+    return [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.filesystem == FILESYSTEM_TYPE]
+
+
+def mount_at(mountpoint: str) -> MountRecord | None:
+    """What is mounted on exactly this (absolute, resolved) path; the uppermost if there are several."""
+    found = None
+    for record in parse_mountinfo(MOUNTINFO.read_bytes()):
+        if record.mountpoint == mountpoint:
+            found = record
+    return found
+
+
+def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
+    """Whether the daemon behind a mount is dead.
+
+    Asks with `statfs`, the one call that the kernel never answers by itself. A daemon that does not answer in time is
+    stuck, but not dead.
+    """
+    verdict: list[bool] = []
+
+    def probe() -> None:
+        try:
+            os.statvfs(mountpoint)
+            verdict.append(False)
+        except OSError as error:
+            verdict.append(error.errno == errno.ENOTCONN)
+
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return verdict == [True]
+
+
+def serving_process(device: str) -> int | None:
+    """The process that serves the mount with this `major:minor`, or None.
+
+    None, too, where it belongs to another user, or on a kernel that does not tell (before Linux 6.15).
+    """
+    connection = device.partition(":")[2]
+    for process in os.listdir("/proc"):
+        if process.isdigit() and _serves(Path("/proc", process), connection):
+            return int(process)
+    return None
+
+
+def _serves(process: Path, connection: str) -> bool:
+    try:
+        for descriptor in os.listdir(process / "fd"):
+            if os.readlink(process / "fd" / descriptor) == "/dev/fuse":
+                lines = (process / "fdinfo" / descriptor).read_text().splitlines()
+                if any(line.split() == ["fuse_connection:", connection] for line in lines):
+                    return True
+    except OSError:  # the process is gone, or not ours to look at
+        pass
+    return False

@@ -1,0 +1,196 @@
+"""The chunks that this node holds in memory, within a budget of bytes; the least recently used goes first.
+
+`resident` looks, `fetch` brings. However many readers want a chunk, it is fetched once: a *flight* carries it, and the
+readers wait for the flight. A flight belongs to the residency, not to a reader: a reader who gives up leaves it
+in the air, and what it brings is kept for the next one.
+
+A chunk whose payload is damaged is not kept. Its files are then fetched one extent at a time, each against its own
+checksum, so that the damage touches only the file that it lies in.
+"""
+
+import logging
+from collections import OrderedDict
+from typing import Protocol
+
+import trio
+
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
+from dieselfs.meta.snapshot import ExtentRef, Snapshot
+
+FAILURE_MEMORY_S = 1.0
+"""A fetch that failed is not tried again for so long: the kernel asks twice for a page that it did not get."""
+
+_log = logging.getLogger(__name__)
+
+
+class ChunkSource(Protocol):
+    """Where bytes come from. Both methods block, may be called from many threads at once, and raise DieselfsError."""
+
+    def fetch_chunk(self, chunk: int) -> bytes | memoryview:
+        """The payload of a chunk (an index into the snapshot's table). Raises Damaged unless its checksum matches."""
+        ...
+
+    def fetch_extent(self, extent: ExtentRef) -> bytes:
+        """The bytes of one extent. Raises Damaged unless their checksum matches."""
+        ...
+
+
+Key = int | ExtentRef
+"""What a flight carries: a chunk (its index), or an extent of a chunk that is damaged."""
+
+
+class _Flight:
+    """A fetch under way, or one that failed a moment ago."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s
+        self.landed = trio.Event()
+        self.payload: memoryview | None = None
+        self.error: DieselfsError | None = None
+
+
+class ChunkResidency:
+    """Used from one trio thread. `nursery` runs the flights: cancelling it abandons them, with their threads."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        source: ChunkSource,
+        memory_bytes: int,
+        nursery: trio.Nursery,
+        fetch_timeout_s: float = READ_TIMEOUT_S,
+        fetches_at_once: int = FETCHES_AT_ONCE_MAX,
+    ) -> None:
+        self._snapshot = snapshot
+        self._source = source
+        self._memory_bytes = memory_bytes
+        self._nursery = nursery
+        self._fetch_timeout_s = fetch_timeout_s
+        self._limiter = trio.CapacityLimiter(fetches_at_once)
+        # All below change only between checkpoints.
+        self._payloads: OrderedDict[Key, memoryview] = OrderedDict()
+        self._resident_bytes = 0
+        self._flights: dict[Key, _Flight] = {}
+        self._flying_bytes = 0
+        self._damaged: set[int] = set()
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._resident_bytes
+
+    def resident(self, key: Key) -> memoryview | None:
+        """The payload of a chunk (or an extent that was fetched by itself) if it is in memory; counts as a use."""
+        payload = self._payloads.get(key)
+        if payload is not None:
+            self._payloads.move_to_end(key)
+        return payload
+
+    def resident_piece(self, extent: ExtentRef, start: int, length: int) -> memoryview | None:
+        """`length` bytes at `start` of an extent, if they are in memory; counts as a use."""
+        payload = self.resident(extent.chunk)
+        if payload is not None:
+            first = extent.offset + start
+            return payload[first : first + length]
+        if extent.chunk in self._damaged:
+            payload = self.resident(extent)
+            if payload is not None:
+                return payload[start : start + length]
+        return None
+
+    def prefetch(self, chunk: int) -> None:
+        """Start to fetch a chunk, unless it is in memory, on its way, or known to be damaged."""
+        if chunk not in self._payloads and chunk not in self._damaged:
+            self._flight(chunk)
+
+    async def fetch(self, chunk: int) -> memoryview:
+        """The payload of a chunk, from memory or from the source.
+
+        Raises what the source raises; Damaged at once for a chunk that was found damaged before; Unavailable if the
+        chunk is longer on its way than the limit, also when another reader had asked for it. If cancelled, the
+        fetch goes on and what it brings is kept.
+        """
+        payload = self.resident(chunk)
+        if payload is not None:
+            return payload
+        if chunk in self._damaged:
+            raise Damaged(f"chunk {self._name(chunk)} is damaged")
+        return await self._landed(chunk)
+
+    async def fetch_piece(self, extent: ExtentRef, start: int, length: int) -> memoryview:
+        """`length` bytes at `start` of an extent: from its chunk, or by itself where the chunk is damaged.
+
+        Raises and behaves as `fetch`; Damaged only if it is this extent that is damaged.
+        """
+        try:
+            payload = await self.fetch(extent.chunk)
+        except Damaged:
+            alone = self.resident(extent)
+            if alone is None:
+                alone = await self._landed(extent)
+            return alone[start : start + length]
+        first = extent.offset + start
+        return payload[first : first + length]
+
+    def _name(self, chunk: int) -> str:
+        return chunk_name(self._snapshot.chunk_id(chunk))
+
+    # -- flights -----------------------------------------------------------------------------------------
+
+    def _flight(self, key: Key) -> _Flight:
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(trio.current_time())
+            self._nursery.start_soon(self._fly, key, flight)
+        return flight
+
+    async def _landed(self, key: Key) -> memoryview:
+        flight = self._flight(key)
+        with trio.move_on_at(flight.started_s + self._fetch_timeout_s):
+            await flight.landed.wait()
+        if flight.error is not None:
+            raise type(flight.error)(*flight.error.args)
+        if flight.payload is None:
+            chunk = key if isinstance(key, int) else key.chunk
+            raise Unavailable(f"chunk {self._name(chunk)} did not come within {self._fetch_timeout_s:g} s")
+        return flight.payload
+
+    async def _fly(self, key: Key, flight: _Flight) -> None:
+        length = self._snapshot.chunk_payload_length(key) if isinstance(key, int) else key.length
+        self._flying_bytes += length
+        try:
+            self._make_room()
+            flight.payload = await self._bring(key)
+        except DieselfsError as error:
+            flight.error = error
+        except Exception as error:  # a bug in a source costs the reader this read, not the mount
+            _log.exception("fetching chunk %s failed", key)
+            flight.error = Unavailable(f"fetching failed: {error!r}")
+        finally:
+            self._flying_bytes -= length
+            flight.landed.set()
+        if flight.payload is not None:
+            self._payloads[key] = flight.payload
+            self._resident_bytes += len(flight.payload)
+            self._make_room()
+        elif isinstance(flight.error, Damaged) and isinstance(key, int):
+            self._damaged.add(key)
+            _log.error("%s; its files are now fetched one at a time", flight.error)
+        else:
+            await trio.sleep(FAILURE_MEMORY_S)
+        del self._flights[key]
+
+    async def _bring(self, key: Key) -> memoryview:
+        def fetch() -> memoryview:
+            if isinstance(key, int):
+                return memoryview(self._source.fetch_chunk(key))
+            return memoryview(self._source.fetch_extent(key))
+
+        return await trio.to_thread.run_sync(fetch, abandon_on_cancel=True, limiter=self._limiter)
+
+    def _make_room(self) -> None:
+        """Drop what was used longest ago until all that is held or on its way fits the budget; keep the newest."""
+        while self._resident_bytes + self._flying_bytes > self._memory_bytes and len(self._payloads) > 1:
+            _, payload = self._payloads.popitem(last=False)
+            self._resident_bytes -= len(payload)

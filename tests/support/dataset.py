@@ -1,0 +1,205 @@
+"""A dataset without a server: trees packed into chunks with the real builder, the snapshot built from their headers.
+
+`pack_tree` packs a folder of the local file system; `PackedDataset.source` hands the chunks out, checked the way that
+the real reader checks them, and can be told to damage them.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, Preamble, decode_header, decode_preamble
+from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
+from dieselfs.errors import Damaged
+from dieselfs.limits import CHUNK_TARGET_BYTES
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, PieceTable
+from dieselfs.meta.snapshot import ExtentRef, Snapshot
+from dieselfs.meta.snapshot_builder import build_snapshot
+from dieselfs.names import split_path
+
+DATASET_ID = bytes(range(16))
+
+
+@dataclass(frozen=True)
+class TreeEntry:
+    """One entry to pack. `content` is a file's bytes or a link's target."""
+
+    path: bytes
+    mode: int
+    mtime_ns: int
+    content: bytes = b""
+
+
+def read_tree(root: str | Path) -> Iterator[TreeEntry]:
+    """Every entry below `root`, and `root` itself as the root, in no order."""
+    top = os.fsencode(root)
+    pending = [b""]
+    while pending:
+        folder = pending.pop()
+        place = os.path.join(top, folder)
+        status = os.lstat(place)
+        yield TreeEntry(folder, status.st_mode, status.st_mtime_ns)
+        with os.scandir(place) as entries:
+            for entry in entries:
+                path = os.path.join(folder, entry.name)
+                status = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(path)
+                elif entry.is_symlink():
+                    yield TreeEntry(path, status.st_mode, status.st_mtime_ns, os.readlink(entry.path))
+                else:
+                    yield TreeEntry(path, status.st_mode, status.st_mtime_ns, Path(os.fsdecode(entry.path)).read_bytes())
+
+
+class MemoryChunkSource:
+    """Hands out the chunks of a dataset from memory, verified against the snapshot as the real reader verifies them.
+
+    `payloads` may be changed by tests, to damage a chunk. Counts what was fetched.
+    """
+
+    def __init__(self, snapshot: Snapshot, payloads: dict[int, bytearray]) -> None:
+        self.snapshot = snapshot
+        self.payloads = payloads
+        self.fetched_chunks: list[int] = []
+        self.fetched_extents: list[ExtentRef] = []
+
+    def fetch_chunk(self, chunk: int) -> bytes:
+        self.fetched_chunks.append(chunk)
+        payload = bytes(self.payloads[chunk])
+        if xxh3_128_intdigest(payload) != self.snapshot.chunk_checksum(chunk):
+            raise Damaged(f"chunk {chunk_name(self.snapshot.chunk_id(chunk))}: checksum of the payload does not match")
+        return payload
+
+    def fetch_extent(self, extent: ExtentRef) -> bytes:
+        self.fetched_extents.append(extent)
+        data = bytes(self.payloads[extent.chunk][extent.offset : extent.offset + extent.length])
+        if xxh3_64_intdigest(data) != extent.checksum:
+            name = chunk_name(self.snapshot.chunk_id(extent.chunk))
+            raise Damaged(f"chunk {name}: offset {extent.offset}: checksum of the piece does not match")
+        return data
+
+
+@dataclass(frozen=True)
+class PackedDataset:
+    """Chunk objects in the order of their IDs, and the snapshot that they give."""
+
+    objects: list[bytes]
+    snapshot: Snapshot
+
+    def source(self) -> MemoryChunkSource:
+        payloads = {}
+        for index, data in enumerate(self.objects):
+            start = decode_preamble(data, f"chunk {index}").payload_start
+            payloads[index] = bytearray(data[start:])
+        return MemoryChunkSource(self.snapshot, payloads)
+
+
+def pack_tree(root: str | Path, name: str = "packed", chunk_bytes: int = CHUNK_TARGET_BYTES) -> PackedDataset:
+    """Pack the folder `root`. The same tree always gives the same chunks."""
+    return pack_entries(sorted(read_tree(root), key=lambda entry: entry.path), name, chunk_bytes)
+
+
+def pack_entries(
+    entries: Iterable[TreeEntry], name: str = "packed", chunk_bytes: int = CHUNK_TARGET_BYTES
+) -> PackedDataset:
+    """Pack entries in the order given, cutting files at the end of a chunk."""
+    objects = []
+    builder = ChunkBuilder(chunk_bytes)
+
+    def seal() -> None:
+        number = len(objects) + 1
+        parts = builder.seal().encode(number.to_bytes(CHUNK_ID_BYTES, "big"), name, DATASET_ID, number << 20)
+        objects.append(b"".join(parts))
+
+    for number, entry in enumerate(entries):
+        mode = stat.S_IMODE(entry.mode)
+        if stat.S_ISDIR(entry.mode):
+            builder.add_directory(entry.path, mode, entry.mtime_ns)
+        elif stat.S_ISLNK(entry.mode):
+            builder.add_symlink(entry.path, entry.content, mode, entry.mtime_ns)
+        else:
+            place, size = 0, len(entry.content)
+            while place < size or place == 0:
+                piece = entry.content[place : place + builder.room_bytes]
+                builder.add_file(entry.path, piece, mode, entry.mtime_ns, size, place, version=number + 1)
+                place += len(piece)
+                if builder.is_full:
+                    seal()
+                if size == 0:
+                    break
+        if builder.is_full:
+            seal()
+    if len(builder):
+        seal()
+    return PackedDataset(objects, snapshot_of(objects, name))
+
+
+def snapshot_of(objects: list[bytes], name: str = "packed") -> Snapshot:
+    """The snapshot of a dataset that consists of these chunk objects, in the order of their IDs, each path put once."""
+    records: list[ChunkRecord] = []
+    pieces: dict[bytes, list[tuple[int, int, ChunkHeader]]] = {}
+    for index, data in enumerate(objects):
+        preamble = decode_preamble(data, f"chunk {index}")
+        header = decode_header(preamble, data[PREAMBLE_BYTES : preamble.payload_start], f"chunk {index}", DATASET_ID)
+        records.append(_chunk_record(preamble, len(header)))
+        for entry, path in enumerate(header.paths):
+            pieces.setdefault(path, []).append((index, entry, header))
+    table = _entry_table(name, records, pieces)
+    snapshot = Snapshot(build_snapshot(table), f"snapshot of {name}")
+    snapshot.verify()
+    return snapshot
+
+
+def _chunk_record(preamble: Preamble, entries: int) -> ChunkRecord:
+    return ChunkRecord(
+        preamble.chunk_id,
+        1,
+        preamble.header_length,
+        preamble.payload_length,
+        preamble.payload_checksum,
+        entries,
+        0,
+        bytes(-(-entries // 8)),
+    )
+
+
+def _entry_table(
+    name: str, records: list[ChunkRecord], pieces: dict[bytes, list[tuple[int, int, ChunkHeader]]]
+) -> EntryTable:
+    paths = sorted(pieces, key=split_path)
+    firsts = [pieces[path][0] for path in paths]
+    is_single = [len(pieces[path]) == 1 and header.ops[entry] == Op.FILE for path, (_, entry, header) in zip(paths, firsts, strict=True)]
+    spans = [(row, *piece) for row, path in enumerate(paths) if len(pieces[path]) > 1 for piece in pieces[path]]
+    sizes = np.array([header.sizes[entry] for _, entry, header in firsts], np.uint64)
+    is_file = np.array([header.ops[entry] == Op.FILE for _, entry, header in firsts], bool)
+    record = DatasetRecord(
+        DATASET_ID, name, len(records), 1, int(is_file.sum()), int(sizes[is_file].sum()), len(records)
+    )
+    return EntryTable(
+        record,
+        records,
+        [split_path(path)[0] for path in paths],
+        [split_path(path)[1] for path in paths],
+        np.array([header.ops[entry] for _, entry, header in firsts], np.uint8),
+        np.array([header.modes[entry] for _, entry, header in firsts], np.uint32),
+        np.array([header.mtimes_ns[entry] for _, entry, header in firsts], np.int64),
+        sizes,
+        np.array([index if single else -1 for (index, _, _), single in zip(firsts, is_single, strict=True)], np.int64),
+        np.array([header.offsets[entry] for _, entry, header in firsts], np.uint32),
+        np.array([header.checksums[entry] for _, entry, header in firsts], np.uint64),
+        {row: header.target(entry) for row, (_, entry, header) in enumerate(firsts) if header.ops[entry] == Op.SYMLINK},
+        PieceTable(
+            np.array([row for row, _, _, _ in spans], np.int64),
+            np.array([header.places[entry] for _, _, entry, header in spans], np.uint64),
+            np.array([index for _, index, _, _ in spans], np.int64),
+            np.array([header.offsets[entry] for _, _, entry, header in spans], np.uint32),
+            np.array([header.lengths[entry] for _, _, entry, header in spans], np.uint32),
+            np.array([header.checksums[entry] for _, _, entry, header in spans], np.uint64),
+        ),
+    )
