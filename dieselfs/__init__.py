@@ -1,0 +1,40 @@
+"""Datasets of millions of small files, packed into chunks, read at memory speed.
+
+import dieselfs
+
+with dieselfs.connect("imagenet") as data:
+    for path in data.shuffle(seed=1, epoch=0):
+        train(data.get(path))
+"""
+
+from dieselfs.dataset import Dataset, ShuffledPaths, connect
+from dieselfs.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Damaged,
+    DieselfsError,
+    InvalidInput,
+    NotFound,
+    ProtocolError,
+    SourceChanged,
+    StorageFull,
+    Unavailable,
+)
+from dieselfs.meta.snapshot import Stat
+
+__all__ = [
+    "AccessDenied",
+    "AlreadyExists",
+    "Damaged",
+    "Dataset",
+    "DieselfsError",
+    "InvalidInput",
+    "NotFound",
+    "ProtocolError",
+    "ShuffledPaths",
+    "SourceChanged",
+    "Stat",
+    "StorageFull",
+    "Unavailable",
+    "connect",
+]

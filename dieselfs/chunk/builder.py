@@ -133,19 +133,19 @@ class ChunkBuilder:
         self._pieces.append(data)
         self.payload_bytes = offset + length
 
-    def add_directory(self, path: bytes, mode: int, mtime_ns: int) -> None:
-        self._add(path, _DIRECTORY, mode, mtime_ns, 0, 0, 0, 0, _NO_BYTES_CHECKSUM, 0)
+    def add_directory(self, path: bytes, mode: int, mtime_ns: int, version: int = 0) -> None:
+        self._add(path, _DIRECTORY, mode, mtime_ns, 0, 0, 0, 0, _NO_BYTES_CHECKSUM, version)
 
-    def add_symlink(self, path: bytes, target: bytes, mode: int, mtime_ns: int) -> None:
+    def add_symlink(self, path: bytes, target: bytes, mode: int, mtime_ns: int, version: int = 0) -> None:
         if not 0 < len(target) <= PATH_BYTES_MAX or b"\0" in target:
             raise InvalidInput(f"{printable(path)}: link target is empty, too long, or holds a NUL byte")
         checksum = xxh3_64_intdigest(target)
-        self._add(path, _SYMLINK, mode, mtime_ns, 0, 0, self._target_end, len(target), checksum, 0)
+        self._add(path, _SYMLINK, mode, mtime_ns, 0, 0, self._target_end, len(target), checksum, version)
         self._targets.append(target)
         self._target_end += len(target)
 
-    def add_delete(self, path: bytes) -> None:
-        self._add(path, _DELETE, 0, 0, 0, 0, 0, 0, _NO_BYTES_CHECKSUM, 0)
+    def add_delete(self, path: bytes, version: int = 0) -> None:
+        self._add(path, _DELETE, 0, 0, 0, 0, 0, 0, _NO_BYTES_CHECKSUM, version)
 
     def _add(
         self,

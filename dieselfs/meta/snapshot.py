@@ -27,6 +27,8 @@ from dieselfs.meta.snapshot_format import (
 from dieselfs.names import printable
 
 ROOT = 0
+LINK_HOPS_MAX = 40
+"""Symbolic links followed on the way to one file, as in Linux."""
 
 _CASTS = {"u1": "B", "<u4": "I", "<u8": "Q", "<i8": "q"}
 
@@ -150,6 +152,34 @@ class Snapshot:
         if node < 0:
             raise NotFound(f"dl://{self.dataset}/{printable(path)}: no such file or folder")
         return node
+
+    def follow(self, path: bytes) -> int:
+        """The node that `path` leads to through symbolic links. Raises NotFound if they leave the dataset or go in circles."""
+        reached: list[bytes] = []
+        ahead = path.split(b"/")[::-1] if path else []
+        hops = 0
+        while ahead:
+            part = ahead.pop()
+            if part in (b"", b"."):
+                continue
+            if part == b"..":
+                if not reached:
+                    break
+                reached.pop()
+                continue
+            node = self.find(b"/".join([*reached, part]))
+            if node < 0:
+                break
+            if not stat.S_ISLNK(self._modes[node]):
+                reached.append(part)
+                continue
+            target, hops = self.target(node), hops + 1
+            if target.startswith(b"/") or hops > LINK_HOPS_MAX:
+                break
+            ahead += target.split(b"/")[::-1]
+        else:
+            return self.require(b"/".join(reached))
+        raise NotFound(f"dl://{self.dataset}/{printable(path)}: no such file or folder")
 
     def child(self, folder: int, name: bytes) -> int:
         """The node called `name` in `folder`, or -1."""

@@ -1,0 +1,315 @@
+"""The library: a dataset as an object (DIESEL, table 3). This module waits for sockets and opens files.
+
+    import dieselfs
+
+    with dieselfs.connect("imagenet") as data:
+        data.put("train/cat/1.jpg", jpeg)
+        data.flush()
+        image = data.get("train/cat/1.jpg")
+
+Reads come from one frozen snapshot: other writers change nothing under a reader's feet until it calls `refresh`. A
+dataset may be used from several threads, after a fork, and in a spawned process (it pickles as its settings and its
+generation), so it can be an attribute of a PyTorch `Dataset` as it is.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.config import Settings
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
+from dieselfs.meta.records import DatasetRecord
+from dieselfs.meta.snapshot import Snapshot, Stat
+from dieselfs.names import check_dataset_name, is_location, parse_location, printable, user_path
+from dieselfs.reader import ChunkReader, FileReader
+from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.records import PurgeReport
+from dieselfs.sender import ChunkSender
+from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS, epoch_order
+from dieselfs.snapshot_cache import SnapshotCache, load_snapshot
+from dieselfs.writer import DatasetWriter
+
+Path = str | bytes | os.PathLike[str]
+
+DEFAULT_GRACE_S = 24 * 3600
+"""How long purge leaves dead chunks to those who still read an older snapshot."""
+
+
+class Dataset:
+    """A dataset, opened. Close it, or use it in a `with` block, which flushes at a normal end.
+
+    Paths are given relative to the dataset's root, as text or bytes, with or without a leading slash. Methods raise
+    NotFound, InvalidInput, Damaged, AccessDenied, Unavailable, StorageFull (all are DieselfsError). Each wait for the server
+    is bounded (30 s without a byte).
+    """
+
+    def __init__(self, settings: Settings, name: str, generation: int = 0, is_created: bool = True) -> None:
+        """Use `connect`. `generation` 0: the newest; `is_created`: the dataset must exist, or is made at the first put."""
+        self._settings = settings
+        self._name = check_dataset_name(name)
+        self._pinned = generation
+        self._client = ServerClient(settings)
+        self._lock = RLock()  # guards the four below
+        self._record: DatasetRecord | None = None
+        self._reader: FileReader | None = None
+        self._chunk_reader: ChunkReader | None = None
+        self._writing: tuple[int, ChunkSender, DatasetWriter] | None = None  # with the process that writes
+        if is_created:
+            self._record = self._client.dataset(self._name)
+
+    # -- what it is --------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def client(self) -> ServerClient:
+        return self._client
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The metadata that reads use; fetched at first use."""
+        return self._reading()[0].snapshot
+
+    @property
+    def chunks(self) -> ChunkReader:
+        """Verified chunks and pieces of the snapshot, for those who cache on their own."""
+        return self._reading()[0]
+
+    @property
+    def generation(self) -> int:
+        """Generation of the snapshot."""
+        return self.snapshot.generation
+
+    def record(self) -> DatasetRecord:
+        """Totals and generation, asked from the server just now."""
+        return self._client.dataset(self._name)
+
+    def _reading(self) -> tuple[ChunkReader, FileReader]:
+        with self._lock:
+            if self._chunk_reader is None or self._reader is None:
+                self._use(
+                    SnapshotCache(self._settings.cache / "snapshots").get(
+                        self._client, self.record(), self._pinned
+                    )
+                )
+            assert self._chunk_reader is not None and self._reader is not None
+            return self._chunk_reader, self._reader
+
+    def _use(self, snapshot: Snapshot) -> None:
+        self._chunk_reader = ChunkReader(self._client, snapshot)
+        self._reader = FileReader(self._chunk_reader)
+
+    def refresh(self) -> int:
+        """See what has been stored since; returns the generation."""
+        with self._lock:
+            self._pinned = 0
+            self._reader = self._chunk_reader = None
+        return self.generation
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def get(self, path: Path) -> bytes:
+        """All bytes of a file (DL_get). Symbolic links inside the dataset are followed."""
+        chunks, reader = self._reading()
+        return reader.read(self._resolve(chunks.snapshot, user_path(os.fspath(path))))
+
+    def get_many(self, paths: Iterable[Path]) -> list[bytes]:
+        """All bytes of each file, in this order; each chunk is asked for once, however many files of it are wanted."""
+        chunks, reader = self._reading()
+        return reader.read_many(
+            [self._resolve(chunks.snapshot, user_path(os.fspath(path))) for path in paths]
+        )
+
+    def _resolve(self, snapshot: Snapshot, path: bytes) -> int:
+        node = snapshot.find(path)
+        if node >= 0 and not snapshot.stat(node).is_link:
+            return node
+        return snapshot.follow(path)
+
+    def stat(self, path: Path) -> Stat:
+        """Type, size, time and inode of a path (DL_stat); of a link itself, not of its target."""
+        snapshot = self.snapshot
+        return snapshot.stat(snapshot.require(user_path(os.fspath(path))))
+
+    def exists(self, path: Path) -> bool:
+        return self.snapshot.find(user_path(os.fspath(path))) >= 0
+
+    def ls(self, path: Path = "") -> list[str]:
+        """Names in a folder, sorted as bytes (DL_ls). Bytes that are not UTF-8 come as `os.fsdecode` gives them."""
+        snapshot = self.snapshot
+        folder = snapshot.require(user_path(os.fspath(path)))
+        if not snapshot.stat(folder).is_folder:
+            raise InvalidInput(f"{printable(snapshot.path(folder))} is not a folder")
+        return [os.fsdecode(snapshot.name(node)) for node in snapshot.children(folder)]
+
+    def files(self, path: Path = "") -> Iterator[str]:
+        """Paths of all files in a folder and below."""
+        snapshot = self.snapshot
+        for node in snapshot.walk(snapshot.require(user_path(os.fspath(path)))):
+            if snapshot.stat(node).is_file:
+                yield os.fsdecode(snapshot.path(node))
+
+    def __len__(self) -> int:
+        """Number of files."""
+        return self.snapshot.header.files
+
+    def shuffle(
+        self, seed: int = 0, epoch: int = 0, group_chunks: int = DEFAULT_GROUP_CHUNKS
+    ) -> "ShuffledPaths":
+        """The files in the order of an epoch (DL_shuffle): chunk-wise in groups of `group_chunks`, fully with 0.
+
+        The same on every machine for the same snapshot, seed, epoch and group size. A sequence: paths are made when asked for.
+        """
+        snapshot = self.snapshot
+        return ShuffledPaths(snapshot, epoch_order(snapshot, seed, epoch, group_chunks))
+
+    # -- metadata files ----------------------------------------------------------------------------------
+
+    def save_meta(self, path: str | os.PathLike[str]) -> None:
+        """Save the snapshot to a file, for other processes and nodes to load (DL_save_meta). Whole or not at all."""
+        target = os.fspath(path)
+        aside = f"{target}.{os.getpid()}.tmp"
+        try:
+            with open(aside, "wb") as file:
+                file.write(self.snapshot.content)
+            os.replace(aside, target)
+        except OSError as error:
+            raise DieselfsError(f"cannot save the snapshot to {target}: {error.strerror}") from None
+
+    def load_meta(self, path: str | os.PathLike[str], is_stale_allowed: bool = False) -> None:
+        """Read with a snapshot from a file (DL_load_meta); it must be of the server's generation unless a stale one is allowed."""
+        snapshot = load_snapshot(path, self.record(), is_stale_allowed)
+        with self._lock:
+            self._pinned = snapshot.generation
+            self._use(snapshot)
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    @property
+    def writer(self) -> DatasetWriter:
+        """Collects puts and deletes of this process; the dataset is made at first use."""
+        with self._lock:
+            if (
+                self._writing is None or self._writing[0] != os.getpid()
+            ):  # a forked child has none of the threads
+                sender = ChunkSender(self._client, self.create())
+                self._writing = (os.getpid(), sender, DatasetWriter(sender))
+            return self._writing[2]
+
+    def create(self) -> DatasetRecord:
+        """Make the dataset unless it exists."""
+        with self._lock:
+            if self._record is None:
+                try:
+                    self._record = self._client.create_dataset(self._name)
+                except AlreadyExists:
+                    self._record = self._client.dataset(self._name)
+            return self._record
+
+    def put(self, path: Path, data: bytes, mode: int = 0o644, mtime_ns: int | None = None) -> None:
+        """Store a file, replacing one of this path (DL_put). It is safe, and visible, once `flush` has returned."""
+        self.writer.put(user_path(os.fspath(path)), data, mode, mtime_ns)
+
+    def delete(self, path: Path) -> None:
+        """Delete a file, a link, or a folder with all that is in it (DL_delete). Takes effect at `flush`."""
+        snapshot = self.snapshot
+        node = snapshot.require(user_path(os.fspath(path)))
+        for below in snapshot.walk(node):
+            self.writer.delete(snapshot.path(below))
+        if node:
+            self.writer.delete(snapshot.path(node))
+
+    def flush(self) -> int:
+        """Wait until all that was put or deleted is stored (DL_flush); returns the generation. Later reads see it."""
+        with self._lock:
+            writing = self._writing
+        if writing is None or writing[0] != os.getpid():
+            return self._record.generation if self._record else 0
+        generation = writing[2].flush()
+        with self._lock:
+            if self._pinned == 0:
+                self._reader = self._chunk_reader = None
+        return generation
+
+    def purge(self, grace_s: int = DEFAULT_GRACE_S, is_dry_run: bool = False) -> PurgeReport:
+        """Merge chunks with holes into full ones, and remove chunks that have been dead for `grace_s` (DL_purge)."""
+        return self._client.purge(self._name, grace_s, is_dry_run)
+
+    def delete_dataset(self) -> None:
+        """Remove the dataset with all its files, for good (DL_delete_dataset)."""
+        self._client.drop_dataset(self._name)
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush, and let go of connections and threads (DL_close). May be called again."""
+        try:
+            self.flush()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            writing, self._writing = self._writing, None
+        if writing is not None and writing[0] == os.getpid():
+            writing[1].abandon()
+        self._client.close()
+
+    def __enter__(self) -> "Dataset":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # what was put since the last flush may be half of what was meant
+            self._end()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self._settings, "name": self._name, "generation": self.generation}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["settings"], state["name"], state["generation"])  # type: ignore[misc]  # made anew in the spawned process
+
+    def __repr__(self) -> str:
+        return f"<dieselfs.Dataset {self._name!r} at {self._client.address}>"
+
+
+class ShuffledPaths(Sequence[str]):
+    """Paths of an epoch, in order. `nodes` are their numbers in the snapshot."""
+
+    def __init__(self, snapshot: Snapshot, nodes: npt.NDArray[np.uint32]) -> None:
+        self._snapshot = snapshot
+        self.nodes = nodes
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return ShuffledPaths(self._snapshot, self.nodes[index])
+        return os.fsdecode(self._snapshot.path(int(self.nodes[index])))
+
+
+def connect(
+    dataset: str,
+    *,
+    server: str | None = None,
+    key_file: str | None = None,
+    home: str | os.PathLike[str] | None = None,
+    generation: int = 0,
+    create: bool = False,
+) -> Dataset:
+    """Open a dataset, by its name or as `dl://name` (DL_connect).
+
+    `server` is `tcp://host:port` or `unix:PATH`; by default what the environment or the configuration file says, and with
+    nothing there, an embedded server over `home`. The user is the one of the key file. With `create`, a dataset
+    that does not exist is made at the first put. Raises NotFound, AccessDenied, Unavailable, InvalidInput.
+    """
+    name = parse_location(dataset).dataset if is_location(dataset) else dataset
+    return Dataset(Settings.load(server, key_file, home=home), name, generation, is_created=not create)

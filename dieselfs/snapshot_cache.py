@@ -1,0 +1,102 @@
+"""Snapshots on this machine: fetched from the server once, verified, kept as files. This module opens files."""
+
+import os
+from pathlib import Path
+
+from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
+from dieselfs.meta.records import DatasetRecord
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.records import RemoteSnapshot
+
+GENERATIONS_KEPT = 4
+
+
+class SnapshotCache:
+    """One private folder for each dataset, with a file for each generation; shared by all processes of the user.
+
+    A snapshot that is older than one that this machine has seen is refused: somebody may be serving an old state. Only
+    asking for a generation by its number gives an older one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, client: ServerClient, dataset: DatasetRecord, generation: int = 0) -> Snapshot:
+        """The snapshot of a generation, 0 for the newest, from here or from the server.
+
+        Raises NotFound, Unavailable, StorageFull, and Damaged if what the server sends is not what it says, or is older than
+        what this machine has seen.
+        """
+        folder = self._folder / dataset.dataset_id.hex()
+        newest = self._newest(folder)
+        wanted = generation or dataset.generation
+        known = self._open(folder / _file_name(wanted))
+        remote = client.snapshot(dataset.name, generation, known.digest if known else b"")
+        if generation == 0 and newest is not None and remote.updated_ns < newest.header.updated_ns:
+            raise Damaged(
+                f"the server offers an older state of {dataset.name} (generation {remote.generation}) than this machine has "
+                f"seen (generation {newest.generation}); if that is right, remove {folder} and try again"
+            )
+        if remote.content is None and known is not None:
+            return known
+        return self._keep(folder, dataset, remote)
+
+    def _newest(self, folder: Path) -> Snapshot | None:
+        for path in sorted(folder.glob("*.snapshot"), reverse=True):
+            snapshot = self._open(path)
+            if snapshot is not None:
+                return snapshot
+        return None
+
+    def _open(self, path: Path) -> Snapshot | None:
+        try:
+            return Snapshot.open(path)
+        except NotFound:
+            return None
+        except Damaged:
+            path.unlink(missing_ok=True)
+            return None
+
+    def _keep(self, folder: Path, dataset: DatasetRecord, remote: RemoteSnapshot) -> Snapshot:
+        content = remote.content or bytearray()
+        arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
+        arrived.verify()
+        if (arrived.digest, arrived.header.dataset_id) != (remote.digest, dataset.dataset_id):
+            raise Damaged(f"the server sent the snapshot of something else than {dataset.name}")
+        path = folder / _file_name(arrived.generation)
+        aside = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            aside.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(aside, flags, 0o600), "wb") as file:
+                file.write(content)
+            aside.rename(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise StorageFull(f"cannot keep the snapshot in {folder}: {error.strerror}") from None
+        for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
+            old.unlink(missing_ok=True)
+        return Snapshot.open(path)
+
+
+def _file_name(generation: int) -> str:
+    return f"{generation:016x}.snapshot"
+
+
+def load_snapshot(path: str | os.PathLike[str], current: DatasetRecord, is_stale_allowed: bool) -> Snapshot:
+    """A snapshot from a file that somebody saved, compared with the server's record of the dataset (DIESEL 4.1.3).
+
+    Raises NotFound, Damaged, and DieselfsError if it is of another dataset, or stale and that is not allowed.
+    """
+    snapshot = Snapshot.open(path)
+    snapshot.verify()
+    if snapshot.header.dataset_id != current.dataset_id:
+        raise DieselfsError(f"{path} is a snapshot of another dataset ({snapshot.dataset})")
+    if snapshot.generation != current.generation and not is_stale_allowed:
+        raise DieselfsError(
+            f"{path} is generation {snapshot.generation} of {snapshot.dataset}, which has generation {current.generation} "
+            "by now: save it again, or load it with is_stale_allowed=True"
+        )
+    return snapshot

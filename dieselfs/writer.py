@@ -1,0 +1,114 @@
+"""Packs single puts and deletes into chunks, for the library. This module waits for sockets (through its sender)."""
+
+import time
+from threading import Lock
+from typing import BinaryIO
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.errors import SourceChanged
+from dieselfs.limits import CHUNK_TARGET_BYTES
+from dieselfs.names import printable
+from dieselfs.sender import ChunkSender
+
+DEFAULT_FILE_MODE = 0o644
+DEFAULT_FOLDER_MODE = 0o755
+
+
+class DatasetWriter:
+    """Collects entries and sends full chunks. What was put is stored when `flush` returns, not before.
+
+    Safe to use from several threads; of two puts of one path, the one that came later counts.
+    """
+
+    def __init__(self, sender: ChunkSender) -> None:
+        self._sender = sender
+        self._builder = ChunkBuilder()  # guarded by _lock
+        self._lock = Lock()
+
+    def put(
+        self, path: bytes, data: bytes, mode: int = DEFAULT_FILE_MODE, mtime_ns: int | None = None
+    ) -> None:
+        """Add a file. Raises InvalidInput for a bad path, and what sending earlier chunks raised."""
+        stamp_ns = time.time_ns() if mtime_ns is None else mtime_ns
+        with self._lock:
+            if len(data) <= CHUNK_TARGET_BYTES:
+                if self._builder.room_bytes < len(data):
+                    self._seal()
+                self._builder.add_file(path, data, mode, stamp_ns)
+                self._seal_if_full()
+            else:
+                version = self._sender.reserve_version()
+                view = memoryview(data)
+                for place in range(0, len(data), CHUNK_TARGET_BYTES):
+                    piece = bytes(view[place : place + CHUNK_TARGET_BYTES])
+                    self._add_piece(path, piece, mode, stamp_ns, len(data), place, version)
+
+    def put_stream(
+        self,
+        path: bytes,
+        source: BinaryIO,
+        size: int,
+        mode: int,
+        mtime_ns: int,
+        version: int = 0,
+        stored: frozenset[int] = frozenset(),
+    ) -> None:
+        """Add a file of `size` bytes from a stream, piece by piece. Raises SourceChanged if the stream ends early.
+
+        To continue an interrupted upload, give its `version` and the places of the pieces that are `stored`.
+        """
+        with self._lock:
+            version = version or self._sender.reserve_version()
+            for place in range(0, size, CHUNK_TARGET_BYTES):
+                length = min(CHUNK_TARGET_BYTES, size - place)
+                if place in stored:
+                    continue
+                source.seek(place)
+                piece = source.read(length)
+                if len(piece) != length:
+                    raise SourceChanged(f"{printable(path)}: became shorter while it was read")
+                self._add_piece(path, piece, mode, mtime_ns, size, place, version)
+
+    def _add_piece(
+        self, path: bytes, piece: bytes, mode: int, mtime_ns: int, size: int, place: int, version: int
+    ) -> None:
+        if self._builder.room_bytes < len(piece):
+            self._seal()
+        self._builder.add_file(path, piece, mode, mtime_ns, size, place, version)
+        self._seal_if_full()
+
+    def put_folder(self, path: bytes, mode: int = DEFAULT_FOLDER_MODE, mtime_ns: int | None = None) -> None:
+        """Add a folder, which may stay empty."""
+        with self._lock:
+            self._builder.add_directory(path, mode, time.time_ns() if mtime_ns is None else mtime_ns)
+            self._seal_if_full()
+
+    def put_link(self, path: bytes, target: bytes, mode: int = 0o777, mtime_ns: int | None = None) -> None:
+        """Add a symbolic link."""
+        with self._lock:
+            self._builder.add_symlink(path, target, mode, time.time_ns() if mtime_ns is None else mtime_ns)
+            self._seal_if_full()
+
+    def delete(self, path: bytes) -> None:
+        """Add the deletion of a path (of a folder: of its own entry, not of what is in it)."""
+        with self._lock:
+            self._builder.add_delete(path)
+            self._seal_if_full()
+
+    def _seal_if_full(self) -> None:
+        if self._builder.is_full:
+            self._seal()
+
+    def _seal(self) -> None:
+        if len(self._builder):
+            self._sender.submit(self._builder.seal())
+
+    def seal(self) -> None:
+        """Send what has been collected, full or not, without waiting for it."""
+        with self._lock:
+            self._seal()
+
+    def flush(self) -> int:
+        """Send what has been collected and wait until all is stored; returns the dataset's generation."""
+        self.seal()
+        return self._sender.wait_stored()
