@@ -2,12 +2,9 @@
 
 import time
 from threading import Lock
-from typing import BinaryIO
 
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.errors import SourceChanged
 from dieselfs.limits import CHUNK_TARGET_BYTES
-from dieselfs.names import printable
 from dieselfs.sender import ChunkSender
 
 DEFAULT_FILE_MODE = 0o644
@@ -32,8 +29,6 @@ class DatasetWriter:
         stamp_ns = time.time_ns() if mtime_ns is None else mtime_ns
         with self._lock:
             if len(data) <= CHUNK_TARGET_BYTES:
-                if self._builder.room_bytes < len(data):
-                    self._seal()
                 self._builder.add_file(path, data, mode, stamp_ns)
                 self._seal_if_full()
             else:
@@ -42,32 +37,6 @@ class DatasetWriter:
                 for place in range(0, len(data), CHUNK_TARGET_BYTES):
                     piece = bytes(view[place : place + CHUNK_TARGET_BYTES])
                     self._add_piece(path, piece, mode, stamp_ns, len(data), place, version)
-
-    def put_stream(
-        self,
-        path: bytes,
-        source: BinaryIO,
-        size: int,
-        mode: int,
-        mtime_ns: int,
-        version: int = 0,
-        stored: frozenset[int] = frozenset(),
-    ) -> None:
-        """Add a file of `size` bytes from a stream, piece by piece. Raises SourceChanged if the stream ends early.
-
-        To continue an interrupted upload, give its `version` and the places of the pieces that are `stored`.
-        """
-        with self._lock:
-            version = version or self._sender.reserve_version()
-            for place in range(0, size, CHUNK_TARGET_BYTES):
-                length = min(CHUNK_TARGET_BYTES, size - place)
-                if place in stored:
-                    continue
-                source.seek(place)
-                piece = source.read(length)
-                if len(piece) != length:
-                    raise SourceChanged(f"{printable(path)}: became shorter while it was read")
-                self._add_piece(path, piece, mode, mtime_ns, size, place, version)
 
     def _add_piece(
         self, path: bytes, piece: bytes, mode: int, mtime_ns: int, size: int, place: int, version: int

@@ -62,6 +62,16 @@ class FileRecord:
     extents: tuple[Extent, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PendingFile:
+    """A file of which some pieces are stored, but not all; `version` 0 if there is none. `pieces`: (place, length)."""
+
+    version: int = 0
+    size: int = 0
+    mtime_ns: int = 0
+    pieces: frozenset[tuple[int, int]] = frozenset()
+
+
 @dataclass(frozen=True, eq=False)
 class EntryTable:
     """All live entries of one generation, as columns; what a snapshot is built from.

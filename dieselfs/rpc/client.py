@@ -18,7 +18,7 @@ from dieselfs.config import Settings
 from dieselfs.embedded import connect_embedded, socket_path
 from dieselfs.errors import AccessDenied, ProtocolError, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S, SNAPSHOT_BUILD_TIMEOUT_S
-from dieselfs.meta.records import DatasetRecord
+from dieselfs.meta.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, UnixAddress, parse_address
 from dieselfs.rpc.connection import Buffer, Connection, open_socket
@@ -146,6 +146,14 @@ class ServerClient:
         length = sum(len(part) for part in parts)
         arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id, "bulk_length": length}
         return int(self._call("put_chunk", arguments, parts)[0])
+
+    def pending_file(self, dataset: str, path: bytes) -> PendingFile:
+        """What is stored of an upload to `path` that was interrupted. Raises NotFound if there is no such dataset."""
+        info = self._value("get_pending", {"dataset": dataset, "path": path})
+        if len(info.pieces) % 16:
+            raise ProtocolError("the server sent half a piece")
+        pieces = np.frombuffer(info.pieces, "<u8").reshape(-1, 2).tolist()
+        return PendingFile(info.version, info.size, info.mtime_ns, frozenset((p, n) for p, n in pieces))
 
     # -- reading -----------------------------------------------------------------------------------------
 

@@ -55,6 +55,14 @@ struct SnapshotInfo {
   4: required i64 bulk_length
 }
 
+/** An interrupted upload. `version` 0: there is none. `pieces`: pairs of u64 place, u64 length. */
+struct PendingInfo {
+  1: required i64 version
+  2: required i64 size
+  3: required i64 mtime_ns
+  4: required binary pieces
+}
+
 struct Bulk {
   1: required i64 bulk_length
 }
@@ -109,6 +117,9 @@ service ChunkServer {
   i64 reserve_versions(1: string dataset, 2: i32 count) throws (1: Refusal refusal)
   /** Followed by the chunk. Returns the dataset's new generation, when the chunk is durable and its entries count. */
   i64 put_chunk(1: string dataset, 2: binary chunk_id, 3: i64 bulk_length) throws (1: Refusal refusal)
+
+  /** What is stored of a file at `path` whose pieces are not all there yet (the newest, if several). */
+  PendingInfo get_pending(1: string dataset, 2: binary path) throws (1: Refusal refusal)
 
   // -- reading --
   /** Followed by the snapshot file. `generation` 0: the newest. */

@@ -58,7 +58,7 @@ def _rewrite(
 
     def write() -> None:
         chunk_id = ids.next()
-        parts = builder.seal().encode(chunk_id, dataset.name, dataset.dataset_id, first_version=0)
+        parts = builder.seal().encode(chunk_id, dataset.name, dataset.dataset_id, first_version=1)
         commit_chunk(store, metadata, dataset.dataset_id, chunk_id, b"".join(parts), now_ns)
 
     for chunk in holed:

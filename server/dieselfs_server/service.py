@@ -264,6 +264,18 @@ class Service:
             except AlreadyExists:
                 continue  # another writer came to the same ID: take the next
 
+    @_handler
+    async def get_pending(self, caller: Caller, arguments: Any, _: object) -> Reply:
+        dataset = await self._dataset(caller, arguments.dataset, Right.WRITE)
+        look = self.backends.metadata.pending
+        pending = await trio.to_thread.run_sync(look, dataset.dataset_id, check_path(arguments.path))
+        pieces = np.array(sorted(pending.pieces), "<u8").tobytes()
+        return Reply(
+            thrift.PendingInfo(
+                version=pending.version, size=pending.size, mtime_ns=pending.mtime_ns, pieces=pieces
+            )
+        )
+
     # -- reading -----------------------------------------------------------------------------------------
 
     @_handler

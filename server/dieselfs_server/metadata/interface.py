@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, PendingFile
 
 
 class MetadataStore(Protocol):
@@ -73,6 +73,10 @@ class MetadataStore(Protocol):
 
     def newest_chunk_time_s(self, dataset_id: bytes) -> int:
         """Time in the ID of the newest applied chunk, seconds since 1970; 0 without chunks."""
+        ...
+
+    def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
+        """The newest file at `path` that is newer than the live entry there and of which pieces are missing."""
         ...
 
     def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:

@@ -1,0 +1,289 @@
+"""Uploads folder trees and files: walks, reads, packs and sends at once. This module opens files and starts threads.
+
+Files that the dataset holds already, with the same size, time and mode, are not read again: so the same command continues
+an upload that was interrupted, on any machine, without a journal. A file that spans chunks continues at its first
+missing piece. Memory is bounded: a few chunks being filled, and a few on their way.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from threading import RLock, Thread
+
+from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
+from dieselfs.errors import InvalidInput, SourceChanged
+from dieselfs.limits import CHUNK_TARGET_BYTES
+from dieselfs.meta.records import DatasetRecord
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.names import printable
+from dieselfs.rpc.client import ServerClient
+from dieselfs.sender import ChunkSender
+
+DEFAULT_JOBS = 2
+BATCH_ENTRIES = 256
+"""Entries that a reader takes at a time; neighbours in a folder land in one chunk."""
+
+READ_TRIES_MAX = 3
+"""A file that changes while it is read is read again so often, then it is a failure of that file."""
+
+FAILURES_KEPT_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """One thing to upload: where it is, what it becomes, and what `lstat` said."""
+
+    source: bytes
+    path: bytes
+    status: os.stat_result
+
+
+@dataclass
+class UploadCounters:
+    """How far an upload is; numbers only rise. `found_*` count what the walk has seen so far, `is_walked` that it is through.
+
+    Once all is done, found = stored + skipped + failed, in files (folders and links included).
+    """
+
+    found_files: int = 0
+    found_bytes: int = 0
+    is_walked: bool = False
+    stored_files: int = 0
+    stored_bytes: int = 0
+    skipped_files: int = 0
+    skipped_bytes: int = 0
+    failed_files: int = 0
+    chunks: int = 0
+
+
+@dataclass
+class UploadReport:
+    """The outcome: counters, the dataset's generation, and what failed (path, reason), at most 1,000 of them."""
+
+    counters: UploadCounters = field(default_factory=UploadCounters)
+    generation: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+
+def walk_source(source: bytes, path: bytes, failed: Callable[[bytes, str], None]) -> Iterator[SourceEntry]:
+    """`source` and all that is below it, each folder before what is in it, as it is to stand at `path` in the dataset.
+
+    Symbolic links are not followed. What cannot be listed is told to `failed`, and the rest goes on.
+    """
+    try:
+        status = os.lstat(source)
+    except OSError as error:
+        failed(source, error.strerror or str(error))
+        return
+    yield SourceEntry(source, path, status)
+    if not stat.S_ISDIR(status.st_mode):
+        return
+    pending = [(source, path)]
+    while pending:
+        folder, folder_path = pending.pop()
+        prefix = folder_path + b"/" if folder_path else b""
+        try:
+            with os.scandir(folder) as listing:
+                found = list(listing)
+        except OSError as error:
+            failed(folder, error.strerror or str(error))
+            continue
+        below = []
+        for item in found:
+            try:
+                status = item.stat(follow_symlinks=False)
+            except OSError as error:
+                failed(item.path, error.strerror or str(error))
+                continue
+            entry = SourceEntry(item.path, prefix + item.name, status)
+            yield entry
+            if stat.S_ISDIR(status.st_mode):
+                below.append((entry.source, entry.path))
+        pending += reversed(below)
+
+
+def is_stored(entry: SourceEntry, snapshot: Snapshot) -> bool:
+    """Whether the dataset holds this entry already, as far as type, size, time and mode tell."""
+    node = snapshot.find(entry.path)
+    if node < 0:
+        return False
+    status, stored = entry.status, snapshot.stat(node)
+    if stored.mode != status.st_mode or stored.mtime_ns != status.st_mtime_ns:
+        return False
+    if stat.S_ISLNK(status.st_mode):
+        return snapshot.target(node) == os.readlink(entry.source)
+    return stat.S_ISDIR(status.st_mode) or stored.size == status.st_size
+
+
+class TreeUpload:
+    """One upload. `run` does it; `report.counters` tell how far it is, from any thread."""
+
+    def __init__(
+        self,
+        client: ServerClient,
+        dataset: DatasetRecord,
+        stored: Snapshot | None,
+        jobs: int = DEFAULT_JOBS,
+        chunk_bytes: int = CHUNK_TARGET_BYTES,
+    ) -> None:
+        """`stored`: what the dataset holds already; None uploads everything. `jobs`: threads that read the source."""
+        self.report = UploadReport(generation=dataset.generation)
+        self._client = client
+        self._dataset = dataset
+        self._snapshot = stored
+        self._jobs = jobs
+        self._chunk_bytes = chunk_bytes
+        self._lock = RLock()  # guards the report and the walk, which may report failures
+        self._error: BaseException | None = None
+        self._sender: ChunkSender
+
+    def run(self, entries: Callable[[Callable[[bytes, str], None]], Iterator[SourceEntry]]) -> UploadReport:
+        """Upload what `entries` yields (it is given the function to tell failures to); returns when all is stored.
+
+        Raises what ends an upload as a whole (Unavailable, StorageFull, AccessDenied); what was stored until then is stored,
+        and the next run continues. Interrupted, nothing half-made remains.
+        """
+        self._sender = ChunkSender(self._client, self._dataset, self._count_stored)
+        walk = entries(self.fail)
+        try:
+            readers = [
+                Thread(target=self._read, args=(walk,), name=f"dieselfs-read-{n}", daemon=True)
+                for n in range(self._jobs)
+            ]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+            if self._error is not None:
+                raise self._error
+            self.report.generation = self._sender.wait_stored()
+        except BaseException as error:
+            self._error = self._error or error
+            self._sender.abandon()
+            raise
+        self._sender.close()
+        return self.report
+
+    def fail(self, source: bytes, reason: str) -> None:
+        """Note that one entry cannot be uploaded."""
+        with self._lock:
+            self.report.counters.failed_files += 1
+            if len(self.report.failures) < FAILURES_KEPT_MAX:
+                self.report.failures.append((printable(source), reason))
+
+    def _count_stored(self, chunk: SealedChunk, generation: int) -> None:
+        with self._lock:
+            counters = self.report.counters
+            counters.chunks += 1
+            counters.stored_files += chunk.whole_entries
+            counters.stored_bytes += len(chunk.payload)
+
+    def _take_batch(self, walk: Iterator[SourceEntry]) -> list[SourceEntry]:
+        """The next entries of the walk that are not stored yet. Empty: there are no more."""
+        batch: list[SourceEntry] = []
+        counters = self.report.counters
+        for entry in walk:
+            counters.found_files += 1
+            counters.found_bytes += entry.status.st_size if stat.S_ISREG(entry.status.st_mode) else 0
+            batch.append(entry)
+            if len(batch) == BATCH_ENTRIES:
+                return batch
+        counters.is_walked = True
+        return batch
+
+    def _read(self, walk: Iterator[SourceEntry]) -> None:
+        """One reader: takes batches, packs what is not stored yet, and hands over full chunks."""
+        builder = ChunkBuilder(self._chunk_bytes)
+        try:
+            while self._error is None:
+                with self._lock:
+                    batch = self._take_batch(walk)
+                if not batch:
+                    self._sender.submit(builder.seal())
+                    return
+                for entry in batch:
+                    self._pack(builder, entry)
+        except BaseException as error:  # handed to the thread that runs the upload, which raises it
+            self._error = self._error or error
+
+    def _pack(self, builder: ChunkBuilder, entry: SourceEntry) -> None:
+        try:
+            if self._snapshot is not None and is_stored(entry, self._snapshot):
+                self._count_skipped(entry)
+            elif stat.S_ISREG(entry.status.st_mode) and entry.status.st_size > self._chunk_bytes:
+                self._pack_large(builder, entry)
+            else:
+                pack_entry(builder, entry)
+                if builder.is_full:
+                    self._sender.submit(builder.seal())
+        except OSError as error:
+            self.fail(entry.source, error.strerror or str(error))
+        except (InvalidInput, SourceChanged) as error:
+            self.fail(entry.source, str(error))
+
+    def _count_skipped(self, entry: SourceEntry) -> None:
+        with self._lock:
+            self.report.counters.skipped_files += 1
+            self.report.counters.skipped_bytes += (
+                entry.status.st_size if stat.S_ISREG(entry.status.st_mode) else 0
+            )
+
+    def _pack_large(self, builder: ChunkBuilder, entry: SourceEntry) -> None:
+        """Add a file that spans chunks, from its first missing piece on if an earlier upload of it was interrupted."""
+        status = entry.status
+        size, mtime_ns = status.st_size, status.st_mtime_ns
+        pending = self._client.pending_file(self._dataset.name, entry.path)
+        grid = {(place, min(self._chunk_bytes, size - place)) for place in range(0, size, self._chunk_bytes)}
+        is_continued = pending.size == size and pending.mtime_ns == mtime_ns and pending.pieces <= grid
+        version = pending.version if is_continued else self._sender.reserve_version()
+        descriptor = os.open(entry.source, _OPEN_FLAGS)
+        try:
+            for place, length in sorted(grid - pending.pieces if is_continued else grid):
+                piece = os.pread(descriptor, length, place)
+                after = os.fstat(descriptor)
+                if len(piece) != length or (after.st_size, after.st_mtime_ns) != (size, mtime_ns):
+                    raise SourceChanged("changed while it was read")
+                if builder.room_bytes < length:
+                    self._sender.submit(builder.seal())
+                builder.add_file(entry.path, piece, status.st_mode, mtime_ns, size, place, version)
+        finally:
+            os.close(descriptor)
+
+
+_OPEN_FLAGS = (
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # never waits for the writer of a pipe
+
+
+def pack_entry(builder: ChunkBuilder, entry: SourceEntry) -> None:
+    """Add a small file, a folder or a link. Raises OSError, InvalidInput, SourceChanged."""
+    status = entry.status
+    mode = status.st_mode
+    if stat.S_ISREG(mode):
+        content, status = read_source(entry)
+        builder.add_file(entry.path, content, status.st_mode, status.st_mtime_ns)
+    elif stat.S_ISDIR(mode):
+        builder.add_directory(entry.path, mode, status.st_mtime_ns)
+    elif stat.S_ISLNK(mode):
+        builder.add_symlink(entry.path, os.readlink(entry.source), mode, status.st_mtime_ns)
+    else:
+        raise InvalidInput("neither file nor folder nor link")
+
+
+def read_source(entry: SourceEntry) -> tuple[bytes, os.stat_result]:
+    """All bytes of a small file, and a status that belongs to them. Raises OSError, SourceChanged."""
+    status = entry.status
+    for _ in range(READ_TRIES_MAX):
+        descriptor = os.open(entry.source, _OPEN_FLAGS)
+        try:
+            content = os.read(descriptor, status.st_size + 1)  # one byte more than there should be
+            after = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        if len(content) == after.st_size == status.st_size and after.st_mtime_ns == status.st_mtime_ns:
+            return content, after
+        if after.st_size > CHUNK_TARGET_BYTES:
+            break
+        status = after
+    raise SourceChanged("changed while it was read")
