@@ -1,0 +1,88 @@
+"""Both sides prove that they know the key; nothing else passes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.rpc.auth import (
+    Key,
+    Verifier,
+    client_proof,
+    is_client_proof,
+    is_server_proof,
+    read_key_file,
+    server_proof,
+    transcript,
+)
+
+KEY = Key("ada", "k1", bytes(range(32)))
+SAID = transcript("ada", "k1", b"c" * 32, b"s" * 32)
+
+
+def test_the_right_key_passes_on_both_sides() -> None:
+    verifier = KEY.verifier()
+    assert is_client_proof(verifier, SAID, client_proof(KEY, SAID))
+    assert is_server_proof(KEY, SAID, server_proof(verifier, SAID))
+
+
+@pytest.mark.parametrize("proof", [b"", bytes(32), b"x" * 32, b"x" * 33])
+def test_another_proof_fails(proof: bytes) -> None:
+    assert not is_client_proof(KEY.verifier(), SAID, proof)
+    assert not is_server_proof(KEY, SAID, proof)
+
+
+def test_a_proof_is_of_no_use_in_another_conversation() -> None:
+    for other in (
+        transcript("ada", "k1", b"c" * 32, b"t" * 32),
+        transcript("ada", "k2", b"c" * 32, b"s" * 32),
+        transcript("adak", "1", b"c" * 32, b"s" * 32),  # the same bytes, cut elsewhere
+    ):
+        assert not is_client_proof(KEY.verifier(), other, client_proof(KEY, SAID))
+
+
+def test_the_table_of_the_server_does_not_let_its_thief_in() -> None:
+    stolen = KEY.verifier()
+    for guess in (stolen.verifier, stolen.server_key):
+        forged = Key("ada", "k1", guess)
+        assert not is_client_proof(stolen, SAID, client_proof(forged, SAID))
+
+
+def test_no_key_fits_the_verifier_of_nobody_and_it_is_always_the_same() -> None:
+    nobody = Verifier.nobody(b"salt", "eve", "k1")
+    assert nobody == Verifier.nobody(b"salt", "eve", "k1") != Verifier.nobody(b"salt", "eve", "k2")
+    assert not is_client_proof(nobody, SAID, client_proof(KEY, SAID))
+
+
+def test_a_key_survives_its_file_and_is_not_printed(tmp_path: Path) -> None:
+    key = Key.generate("ada@lab")
+    path = tmp_path / "key"
+    path.write_text(key.text())
+    path.chmod(0o600)
+    assert read_key_file(path) == key
+    assert key.secret.hex() not in repr(key) and "secret" not in repr(key)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key"
+    path.write_text(KEY.text())
+    path.chmod(mode)
+    with pytest.raises(AccessDenied, match="chmod 600"):
+        read_key_file(path)
+
+
+@pytest.mark.parametrize("text", ["", "hello", KEY.text()[:-9], KEY.text().replace("ada", "a/b"), "\0" * 2000])
+def test_a_broken_key_file_is_refused_without_showing_it(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "key"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises((AccessDenied, InvalidInput)) as caught:
+        read_key_file(path)
+    assert KEY.text().split()[-1][:20] not in str(caught.value)
+
+
+def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AccessDenied, match=os.fspath(tmp_path)):
+        read_key_file(tmp_path / "none")

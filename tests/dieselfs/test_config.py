@@ -1,0 +1,60 @@
+"""Options, environment, configuration file: which one wins, and what a broken file says."""
+
+from pathlib import Path
+
+import pytest
+
+from dieselfs.config import Settings
+from dieselfs.errors import InvalidInput
+
+
+def settings(tmp_path: Path, config: str = "", environment: dict[str, str] | None = None, **options: str) -> Settings:
+    folder = tmp_path / ".config" / "dieselfs"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text(config)
+    return Settings.load(environment={"HOME": str(tmp_path), **(environment or {})}, **options)
+
+
+def test_with_nothing_configured_all_is_embedded_in_the_home(tmp_path: Path) -> None:
+    loaded = settings(tmp_path)
+    assert loaded.server is None
+    assert loaded.home == tmp_path / ".local/share/dieselfs"
+    assert loaded.cache == tmp_path / ".cache/dieselfs"
+
+
+def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    config = 'server = "tcp://file:1"\nkey_file = "/file"\ntls_ca = "/ca"\n'
+    environment = {"DIESELFS_SERVER": "tcp://env:1", "DIESELFS_KEY_FILE": "/env"}
+    loaded = settings(tmp_path, config, environment, server="tcp://option:1")
+    assert (loaded.server, loaded.key_file, loaded.tls_ca) == ("tcp://option:1", "/env", "/ca")
+
+
+def test_embedded_can_be_asked_for_where_a_server_is_configured(tmp_path: Path) -> None:
+    assert settings(tmp_path, 'server = "tcp://file:1"', server="embedded").server is None
+
+
+def test_everything_of_a_home_lies_in_it(tmp_path: Path) -> None:
+    loaded = settings(tmp_path, environment={"DIESELFS_HOME": str(tmp_path / "own")})
+    assert loaded.home == tmp_path / "own"
+    assert loaded.cache == tmp_path / "own" / "cache"
+
+
+def test_another_file_can_be_named(tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('server = "tcp://other:1"')
+    assert settings(tmp_path, environment={"DIESELFS_CONFIG": str(other)}).server == "tcp://other:1"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [("server = ?", "line 1"), ("servr = 'x'", "unknown setting 'servr'"), ("server = 5", "must be text")],
+)
+def test_a_broken_file_is_named_with_what_is_wrong(tmp_path: Path, config: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said) as caught:
+        settings(tmp_path, config)
+    assert "config.toml" in str(caught.value)
+
+
+def test_a_named_file_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="No such file"):
+        settings(tmp_path, environment={"DIESELFS_CONFIG": str(tmp_path / "none.toml")})

@@ -1,0 +1,88 @@
+"""Who may do what: the table, its record in the object store, and how soon a change counts."""
+
+import pytest
+
+from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.rpc.auth import Key
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.users import (
+    KEYS_PER_USER_MAX,
+    USERS_RECORD,
+    USERS_REFRESH_S,
+    Caller,
+    Right,
+    Users,
+    UserStore,
+    decode_users,
+    encode_users,
+    with_grant,
+    with_key,
+    without_key,
+)
+
+KEY = Key.generate("ada")
+
+
+def table(expires_s: int = 0) -> Users:
+    users = with_key({}, KEY, 100, expires_s)
+    return with_grant(with_grant(users, "ada", "faces", Right.WRITE), "ada", "*", Right.READ)
+
+
+def test_rights_are_the_larger_of_the_dataset_and_all() -> None:
+    caller = Caller("ada", KEY.key_id)
+    assert caller.right_on("faces", table(), 200) is Right.WRITE
+    assert caller.right_on("other", table(), 200) is Right.READ
+    assert caller.right_on("faces", with_grant(table(), "ada", "faces", Right.NONE), 200) is Right.READ
+
+
+def test_a_key_that_is_gone_or_expired_gives_no_rights() -> None:
+    caller = Caller("ada", KEY.key_id)
+    assert caller.right_on("faces", table(expires_s=150), 149) is Right.WRITE
+    assert caller.right_on("faces", table(expires_s=150), 150) is Right.NONE
+    assert caller.right_on("faces", without_key(table(), "ada", KEY.key_id), 200) is Right.NONE
+    assert caller.right_on("faces", without_key(table(), "ada", ""), 200) is Right.NONE
+    assert Caller("ada", "other").right_on("faces", table(), 200) is Right.NONE
+
+
+def test_two_keys_are_valid_at_once() -> None:
+    second = Key.generate("ada")
+    users = with_key(table(), second, 300, 0)
+    assert set(users["ada"].keys) == {KEY.key_id, second.key_id}
+    assert users["ada"].grants == table()["ada"].grants
+
+
+def test_limits_and_unknown_users() -> None:
+    users = table()
+    for _ in range(KEYS_PER_USER_MAX - 1):
+        users = with_key(users, Key.generate("ada"), 0, 0)
+    with pytest.raises(InvalidInput, match="keys"):
+        with_key(users, Key.generate("ada"), 0, 0)
+    with pytest.raises(NotFound):
+        with_grant(users, "eve", "*", Right.READ)
+    with pytest.raises(NotFound):
+        without_key(users, "ada", "nokey")
+    with pytest.raises(InvalidInput):
+        with_grant(users, "ada", "../x", Right.READ)
+    with pytest.raises(InvalidInput):
+        Right.parse("root")
+
+
+def test_the_record_survives_and_damage_is_noticed() -> None:
+    record = encode_users(table(expires_s=5))
+    assert decode_users(record) == table(expires_s=5)
+    assert KEY.secret.hex().encode() not in record
+    for content in (b"", b"{}", b"[" * 100_000, record[:-5], record.replace(b'"format": 1', b'"format": 9')):
+        with pytest.raises(Damaged):
+            decode_users(content)
+
+
+def test_a_change_at_another_server_counts_within_the_stated_time() -> None:
+    now_s = [1000.0]
+    store = MemoryStore()
+    here, there = (UserStore(store, lambda: now_s[0]) for _ in range(2))
+    assert here.verifier("ada", KEY.key_id) is None
+    there.change(lambda users: with_key(users, KEY, 1000, 0))
+    assert there.verifier("ada", KEY.key_id) == KEY.verifier()
+    now_s[0] += USERS_REFRESH_S
+    assert here.verifier("ada", KEY.key_id) == KEY.verifier()
+    assert store.get_record(USERS_RECORD) is not None
