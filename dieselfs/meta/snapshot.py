@@ -8,16 +8,21 @@ node 0 is the root; the inode number of a node is `node + 1`.
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import eq
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from dieselfs.columns import I64, U8, U32, U64
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.meta.snapshot_builder import hash_seed
+from dieselfs.meta.snapshot_check import ColumnFault, check_columns
 from dieselfs.meta.snapshot_format import (
     SECTION_TYPES,
     SnapshotHeader,
@@ -30,7 +35,11 @@ ROOT = 0
 LINK_HOPS_MAX = 40
 """Symbolic links followed on the way to one file, as in Linux."""
 
-_CASTS = {"u1": "B", "<u4": "I", "<u8": "Q", "<i8": "q"}
+# Columns are used as they lie, and memoryviews know only the byte order of the machine.
+assert sys.byteorder == "little"
+_FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {U8: "B", U32: "I", U64: "Q", I64: "q"}
+
+_LOW_HALF = np.uint64(0xFFFF_FFFF)
 
 
 class Stat(NamedTuple):
@@ -54,6 +63,15 @@ class Stat(NamedTuple):
         return stat.S_ISLNK(self.mode)
 
 
+class Stats(NamedTuple):
+    """What `stat` says of many paths, as columns; all four are 0 where there is nothing at a path."""
+
+    inodes: npt.NDArray[np.int64]
+    modes: npt.NDArray[np.uint32]
+    sizes: npt.NDArray[np.uint64]
+    mtimes_ns: npt.NDArray[np.int64]
+
+
 class ExtentRef(NamedTuple):
     """A run of a file's bytes: its place in the file, the index of the chunk, and where in the payload it lies."""
 
@@ -68,6 +86,7 @@ class Snapshot:
     """One frozen generation of a dataset. Safe to share between threads and across a fork."""
 
     def __init__(self, data: bytes | mmap.mmap, source: str) -> None:
+        self._data = data
         self._view = memoryview(data)
         self.source = source
         self.header: SnapshotHeader = decode_snapshot_header(self._view, len(self._view), source)
@@ -76,6 +95,7 @@ class Snapshot:
         # As memoryviews, because one element of them costs a third of one of a NumPy array.
         self._path_ends = columns["path_ends"]
         self._paths = columns["paths"]
+        self._paths_start = self.header.sections["paths"].offset
         self._name_lengths = columns["name_lengths"]
         self._parents = columns["parents"]
         self._modes = columns["modes"]
@@ -83,8 +103,7 @@ class Snapshot:
         self._mtimes_ns = columns["mtimes_ns"]
         self._firsts = columns["firsts"]
         self._counts = columns["counts"]
-        self._hash_starts = columns["hash_starts"]
-        self._hash_nodes = columns["hash_nodes"]
+        self._hash_slots = columns["hash_slots"]
         self._hash_shift = 64 - self.header.hash_bits
         self._hash_seed = hash_seed(self.header.dataset_id)
 
@@ -102,8 +121,7 @@ class Snapshot:
     def _section(self, name: str) -> memoryview:
         section = self.header.sections[name]
         raw = self._view[section.offset : section.offset + section.length]
-        dtype = SECTION_TYPES[name]
-        return raw.cast(_CASTS["u1" if dtype.itemsize == 1 else dtype.str])
+        return raw.cast(_FORMATS[SECTION_TYPES[name]])
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column as a NumPy array, in place; for arithmetic over many nodes. Names: `SECTION_TYPES`."""
@@ -137,14 +155,37 @@ class Snapshot:
 
     def find(self, path: bytes) -> int:
         """The node of a full path, or -1."""
-        bucket = xxh3_64_intdigest(path, self._hash_seed) >> self._hash_shift
-        starts, ends = self._hash_starts, self._path_ends
-        for slot in range(starts[bucket], starts[bucket + 1]):
-            node = self._hash_nodes[slot]
-            start = ends[node - 1] if node else 0
-            if self._paths[start : ends[node]] == path:
-                return node
+        data, first, ends, slots = self._data, self._paths_start, self._path_ends, self._hash_slots
+        digest = xxh3_64_intdigest(path, self._hash_seed)
+        slot, mark = digest >> self._hash_shift, digest & 0xFFFF_FFFF
+        while entry := slots[slot]:
+            if entry >> 32 == mark:
+                node = (entry & 0xFFFF_FFFF) - 1
+                # For the root this is from the last end to the first: nothing, which is its path.
+                if data[first + ends[node - 1] : first + ends[node]] == path:
+                    return node
+            slot += 1
         return -1
+
+    def find_many(self, paths: Sequence[bytes]) -> npt.NDArray[np.int64]:
+        """The nodes of many full paths at once, -1 where there is none. Takes about 0.5 us a path."""
+        table, ends = self.column("hash_slots"), self.column("path_ends").astype(np.int64, copy=False)
+        hashes = np.fromiter(map(xxh3_64_intdigest, paths, repeat(self._hash_seed)), np.uint64, len(paths))
+        marks = hashes & _LOW_HALF
+        slots = (hashes >> np.uint64(self._hash_shift)).astype(np.int64)
+        searching = np.arange(len(paths))
+        while len(searching):
+            entries = table[slots[searching]]
+            searching = searching[(entries != 0) & (entries >> np.uint64(32) != marks[searching])]
+            slots[searching] += 1
+        nodes = (table[slots] & _LOW_HALF).astype(np.int64) - 1
+        starts = self._paths_start + np.where(nodes > 0, ends[nodes - 1], 0)
+        places = map(slice, starts.tolist(), (self._paths_start + ends[nodes]).tolist())
+        is_same = np.fromiter(map(eq, map(self._data.__getitem__, places), paths), np.bool_, len(paths))
+        # Another path may have the same mark and come first, once in four billion times.
+        for index in np.flatnonzero(~is_same & (nodes >= 0)).tolist():
+            nodes[index] = self.find(paths[index])
+        return nodes
 
     def require(self, path: bytes) -> int:
         """The node of a full path. Raises NotFound."""
@@ -154,7 +195,10 @@ class Snapshot:
         return node
 
     def follow(self, path: bytes) -> int:
-        """The node that `path` leads to through symbolic links. Raises NotFound if they leave the dataset or go in circles."""
+        """The node that `path` leads to through symbolic links.
+
+        Raises NotFound if they leave the dataset or go in circles.
+        """
         reached: list[bytes] = []
         ahead = path.split(b"/")[::-1] if path else []
         hops = 0
@@ -225,7 +269,16 @@ class Snapshot:
         return self._sizes[node]
 
     def stat(self, node: int) -> Stat:
-        return Stat(node + 1, self._modes[node], self._sizes[node], self._mtimes_ns[node])
+        # As `Stat(...)`, without the function that a named tuple makes of it: this is the hot path.
+        return tuple.__new__(Stat, (node + 1, self._modes[node], self._sizes[node], self._mtimes_ns[node]))
+
+    def stat_many(self, paths: Sequence[bytes]) -> Stats:
+        """What `stat` says of many paths at once. Takes about 0.6 us a path."""
+        nodes = self.find_many(paths)
+        modes, sizes, mtimes_ns = (self.column(name)[nodes] for name in ("modes", "sizes", "mtimes_ns"))
+        for column in (modes, sizes, mtimes_ns):
+            column[nodes < 0] = 0
+        return Stats(nodes + 1, modes, sizes, mtimes_ns)
 
     def target(self, node: int) -> bytes:
         """Target of the symbolic link `node`. Raises NotFound if it is none."""
@@ -280,35 +333,13 @@ class Snapshot:
     # -- trust -------------------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """Read everything: the digest, and that every number points where it may. Raises Damaged.
+        """Read everything: the digest, and that all columns together make one snapshot. Raises Damaged.
 
         Done once, when a snapshot arrives; afterwards the columns are used without further checks.
         """
         check_digest(self._view, self.header, self.source)
-        nodes, extents = self.header.nodes, self.header.extents
-        modes, firsts, counts = self.column("modes"), self.column("firsts"), self.column("counts")
-        is_folder = (modes & 0o170000) == stat.S_IFDIR
-        lasts = firsts.astype(np.int64) + counts
-        path_ends = self.column("path_ends")
-        checks = {
-            "path_ends": bool((np.diff(path_ends.astype(np.int64)) >= 0).all())
-            and int(path_ends[-1]) == len(self._paths),
-            "name_lengths": bool(
-                (self.column("name_lengths") <= np.diff(path_ends.astype(np.int64), prepend=0)).all()
-            ),
-            "parents": bool((self.column("parents") < np.maximum(np.arange(nodes), 1)).all()),
-            "firsts": bool((lasts[is_folder & (counts > 0)] <= nodes).all() and (lasts[~is_folder] <= extents).all()),
-            "extent_chunks": bool((self.column("extent_chunks") < max(self.header.chunks, 1)).all()),
-            "hash_nodes": bool((self.column("hash_nodes") < nodes).all()),
-            "hash_starts": bool((np.diff(self.column("hash_starts").astype(np.int64)) >= 0).all())
-            and int(self._hash_starts[-1]) == nodes,
-            "link_ends": bool((np.diff(self.column("link_ends").astype(np.int64), prepend=0) >= 0).all())
-            and (self.header.links == 0 or int(self.column("link_ends")[-1]) == len(self._columns["links"])),
-        }
-        for name, is_right in checks.items():
-            if not is_right:
-                raise Damaged(f"{self.source}: offset {self.header.sections[name].offset}: column {name!r} is wrong")
-        ends = self.column("extent_offsets").astype(np.int64) + self.column("extent_lengths")
-        limits = self.column("chunk_payload_lengths")[self.column("extent_chunks")] if extents else ends
-        if bool((ends > limits).any()):
-            raise Damaged(f"{self.source}: an extent lies outside its chunk")
+        try:
+            check_columns(self.header, {name: self.column(name) for name in SECTION_TYPES})
+        except ColumnFault as fault:
+            offset = self.header.sections[fault.section].offset
+            raise Damaged(f"{self.source}: offset {offset}: {fault}") from None

@@ -1,14 +1,17 @@
 """Builds a snapshot from the live entries of a generation: arithmetic on columns, no I/O.
 
-Nodes are numbered folder by folder, outer folders first, and by name inside a folder: so the children of a folder
-are contiguous and sorted, and a number is a function of the content alone. Folders that nothing created by name
-(a file `a/b` was put, `a` never) exist all the same, with mode 0755 and the newest time below them. Where a file and
-a folder of one path exist (two writers at once), the folder stands and the file is hidden, the same way everywhere.
+Nodes are numbered level by level: first the root, then what is in it by name, then what is in each of those that is
+a folder, and so on. So the children of a folder are contiguous and sorted, and a number is a function of the content
+alone. Folders that nothing created by name (a file `a/b` was put, `a` never) exist all the same, with mode 0755 and
+the newest time of what is in them (0 if all of that is older). Where a file and a folder of one path exist (two
+writers at once), the folder stands and the file is hidden, the same way everywhere.
 """
 
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +21,7 @@ from dieselfs.chunk.format import Op
 from dieselfs.columns import ends_of
 from dieselfs.errors import InvalidInput
 from dieselfs.meta.records import EntryTable
-from dieselfs.meta.snapshot_format import encode_snapshot
+from dieselfs.meta.snapshot_format import COUNT_MAX, encode_snapshot
 from dieselfs.names import split_path
 
 IMPLICIT_FOLDER_MODE = 0o755
@@ -35,15 +38,15 @@ def hash_seed(dataset_id: bytes) -> int:
 
 
 def hash_bits_for(nodes: int) -> int:
-    """Bits of the hash that choose a bucket: about one node per bucket."""
-    return max(nodes - 1, 1).bit_length()
+    """Bits of the hash that choose a slot: so many that between a third and two thirds of the slots are taken."""
+    return (nodes + nodes // 2).bit_length()
 
 
 def build_snapshot(table: EntryTable) -> bytes:
-    """The snapshot file of a generation. Takes 3 to 4 us an entry. Raises InvalidInput beyond 2^32 nodes or extents."""
+    """The snapshot file of a generation. Takes 2 to 4 us an entry. Raises InvalidInput beyond COUNT_MAX entries."""
     tree = _Tree.of(table)
-    if max(len(tree.rows), len(table.pieces.rows) + len(table.ops)) >= 1 << 32:
-        raise InvalidInput("a snapshot holds fewer than 2^32 entries")
+    if max(len(tree.rows), len(table.pieces.rows) + len(table.ops)) > COUNT_MAX:
+        raise InvalidInput(f"a snapshot holds at most {COUNT_MAX} entries")
     nodes = len(tree.rows)
     node_of_row = np.full(len(table.ops), -1, np.int64)
     is_row = tree.rows >= 0
@@ -58,14 +61,12 @@ def build_snapshot(table: EntryTable) -> bytes:
 
     extents = _extents(table, node_of_row)
     extent_counts = np.bincount(extents["nodes"], minlength=nodes)
-    extent_firsts = np.cumsum(extent_counts) - extent_counts
     is_folder = ops == Op.DIRECTORY
-    firsts = np.where(is_folder, tree.child_firsts, extent_firsts)
+    firsts = np.where(is_folder, tree.child_firsts, np.cumsum(extent_counts) - extent_counts)
     counts = np.where(is_folder, tree.child_counts, extent_counts)
 
     links = sorted((int(node_of_row[row]), table.targets[row]) for row in link_rows)
     link_targets = [target for _, target in links]
-    hash_starts, hash_nodes, hash_bits = _hash_index(tree.paths, table.dataset.dataset_id)
     is_file = ops == Op.FILE
     return encode_snapshot(
         table.dataset.name,
@@ -79,7 +80,7 @@ def build_snapshot(table: EntryTable) -> bytes:
             "extents": len(extents["nodes"]),
             "links": len(links),
             "chunks": len(table.chunk_table),
-            "hash_bits": hash_bits,
+            "hash_bits": hash_bits_for(nodes),
         },
         {
             "path_ends": ends_of(tree.paths),
@@ -104,8 +105,7 @@ def build_snapshot(table: EntryTable) -> bytes:
                 b"".join(c.payload_checksum.to_bytes(16, "little") for c in table.chunk_table), np.uint8
             ),
             "chunk_payload_lengths": np.array([c.payload_length for c in table.chunk_table], np.uint32),
-            "hash_starts": hash_starts,
-            "hash_nodes": hash_nodes,
+            "hash_slots": _hash_slots(tree.paths, table.dataset.dataset_id),
         },
     )
 
@@ -130,39 +130,31 @@ class _Tree:
             _join(folders[row], names[row]): row for row in np.flatnonzero(table.ops == Op.DIRECTORY).tolist()
         }
         root_row = folder_rows.pop(b"", -1)
-        groups = _group_rows(folders, first=root_row + 1)  # the root's own row sorts before all others
-        children = {folder: list(zip(names[start:end], range(start, end), strict=True)) for folder, start, end in groups}
-        children.setdefault(b"", [])
-        implicit = _add_missing_folders(children, folder_rows)
+        children = _children(folders, names, first=root_row + 1)  # the root's own row comes before all others
+        _add_missing_folders(children, folder_rows)
 
-        order = sorted(children, key=lambda folder: (folder.count(b"/") + 1 if folder else 0, folder))
         rows = [root_row]
         paths = [b""]
         name_lengths = [0]
-        node_of_folder = {b"": 0}
-        parents: list[int] = [0]
-        firsts: dict[int, int] = {}
-        counts: dict[int, int] = {}
+        parents = [0]
+        child_firsts = np.zeros(sum(map(len, children.values())) + 1, np.int64)
+        child_counts = np.zeros_like(child_firsts)
         implicit_nodes = [0] if root_row < 0 else []
-        for folder in order:
-            inside = children[folder]
-            parent = node_of_folder[folder]
-            firsts[parent], counts[parent] = len(rows), len(inside)
+        folders_to_number = [(0, b"")]
+        for node, folder in folders_to_number:  # which grows below
+            inside = children.get(folder, [])
+            child_firsts[node], child_counts[node] = len(rows), len(inside)
             prefix = folder + b"/" if folder else b""
             for name, row in inside:
                 path = prefix + name
                 if row < 0 or path in folder_rows:
-                    node_of_folder[path] = len(rows)
-                    if path in implicit:
+                    folders_to_number.append((len(rows), path))
+                    if row < 0:
                         implicit_nodes.append(len(rows))
                 rows.append(row)
                 paths.append(path)
                 name_lengths.append(len(name))
-            parents += [parent] * len(inside)
-        child_firsts = np.zeros(len(rows), np.int64)
-        child_counts = np.zeros(len(rows), np.int64)
-        child_firsts[list(firsts)] = list(firsts.values())
-        child_counts[list(counts)] = list(counts.values())
+            parents += [node] * len(inside)
         return cls(
             np.array(rows, np.int64),
             paths,
@@ -178,25 +170,35 @@ def _join(folder: bytes, name: bytes) -> bytes:
     return folder + b"/" + name if folder else name
 
 
-def _group_rows(folders: Sequence[bytes], first: int) -> list[tuple[bytes, int, int]]:
-    """`(folder, first row, end row)` of each folder that has entries, from row `first` on."""
+def _children(
+    folders: Sequence[bytes], names: Sequence[bytes], first: int
+) -> dict[bytes, list[tuple[bytes, int]]]:
+    """`(name, row)` of what is in each folder, from row `first` on; rows of one folder come together."""
     starts = [row for row in range(first, len(folders)) if row == first or folders[row] != folders[row - 1]]
-    return [(folders[start], start, end) for start, end in zip(starts, [*starts[1:], len(folders)], strict=True)]
+    runs = zip(starts, [*starts[1:], len(folders)], strict=True)
+    return {
+        folders[start]: list(zip(names[start:end], range(start, end), strict=True)) for start, end in runs
+    }
 
 
-def _add_missing_folders(children: dict[bytes, list[tuple[bytes, int]]], folder_rows: dict[bytes, int]) -> set[bytes]:
-    """Give every folder with children an entry in its parent; return those that were missing."""
-    missing: set[bytes] = set()
+def _add_missing_folders(
+    children: dict[bytes, list[tuple[bytes, int]]], folder_rows: dict[bytes, int]
+) -> None:
+    """Give every folder that has something in it, but no row, a place in its parent, with row -1."""
+    missing: dict[bytes, set[bytes]] = {}
     for folder in list(children):
-        while folder and folder not in folder_rows and folder not in missing:
-            missing.add(folder)
-            folder = split_path(folder)[0]
-            children.setdefault(folder, [])
-    for folder in missing:
-        parent, name = split_path(folder)
-        inside = [child for child in children[parent] if child[0] != name]  # a file of that name is hidden
-        children[parent] = sorted([*inside, (name, -1)])
-    return missing
+        while folder and folder not in folder_rows:
+            parent, name = split_path(folder)
+            names = missing.setdefault(parent, set())
+            if name in names:
+                break
+            names.add(name)
+            folder = parent
+    for parent, names in missing.items():
+        inside = [
+            child for child in children.get(parent, []) if child[0] not in names
+        ]  # hides a file of that name
+        children[parent] = sorted([*inside, *((name, -1) for name in names)])
 
 
 def _folder_times(mtimes_ns: npt.NDArray[np.int64], tree: _Tree) -> npt.NDArray[np.int64]:
@@ -207,11 +209,11 @@ def _folder_times(mtimes_ns: npt.NDArray[np.int64], tree: _Tree) -> npt.NDArray[
     return mtimes_ns
 
 
-def _extents(table: EntryTable, node_of_row: Rows) -> dict[str, npt.NDArray[np.generic]]:
+def _extents(table: EntryTable, node_of_row: Rows) -> dict[str, npt.NDArray[Any]]:
     """The extents of all visible files, ordered by (node, place)."""
     single = np.flatnonzero((table.chunks >= 0) & (table.sizes > 0))
     pieces = table.pieces
-    columns: dict[str, npt.NDArray[np.generic]] = {
+    columns: dict[str, npt.NDArray[Any]] = {
         "nodes": node_of_row[np.concatenate((single, pieces.rows))],
         "chunks": np.concatenate((table.chunks[single], pieces.chunks)),
         "offsets": np.concatenate((table.offsets[single], pieces.offsets)),
@@ -224,14 +226,18 @@ def _extents(table: EntryTable, node_of_row: Rows) -> dict[str, npt.NDArray[np.g
     return {name: column[order] for name, column in columns.items()}
 
 
-def _hash_index(
-    paths: list[bytes], dataset_id: bytes
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
-    """`(starts, nodes, bits)`: the nodes whose hash begins with the bits `b` are `nodes[starts[b]:starts[b + 1]]`."""
-    seed, bits = hash_seed(dataset_id), hash_bits_for(len(paths))
-    hashes = np.fromiter((xxh3_64_intdigest(path, seed) for path in paths), np.uint64, len(paths))
+def _hash_slots(paths: list[bytes], dataset_id: bytes) -> npt.NDArray[np.uint64]:
+    """The hash index: each path in the first slot that is free from its hash's upper bits on, in order of the hashes.
+
+    A slot holds the hash's lower 32 bits above the inode; 0 if free. The table ends with a free slot.
+    """
+    seed = hash_seed(dataset_id)
+    hashes = np.fromiter(map(xxh3_64_intdigest, paths, repeat(seed)), np.uint64, len(paths))
+    bits = hash_bits_for(len(paths))
     nodes = np.argsort(hashes, kind="stable")
-    buckets = (hashes >> np.uint64(64 - bits)).astype(np.int64)
-    starts = np.zeros((1 << bits) + 1, np.int64)
-    np.cumsum(np.bincount(buckets, minlength=1 << bits), out=starts[1:])
-    return starts, nodes, bits
+    hashes = hashes[nodes]
+    order = np.arange(len(paths))
+    slots = np.maximum.accumulate((hashes >> np.uint64(64 - bits)).astype(np.int64) - order) + order
+    table = np.zeros(max(int(slots[-1]) + 1, 1 << bits) + 1, np.uint64)
+    table[slots] = hashes << np.uint64(32) | (nodes + 1).astype(np.uint64)
+    return table

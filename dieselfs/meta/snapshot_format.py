@@ -4,22 +4,28 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import msgpack
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import I64, U8, U32, U64
-from dieselfs.errors import Damaged
-from dieselfs.limits import MIB, SNAPSHOT_BYTES_MAX
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.fields import FieldsFault, pack_fields, unpack_fields
+from dieselfs.limits import KIB, SNAPSHOT_BYTES_MAX
+from dieselfs.names import check_dataset_name
 
 Buffer = bytes | bytearray | memoryview
 
 MAGIC = b"\x89DSLS\r\n\x1a"
 FORMAT_VERSION = 1
 SECTION_ALIGNMENT = 64
-HEADER_BYTES_MAX = 1 * MIB
+HEADER_BYTES_MAX = 64 * KIB
 DIGEST_BYTES = 32
+NUMBER_MAX = (1 << 63) - 1
+COUNT_MAX = (1 << 32) - 1
+"""Nodes, extents, links, or chunks of one snapshot."""
 
 _PREAMBLE = struct.Struct("<8sHHIQQ32s")  # the checksum of these bytes follows them
 _CHECKSUM = struct.Struct("<Q")
@@ -53,8 +59,29 @@ SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
     "chunk_checksums": U8,
     "chunk_payload_lengths": U32,
     # Index from the hash of a full path to its node.
-    "hash_starts": U32,
-    "hash_nodes": U32,
+    "hash_slots": U64,
+}
+"""The sections, in the order in which they lie in the file."""
+
+_SECTION = struct.Struct("<QQQ")
+
+_NUMBERS = (
+    "generation",
+    "updated_ns",
+    "nodes",
+    "files",
+    "total_bytes",
+    "extents",
+    "links",
+    "chunks",
+    "hash_bits",
+)
+_COUNTS = ("nodes", "files", "extents", "links", "chunks")
+_FIELD_KINDS: dict[str, type] = {
+    "dataset": str,
+    "dataset_id": bytes,
+    **dict.fromkeys(_NUMBERS, int),
+    "sections": bytes,
 }
 
 
@@ -87,38 +114,11 @@ class SnapshotHeader:
     file_length: int
 
 
-_NUMBERS = (
-    "generation",
-    "updated_ns",
-    "nodes",
-    "files",
-    "total_bytes",
-    "extents",
-    "links",
-    "chunks",
-    "hash_bits",
-)
-
-
-def expected_lengths(header: SnapshotHeader) -> dict[str, int]:
-    """Bytes that each section must have; those whose length only they themselves know are absent."""
-    per_node = ("path_ends", "name_lengths", "parents", "modes", "sizes", "mtimes_ns", "firsts", "counts")
-    elements = dict.fromkeys(per_node, header.nodes)
-    elements |= dict.fromkeys(
-        ("extent_chunks", "extent_offsets", "extent_lengths", "extent_places", "extent_checksums"), header.extents
-    )
-    elements |= {"link_nodes": header.links, "link_ends": header.links}
-    elements |= {"chunk_ids": 16 * header.chunks, "chunk_checksums": 16 * header.chunks}
-    elements |= {"chunk_payload_lengths": header.chunks}
-    elements |= {"hash_starts": (1 << header.hash_bits) + 1, "hash_nodes": header.nodes}
-    return {name: count * SECTION_TYPES[name].itemsize for name, count in elements.items()}
-
-
 def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> SnapshotHeader:
     """Decode preamble and header from the beginning of a snapshot file of `file_length` bytes.
 
     `data` may be the whole file or any beginning that holds the header. Takes the same time whatever the size of
-    the snapshot. Raises Damaged. The sections themselves are not read: see `check_digest`.
+    the snapshot. Raises Damaged. The sections themselves are not read: see `check_digest` and `snapshot_check`.
     """
     if len(data) < PREAMBLE_BYTES:
         raise Damaged(f"{source}: offset 0: only {len(data)} bytes, a snapshot begins with {PREAMBLE_BYTES}")
@@ -130,53 +130,76 @@ def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> Snaps
     if xxh3_64_intdigest(fields) != checksum:
         raise Damaged(f"{source}: offset {_PREAMBLE.size}: checksum of the preamble does not match")
     if version != FORMAT_VERSION or flags != 0:
-        raise Damaged(f"{source}: offset 8: snapshot format {version} (flags {flags:#x}) is not known")
+        raise Damaged(
+            f"{source}: offset 8: snapshot format {version} (flags {flags:#x}) is not known to this version of "
+            f"dieselfs, which reads format {FORMAT_VERSION}"
+        )
     if stated_length != file_length or file_length > SNAPSHOT_BYTES_MAX:
         raise Damaged(f"{source}: offset 16: {file_length} bytes, the preamble announces {stated_length}")
     if header_length > min(HEADER_BYTES_MAX, len(data) - PREAMBLE_BYTES):
-        raise Damaged(f"{source}: offset 12: header of {header_length} bytes")
+        raise Damaged(f"{source}: offset 12: header of {header_length} bytes, limit {HEADER_BYTES_MAX}")
     packed = bytes(data[PREAMBLE_BYTES : PREAMBLE_BYTES + header_length])
     if xxh3_64_intdigest(packed) != header_sum:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: checksum of the header does not match")
     try:
-        header = _decode_fields(packed, digest, file_length)
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-        raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: header: {error}") from None
-    _check_sections(header, source)
+        return _decode_fields(unpack_fields(packed, _FIELD_KINDS), digest, file_length)
+    except FieldsFault as fault:
+        raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: header: {fault}") from None
+
+
+def _decode_fields(fields: dict[str, Any], digest: bytes, file_length: int) -> SnapshotHeader:
+    try:
+        check_dataset_name(fields["dataset"])
+    except InvalidInput as error:
+        raise FieldsFault(str(error)) from None
+    if len(fields["dataset_id"]) != 16:
+        raise FieldsFault(f"dataset ID of {len(fields['dataset_id'])} bytes")
+    for name in _NUMBERS:
+        if not 0 <= fields[name] <= (COUNT_MAX if name in _COUNTS else NUMBER_MAX):
+            raise FieldsFault(f"field {name!r} is out of range: {fields[name]}")
+    if fields["nodes"] < 1:
+        raise FieldsFault("a snapshot has at least the root")
+    if not 1 <= fields["hash_bits"] <= 33:
+        raise FieldsFault(f"hash index of {fields['hash_bits']} bits")
+    packed = fields["sections"]
+    if len(packed) != len(SECTION_TYPES) * _SECTION.size:
+        raise FieldsFault(f"field 'sections' has {len(packed)} bytes")
+    sections = {
+        name: Section(*values)
+        for name, values in zip(SECTION_TYPES, _SECTION.iter_unpack(packed), strict=True)
+    }
+    header = SnapshotHeader(**{**fields, "sections": sections}, digest=digest, file_length=file_length)
+    _check_sections(header)
     return header
 
 
-def _decode_fields(packed: bytes, digest: bytes, file_length: int) -> SnapshotHeader:
-    fields = msgpack.unpackb(packed, max_map_len=64, max_array_len=8, max_ext_len=0, max_str_len=256)
-    numbers = {name: fields[name] for name in _NUMBERS}
-    if not all(type(value) is int and 0 <= value < 1 << 63 for value in numbers.values()):
-        raise ValueError("a number is out of range")
-    if max(numbers["nodes"], numbers["extents"], numbers["chunks"]) >= 1 << 32 or numbers["hash_bits"] > 32:
-        raise ValueError("more nodes, extents, or chunks than the format holds")
-    if type(fields["dataset"]) is not str or type(fields["dataset_id"]) is not bytes or len(fields["dataset_id"]) != 16:
-        raise ValueError("no dataset")
-    sections = {}
-    for name in SECTION_TYPES:
-        offset, length, checksum = fields["sections"][name]
-        if not (type(offset) is type(length) is type(checksum) is int and offset >= 0 and length >= 0):
-            raise ValueError(f"section {name!r} is not three numbers")
-        sections[name] = Section(offset, length, checksum)
-    return SnapshotHeader(
-        fields["dataset"], fields["dataset_id"], **numbers, sections=sections, digest=digest, file_length=file_length
-    )
-
-
-def _check_sections(header: SnapshotHeader, source: str) -> None:
-    if header.nodes < 1:
-        raise Damaged(f"{source}: a snapshot has at least the root")
-    lengths = expected_lengths(header)
+def _check_sections(header: SnapshotHeader) -> None:
+    """Raise FieldsFault unless every section lies in the file and has the length that the counts ask for."""
+    exact = _exact_lengths(header)
     for name, section in header.sections.items():
         if section.offset % SECTION_ALIGNMENT or section.offset + section.length > header.file_length:
-            raise Damaged(f"{source}: offset {section.offset}: section {name!r} lies outside the file")
-        if section.length != lengths.get(name, section.length):
-            raise Damaged(
-                f"{source}: offset {section.offset}: section {name!r} has {section.length} bytes, not {lengths[name]}"
+            raise FieldsFault(
+                f"section {name!r}, {section.length} bytes at {section.offset}, is not in the file"
             )
+        if section.length != exact.get(name, section.length):
+            raise FieldsFault(f"section {name!r} has {section.length} bytes, not {exact[name]}")
+    slots = header.sections["hash_slots"].length
+    if slots % U64.itemsize or slots // U64.itemsize <= 1 << header.hash_bits:
+        raise FieldsFault(f"section 'hash_slots' has {slots} bytes, too few for {header.hash_bits} bits")
+
+
+def _exact_lengths(header: SnapshotHeader) -> dict[str, int]:
+    """Bytes that each section must have; those whose length only they themselves know are absent."""
+    elements = {
+        **dict.fromkeys(("path_ends", "name_lengths", "parents", "modes"), header.nodes),
+        **dict.fromkeys(("sizes", "mtimes_ns", "firsts", "counts"), header.nodes),
+        **dict.fromkeys(("extent_chunks", "extent_offsets", "extent_lengths"), header.extents),
+        **dict.fromkeys(("extent_places", "extent_checksums"), header.extents),
+        **dict.fromkeys(("link_nodes", "link_ends"), header.links),
+        **dict.fromkeys(("chunk_ids", "chunk_checksums"), 16 * header.chunks),
+        "chunk_payload_lengths": header.chunks,
+    }
+    return {name: count * SECTION_TYPES[name].itemsize for name, count in elements.items()}
 
 
 def check_digest(data: Buffer, header: SnapshotHeader, source: str) -> None:
@@ -186,43 +209,33 @@ def check_digest(data: Buffer, header: SnapshotHeader, source: str) -> None:
 
 
 def encode_snapshot(
-    dataset: str, dataset_id: bytes, numbers: Mapping[str, int], columns: Mapping[str, np.typing.NDArray[np.generic]]
+    dataset: str,
+    dataset_id: bytes,
+    numbers: Mapping[str, int],
+    columns: Mapping[str, npt.NDArray[np.generic]],
 ) -> bytes:
-    """The bytes of a snapshot file. `numbers` are the counts of `SnapshotHeader`, `columns` one array per section."""
-    contents = {name: np.ascontiguousarray(columns[name], dtype).tobytes() for name, dtype in SECTION_TYPES.items()}
-    # The header's length depends on the sections' offsets, which depend on the header's length; offsets are
-    # packed as 5 to 9 bytes, so a header measured with the largest ones leaves room for any.
-    room = len(_pack_header(dataset, dataset_id, numbers, {n: Section(1 << 62, 1 << 62, 1 << 63) for n in contents}))
-    sections: dict[str, Section] = {}
-    position = PREAMBLE_BYTES + room
-    for name, content in contents.items():
-        position += -position % SECTION_ALIGNMENT
-        sections[name] = Section(position, len(content), xxh3_64_intdigest(content))
-        position += len(content)
-    header = _pack_header(dataset, dataset_id, numbers, sections)
-    parts = [header]
-    written = PREAMBLE_BYTES + len(header)
-    for name, content in contents.items():
-        parts += [bytes(sections[name].offset - written), content]
-        written = sections[name].offset + len(content)
-    digest = hashlib.sha256()
-    for part in parts:
+    """The bytes of a snapshot file. `numbers` are those of `SnapshotHeader`, `columns` one array per section."""
+    contents = {
+        name: np.ascontiguousarray(columns[name], dtype).tobytes() for name, dtype in SECTION_TYPES.items()
+    }
+
+    def pack_header(sections: bytes) -> bytes:
+        ordered = {name: numbers[name] for name in _NUMBERS}
+        return pack_fields({"dataset": dataset, "dataset_id": dataset_id, **ordered, "sections": sections})
+
+    # The length of the header does not depend on what the sections' places will be.
+    position = PREAMBLE_BYTES + len(pack_header(bytes(len(contents) * _SECTION.size)))
+    sections, body = [], []
+    for content in contents.values():
+        padding = -position % SECTION_ALIGNMENT
+        sections.append(_SECTION.pack(position + padding, len(content), xxh3_64_intdigest(content)))
+        body += [bytes(padding), content]
+        position += padding + len(content)
+    header = pack_header(b"".join(sections))
+    digest = hashlib.sha256(header)
+    for part in body:
         digest.update(part)
     fields = _PREAMBLE.pack(
-        MAGIC, FORMAT_VERSION, 0, len(header), written, xxh3_64_intdigest(header), digest.digest()
+        MAGIC, FORMAT_VERSION, 0, len(header), position, xxh3_64_intdigest(header), digest.digest()
     )
-    return b"".join([fields, _CHECKSUM.pack(xxh3_64_intdigest(fields)), *parts])
-
-
-def _pack_header(
-    dataset: str, dataset_id: bytes, numbers: Mapping[str, int], sections: Mapping[str, Section]
-) -> bytes:
-    packed: bytes = msgpack.packb(
-        {
-            "dataset": dataset,
-            "dataset_id": dataset_id,
-            **{name: numbers[name] for name in _NUMBERS},
-            "sections": {name: (s.offset, s.length, s.checksum) for name, s in sections.items()},
-        }
-    )
-    return packed
+    return b"".join([fields, _CHECKSUM.pack(xxh3_64_intdigest(fields)), header, *body])
