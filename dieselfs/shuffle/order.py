@@ -34,7 +34,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def keys(seed: int, epoch: int, kind: int, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The sort keys of chunks or files in one epoch."""
-    stream = np.array([seed], np.uint64)
+    stream = mix(np.array([seed], np.uint64))
     for part in (epoch, kind):
         stream = mix(stream ^ np.uint64(part))
     return mix(stream ^ mix(numbers))
