@@ -60,7 +60,7 @@ FETCHES_AT_ONCE_MAX = 8
 MOUNT_MEMORY_BYTES = 1 * GIB
 """Chunks that a mount holds in memory, unless the user says otherwise."""
 MOUNT_MEMORY_BYTES_MIN = 2 * CHUNK_TARGET_BYTES
-MOUNT_START_TIMEOUT_S = 60.0
+MOUNT_START_TIMEOUT_S = SNAPSHOT_BUILD_TIMEOUT_S + 60.0
 """A mount that is not there by then is given up."""
 UNMOUNT_TIMEOUT_S = 10.0
 MOUNT_PROBE_TIMEOUT_S = 2.0

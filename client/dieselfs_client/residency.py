@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 class ChunkSource(Protocol):
     """Where bytes come from. Both methods block, may be called from many threads at once, and raise DieselfsError."""
 
-    def fetch_chunk(self, chunk: int) -> bytes | memoryview:
+    def fetch_chunk(self, chunk: int) -> bytes | bytearray | memoryview:
         """The payload of a chunk (an index into the snapshot's table). Raises Damaged unless its checksum matches."""
         ...
 

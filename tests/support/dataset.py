@@ -9,8 +9,10 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from dieselfs.chunk.builder import ChunkBuilder
@@ -54,7 +56,9 @@ def read_tree(root: str | Path) -> Iterator[TreeEntry]:
                 elif entry.is_symlink():
                     yield TreeEntry(path, status.st_mode, status.st_mtime_ns, os.readlink(entry.path))
                 else:
-                    yield TreeEntry(path, status.st_mode, status.st_mtime_ns, Path(os.fsdecode(entry.path)).read_bytes())
+                    yield TreeEntry(
+                        path, status.st_mode, status.st_mtime_ns, Path(os.fsdecode(entry.path)).read_bytes()
+                    )
 
 
 class MemoryChunkSource:
@@ -73,7 +77,9 @@ class MemoryChunkSource:
         self.fetched_chunks.append(chunk)
         payload = bytes(self.payloads[chunk])
         if xxh3_128_intdigest(payload) != self.snapshot.chunk_checksum(chunk):
-            raise Damaged(f"chunk {chunk_name(self.snapshot.chunk_id(chunk))}: checksum of the payload does not match")
+            raise Damaged(
+                f"chunk {chunk_name(self.snapshot.chunk_id(chunk))}: checksum of the payload does not match"
+            )
         return payload
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
@@ -109,7 +115,7 @@ def pack_entries(
     entries: Iterable[TreeEntry], name: str = "packed", chunk_bytes: int = CHUNK_TARGET_BYTES
 ) -> PackedDataset:
     """Pack entries in the order given, cutting files at the end of a chunk."""
-    objects = []
+    objects: list[bytes] = []
     builder = ChunkBuilder(chunk_bytes)
 
     def seal() -> None:
@@ -117,27 +123,33 @@ def pack_entries(
         parts = builder.seal().encode(number.to_bytes(CHUNK_ID_BYTES, "big"), name, DATASET_ID, number << 20)
         objects.append(b"".join(parts))
 
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(entries, start=1):
+        if builder.is_full:
+            seal()
         mode = stat.S_IMODE(entry.mode)
         if stat.S_ISDIR(entry.mode):
             builder.add_directory(entry.path, mode, entry.mtime_ns)
         elif stat.S_ISLNK(entry.mode):
             builder.add_symlink(entry.path, entry.content, mode, entry.mtime_ns)
-        else:
-            place, size = 0, len(entry.content)
-            while place < size or place == 0:
-                piece = entry.content[place : place + builder.room_bytes]
-                builder.add_file(entry.path, piece, mode, entry.mtime_ns, size, place, version=number + 1)
-                place += len(piece)
-                if builder.is_full:
-                    seal()
-                if size == 0:
-                    break
-        if builder.is_full:
-            seal()
+        for place, piece in _pieces(entry, builder):
+            builder.add_file(
+                entry.path, piece, mode, entry.mtime_ns, len(entry.content), place, version=number
+            )
+            if builder.is_full:
+                seal()
     if len(builder):
         seal()
     return PackedDataset(objects, snapshot_of(objects, name))
+
+
+def _pieces(entry: TreeEntry, builder: ChunkBuilder) -> Iterator[tuple[int, bytes]]:
+    """The content of a file, cut where the chunk in the builder has no more room; looks again after each piece."""
+    if stat.S_ISREG(entry.mode):
+        place = 0
+        while place < len(entry.content) or place == 0:
+            piece = entry.content[place : place + builder.room_bytes]
+            yield place, piece
+            place += max(len(piece), 1)
 
 
 def snapshot_of(objects: list[bytes], name: str = "packed") -> Snapshot:
@@ -146,7 +158,9 @@ def snapshot_of(objects: list[bytes], name: str = "packed") -> Snapshot:
     pieces: dict[bytes, list[tuple[int, int, ChunkHeader]]] = {}
     for index, data in enumerate(objects):
         preamble = decode_preamble(data, f"chunk {index}")
-        header = decode_header(preamble, data[PREAMBLE_BYTES : preamble.payload_start], f"chunk {index}", DATASET_ID)
+        header = decode_header(
+            preamble, data[PREAMBLE_BYTES : preamble.payload_start], f"chunk {index}", DATASET_ID
+        )
         records.append(_chunk_record(preamble, len(header)))
         for entry, path in enumerate(header.paths):
             pieces.setdefault(path, []).append((index, entry, header))
@@ -174,32 +188,44 @@ def _entry_table(
 ) -> EntryTable:
     paths = sorted(pieces, key=split_path)
     firsts = [pieces[path][0] for path in paths]
-    is_single = [len(pieces[path]) == 1 and header.ops[entry] == Op.FILE for path, (_, entry, header) in zip(paths, firsts, strict=True)]
-    spans = [(row, *piece) for row, path in enumerate(paths) if len(pieces[path]) > 1 for piece in pieces[path]]
-    sizes = np.array([header.sizes[entry] for _, entry, header in firsts], np.uint64)
-    is_file = np.array([header.ops[entry] == Op.FILE for _, entry, header in firsts], bool)
-    record = DatasetRecord(
-        DATASET_ID, name, len(records), 1, int(is_file.sum()), int(sizes[is_file].sum()), len(records)
-    )
+    spans = [
+        (row, *piece) for row, path in enumerate(paths) if len(pieces[path]) > 1 for piece in pieces[path]
+    ]
+
+    def first(column: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        return np.array([getattr(header, column)[entry] for _, entry, header in firsts], dtype)
+
+    def span(column: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        return np.array([getattr(header, column)[entry] for _, _, entry, header in spans], dtype)
+
+    ops, sizes = first("ops", np.uint8), first("sizes", np.uint64)
+    chunks = np.array([chunk for chunk, _, _ in firsts], np.int64)
+    chunks[ops != Op.FILE] = -1
+    chunks[[row for row, _, _, _ in spans]] = -1
+    files = sizes[ops == Op.FILE]
     return EntryTable(
-        record,
+        DatasetRecord(DATASET_ID, name, len(records), 1, len(files), int(files.sum()), len(records)),
         records,
         [split_path(path)[0] for path in paths],
         [split_path(path)[1] for path in paths],
-        np.array([header.ops[entry] for _, entry, header in firsts], np.uint8),
-        np.array([header.modes[entry] for _, entry, header in firsts], np.uint32),
-        np.array([header.mtimes_ns[entry] for _, entry, header in firsts], np.int64),
+        ops,
+        first("modes", np.uint32),
+        first("mtimes_ns", np.int64),
         sizes,
-        np.array([index if single else -1 for (index, _, _), single in zip(firsts, is_single, strict=True)], np.int64),
-        np.array([header.offsets[entry] for _, entry, header in firsts], np.uint32),
-        np.array([header.checksums[entry] for _, entry, header in firsts], np.uint64),
-        {row: header.target(entry) for row, (_, entry, header) in enumerate(firsts) if header.ops[entry] == Op.SYMLINK},
+        chunks,
+        first("offsets", np.uint32),
+        first("checksums", np.uint64),
+        {
+            row: header.target(entry)
+            for row, (_, entry, header) in enumerate(firsts)
+            if ops[row] == Op.SYMLINK
+        },
         PieceTable(
             np.array([row for row, _, _, _ in spans], np.int64),
-            np.array([header.places[entry] for _, _, entry, header in spans], np.uint64),
-            np.array([index for _, index, _, _ in spans], np.int64),
-            np.array([header.offsets[entry] for _, _, entry, header in spans], np.uint32),
-            np.array([header.lengths[entry] for _, _, entry, header in spans], np.uint32),
-            np.array([header.checksums[entry] for _, _, entry, header in spans], np.uint64),
+            span("places", np.uint64),
+            np.array([chunk for _, chunk, _, _ in spans], np.int64),
+            span("offsets", np.uint32),
+            span("lengths", np.uint32),
+            span("checksums", np.uint64),
         ),
     )

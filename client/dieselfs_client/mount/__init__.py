@@ -1,1 +1,1 @@
-"""The POSIX mount: `core` answers from the snapshot, `kernel_protocol` puts answers into bytes, `kernel_driver` moves them."""
+"""The POSIX mount: `core` knows the answers, `kernel_protocol` puts them into bytes, `kernel_driver` moves these."""

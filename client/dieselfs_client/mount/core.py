@@ -71,7 +71,7 @@ class MountCore:
         self._mtimes_ns = snapshot.column("mtimes_ns")
         self._name_lengths = snapshot.column("name_lengths")
         self._path_ends = snapshot.column("path_ends")
-        self._paths = memoryview(snapshot.column("paths"))
+        self._paths = snapshot.column("paths")
 
     def node(self, inode: int) -> int:
         """The node of an inode. Raises NotFound."""
@@ -132,7 +132,7 @@ class MountCore:
         lengths = self._name_lengths[chosen]
         # Their paths lie one behind the other: one copy, then one slice for each name.
         origin, limit = int(self._path_ends[nodes.start - 1]), int(self._path_ends[nodes.stop - 1])
-        run = bytes(self._paths[origin:limit])
+        run: bytes = self._paths[origin:limit].tobytes()
         ends = self._path_ends[chosen].astype(np.int64) - origin
         return Siblings(
             np.arange(nodes.start + 1, nodes.stop + 1, dtype=np.uint64),
@@ -168,7 +168,9 @@ class MountCore:
             pieces.append(Piece(extent, start, length))
             position += length
         if position != end:
-            raise Damaged(f"{printable(snapshot.path(node))}: offset {position}: the snapshot has no bytes for it")
+            raise Damaged(
+                f"{printable(snapshot.path(node))}: offset {position}: the snapshot has no bytes for it"
+            )
         return pieces
 
     def chunks_ahead(self, inode: int, offset: int, distance_bytes: int) -> list[int]:

@@ -1,7 +1,8 @@
 """Serves a mount through `/dev/fuse`. This module reads and writes the device.
 
-One loop reads requests until there are none. What the snapshot or the memory can answer is answered on the spot by a plain function;
-a READ whose bytes are not there becomes a task. Nothing that goes wrong with one request reaches another: it becomes an errno.
+One loop reads requests until there are none. What the snapshot or the memory can answer is answered on the spot by a
+plain function; a READ whose bytes are not there becomes a task. Nothing that goes wrong with one request reaches
+another: it becomes an errno.
 """
 
 import errno
@@ -32,8 +33,8 @@ BUFFERS_PER_REPLY_MAX = 256
 _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
 _UNANSWERED = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.DESTROY, Opcode.NOTIFY_REPLY})
-_ERRNO_BY_OPCODE: dict[int, int] = dict.fromkeys(
-    (
+_CHANGING = frozenset(
+    {
         Opcode.SETATTR,
         Opcode.SYMLINK,
         Opcode.MKNOD,
@@ -50,11 +51,11 @@ _ERRNO_BY_OPCODE: dict[int, int] = dict.fromkeys(
         Opcode.TMPFILE,
         Opcode.FALLOCATE,
         Opcode.COPY_FILE_RANGE,
-    ),
-    errno.EROFS,
-) | {Opcode.IOCTL: errno.ENOTTY}
-"""Requests that are always refused. All that is unknown is ENOSYS, after which the kernel does not ask again:
-so it is with OPEN and OPENDIR too, and from then on files are opened without a word to us."""
+    }
+)
+_ERRNO_BY_OPCODE: dict[int, int] = {Opcode.IOCTL: errno.ENOTTY} | {int(op): errno.EROFS for op in _CHANGING}
+"""Requests that are always refused. Any other that has no answer is ENOSYS, after which the kernel does not ask
+again: so it is with OPEN and OPENDIR too, and from then on files are opened without a word to us."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ _Buffers = list[memoryview]
 class KernelDriver:
     """Serves one connection to the kernel. Used from one trio thread.
 
-    `device` is an open descriptor of `/dev/fuse`, mounted; the caller closes it. All files belong to `user` and `group`.
-    `agreed` is set once kernel and driver have agreed (then `refusal` is None) or have found that they cannot.
+    `device` is an open descriptor of `/dev/fuse`, mounted; the caller closes it. All files belong to `user` and
+    `group`. `agreed` is set once kernel and driver have agreed (then `refusal` is None) or found that they cannot.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class KernelDriver:
         self._encoder = protocol.Encoder(user, group)
         self._read_timeout_s = read_timeout_s
         self._read_order = ReadOrder()
-        self._waiting: dict[int, trio.CancelScope] = {}  # READ tasks by `unique`; changed only between checkpoints
+        self._waiting: dict[
+            int, trio.CancelScope
+        ] = {}  # READ tasks by `unique`; changed only between checkpoints
         self._answers: dict[int, Callable[[Request], bytes]] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.GETATTR: self._get_attributes,
@@ -114,7 +117,10 @@ class KernelDriver:
                         in_a_row = 0
                     continue
                 except OSError as error:
-                    if error.errno in (errno.ENOENT, errno.EINTR):  # the request was given up before we took it
+                    if error.errno in (
+                        errno.ENOENT,
+                        errno.EINTR,
+                    ):  # the request was given up before we took it
                         continue
                     if error.errno in (errno.ENODEV, errno.ECONNABORTED):
                         break
@@ -209,7 +215,9 @@ class KernelDriver:
     def _list(self, request: Request) -> bytes:
         return self._listing(request, protocol.DIRENT_BYTES, protocol.encode_listing)
 
-    def _listing(self, request: Request, record_bytes: int, encode: Callable[[Siblings, int], bytes]) -> bytes:
+    def _listing(
+        self, request: Request, record_bytes: int, encode: Callable[[Siblings, int], bytes]
+    ) -> bytes:
         position, room_bytes = protocol.decode_read(request.body)
         nodes = self._core.child_nodes(request.inode)
         dots = b""
@@ -217,7 +225,9 @@ class KernelDriver:
             dots = encode(self._core.dots(request.inode), 0)[position * (record_bytes + 8) :]
             position = _DOTS
         nodes = nodes[position - _DOTS :][: room_bytes // record_bytes]
-        fitting = protocol.count_that_fit(self._core.name_lengths(nodes), record_bytes, room_bytes - len(dots))
+        fitting = protocol.count_that_fit(
+            self._core.name_lengths(nodes), record_bytes, room_bytes - len(dots)
+        )
         if fitting == 0 and nodes and not dots:  # an empty reply would mean the end of the folder
             raise InvalidInput(f"{room_bytes} bytes have no room for an entry")
         return dots + encode(self._core.siblings(nodes[:fitting]), position)

@@ -1,4 +1,4 @@
-"""The FUSE kernel protocol (`<linux/fuse.h>`), as much of it as a read-only filesystem needs. Bytes in, bytes out; no I/O.
+"""The FUSE kernel protocol (`<linux/fuse.h>`), as much as a read-only filesystem needs. Bytes in, bytes out; no I/O.
 
 The kernel sends one request per read of `/dev/fuse` and takes one reply per write; numbers are in the machine's own
 byte order. All that is cached is cached for `FOREVER_S`: a mount shows one frozen generation.
@@ -14,7 +14,13 @@ import numpy.typing as npt
 
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import NAME_BYTES_MAX, READ_BYTES_MAX
-from dieselfs_client.mount.core import IO_BLOCK_BYTES, STAT_BLOCK_BYTES, Attributes, FilesystemTotals, Siblings
+from dieselfs_client.mount.core import (
+    IO_BLOCK_BYTES,
+    STAT_BLOCK_BYTES,
+    Attributes,
+    FilesystemTotals,
+    Siblings,
+)
 
 MAJOR = 7
 MINOR_MIN = 29
@@ -175,7 +181,9 @@ def _unpack(layout: struct.Struct, body: memoryview, what: str) -> tuple[int, ..
 
 def decode_request(packet: memoryview) -> Request:
     """Take a request apart. `body` is a view of `packet`. Raises ProtocolError if its lengths do not fit."""
-    length, opcode, unique, inode, _user, _group, _process, _extensions = _unpack(_IN_HEADER, packet, "request")
+    length, opcode, unique, inode, _user, _group, _process, _extensions = _unpack(
+        _IN_HEADER, packet, "request"
+    )
     if length != len(packet):
         raise ProtocolError(f"request of {len(packet)} bytes from the kernel announces {length}")
     return Request(opcode, unique, inode, packet[IN_HEADER_BYTES:])
@@ -311,7 +319,4 @@ def count_that_fit(name_lengths: npt.NDArray[np.uint8], record_bytes: int, room_
 def encode_statfs(totals: FilesystemTotals) -> bytes:
     """All of the space is used, and all of the inodes. Blocks are counted in `STAT_BLOCK_BYTES`."""
     blocks = -(-totals.total_bytes // STAT_BLOCK_BYTES)
-    return _STATFS_OUT.pack(
-        blocks, 0, 0, totals.entries, 0, IO_BLOCK_BYTES, NAME_BYTES_MAX, STAT_BLOCK_BYTES
-    )
-
+    return _STATFS_OUT.pack(blocks, 0, 0, totals.entries, 0, IO_BLOCK_BYTES, NAME_BYTES_MAX, STAT_BLOCK_BYTES)

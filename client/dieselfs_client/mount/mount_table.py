@@ -47,7 +47,9 @@ def _unescaped(field: bytes) -> str:
 
 def dieselfs_mounts() -> list[MountRecord]:
     """The mounts of dieselfs, in the order in which they were made."""
-    return [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.filesystem == FILESYSTEM_TYPE]
+    return [
+        record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.filesystem == FILESYSTEM_TYPE
+    ]
 
 
 def mount_at(mountpoint: str) -> MountRecord | None:

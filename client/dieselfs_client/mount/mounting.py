@@ -20,6 +20,7 @@ DEVICE = "/dev/fuse"
 _MS_RDONLY = 1
 _MS_NOSUID = 2
 _MS_NODEV = 4
+_MS_NOEXEC = 8
 _MS_NOATIME = 1024
 _FLAGS = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOATIME
 _MNT_DETACH = 2
@@ -60,52 +61,57 @@ def prepare_mountpoint(mountpoint: str) -> None:
             if next(entries, None) is not None:
                 raise MountError(f"{mountpoint}: the folder is not empty; give an empty folder to mount on")
     except FileNotFoundError:
-        raise MountError(f"{mountpoint}: there is no such folder; make it first: mkdir -p {mountpoint}") from None
+        raise MountError(
+            f"{mountpoint}: there is no such folder; make it first: mkdir -p {mountpoint}"
+        ) from None
     except OSError as error:
-        raise MountError(f"{mountpoint}: {error.strerror}; give an empty folder that you may read and write") from None
+        raise MountError(
+            f"{mountpoint}: {error.strerror}; give an empty folder that you may read and write"
+        ) from None
 
 
-def mount_device(mountpoint: str, source: str, allow_other: bool = False) -> int:
+def mount_device(mountpoint: str, source: str, allow_other: bool = False, noexec: bool = False) -> int:
     """Mount, and return the descriptor of `/dev/fuse` on which the kernel will ask. Raises MountError."""
+    options = ["default_permissions", f"max_read={READ_BYTES_MAX}"]
+    if allow_other:
+        options.append("allow_other")
     if os.geteuid() == 0:
-        return _mount_as_root(mountpoint, source, allow_other)
-    return _mount_through_helper(mountpoint, source, allow_other)
+        return _mount_as_root(mountpoint, source, options, noexec)
+    return _mount_through_helper(mountpoint, source, options, noexec)
 
 
-def _mount_as_root(mountpoint: str, source: str, allow_other: bool) -> int:
+def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: bool) -> int:
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise MountError(f"{DEVICE}: {error.strerror}; load the kernel module first: modprobe fuse") from None
-    options = [
-        f"fd={device}",
-        f"rootmode={stat.S_IFDIR:o}",
-        f"user_id={os.getuid()}",
-        f"group_id={os.getgid()}",
-        f"max_read={READ_BYTES_MAX}",
-        "default_permissions",
-    ]
-    if allow_other:
-        options.append("allow_other")
-    arguments = (os.fsencode(source), os.fsencode(mountpoint), FILESYSTEM_TYPE.encode(), _FLAGS)
-    if _libc.mount(*arguments, ",".join(options).encode()) != 0:
+    data = ",".join(
+        [
+            f"fd={device}",
+            f"rootmode={stat.S_IFDIR:o}",
+            f"user_id={os.getuid()}",
+            f"group_id={os.getgid()}",
+            *options,
+        ]
+    )
+    flags = _FLAGS | (_MS_NOEXEC if noexec else 0)
+    arguments = (os.fsencode(source), os.fsencode(mountpoint), FILESYSTEM_TYPE.encode(), flags)
+    if _libc.mount(*arguments, data.encode()) != 0:
         code = ctypes.get_errno()
         os.close(device)
         raise MountError(f"{mountpoint}: cannot be mounted: {os.strerror(code)}")
     return device
 
 
-def _mount_through_helper(mountpoint: str, source: str, allow_other: bool) -> int:
+def _mount_through_helper(mountpoint: str, source: str, options: list[str], noexec: bool) -> int:
     helper = _helper()
-    options = ["ro", "nosuid", "nodev", "noatime", f"fsname={source}", "subtype=dieselfs", "default_permissions"]
-    options.append(f"max_read={READ_BYTES_MAX}")
-    if allow_other:
-        options.append("allow_other")
+    flags = ["ro", "nosuid", "nodev", "noatime", *(["noexec"] if noexec else [])]
+    text = ",".join([*flags, f"fsname={source}", "subtype=dieselfs", *options])
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(UNMOUNT_TIMEOUT_S)
         done = subprocess.run(
-            [helper, "-o", ",".join(options), "--", mountpoint],
+            [helper, "-o", text, "--", mountpoint],
             env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
             pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
@@ -123,7 +129,9 @@ def _mount_through_helper(mountpoint: str, source: str, allow_other: bool) -> in
 def _helper() -> str:
     helper = shutil.which("fusermount3")
     if helper is None:
-        raise MountError("fusermount3 is not installed, and only root can mount without it: apt install fuse3")
+        raise MountError(
+            "fusermount3 is not installed, and only root can mount without it: apt install fuse3"
+        )
     return helper
 
 

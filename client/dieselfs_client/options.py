@@ -1,0 +1,121 @@
+"""What a mount can be told, and the text of `-o`: `name`, `name=value`, joined by commas. No I/O."""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """How to mount. The fields are the names in the text of `-o`, but for the units that stand at their ends.
+
+    - `server`, `key_file`, `home`: as for `dieselfs.connect`; None means what the configuration says
+    - `generation`: which generation of the dataset; 0 for the newest
+    - `memory_bytes`: what the chunks in memory may take
+    - `allow_other`: other users see the mount too, as far as the modes of the files allow
+    - `noexec`: programs on the mount cannot be run
+    - `uid`, `gid`: who owns the files; None for the user who mounts
+    - `timeout_s`: a read ends within this time, with its bytes or with EIO
+    - `log_file`: None for the one in the user's state folder
+    """
+
+    server: str | None = None
+    key_file: str | None = None
+    home: str | None = None
+    generation: int = 0
+    memory_bytes: int = MOUNT_MEMORY_BYTES
+    allow_other: bool = False
+    noexec: bool = False
+    uid: int | None = None
+    gid: int | None = None
+    timeout_s: float = READ_TIMEOUT_S
+    log_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < MOUNT_MEMORY_BYTES_MIN:
+            raise InvalidInput(f"memory must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
+        if not 0 < self.timeout_s < float("inf"):
+            raise InvalidInput("timeout must be a number of seconds above 0")
+
+    def absolute(self) -> "MountOptions":
+        """The same for a process that works in another folder."""
+        paths = {name: getattr(self, name) for name in ("key_file", "home", "log_file")}
+        return replace(
+            self, **{name: os.path.abspath(path) for name, path in paths.items() if path is not None}
+        )
+
+
+_IGNORED = frozenset(
+    # What a mount of dieselfs always is, what it never is, and what is meant for mount(8) and systemd.
+    ["ro", "rw", "nosuid", "nodev", "exec", "noatime", "relatime", "async", "defaults"]
+    + ["auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev"]
+)
+_IGNORED_PREFIXES = ("x-", "X-", "comment=", "user=")
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
+_SIZE = re.compile(r"(\d+)(?:([KMG])(?:iB)?)?", re.IGNORECASE)
+_COMMA = re.compile(r"(?<!\\),")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `1GiB`, `512M`, `4096`. Raises InvalidInput."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise InvalidInput(f"{text!r} is not a size: write for example 512MiB or 4GiB")
+    return int(match[1]) * _UNITS[(match[2] or "").upper()]
+
+
+_VALUE_PARSERS: dict[str, Callable[[str], object]] = {
+    "server": str,
+    "key_file": str,
+    "home": str,
+    "generation": int,
+    "memory": parse_size,
+    "uid": int,
+    "gid": int,
+    "timeout": float,
+    "log_file": str,
+}
+_FLAGS = ("allow_other", "noexec")
+_FIELD_BY_NAME = {re.sub("_(bytes|s)$", "", field.name): field.name for field in fields(MountOptions)}
+assert _FIELD_BY_NAME.keys() == {*_VALUE_PARSERS, *_FLAGS}
+
+
+def parse_options(text: str, base: MountOptions, is_sloppy: bool = False) -> MountOptions:
+    """`base` with what the text of one `-o` says. Raises InvalidInput; `is_sloppy`, not for unknown options."""
+    changes: dict[str, object] = {}
+    for option in filter(None, _COMMA.split(text)):
+        name, is_assigned, value = option.replace("\\,", ",").partition("=")
+        if name in _FLAGS and not is_assigned:
+            changes[name] = True
+        elif name in _VALUE_PARSERS and is_assigned:
+            changes[_FIELD_BY_NAME[name]] = _parsed(name, value)
+        elif option not in _IGNORED and not option.startswith(_IGNORED_PREFIXES) and not is_sloppy:
+            known = ", ".join([*_FLAGS, *(f"{known}=..." for known in _VALUE_PARSERS)])
+            raise InvalidInput(f"mount option {option!r} is not known; there are: {known}")
+    return replace(base, **changes)  # type: ignore[arg-type]  # each value comes from the parser of its field
+
+
+def _parsed(name: str, value: str) -> object:
+    try:
+        return _VALUE_PARSERS[name](value)
+    except ValueError as error:
+        raise InvalidInput(f"mount option {name}={value}: {error}") from None
+
+
+def format_options(options: MountOptions) -> str:
+    """The text of `-o` that gives these options."""
+    return ",".join(_formatted(options))
+
+
+def _formatted(options: MountOptions) -> Iterable[str]:
+    for name, field in _FIELD_BY_NAME.items():
+        value = getattr(options, field)
+        if name in _FLAGS:
+            if value:
+                yield name
+        elif value is not None:
+            yield f"{name}={value}".replace(",", "\\,")
