@@ -1,15 +1,20 @@
-"""What the server asks of a metadata store. The comments are the contract; `tests/conformance/metadata_suite.py` holds it.
+"""What the server asks of a metadata store.
+
+The comments are the contract; `tests/conformance/metadata_suite.py` holds every store to it.
 
 A metadata store is an index over the chunks and can always be rebuilt from them: replaying all chunks of a dataset, in
 any order and any number of times, gives the same live entries. For that, applying is decided by versions alone:
 
 - Of all entries for one path, the one with the largest version counts. If it is a delete, the path does not exist;
   the store keeps it (a tombstone), so that an older put that is applied later does not bring the path back.
-- Of two entries with the same version, the one in the chunk with the larger ID counts: purge copies what is alive into
-  new chunks with the versions it had, and from then on the copies are read.
-- A file that spans chunks (its pieces have one version) counts once its pieces cover its whole size; until then
-  the path stays what it was, and an incomplete upload never becomes visible.
-- An entry replaced, deleted, or out of date on arrival is marked in the deletion bitmap of its chunk.
+- Of two entries (or copies of one piece) with the same version, the one in the chunk with the larger ID counts, and in
+  one chunk the later: purge copies what is alive into new chunks with the versions it had, and from then on the copies
+  are read.
+- A file that spans chunks (its pieces have one version) counts once pieces follow each other from its beginning to its
+  end; until then the path stays what it was, and an incomplete upload never becomes visible. Should the pieces allow
+  several ways, the longest piece is taken at each place. A whole entry of the same version goes before pieces.
+- An entry replaced, deleted, or out of date on arrival is marked in the deletion bitmap of its chunk. Pieces of a file
+  that is not complete are not, as long as the file is newer than what its path is.
 
 All methods block and may be called from any number of threads at once; the server calls them in worker threads.
 Every method raises Unavailable when the store cannot be reached, and StorageFull when it has no room. Methods that take
@@ -45,7 +50,7 @@ class MetadataStore(Protocol):
 
         Each reservation is larger than all before it and all applied versions, and at least `now_ns` (nanoseconds since
         1970): so the order of versions follows the order of writing even if clocks differ, and stays close to it even
-        if the store has just lost everything.
+        if the store has just lost everything. Raises InvalidInput when there are none left.
         """
         ...
 
@@ -86,8 +91,9 @@ class MetadataStore(Protocol):
     def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
         """Up to `limit` live entries directly in `folder` whose names sort behind `after`, ordered by name (as bytes).
 
-        Reads what it returns, not the whole dataset. Extents are left out. Folders without an entry of their own do appear,
-        as folders with mode 0755 and time 0.
+        Reads what it returns, not the whole dataset. Extents are left out. Folders without an entry of their own do
+        appear, as folders with mode 0755, time 0 and version 0; also in the place of a file of the same path.
+        Empty if there is no such folder.
         """
         ...
 

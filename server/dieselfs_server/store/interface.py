@@ -1,4 +1,6 @@
-"""What the server asks of an object store. The comments are the contract; `tests/conformance/chunk_store_suite.py` holds it.
+"""What the server asks of an object store.
+
+The comments are the contract; `tests/conformance/chunk_store_suite.py` holds every store to it.
 
 A store keeps immutable objects: the chunks of each dataset, under the dataset's ID and the chunk's ID, and a few small
 named records of the server itself. All methods block and may be called from any number of threads at once; the server
@@ -12,18 +14,19 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ObjectStore(Protocol):
-    """Every method raises Unavailable when the store cannot be reached or fails, and StorageFull when it has no room."""
+    """Every method raises Unavailable when the store cannot be reached or fails, StorageFull when it has no room."""
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
-        """Create a chunk from its parts, joined. Atomic and exclusive: when this returns, the whole object is durable (it
-        survives a power cut); if it raises or the process dies, either the whole object is there or none of it.
+        """Create a chunk from its parts, joined. Atomic and exclusive: when this returns, the whole object is durable
+        (it survives a power cut); if it raises or the process dies, either the whole object is there or none of it.
 
-        Raises AlreadyExists if there is an object under this ID, whatever its content. May be repeated after any error.
+        Raises AlreadyExists if there is an object under this ID, whatever its content; that object is durable then.
+        May be repeated after any error.
         """
         ...
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset` on. Raises NotFound if there is no such chunk, Damaged if it is shorter."""
+        """Exactly `length` bytes from `offset` on. Raises NotFound without such a chunk, Damaged if it is shorter."""
         ...
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
@@ -46,11 +49,11 @@ class ObjectStore(Protocol):
         ...
 
     def delete_dataset(self, dataset_id: bytes) -> None:
-        """Remove all chunks of a dataset. May be repeated; after a crash in the middle, the rest is still there."""
+        """Remove all chunks of a dataset. May be repeated; after a crash in the middle, the rest may still be there."""
         ...
 
     def put_record(self, name: str, content: bytes) -> None:
-        """Create or replace the record `name` (a fixed name of the server's, `[a-z-]+`). Atomic and durable, as `put`."""
+        """Create or replace the record `name`, a fixed one of the server's: `[a-z-]+`. Atomic and durable, as `put`."""
         ...
 
     def get_record(self, name: str) -> bytes | None:

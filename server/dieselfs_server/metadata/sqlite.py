@@ -1,0 +1,260 @@
+"""The metadata store in one SQLite file: no service to start, any number of threads and of processes on one machine.
+
+Tables: `sqlite_schema.py`. Threads: `sqlite_connections.py`. What a crash leaves: `docs/durability.md`.
+"""
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from heapq import merge
+
+from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
+from dieselfs.chunk.ids import chunk_name, chunk_time_s
+from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, Extent, FileRecord
+from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE
+from dieselfs.names import split_path
+from dieselfs_server.metadata.sqlite_apply import apply_entries
+from dieselfs_server.metadata.sqlite_connections import MEMORY, Connections
+from dieselfs_server.metadata.sqlite_schema import DATASET_TABLES
+from dieselfs_server.metadata.sqlite_table import read_entry_table
+
+_DATASET_COLUMNS = "dataset_id, name, generation, updated_ns, files, total_bytes, chunks"
+_CHECKSUM_MASK = (1 << 64) - 1
+
+
+class SqliteMetadata:
+    """A `MetadataStore`. `path` is a file on a local disk, made if it is not there; its folder must be.
+
+    Raises Unavailable if it cannot be opened, Damaged if it is no database, InvalidInput if it is one of another
+    program or of a newer dieselfs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._connections = Connections(os.fspath(path))
+
+    @classmethod
+    def in_memory(cls) -> "SqliteMetadata":
+        """An empty store that lasts as long as the object."""
+        return cls(MEMORY)
+
+    def create_dataset(self, name: str, dataset_id: bytes) -> DatasetRecord:
+        with self._connections.writing() as connection:
+            taken = connection.execute(
+                "SELECT name FROM dataset WHERE name = ? OR dataset_id = ?", (name, dataset_id)
+            ).fetchone()
+            if taken is not None:
+                raise AlreadyExists(f"dataset {taken[0]!r} exists already")
+            connection.execute("INSERT INTO dataset (name, dataset_id) VALUES (?, ?)", (name, dataset_id))
+        return DatasetRecord(dataset_id, name, generation=0, updated_ns=0, files=0, total_bytes=0, chunks=0)
+
+    def dataset(self, name: str) -> DatasetRecord:
+        with self._connections.reading() as connection:
+            row = connection.execute(
+                f"SELECT {_DATASET_COLUMNS} FROM dataset WHERE name = ?", (name,)
+            ).fetchone()
+        if row is None:
+            raise NotFound(f"there is no dataset {name!r}")
+        return DatasetRecord(*row)
+
+    def datasets(self) -> list[DatasetRecord]:
+        with self._connections.reading() as connection:
+            rows = connection.execute(f"SELECT {_DATASET_COLUMNS} FROM dataset ORDER BY name").fetchall()
+        return [DatasetRecord(*row) for row in rows]
+
+    def drop_dataset(self, dataset_id: bytes) -> None:
+        with self._connections.writing() as connection:
+            number = _dataset_number(connection, dataset_id)
+            for table in DATASET_TABLES:
+                connection.execute(f"DELETE FROM {table} WHERE dataset = ?", (number,))
+            connection.execute("DELETE FROM dataset WHERE number = ?", (number,))
+
+    def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
+        with self._connections.writing() as connection:
+            number = _dataset_number(connection, dataset_id)
+            (last,) = connection.execute(
+                "SELECT last_version FROM dataset WHERE number = ?", (number,)
+            ).fetchone()
+            first: int = max(now_ns, last + 1)
+            if first + count - 1 > VERSION_MAX:
+                raise InvalidInput(f"no {count} versions are left after {first}")
+            connection.execute(
+                "UPDATE dataset SET last_version = ? WHERE number = ?", (first + count - 1, number)
+            )
+        return first
+
+    def apply(self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int) -> int:
+        with self._connections.writing() as connection:
+            number = _dataset_number(connection, dataset_id)
+            if _chunk_number(connection, number, preamble.chunk_id) is None:
+                chunk = _insert_chunk(connection, number, preamble, len(header), now_ns)
+                effects = apply_entries(connection, number, chunk, preamble.chunk_id, header)
+                effects.write(connection, number, now_ns)
+                connection.execute(
+                    "UPDATE dataset SET generation = generation + 1, updated_ns = ?, chunks = chunks + 1, "
+                    "last_version = max(last_version, ?) WHERE number = ?",
+                    (now_ns, int(header.versions.max(initial=0)), number),
+                )
+            (generation,) = connection.execute(
+                "SELECT generation FROM dataset WHERE number = ?", (number,)
+            ).fetchone()
+        return int(generation)
+
+    def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+        with self._connections.reading() as connection:
+            return _chunk_number(connection, _dataset_number(connection, dataset_id), chunk_id) is not None
+
+    def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        with self._connections.writing() as connection:
+            number = _dataset_number(connection, dataset_id)
+            chunk = _chunk_number(connection, number, chunk_id)
+            if chunk is None:
+                return
+            (alive,) = connection.execute(
+                "SELECT entries - deleted_entries FROM chunk WHERE number = ?", (chunk,)
+            ).fetchone()
+            if alive:
+                raise InvalidInput(f"chunk {chunk_name(chunk_id)} has {alive} entries that still count")
+            connection.execute("DELETE FROM chunk WHERE number = ?", (chunk,))
+            connection.execute("UPDATE dataset SET chunks = chunks - 1 WHERE number = ?", (number,))
+
+    def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
+        with self._connections.reading() as connection:
+            return [record for _, record in _chunks(connection, _dataset_number(connection, dataset_id))]
+
+    def newest_chunk_time_s(self, dataset_id: bytes) -> int:
+        with self._connections.reading() as connection:
+            (newest,) = connection.execute(
+                "SELECT max(chunk_id) FROM chunk WHERE dataset = ?",
+                (_dataset_number(connection, dataset_id),),
+            ).fetchone()
+        return 0 if newest is None else chunk_time_s(newest)
+
+    def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:
+        with self._connections.reading() as connection:
+            key = (_dataset_number(connection, dataset_id), *split_path(path))
+            row = connection.execute(
+                "SELECT op, mode, mtime_ns, size, version, ifnull(target, x''), offset, checksum, "
+                "(SELECT chunk_id FROM chunk WHERE number = entry.chunk) "
+                "FROM entry WHERE (dataset, folder, name) = (?, ?, ?)",
+                key,
+            ).fetchone()
+            if row is None:
+                return None
+            op, mode, mtime_ns, size, version, target, offset, checksum, chunk_id = row
+            extents: tuple[Extent, ...] = ()
+            if op == Op.FILE and chunk_id is None:
+                extents = _piece_extents(connection, key)
+            elif op == Op.FILE and size > 0:
+                extents = (Extent(0, chunk_id, offset, size, checksum & _CHECKSUM_MASK),)
+        return FileRecord(path, op, mode, mtime_ns, size, version, target, extents)
+
+    def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
+        prefix = folder + b"/" if folder else b""
+        with self._connections.reading() as connection:
+            key = (_dataset_number(connection, dataset_id), folder, after, limit)
+            entries = connection.execute(
+                "SELECT name, 0, op, mode, mtime_ns, size, version, ifnull(target, x'') FROM entry "
+                "WHERE dataset = ? AND folder = ? AND name > ? ORDER BY name LIMIT ?",
+                key,
+            ).fetchall()
+            folders = connection.execute(
+                f"SELECT name, 1, {int(Op.DIRECTORY)}, {IMPLICIT_FOLDER_MODE}, 0, 0, 0, x'' FROM folder "
+                "WHERE dataset = ? AND parent = ? AND name > ? ORDER BY name LIMIT ?",
+                key,
+            ).fetchall()
+        records: dict[bytes, FileRecord] = {}
+        for name, is_implicit, op, mode, mtime_ns, size, version, target in merge(entries, folders):
+            # A folder's own entry tells more. Where a file and a folder have one path, the folder stands.
+            if not (is_implicit and name in records and records[name].op == Op.DIRECTORY):
+                records[name] = FileRecord(prefix + name, op, mode, mtime_ns, size, version, target, ())
+        return list(records.values())[:limit]
+
+    def entry_table(self, dataset_id: bytes) -> EntryTable:
+        with self._connections.reading() as connection:
+            number = _dataset_number(connection, dataset_id)
+            row = connection.execute(
+                f"SELECT {_DATASET_COLUMNS} FROM dataset WHERE number = ?", (number,)
+            ).fetchone()
+            return read_entry_table(connection, number, DatasetRecord(*row), _chunks(connection, number))
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+def _dataset_number(connection: sqlite3.Connection, dataset_id: bytes) -> int:
+    row = connection.execute("SELECT number FROM dataset WHERE dataset_id = ?", (dataset_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no dataset {dataset_id.hex()}")
+    return int(row[0])
+
+
+def _chunk_number(connection: sqlite3.Connection, dataset: int, chunk_id: bytes) -> int | None:
+    row = connection.execute(
+        "SELECT number FROM chunk WHERE (dataset, chunk_id) = (?, ?)", (dataset, chunk_id)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _insert_chunk(
+    connection: sqlite3.Connection, dataset: int, preamble: Preamble, entries: int, now_ns: int
+) -> int:
+    (number,) = connection.execute(
+        "INSERT INTO chunk (dataset, chunk_id, updated_ns, header_length, payload_length, payload_checksum, entries, "
+        "deleted) VALUES (?, ?, ?, ?, ?, ?, ?, zeroblob(?)) RETURNING number",
+        (
+            dataset,
+            preamble.chunk_id,
+            now_ns,
+            preamble.header_length,
+            preamble.payload_length,
+            preamble.payload_checksum.to_bytes(16, "little"),
+            entries,
+            (entries + 7) // 8,
+        ),
+    ).fetchone()
+    return int(number)
+
+
+def _chunks(connection: sqlite3.Connection, dataset: int) -> list[tuple[int, ChunkRecord]]:
+    """All chunks of a dataset with their numbers, ordered by ID."""
+    rows = connection.execute(
+        "SELECT number, payload_checksum, chunk_id, updated_ns, header_length, payload_length, entries, "
+        "deleted_entries, deleted FROM chunk WHERE dataset = ? ORDER BY chunk_id",
+        (dataset,),
+    ).fetchall()
+    return [(number, _chunk_record(checksum, *fields)) for number, checksum, *fields in rows]
+
+
+def _chunk_record(
+    checksum: bytes,
+    chunk_id: bytes,
+    updated_ns: int,
+    header_length: int,
+    payload_length: int,
+    entries: int,
+    deleted_entries: int,
+    deleted: bytes,
+) -> ChunkRecord:
+    return ChunkRecord(
+        chunk_id,
+        updated_ns,
+        header_length,
+        payload_length,
+        int.from_bytes(checksum, "little"),
+        entries,
+        deleted_entries,
+        deleted,
+    )
+
+
+def _piece_extents(connection: sqlite3.Connection, key: tuple[int, bytes, bytes]) -> tuple[Extent, ...]:
+    rows = connection.execute(
+        "SELECT place, (SELECT chunk_id FROM chunk WHERE number = piece.chunk), offset, length, checksum FROM piece "
+        "WHERE (dataset, folder, name) = (?, ?, ?) AND in_use ORDER BY place",
+        key,
+    )
+    return tuple(
+        Extent(place, chunk_id, offset, length, checksum & _CHECKSUM_MASK)
+        for place, chunk_id, offset, length, checksum in rows
+    )

@@ -1,0 +1,71 @@
+"""The object store in memory: for tests, and for trying things out. Gone with the process."""
+
+from collections.abc import Iterator, Sequence
+from threading import Lock
+
+from dieselfs.chunk.ids import chunk_name, earliest_chunk_id
+from dieselfs.errors import AlreadyExists, Damaged, NotFound
+from dieselfs_server.store.interface import Buffer
+
+
+class MemoryStore:
+    """An `ObjectStore`."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # guards both
+        self._chunks: dict[bytes, dict[bytes, bytes]] = {}
+        self._records: dict[str, bytes] = {}
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        content = b"".join(parts)
+        with self._lock:
+            chunks = self._chunks.setdefault(dataset_id, {})
+            if chunk_id in chunks:
+                raise AlreadyExists(f"chunk {chunk_name(chunk_id)} is stored already")
+            chunks[chunk_id] = content
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        content = self._get(dataset_id, chunk_id)
+        if offset + length > len(content):
+            raise Damaged(
+                f"chunk {chunk_name(chunk_id)}: offset {offset}: "
+                f"{length} bytes wanted, but the object ends at {len(content)}"
+            )
+        return content[offset : offset + length]
+
+    def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        return len(self._get(dataset_id, chunk_id))
+
+    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        with self._lock:
+            self._chunks.get(dataset_id, {}).pop(chunk_id, None)
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        first = earliest_chunk_id(since_s)
+        with self._lock:
+            chunk_ids = sorted(chunk_id for chunk_id in self._chunks.get(dataset_id, {}) if chunk_id >= first)
+        return iter(chunk_ids)
+
+    def list_datasets(self) -> Iterator[bytes]:
+        with self._lock:
+            dataset_ids = sorted(dataset_id for dataset_id, chunks in self._chunks.items() if chunks)
+        return iter(dataset_ids)
+
+    def delete_dataset(self, dataset_id: bytes) -> None:
+        with self._lock:
+            self._chunks.pop(dataset_id, None)
+
+    def put_record(self, name: str, content: bytes) -> None:
+        with self._lock:
+            self._records[name] = bytes(content)
+
+    def get_record(self, name: str) -> bytes | None:
+        with self._lock:
+            return self._records.get(name)
+
+    def _get(self, dataset_id: bytes, chunk_id: bytes) -> bytes:
+        with self._lock:
+            content = self._chunks.get(dataset_id, {}).get(chunk_id)
+        if content is None:
+            raise NotFound(f"chunk {chunk_name(chunk_id)} is not stored")
+        return content
