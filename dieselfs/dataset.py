@@ -59,7 +59,11 @@ class Dataset:
         self._chunk_reader: ChunkReader | None = None
         self._writing: tuple[int, ChunkSender, DatasetWriter] | None = None  # with the process that writes
         if is_created:
-            self._record = self._client.dataset(self._name)
+            try:
+                self._record = self._client.dataset(self._name)
+            except BaseException:
+                self._client.close()
+                raise
 
     # -- what it is --------------------------------------------------------------------------------------
 

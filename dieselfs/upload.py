@@ -145,7 +145,7 @@ class TreeUpload:
         and the next run continues. Interrupted, nothing half-made remains.
         """
         self._sender = ChunkSender(self._client, self._dataset, self._count_stored)
-        walk = entries(self.fail)
+        walk = entries(self._fail_walking)
         try:
             readers = [
                 Thread(target=self._read, args=(walk,), name=f"dieselfs-read-{n}", daemon=True)
@@ -171,6 +171,11 @@ class TreeUpload:
             self.report.counters.failed_files += 1
             if len(self.report.failures) < FAILURES_KEPT_MAX:
                 self.report.failures.append((printable(source), reason))
+
+    def _fail_walking(self, source: bytes, reason: str) -> None:
+        with self._lock:
+            self.report.counters.found_files += 1
+        self.fail(source, reason)
 
     def _count_stored(self, chunk: SealedChunk, generation: int) -> None:
         with self._lock:

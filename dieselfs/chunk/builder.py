@@ -43,7 +43,7 @@ class SealedChunk:
     @property
     def whole_entries(self) -> int:
         """How many entries are complete with this chunk: all but the pieces of a file that goes on elsewhere."""
-        return sum(place + length == size for _, _, _, _, size, place, _, length, _, _ in self.entries)
+        return sum(place + length >= size for _, _, _, _, size, place, _, length, _, _ in self.entries)
 
     def encode(
         self, chunk_id: bytes, dataset: str, dataset_id: bytes, first_version: int
