@@ -175,7 +175,7 @@ def _children(
 ) -> dict[bytes, list[tuple[bytes, int]]]:
     """`(name, row)` of what is in each folder, from row `first` on; rows of one folder come together."""
     starts = [row for row in range(first, len(folders)) if row == first or folders[row] != folders[row - 1]]
-    runs = zip(starts, [*starts[1:], len(folders)], strict=True)
+    runs = zip(starts, [*starts, len(folders)][1:], strict=True)
     return {
         folders[start]: list(zip(names[start:end], range(start, end), strict=True)) for start, end in runs
     }

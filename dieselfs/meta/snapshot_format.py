@@ -63,7 +63,7 @@ SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
 }
 """The sections, in the order in which they lie in the file."""
 
-_SECTION = struct.Struct("<QQQ")
+_SECTION = struct.Struct("<QQ")
 
 _NUMBERS = (
     "generation",
@@ -87,11 +87,10 @@ _FIELD_KINDS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Where a section lies in the file, in bytes, and its xxh3 (64 bits)."""
+    """Where a section lies in the file, in bytes."""
 
     offset: int
     length: int
-    checksum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +227,7 @@ def encode_snapshot(
     sections, body = [], []
     for content in contents.values():
         padding = -position % SECTION_ALIGNMENT
-        sections.append(_SECTION.pack(position + padding, len(content), xxh3_64_intdigest(content)))
+        sections.append(_SECTION.pack(position + padding, len(content)))
         body += [bytes(padding), content]
         position += padding + len(content)
     header = pack_header(b"".join(sections))

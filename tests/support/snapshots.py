@@ -1,0 +1,134 @@
+"""Snapshots of made-up trees: from a plain dict of entries to the table, the file, and back to what it must show."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.chunk.format import Op
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, PieceTable
+from dieselfs.meta.snapshot import ExtentRef, Snapshot
+from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE, build_snapshot
+from dieselfs.meta.snapshot_format import SECTION_TYPES, encode_snapshot
+from dieselfs.names import split_path
+
+SOURCE = "snapshot 7"
+DATASET_ID = bytes(range(0xA0, 0xB0))
+PAYLOAD_BYTES = 1 << 16
+"""Length of every chunk's payload."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands at a path. `extents` cover a file from its beginning to its end."""
+
+    op: Op
+    mode: int = 0o640
+    mtime_ns: int = 0
+    extents: tuple[ExtentRef, ...] = ()
+    target: bytes = b""
+
+
+Tree = Mapping[bytes, Entry]
+
+
+def file_of(*pieces: tuple[int, int, int], mode: int = 0o644, mtime_ns: int = 0) -> Entry:
+    """A file of the pieces `(chunk, offset, length)`."""
+    extents, place = [], 0
+    for chunk, offset, length in pieces:
+        extents.append(ExtentRef(place, chunk, offset, length, (chunk << 40) + offset))
+        place += length
+    return Entry(Op.FILE, mode, mtime_ns, tuple(extents))
+
+
+SAMPLE: dict[bytes, Entry] = {
+    b"train": Entry(Op.DIRECTORY, 0o755, 1_600_000_000_000_000_000),
+    b"train/cat.txt": file_of((0, 0, 5), mtime_ns=1_600_000_000_000_000_001),
+    b"train/empty": file_of(mode=0o600, mtime_ns=1_600_000_000_000_000_002),
+    b"train/video.mp4": file_of((0, 5, 100), (1, 0, 30), mtime_ns=1_600_000_000_000_000_003),
+    b"latest": Entry(Op.SYMLINK, 0o777, -1, target=b"train/cat.txt"),
+    b"test/dog.txt": file_of((1, 30, 4), mtime_ns=1_600_000_000_000_000_004),
+}
+"""An explicit folder and an implicit one, files of no, one and two extents, a link."""
+
+
+def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
+    """The table of a tree, as a metadata store gives it."""
+    paths = sorted(tree, key=split_path)
+    entries = [tree[path] for path in paths]
+    singles = [entry.extents[0] if len(entry.extents) == 1 else None for entry in entries]
+    sizes = [sum(extent.length for extent in entry.extents) for entry in entries]
+    pieces = [(row, extent) for row, entry in enumerate(entries) if len(entry.extents) > 1 for extent in entry.extents]
+    return EntryTable(
+        DatasetRecord(DATASET_ID, "pets", 7, 1_700_000_000_000_000_000, len(paths), sum(sizes), chunks),
+        [
+            ChunkRecord((chunk + 1).to_bytes(16, "big"), 0, 1000, PAYLOAD_BYTES, chunk << 100, 0, 0, b"")
+            for chunk in range(chunks)
+        ],
+        [split_path(path)[0] for path in paths],
+        [split_path(path)[1] for path in paths],
+        np.array([entry.op for entry in entries], np.uint8),
+        np.array([entry.mode for entry in entries], np.uint32),
+        np.array([entry.mtime_ns for entry in entries], np.int64),
+        np.array(sizes, np.uint64),
+        np.array([extent.chunk if extent else -1 for extent in singles], np.int64),
+        np.array([extent.offset if extent else 0 for extent in singles], np.uint32),
+        np.array([extent.checksum if extent else 0 for extent in singles], np.uint64),
+        {row: entry.target for row, entry in enumerate(entries) if entry.op is Op.SYMLINK},
+        PieceTable(
+            np.array([row for row, _ in pieces], np.int64),
+            np.array([extent.place for _, extent in pieces], np.uint64),
+            np.array([extent.chunk for _, extent in pieces], np.int64),
+            np.array([extent.offset for _, extent in pieces], np.uint32),
+            np.array([extent.length for _, extent in pieces], np.uint32),
+            np.array([extent.checksum for _, extent in pieces], np.uint64),
+        ),
+    )
+
+
+def snapshot_bytes(tree: Tree, chunks: int = 2) -> bytes:
+    return build_snapshot(entry_table(tree, chunks))
+
+
+def visible(tree: Tree) -> dict[bytes, Entry]:
+    """What a snapshot of `tree` must show, in the order of its nodes, worked out with nothing but a dict."""
+    shown = dict(tree)
+    for path in [b"", *tree]:
+        folder = split_path(path)[0] if path else path
+        while folder not in shown or shown[folder].op is not Op.DIRECTORY:
+            shown[folder] = Entry(Op.DIRECTORY, IMPLICIT_FOLDER_MODE, -1)  # its time is worked out below
+            folder = split_path(folder)[0]
+    ordered = sorted(shown, key=lambda path: (len(path.split(b"/")) if path else 0, path.split(b"/")))
+    for path in reversed(ordered):
+        if shown[path].op is Op.DIRECTORY and tree.get(path) != shown[path]:
+            inside = [shown[other].mtime_ns for other in ordered if other and split_path(other)[0] == path]
+            shown[path] = replace(shown[path], mtime_ns=max(0, *inside) if inside else 0)
+    return {path: shown[path] for path in ordered}
+
+
+def with_columns(data: bytes, **columns: npt.NDArray[Any]) -> bytes:
+    """The snapshot with whole columns replaced, and every checksum and digest made right again."""
+    snapshot = Snapshot(data, SOURCE)
+    header = snapshot.header
+    numbers = {
+        "generation": header.generation,
+        "updated_ns": header.updated_ns,
+        "nodes": header.nodes,
+        "files": header.files,
+        "total_bytes": header.total_bytes,
+        "extents": header.extents,
+        "links": header.links,
+        "chunks": header.chunks,
+        "hash_bits": header.hash_bits,
+    }
+    kept = {name: snapshot.column(name) for name in SECTION_TYPES}
+    return encode_snapshot(header.dataset, header.dataset_id, numbers, {**kept, **columns})
+
+
+def with_element(data: bytes, column: str, index: int, value: int) -> bytes:
+    """The snapshot with one element of one column replaced, and every checksum and digest made right again."""
+    values = Snapshot(data, SOURCE).column(column).copy()
+    values[index] = value
+    return with_columns(data, **{column: values})
