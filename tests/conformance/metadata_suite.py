@@ -1,0 +1,359 @@
+"""What every metadata store must do. A subclass gives `make_store`, and pytest the rest."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.meta.records import FileRecord
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.meta.snapshot_builder import build_snapshot
+from dieselfs.names import split_path
+from dieselfs_server.metadata.interface import MetadataStore
+from tests.support.metadata_chunks import (
+    DATASET,
+    DATASET_ID,
+    NOW_NS,
+    Put,
+    apply,
+    chunk_id,
+    delete,
+    deleted_entries,
+    list_all,
+    pack,
+    table_records,
+)
+from tests.support.metadata_model import MetadataModel
+
+OTHER_ID = bytes(16)
+
+_PATHS = [b"a", b"a/b", b"a/b/c", b"a-", b"d/\xff\n", b"e"]
+"""Files that are folders to others, a name that sorts between a folder and its content, bytes that are no text."""
+
+_pieces = st.integers(1, 6).flatmap(
+    lambda size: st.integers(0, size - 1).flatmap(
+        lambda place: st.integers(1, size - place).map(lambda length: (size, place, length))
+    )
+)
+_versions = st.integers(1, 6)
+_puts = st.one_of(
+    st.builds(Put, st.sampled_from(_PATHS), _versions, size=st.integers(0, 3), mtime_ns=st.integers(-3, 3)),
+    st.builds(delete, st.sampled_from(_PATHS), _versions),
+    st.builds(
+        Put, st.sampled_from([b"", *_PATHS]), _versions, st.just(Op.DIRECTORY), mode=st.integers(0, 0o7777)
+    ),
+    st.builds(
+        Put,
+        st.sampled_from(_PATHS),
+        _versions,
+        st.just(Op.SYMLINK),
+        target=st.sampled_from([b"t", b"../x\xff"]),
+    ),
+    st.builds(
+        lambda path, version, piece, mode: Put(path, version, Op.FILE, *piece, mode=mode),
+        st.sampled_from([b"a", b"a/b", b"e"]),
+        st.integers(1, 3),
+        _pieces,
+        st.sampled_from([0o600, 0o644]),
+    ),
+)
+_chunks = st.lists(st.lists(_puts, max_size=6), min_size=1, max_size=6)
+
+
+def check_against_model(store: MetadataStore, headers: dict[bytes, ChunkHeader]) -> None:
+    """Assert that all that the store tells about the dataset is what the model makes of the applied chunks."""
+    model = MetadataModel(headers)
+    unversioned = {path: replace(record, version=0) for path, record in model.records.items()}
+    table = store.entry_table(DATASET_ID)
+    assert table_records(table) == unversioned
+    for path in [b"", *_PATHS, b"nowhere"]:
+        assert store.lookup(DATASET_ID, path) == model.records.get(path)
+    for folder in {b"", b"nowhere", *_PATHS, *(split_path(path)[0] for path in _PATHS)}:
+        expected = [replace(record, extents=()) for record in model.folder(folder)]
+        assert list_all(store, folder, limit=1) == expected
+        assert list_all(store, folder) == expected
+    chunks = store.chunks(DATASET_ID)
+    assert [chunk.chunk_id for chunk in chunks] == sorted(headers)
+    assert {chunk.chunk_id: deleted_entries(chunk) for chunk in chunks} == model.deleted
+    dataset = store.dataset(DATASET)
+    assert (dataset.files, dataset.total_bytes, dataset.chunks) == (
+        model.files,
+        model.total_bytes,
+        len(headers),
+    )
+    assert dataset.generation == len(headers)
+    assert table.dataset == dataset
+    assert list(table.chunk_table) == chunks
+
+
+class MetadataSuite:
+    def make_store(self, folder: Path) -> MetadataStore:
+        """A store that is empty, or that holds what a store made with the same folder was left with."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[MetadataStore]:
+        with closing(self.make_store(tmp_path)) as store:
+            store.create_dataset(DATASET, DATASET_ID)
+            yield store
+
+    def test_datasets_are_listed_by_name(self, store: MetadataStore) -> None:
+        store.create_dataset("ants", OTHER_ID)
+        assert [dataset.name for dataset in store.datasets()] == ["ants", DATASET]
+        assert store.dataset("ants") == store.datasets()[0]
+        assert store.dataset("ants").dataset_id == OTHER_ID
+
+    def test_a_new_dataset_is_empty(self, store: MetadataStore) -> None:
+        dataset = store.dataset(DATASET)
+        assert (dataset.generation, dataset.files, dataset.total_bytes, dataset.chunks) == (0, 0, 0, 0)
+        check_against_model(store, {})
+        assert store.newest_chunk_time_s(DATASET_ID) == 0
+
+    def test_names_and_ids_are_taken_once(self, store: MetadataStore) -> None:
+        for name, dataset_id in ((DATASET, OTHER_ID), ("ants", DATASET_ID)):
+            with pytest.raises(AlreadyExists, match=DATASET):
+                store.create_dataset(name, dataset_id)
+        assert len(store.datasets()) == 1
+
+    def test_an_unknown_dataset_is_not_found(self, store: MetadataStore) -> None:
+        preamble, header = pack([Put(b"a", 1)], chunk_id(1), OTHER_ID)
+        for ask in (
+            lambda: store.dataset("ants"),
+            lambda: store.drop_dataset(OTHER_ID),
+            lambda: store.reserve_versions(OTHER_ID, 1, NOW_NS),
+            lambda: store.apply(OTHER_ID, preamble, header, NOW_NS),
+            lambda: store.has_chunk(OTHER_ID, chunk_id(1)),
+            lambda: store.forget_chunk(OTHER_ID, chunk_id(1)),
+            lambda: store.chunks(OTHER_ID),
+            lambda: store.newest_chunk_time_s(OTHER_ID),
+            lambda: store.lookup(OTHER_ID, b"a"),
+            lambda: store.list_folder(OTHER_ID, b"", b"", 10),
+            lambda: store.entry_table(OTHER_ID),
+        ):
+            with pytest.raises(NotFound):
+                ask()
+
+    def test_datasets_do_not_mix(self, store: MetadataStore) -> None:
+        store.create_dataset("ants", OTHER_ID)
+        apply(store, [Put(b"a", 1, size=3)], chunk_id(1))
+        apply(store, [delete(b"a", 9), Put(b"x/y", 9)], chunk_id(1), OTHER_ID)
+        assert store.lookup(DATASET_ID, b"a") is not None
+        assert store.lookup(OTHER_ID, b"a") is None
+        assert [record.path for record in list_all(store, b"")] == [b"a"]
+        assert list(table_records(store.entry_table(OTHER_ID))) == [b"x/y"]
+
+    def test_a_dropped_dataset_leaves_nothing(self, store: MetadataStore) -> None:
+        apply(store, [Put(b"a/b", 1, size=3), delete(b"c", 2), Put(b"d", 3, size=4, length=2)], chunk_id(1))
+        store.drop_dataset(DATASET_ID)
+        assert store.datasets() == []
+        store.create_dataset(DATASET, DATASET_ID)
+        check_against_model(store, {})
+        preamble, header = pack([Put(b"c", 1, size=3), Put(b"d", 3, size=4, place=2, length=2)], chunk_id(2))
+        store.apply(DATASET_ID, preamble, header, NOW_NS)
+        check_against_model(store, {chunk_id(2): header})
+
+    def test_versions_are_reserved_once(self, store: MetadataStore) -> None:
+        first = store.reserve_versions(DATASET_ID, 10, NOW_NS)
+        assert first == NOW_NS
+        assert store.reserve_versions(DATASET_ID, 1, NOW_NS - 5) == NOW_NS + 10
+        assert store.reserve_versions(DATASET_ID, 1, NOW_NS + 1000) == NOW_NS + 1000
+
+    def test_versions_go_on_behind_what_was_applied(self, store: MetadataStore) -> None:
+        apply(store, [Put(b"a", NOW_NS + 50)], chunk_id(1))
+        assert store.reserve_versions(DATASET_ID, 1, NOW_NS) == NOW_NS + 51
+
+    def test_versions_end(self, store: MetadataStore) -> None:
+        apply(store, [Put(b"a", VERSION_MAX - 1)], chunk_id(1))
+        with pytest.raises(InvalidInput):
+            store.reserve_versions(DATASET_ID, 2, NOW_NS)
+        assert store.reserve_versions(DATASET_ID, 1, NOW_NS) == VERSION_MAX
+
+    def test_versions_are_reserved_once_by_many_threads(self, store: MetadataStore) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            firsts = list(threads.map(lambda _: store.reserve_versions(DATASET_ID, 3, NOW_NS), range(40)))
+        assert sorted(firsts) == list(range(NOW_NS, NOW_NS + 120, 3))
+
+    def test_a_chunk_is_applied_once(self, store: MetadataStore) -> None:
+        preamble, header = pack([Put(b"a", 1, size=3)], chunk_id(1, time_s=777))
+        assert not store.has_chunk(DATASET_ID, chunk_id(1, time_s=777))
+        assert store.apply(DATASET_ID, preamble, header, NOW_NS) == 1
+        assert store.apply(DATASET_ID, preamble, header, NOW_NS + 1) == 1
+        assert store.has_chunk(DATASET_ID, chunk_id(1, time_s=777))
+        assert store.newest_chunk_time_s(DATASET_ID) == 777
+        assert store.dataset(DATASET).updated_ns == NOW_NS
+        (chunk,) = store.chunks(DATASET_ID)
+        assert chunk.updated_ns == NOW_NS
+        assert (chunk.header_length, chunk.payload_length) == (
+            preamble.header_length,
+            preamble.payload_length,
+        )
+        assert chunk.payload_checksum == preamble.payload_checksum
+        assert apply(store, [Put(b"b", 2)], chunk_id(2)) == 2
+
+    def test_an_empty_chunk_is_a_chunk(self, store: MetadataStore) -> None:
+        assert apply(store, [], chunk_id(1)) == 1
+        check_against_model(store, {chunk_id(1): pack([], chunk_id(1))[1]})
+
+    def test_an_old_put_does_not_bring_a_deleted_path_back(self, store: MetadataStore) -> None:
+        apply(store, [delete(b"a", 5)], chunk_id(2))
+        apply(store, [Put(b"a", 4)], chunk_id(1))
+        assert store.lookup(DATASET_ID, b"a") is None
+        apply(store, [Put(b"a", 6)], chunk_id(3))
+        assert store.lookup(DATASET_ID, b"a") is not None
+        assert [chunk.deleted_entries for chunk in store.chunks(DATASET_ID)] == [1, 1, 0]
+
+    def test_a_file_in_pieces_appears_when_it_is_whole(self, store: MetadataStore) -> None:
+        apply(store, [Put(b"big", 1, size=2)], chunk_id(1))
+        apply(store, [Put(b"big", 7, size=9, place=5, length=4)], chunk_id(3))
+        before = store.lookup(DATASET_ID, b"big")
+        assert before is not None and before.size == 2
+        assert store.dataset(DATASET).total_bytes == 2
+        apply(store, [Put(b"big", 7, size=9, place=0, length=5)], chunk_id(2))
+        after = store.lookup(DATASET_ID, b"big")
+        assert after is not None and after.size == 9
+        assert [(extent.place, extent.chunk_id) for extent in after.extents] == [
+            (0, chunk_id(2)),
+            (5, chunk_id(3)),
+        ]
+        assert [chunk.deleted_entries for chunk in store.chunks(DATASET_ID)] == [1, 0, 0]
+
+    def test_copies_of_purge_take_over(self, store: MetadataStore) -> None:
+        entries = [
+            Put(b"a", 1, size=3),
+            delete(b"b", 2),
+            Put(b"c", 3, size=4, length=2),
+            Put(b"c", 3, size=4, place=2, length=2),
+        ]
+        apply(store, [*entries, Put(b"x", 4)], chunk_id(1))
+        apply(store, [delete(b"x", 5)], chunk_id(2))
+        apply(store, entries, chunk_id(3))
+        assert [deleted_entries(chunk) for chunk in store.chunks(DATASET_ID)] == [[0, 1, 2, 3, 4], [], []]
+        assert {
+            extent.chunk_id
+            for record in table_records(store.entry_table(DATASET_ID)).values()
+            for extent in record.extents
+        } == {chunk_id(3)}
+        apply(store, entries, chunk_id(0))  # a copy in an older chunk is none
+        assert deleted_entries(store.chunks(DATASET_ID)[0]) == [0, 1, 2, 3]
+
+    def test_a_dead_chunk_can_be_forgotten(self, store: MetadataStore) -> None:
+        apply(store, [Put(b"a", 1, size=3)], chunk_id(1))
+        with pytest.raises(InvalidInput, match="1 entries"):
+            store.forget_chunk(DATASET_ID, chunk_id(1))
+        apply(store, [Put(b"a", 2, size=4)], chunk_id(2))
+        for _ in range(2):
+            store.forget_chunk(DATASET_ID, chunk_id(1))
+        assert not store.has_chunk(DATASET_ID, chunk_id(1))
+        dataset = store.dataset(DATASET)
+        assert (dataset.chunks, dataset.files, dataset.total_bytes) == (1, 1, 4)
+        assert [extent.chunk_id for extent in _record(store, b"a").extents] == [chunk_id(2)]
+
+    def test_a_folder_is_listed_page_by_page(self, store: MetadataStore) -> None:
+        names = [b"f%03d" % number for number in range(50)]
+        apply(store, [Put(b"d/" + name, 1 + i) for i, name in enumerate(names)], chunk_id(1))
+        apply(
+            store,
+            [Put(b"d/f010x/y/z", 100), Put(b"d/f020", 101, Op.DIRECTORY), Put(b"d/f020/y", 102)],
+            chunk_id(2),
+        )
+        listed = list_all(store, b"d", limit=7)
+        assert [record.path for record in listed] == sorted(b"d/" + name for name in [*names, b"f010x"])
+        assert [record.path for record in listed if record.op == Op.DIRECTORY] == [b"d/f010x", b"d/f020"]
+        assert [record.path for record in list_all(store, b"")] == [b"d"]
+        apply(store, [delete(b"d/f010x/y/z", 200)], chunk_id(3))
+        assert b"d/f010x" not in [record.path for record in list_all(store, b"d")]
+        assert list_all(store, b"d/f010x") == []
+
+    def test_a_snapshot_is_built_from_the_table(self, store: MetadataStore) -> None:
+        apply(
+            store,
+            [
+                Put(b"", 1, Op.DIRECTORY, mode=0o711),
+                Put(b"d/f", 2, size=9, place=0, length=5),
+                Put(b"l", 3, Op.SYMLINK, target=b"d/f"),
+                Put(b"e", 4),
+            ],
+            chunk_id(1),
+        )
+        apply(store, [Put(b"d/f", 2, size=9, place=5, length=4)], chunk_id(2))
+        snapshot = Snapshot(build_snapshot(store.entry_table(DATASET_ID)), "snapshot")
+        snapshot.verify()
+        file = snapshot.find(b"d/f")
+        assert [extent.length for extent in snapshot.extents(file)] == [5, 4]
+        assert snapshot.stat(file).size == 9
+
+    def test_it_keeps_what_it_was_told_while_many_apply(self, store: MetadataStore) -> None:
+        chunks = {
+            chunk_id(number): pack(
+                [Put(b"d%d/f%d" % (i % 3, i), 1 + (number * 7 + i) % 40, size=i % 5) for i in range(30)],
+                chunk_id(number),
+            )
+            for number in range(16)
+        }
+        with ThreadPoolExecutor(4) as threads:
+            generations = list(
+                threads.map(
+                    lambda chunk: store.apply(DATASET_ID, *chunk, NOW_NS),
+                    [*chunks.values(), *chunks.values()],
+                )
+            )
+            tables = list(threads.map(lambda _: store.entry_table(DATASET_ID), range(4)))
+        assert set(range(1, 17)) <= set(generations)
+        headers = {identity: header for identity, (_, header) in chunks.items()}
+        model = MetadataModel(headers)
+        expected = {path: replace(record, version=0) for path, record in model.records.items()}
+        assert all(table_records(table) == expected for table in tables)
+        assert store.dataset(DATASET).total_bytes == model.total_bytes
+
+    def test_it_is_of_no_use_when_closed(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path)
+        store.close()
+        store.close()
+        for ask in (store.datasets, lambda: store.create_dataset(DATASET, DATASET_ID)):
+            with pytest.raises(Unavailable):
+                ask()
+
+    def test_a_refused_apply_changes_nothing(self, store: MetadataStore) -> None:
+        preamble, header = pack([Put(b"a", 1, size=3), Put(b"b", 2)], chunk_id(1))
+        broken = replace(header, versions=header.versions[:1])  # as no decoder would give it
+        with pytest.raises((DieselfsError, ValueError, IndexError)):
+            store.apply(DATASET_ID, preamble, broken, NOW_NS)
+        check_against_model(store, {})
+        store.apply(DATASET_ID, preamble, header, NOW_NS)
+        check_against_model(store, {chunk_id(1): header})
+
+    @settings(
+        max_examples=150,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+    )
+    @given(chunks=_chunks, data=st.data())
+    def test_any_order_gives_what_the_rule_says(
+        self, chunks: Sequence[Sequence[Put]], data: st.DataObject
+    ) -> None:
+        packed = {chunk_id(number): pack(puts, chunk_id(number)) for number, puts in enumerate(chunks)}
+        order = data.draw(st.permutations(list(packed)))
+        repeats = data.draw(st.lists(st.sampled_from(order), max_size=3))
+        applied: dict[bytes, ChunkHeader] = {}
+        with tempfile.TemporaryDirectory() as folder, closing(self.make_store(Path(folder))) as store:
+            store.create_dataset(DATASET, DATASET_ID)
+            for identity in [*order, *repeats]:
+                preamble, header = packed[identity]
+                applied[identity] = header
+                assert store.apply(DATASET_ID, preamble, header, NOW_NS) == len(applied)
+                check_against_model(store, applied)
+
+
+def _record(store: MetadataStore, path: bytes) -> FileRecord:
+    record = store.lookup(DATASET_ID, path)
+    assert record is not None
+    return record
