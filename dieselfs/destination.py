@@ -1,0 +1,176 @@
+"""A folder of this machine that files of a dataset are written into, and nothing outside it. This module opens files.
+
+A dataset may be hostile: a link `a -> /etc` and a file `a/passwd` must not meet. So every folder on the way is opened
+from the one above it, never through a link; and a file is written aside and renamed, which replaces a link instead of
+writing through it.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from dieselfs.errors import DieselfsError, StorageFull
+from dieselfs.meta.snapshot import Stat
+from dieselfs.names import check_path, printable, split_path
+
+FOLDERS_OPEN_MAX = 64
+"""Descriptors of folders that one thread keeps open."""
+
+PERMISSIONS_KEPT = 0o777
+"""Nobody becomes another user by running a program that came out of a dataset: set-user-ID and the like are dropped."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Destination:
+    """One thread's view of the folder. Paths are relative to it, as in a dataset. Close it after use.
+
+    Methods raise OSError for the one path; StorageFull ends the whole, because the next path would fare no better.
+    """
+
+    def __init__(self, folder: bytes) -> None:
+        """Open `folder`, which exists. Raises OSError."""
+        self.folder = folder
+        self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._open: OrderedDict[bytes, int] = OrderedDict()
+
+    def close(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+        os.close(self._root)
+
+    def _folder(self, path: bytes) -> int:
+        """A descriptor of the folder at `path`, which stays open until enough others have been used."""
+        if not path:
+            return self._root
+        descriptor = self._open.get(path)
+        if descriptor is None:
+            above, name = split_path(check_path(path))
+            descriptor = os.open(name, _FOLDER, dir_fd=self._folder(above))
+            self._open[path] = descriptor
+            if len(self._open) > FOLDERS_OPEN_MAX:
+                os.close(self._open.popitem(last=False)[1])
+        self._open.move_to_end(path)
+        return descriptor
+
+    def status(self, path: bytes) -> os.stat_result | None:
+        """What is at `path`, links not followed; None if nothing is."""
+        folder, name = split_path(check_path(path))
+        try:
+            return os.stat(name, dir_fd=self._folder(folder), follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def make_folder(self, path: bytes) -> None:
+        """Make a folder, or make one that is there writable for us until `finish_folder`."""
+        folder, name = split_path(check_path(path))
+        with _room(self.folder):
+            try:
+                os.mkdir(name, 0o700, dir_fd=self._folder(folder))
+            except FileExistsError:
+                descriptor = self._folder(path)
+                mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+                if mode & 0o700 != 0o700:
+                    os.fchmod(descriptor, mode | 0o700)
+
+    def finish_folder(self, path: bytes, wanted: Stat) -> None:
+        """Give a folder the mode and the time that it is to have, once everything is in it."""
+        descriptor = self._folder(path)
+        os.fchmod(descriptor, wanted.mode & PERMISSIONS_KEPT)
+        os.utime(descriptor, ns=(wanted.mtime_ns, wanted.mtime_ns))
+
+    def make_link(self, path: bytes, target: bytes, mtime_ns: int) -> None:
+        """Make a symbolic link, replacing what is no folder."""
+        folder, name = split_path(check_path(path))
+        descriptor, aside = self._folder(folder), aside_name()
+        with _room(self.folder):
+            os.symlink(target, aside, dir_fd=descriptor)
+            try:
+                os.utime(aside, ns=(mtime_ns, mtime_ns), dir_fd=descriptor, follow_symlinks=False)
+                os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+            except BaseException:
+                os.unlink(aside, dir_fd=descriptor)
+                raise
+
+    def write_file(self, path: bytes, content: bytes | memoryview, wanted: Stat) -> None:
+        """Write a whole file: it is there as it should be, or as it was."""
+        aside = self.begin_file(path)
+        try:
+            self.write_piece(path, aside, content, 0)
+            self.finish_file(path, aside, wanted)
+        except BaseException:
+            self.discard_file(path, aside)
+            raise
+
+    def begin_file(self, path: bytes) -> bytes:
+        """Make an empty file beside `path`; returns its name."""
+        descriptor, aside = self._folder(split_path(check_path(path))[0]), aside_name()
+        with _room(self.folder):
+            os.close(os.open(aside, _NEW_FILE, 0o600, dir_fd=descriptor))
+        return aside
+
+    def write_piece(self, path: bytes, aside: bytes, content: bytes | memoryview, place: int) -> None:
+        """Write bytes of the file that was begun beside `path`, from `place` on."""
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(aside, flags, dir_fd=self._folder(split_path(path)[0]))
+        try:
+            left = memoryview(content)
+            with _room(self.folder):
+                while left:
+                    written = os.pwrite(file, left, place)
+                    left, place = left[written:], place + written
+        finally:
+            os.close(file)
+
+    def finish_file(self, path: bytes, aside: bytes, wanted: Stat) -> None:
+        """Give the file that was begun beside `path` its mode, its time and its name."""
+        folder, name = split_path(path)
+        descriptor = self._folder(folder)
+        file = os.open(aside, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        try:
+            os.fchmod(file, wanted.mode & PERMISSIONS_KEPT)
+            os.utime(file, ns=(wanted.mtime_ns, wanted.mtime_ns))
+        finally:
+            os.close(file)
+        with _room(self.folder):
+            os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+
+    def discard_file(self, path: bytes, aside: bytes) -> None:
+        """Remove the file that was begun beside `path`. Does not raise."""
+        with suppress(OSError):
+            os.unlink(aside, dir_fd=self._folder(split_path(path)[0]))
+
+
+def aside_name() -> bytes:
+    """A name that no other process takes, for what is being written."""
+    return b".dieselfs-%b.part" % secrets.token_hex(8).encode()
+
+
+@contextmanager
+def _room(folder: bytes) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull(
+                f"{printable(folder)}: {os.strerror(error.errno)}: "
+                "what is written so far is whole; make room and run the same command again"
+            ) from None
+        raise
+
+
+def open_destination(folder: bytes) -> Destination:
+    """Open a folder to write into; it is made if it is missing. Raises DieselfsError, StorageFull."""
+    try:
+        with _room(folder):
+            os.makedirs(folder, exist_ok=True)
+            return Destination(folder)
+    except OSError as error:
+        raise DieselfsError(f"{printable(folder)}: cannot be written into: {error.strerror}") from None
