@@ -81,7 +81,9 @@ def write_admin_key(users: UserStore, path: Path) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(key.text())
     users.change(
-        lambda table: with_grant(with_key(table, key, int(time.time()), 0), "admin", ALL_DATASETS, Right.ADMIN)
+        lambda table: with_grant(
+            with_key(table, key, int(time.time()), 0), "admin", ALL_DATASETS, Right.ADMIN
+        )
     )
     log.info("made user 'admin'; the key is in %s", path)
 
@@ -131,15 +133,17 @@ async def open_reception(settings: ServerSettings) -> AsyncIterator[Reception]:
         shelf = SnapshotShelf(settings.state / "snapshots", metadata)
         names = (settings.store, settings.metadata)
         reception = Reception(Service(Backends(store, metadata, users, shelf, names)), tls)
-        nursery = await stack.enter_async_context(trio.open_nursery())
-        stack.callback(nursery.cancel_scope.cancel)
+        opened = []
         for address in settings.listen:
-            is_tcp = isinstance(address, TcpAddress)
-            for listener in await stack.enter_async_context(open_listeners(address)):
-                nursery.start_soon(reception.serve, listener, is_tcp and tls is not None)
+            listeners = await stack.enter_async_context(open_listeners(address))
+            opened += [(listener, isinstance(address, TcpAddress) and tls is not None) for listener in listeners]
             log.info("listening on %s", address)
             if isinstance(address, TcpAddress) and not address.is_loopback and tls is None:
                 log.warning("%s: without TLS, data crosses the network in clear", address)
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(nursery.cancel_scope.cancel)
+        for listener, is_encrypted in opened:
+            nursery.start_soon(reception.serve, listener, is_encrypted)
         yield reception
 
 
