@@ -31,7 +31,9 @@ times_ns = st.integers(-(1 << 62), 1 << 62)
 modes = st.integers(0, 0o7777)
 pieces = st.tuples(st.integers(0, 2), st.integers(0, 1000), st.integers(1, 1000))
 files = st.lists(pieces, max_size=3).flatmap(
-    lambda chosen: st.builds(lambda mode, mtime_ns: file_of(*chosen, mode=mode, mtime_ns=mtime_ns), modes, times_ns)
+    lambda chosen: st.builds(
+        lambda mode, mtime_ns: file_of(*chosen, mode=mode, mtime_ns=mtime_ns), modes, times_ns
+    )
 )
 folders = st.builds(Entry, st.just(Op.DIRECTORY), modes, times_ns)
 links = st.builds(
@@ -140,7 +142,9 @@ def test_outer_folders_come_first_each_by_name() -> None:
 
 
 def test_a_folder_hides_the_file_in_its_place() -> None:
-    snapshot = build({b"a": file_of((0, 0, 5)), b"a/b": file_of((0, 5, 3)), b"l": file_of(), b"l/m/n": file_of()})
+    snapshot = build(
+        {b"a": file_of((0, 0, 5)), b"a/b": file_of((0, 5, 3)), b"l": file_of(), b"l/m/n": file_of()}
+    )
     assert [snapshot.path(node) for node in snapshot.walk()] == [b"a", b"a/b", b"l", b"l/m", b"l/m/n"]
     assert snapshot.stat(snapshot.find(b"a")).is_folder
     assert (snapshot.header.files, snapshot.header.total_bytes, snapshot.header.extents) == (2, 3, 1)
@@ -174,7 +178,9 @@ def test_pieces_may_come_in_any_order() -> None:
         pytest.param((ExtentRef(0, 0, 0, 10, 0), ExtentRef(11, 1, 0, 10, 0)), id="gap"),
         pytest.param((ExtentRef(0, 0, 0, 10, 0), ExtentRef(9, 1, 0, 10, 0)), id="overlap"),
         pytest.param((ExtentRef(1, 0, 0, 10, 0), ExtentRef(11, 1, 0, 10, 0)), id="no beginning"),
-        pytest.param((ExtentRef(0, 0, PAYLOAD_BYTES - 9, 10, 0), ExtentRef(10, 1, 0, 10, 0)), id="past its chunk"),
+        pytest.param(
+            (ExtentRef(0, 0, PAYLOAD_BYTES - 9, 10, 0), ExtentRef(10, 1, 0, 10, 0)), id="past its chunk"
+        ),
     ],
 )
 def test_extents_that_do_not_tile_their_file_are_found_by_verify(extents: tuple[ExtentRef, ...]) -> None:

@@ -233,7 +233,9 @@ def test_mutated_headers_with_right_checksums_give_damaged_or_a_snapshot() -> No
                 header[place] ^= 1 << chance.randrange(8)
             else:
                 width = chance.choice([1, 2, 4, 8])
-                header[place : place + width] = chance.choice([0, 1, HUGE, 1 << 63]).to_bytes(8, "little")[:width]
+                header[place : place + width] = chance.choice([0, 1, HUGE, 1 << 63]).to_bytes(8, "little")[
+                    :width
+                ]
         try:
             decode(with_header(bytes(header)))
         except Damaged as error:
