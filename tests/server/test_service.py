@@ -1,0 +1,193 @@
+"""Rights, datasets, the pure Thrift methods, users: every method over a real connection."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.chunk.format import Op
+from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
+from dieselfs.limits import INLINE_FILE_BYTES_MAX
+from dieselfs.rpc.client import ServerClient
+from tests.support.server import RunningServer, running_server
+
+PRIVATE = "private-data"
+
+
+@pytest.fixture(scope="module")
+def admin(server: RunningServer) -> Iterator[ServerClient]:
+    client = server.client()
+    client.create_dataset(PRIVATE)
+    yield client
+    client.close()
+
+
+def as_user(server: RunningServer, name: str, **grants: str) -> ServerClient:
+    return server.client(server.user(name, **grants))
+
+
+def write(client: ServerClient, dataset: str, path: bytes, content: bytes) -> int:
+    return int(
+        client._value(  # the pure Thrift method, which the Python client does not need
+            "write_file", {"dataset": dataset, "path": path, "content": content, "mode": 0o640, "mtime_ns": 5}
+        )
+    )
+
+
+def read(client: ServerClient, dataset: str, path: bytes) -> bytes:
+    return bytes(client._value("read_file", {"dataset": dataset, "path": path}))
+
+
+def test_files_by_pure_thrift(admin: ServerClient) -> None:
+    write(admin, PRIVATE, b"folder/file", b"content")
+    assert read(admin, PRIVATE, b"folder/file") == b"content"
+    entry = admin.stat(PRIVATE, b"folder/file")
+    assert (entry.name, entry.op, entry.mode, entry.mtime_ns, entry.size) == (b"file", Op.FILE, 0o640, 5, 7)
+    assert admin.stat(PRIVATE, b"folder").op == Op.DIRECTORY
+    assert [e.name for e in admin.list_folder(PRIVATE, b"", b"", 10)] == [b"folder"]
+    assert [e.name for e in admin.list_folder(PRIVATE, b"folder", b"", 10)] == [b"file"]
+    assert admin.list_folder(PRIVATE, b"folder", b"file", 10) == []
+    with pytest.raises(NotFound):
+        admin.stat(PRIVATE, b"nothing")
+    with pytest.raises(NotFound):
+        admin.list_folder(PRIVATE, b"nothing", b"", 10)
+    with pytest.raises(InvalidInput, match="not a folder"):
+        admin.list_folder(PRIVATE, b"folder/file", b"", 10)
+    for path in (b"../x", b"/x", b"a//b", b"x\0"):
+        with pytest.raises(InvalidInput):
+            admin.stat(PRIVATE, path)
+        with pytest.raises(InvalidInput):
+            write(admin, PRIVATE, path, b"")
+
+
+def test_a_folder_is_listed_page_by_page(admin: ServerClient) -> None:
+    dataset = admin.create_dataset("pages").name
+    names = [b"%02d" % n for n in range(25)]
+    for name in names:
+        write(admin, dataset, b"f/" + name, name)
+    listed: list[bytes] = []
+    while page := admin.list_folder(dataset, b"f", listed[-1] if listed else b"", 10):
+        listed += [entry.name for entry in page]
+    assert listed == names
+
+
+def test_large_content_does_not_fit_into_a_message(admin: ServerClient) -> None:
+    with pytest.raises(InvalidInput):
+        write(admin, PRIVATE, b"large", bytes(INLINE_FILE_BYTES_MAX + 1))
+    write(admin, PRIVATE, b"large", bytes(INLINE_FILE_BYTES_MAX))
+    assert len(read(admin, PRIVATE, b"large")) == INLINE_FILE_BYTES_MAX
+
+
+def test_names_of_datasets(admin: ServerClient) -> None:
+    with pytest.raises(AlreadyExists):
+        admin.create_dataset(PRIVATE)
+    for name in ("", "..", "a/b", "ä", "x" * 256, "-x"):
+        with pytest.raises(InvalidInput):
+            admin.create_dataset(name)
+    with pytest.raises(NotFound):
+        admin.dataset("no-such")
+
+
+def test_a_dataset_that_one_may_not_see_looks_like_one_that_is_not_there(
+    server: RunningServer, admin: ServerClient
+) -> None:
+    eve = as_user(server, "eve", public="read")
+    said = []
+    for name in (PRIVATE, "no-such-data"):
+        for call in (
+            lambda name=name: eve.dataset(name),
+            lambda name=name: eve.snapshot(name),
+            lambda name=name: eve.payload(name, bytes(16)),
+            lambda name=name: eve.drop_dataset(name),
+            lambda name=name: eve.reserve_versions(name, 1),
+            lambda name=name: eve.create_dataset(name),
+            lambda name=name: eve.purge(name, 0, True),
+            lambda name=name: eve.stat(name, b""),
+            lambda name=name: eve.pending_file(name, b"x"),
+            lambda name=name: read(eve, name, b"folder/file"),
+            lambda name=name: write(eve, name, b"x", b""),
+        ):
+            with pytest.raises(NotFound) as caught:
+                call()
+            said.append(str(caught.value).replace(name, "NAME"))
+    assert len(set(said)) == 1
+    assert eve.datasets() == []
+    eve.close()
+
+
+def test_rights_include_each_other(server: RunningServer, admin: ServerClient) -> None:
+    admin.create_dataset("graded")
+    write(admin, "graded", b"file", b"1")
+    reader = as_user(server, "reader", graded="read")
+    writer = as_user(server, "writer", graded="write")
+    owner = as_user(server, "owner", graded="admin")
+    for client in (reader, writer, owner):
+        assert read(client, "graded", b"file") == b"1"
+        assert [dataset.name for dataset in client.datasets()] == ["graded"]
+    with pytest.raises(AccessDenied, match="may only read"):
+        write(reader, "graded", b"file", b"2")
+    with pytest.raises(AccessDenied, match="may only read"):
+        reader.put_chunk("graded", bytes(16), [b"x" * 3_000_000])
+    assert read(reader, "graded", b"file") == b"1"  # the connection is still in step
+    write(writer, "graded", b"file", b"2")
+    with pytest.raises(AccessDenied, match="may only write"):
+        writer.drop_dataset("graded")
+    for client in (reader, writer, owner):
+        for call in (client.users, client.status, lambda client=client: client.add_key("x")):
+            with pytest.raises(AccessDenied, match="administrator"):
+                call()
+    owner.drop_dataset("graded")
+    for client in (reader, writer, owner):
+        client.close()
+
+
+def test_a_removed_key_is_refused_on_an_open_connection(server: RunningServer, admin: ServerClient) -> None:
+    leaver = as_user(server, "leaver", all_datasets="read")
+    assert leaver.dataset(PRIVATE).name == PRIVATE
+    (user,) = [user for user in admin.users() if user.name == "leaver"]
+    assert user.grants == {"*": "read"}
+    admin.remove_key("leaver", user.keys[0].key_id)
+    with pytest.raises(NotFound):
+        leaver.dataset(PRIVATE)
+    leaver.close()
+    admin.remove_key("leaver")
+    assert "leaver" not in [user.name for user in admin.users()]
+    with pytest.raises(NotFound):
+        admin.remove_key("leaver")
+    with pytest.raises(InvalidInput, match="expired"):
+        admin.add_key("leaver", int(time.time()) - 1)
+
+
+def test_versions_rise_and_are_handed_out_once(admin: ServerClient) -> None:
+    first = admin.reserve_versions(PRIVATE, 1000)
+    assert admin.reserve_versions(PRIVATE, 1) >= first + 1000
+    for count in (0, -1, 1 << 30):
+        with pytest.raises(InvalidInput):
+            admin.reserve_versions(PRIVATE, count)
+
+
+def test_status_counts(admin: ServerClient) -> None:
+    before = admin.status()
+    admin.snapshot(PRIVATE)
+    after = admin.status()
+    assert after.requests == before.requests + 2
+    assert after.connections >= 1 and after.store.startswith("posix://")
+
+
+def test_an_admin_key_is_made_on_first_start(tmp_path: Path) -> None:
+
+
+    key = tmp_path / "keys" / "admin.key"
+    with running_server(tmp_path / "server", ["--admin-key", str(key)]) as server:
+        assert key.stat().st_mode & 0o777 == 0o600
+        client = server.client(key)
+        assert [user.name for user in client.users()] == ["admin"]
+        client.create_dataset("made")
+        client.close()
+    text = key.read_text()
+    with running_server(tmp_path / "server", ["--admin-key", str(key)]) as server:
+        assert key.read_text() == text
+        client = server.client(key)
+        assert [dataset.name for dataset in client.datasets()] == ["made"]
+        client.close()
