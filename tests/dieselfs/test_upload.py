@@ -17,7 +17,9 @@ from dieselfs.sender import ChunkSender
 from dieselfs.upload import SourceEntry, TreeUpload, UploadReport, walk_source
 
 
-def upload(data: Dataset, source: Path, stored: Snapshot | None = None, chunk_bytes: int = MIB) -> UploadReport:
+def upload(
+    data: Dataset, source: Path, stored: Snapshot | None = None, chunk_bytes: int = MIB
+) -> UploadReport:
     run = TreeUpload(data.client, data.create(), stored, chunk_bytes=chunk_bytes)
     report = run.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
     counters = report.counters
@@ -89,7 +91,10 @@ class Interrupted(Exception):
     """Stands for Ctrl-C."""
 
 
-def test_an_interrupted_upload_goes_on_and_sends_nothing_twice(data: Dataset, tmp_path: Path) -> None:
+def test_an_interrupted_upload_goes_on_and_sends_nothing_twice(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dieselfs.upload.BATCH_ENTRIES", 10)
     root = make_tree(tmp_path / "source", files=60)
     seen = threading.Event()
 

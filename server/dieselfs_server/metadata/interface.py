@@ -57,7 +57,8 @@ class MetadataStore(Protocol):
     def apply(self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int) -> int:
         """Make a chunk's entries count. Atomic and idempotent: applying a chunk again changes nothing.
 
-        Returns the dataset's generation, which rises by one with each chunk that is applied for the first time.
+        Returns the dataset's generation, which rises by one with each chunk that is applied for the first time; its
+        `updated_ns` rises with it, to `now_ns` or, if that clock has stepped back, by one.
         """
         ...
 

@@ -11,7 +11,7 @@ from heapq import merge
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, Extent, FileRecord
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, Extent, FileRecord, PendingFile
 from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE
 from dieselfs.names import split_path
 from dieselfs_server.metadata.sqlite_apply import apply_entries
@@ -91,7 +91,7 @@ class SqliteMetadata:
                 effects = apply_entries(connection, number, chunk, preamble.chunk_id, header)
                 effects.write(connection, number, now_ns)
                 connection.execute(
-                    "UPDATE dataset SET generation = generation + 1, updated_ns = ?, chunks = chunks + 1, "
+                    "UPDATE dataset SET generation = generation + 1, updated_ns = max(updated_ns + 1, ?), chunks = chunks + 1, "
                     "last_version = max(last_version, ?) WHERE number = ?",
                     (now_ns, int(header.versions.max(initial=0)), number),
                 )
@@ -129,6 +129,24 @@ class SqliteMetadata:
                 (_dataset_number(connection, dataset_id),),
             ).fetchone()
         return 0 if newest is None else chunk_time_s(newest)
+
+    def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
+        with self._connections.reading() as connection:
+            key = (_dataset_number(connection, dataset_id), *split_path(path))
+            rows = connection.execute(
+                "SELECT version, size, mtime_ns, place, length FROM piece "
+                "WHERE (dataset, folder, name) = (?1, ?2, ?3) AND version > ("
+                "  SELECT max(version) FROM (SELECT 0 AS version "
+                "    UNION ALL SELECT version FROM entry WHERE (dataset, folder, name) = (?1, ?2, ?3) "
+                "    UNION ALL SELECT version FROM tombstone WHERE (dataset, folder, name) = (?1, ?2, ?3))) "
+                "ORDER BY version DESC",
+                key,
+            ).fetchall()
+        if not rows:
+            return PendingFile()
+        version, size, mtime_ns = rows[0][:3]
+        pieces = frozenset((place, length) for v, s, _, place, length in rows if (v, s) == (version, size))
+        return PendingFile(version, size, mtime_ns, pieces)
 
     def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:
         with self._connections.reading() as connection:
