@@ -29,6 +29,9 @@ READ_TRIES_MAX = 3
 
 FAILURES_KEPT_MAX = 1000
 
+Failed = Callable[[bytes, str], None]
+"""Is told what cannot be uploaded, and why."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
@@ -66,18 +69,22 @@ class UploadReport:
     failures: list[tuple[str, str]] = field(default_factory=list)
 
 
-def walk_source(source: bytes, path: bytes, failed: Callable[[bytes, str], None]) -> Iterator[SourceEntry]:
+def walk_source(
+    source: bytes, path: bytes, failed: Failed, is_pruned: Callable[[SourceEntry], bool] = lambda _: False
+) -> Iterator[SourceEntry]:
     """`source` and all that is below it, each folder before what is in it, as it is to stand at `path` in the dataset.
 
-    Symbolic links are not followed. What cannot be listed is told to `failed`, and the rest goes on.
+    Symbolic links are not followed, folders that `is_pruned` not looked into. What cannot be listed is told to `failed`,
+    and the rest goes on.
     """
     try:
         status = os.lstat(source)
     except OSError as error:
         failed(source, error.strerror or str(error))
         return
-    yield SourceEntry(source, path, status)
-    if not stat.S_ISDIR(status.st_mode):
+    top = SourceEntry(source, path, status)
+    yield top
+    if not stat.S_ISDIR(status.st_mode) or is_pruned(top):
         return
     pending = [(source, path)]
     while pending:
@@ -98,7 +105,7 @@ def walk_source(source: bytes, path: bytes, failed: Callable[[bytes, str], None]
                 continue
             entry = SourceEntry(item.path, prefix + item.name, status)
             yield entry
-            if stat.S_ISDIR(status.st_mode):
+            if stat.S_ISDIR(status.st_mode) and not is_pruned(entry):
                 below.append((entry.source, entry.path))
         pending += reversed(below)
 
@@ -138,7 +145,7 @@ class TreeUpload:
         self._error: BaseException | None = None
         self._sender: ChunkSender
 
-    def run(self, entries: Callable[[Callable[[bytes, str], None]], Iterator[SourceEntry]]) -> UploadReport:
+    def run(self, entries: Callable[[Failed], Iterator[SourceEntry]]) -> UploadReport:
         """Upload what `entries` yields (it is given the function to tell failures to); returns when all is stored.
 
         Raises what ends an upload as a whole (Unavailable, StorageFull, AccessDenied); what was stored until then is stored,
