@@ -105,12 +105,13 @@ def default_log_file(mountpoint: str) -> Path:
 
 
 def open_log(path: Path) -> None:
-    """Send the log to a file that only this user can read. Raises MountError."""
+    """Send the log, and whatever goes to standard error, to a file that only this user can read. Raises MountError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1, errors="backslashreplace")
     except OSError as error:
         raise MountError(f"log file {path}: {error.strerror}") from None
+    os.dup2(handler.stream.fileno(), 2)  # and let go of the terminal, or the pipe, of whoever mounts
     logging.basicConfig(
         level=logging.INFO, handlers=[handler], format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )

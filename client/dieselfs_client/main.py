@@ -63,15 +63,9 @@ def mount(
     if memory is not None:
         given["memory_bytes"] = parse_size(memory)
     options = replace(options, **given)  # type: ignore[arg-type]  # click gives each the type of its field
+    os.umask(0o077)
     if report_fd is not None:
-        control.report(report_fd, str(os.getpid()))
-        try:
-            open_log(Path(options.log_file or default_log_file(mountpoint)))
-            _serve(dataset, mountpoint, options, lambda: control.report(report_fd, control.READY))
-        except DieselfsError as error:
-            _log.error("%s", error)
-            control.report(report_fd, error)
-            raise
+        _serve_in_background(dataset, mountpoint, options, report_fd)
     elif foreground:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         _serve(dataset, resolved_mountpoint(mountpoint), options, lambda: None)
@@ -79,8 +73,19 @@ def mount(
         control.mount(dataset, mountpoint, options)
 
 
+def _serve_in_background(dataset: str, mountpoint: str, options: MountOptions, report_fd: int) -> None:
+    """The process that `control.mount` starts: it says how it goes through `report_fd`, and all else in its log."""
+    control.report(report_fd, str(os.getpid()))
+    try:
+        open_log(Path(options.log_file or default_log_file(mountpoint)))
+        _serve(dataset, mountpoint, options, lambda: control.report(report_fd, control.READY))
+    except DieselfsError as error:
+        _log.error("%s", error)
+        control.report(report_fd, error)
+        sys.exit(error.exit_code)
+
+
 def _serve(dataset: str, mountpoint: str, options: MountOptions, on_ready: Callable[[], None]) -> None:
-    os.umask(0o077)
     with connect(
         dataset,
         server=options.server,

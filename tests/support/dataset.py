@@ -64,30 +64,30 @@ def read_tree(root: str | Path) -> Iterator[TreeEntry]:
 class MemoryChunkSource:
     """Hands out the chunks of a dataset from memory, verified against the snapshot as the real reader verifies them.
 
-    `payloads` may be changed by tests, to damage a chunk. Counts what was fetched.
+    `payloads` may be changed by tests, to damage a chunk. Counts what was fetched. Pickles, for mounts in processes of
+    their own.
     """
 
     def __init__(self, snapshot: Snapshot, payloads: dict[int, bytearray]) -> None:
-        self.snapshot = snapshot
         self.payloads = payloads
         self.fetched_chunks: list[int] = []
         self.fetched_extents: list[ExtentRef] = []
+        self._checksums = [snapshot.chunk_checksum(chunk) for chunk in range(snapshot.chunk_count)]
+        self.chunk_names = [chunk_name(snapshot.chunk_id(chunk)) for chunk in range(snapshot.chunk_count)]
 
     def fetch_chunk(self, chunk: int) -> bytes:
         self.fetched_chunks.append(chunk)
         payload = bytes(self.payloads[chunk])
-        if xxh3_128_intdigest(payload) != self.snapshot.chunk_checksum(chunk):
-            raise Damaged(
-                f"chunk {chunk_name(self.snapshot.chunk_id(chunk))}: checksum of the payload does not match"
-            )
+        if xxh3_128_intdigest(payload) != self._checksums[chunk]:
+            raise Damaged(f"chunk {self.chunk_names[chunk]}: checksum of the payload does not match")
         return payload
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         self.fetched_extents.append(extent)
         data = bytes(self.payloads[extent.chunk][extent.offset : extent.offset + extent.length])
         if xxh3_64_intdigest(data) != extent.checksum:
-            name = chunk_name(self.snapshot.chunk_id(extent.chunk))
-            raise Damaged(f"chunk {name}: offset {extent.offset}: checksum of the piece does not match")
+            name = self.chunk_names[extent.chunk]
+            raise Damaged(f"chunk {name}: payload offset {extent.offset}: checksum of a piece does not match")
         return data
 
 

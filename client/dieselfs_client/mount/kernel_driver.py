@@ -14,7 +14,7 @@ from collections.abc import Callable
 import trio
 
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, ProtocolError, Unavailable
-from dieselfs.limits import READ_AHEAD_BYTES, READ_TIMEOUT_S
+from dieselfs.limits import NAME_BYTES_MAX, READ_AHEAD_BYTES, READ_TIMEOUT_S
 from dieselfs.names import printable
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount.core import MountCore, Piece, Siblings
@@ -60,6 +60,14 @@ again: so it is with OPEN and OPENDIR too, and from then on files are opened wit
 _log = logging.getLogger(__name__)
 
 _Buffers = list[memoryview]
+
+
+class _Refused(Exception):
+    """Carries the errno that answers a request."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(os.strerror(code))
+        self.code = code
 
 
 class KernelDriver:
@@ -167,7 +175,9 @@ class KernelDriver:
 
     def _fail(self, request: Request, error: Exception) -> None:
         """Answer a request with the errno that the error means."""
-        if isinstance(error, NotFound):
+        if isinstance(error, _Refused):
+            code = error.code
+        elif isinstance(error, NotFound):
             code = errno.ESTALE
         elif isinstance(error, InvalidInput):
             code = errno.EINVAL
@@ -197,7 +207,10 @@ class KernelDriver:
             self.agreed.set()
 
     def _lookup(self, request: Request) -> bytes:
-        inode = self._core.lookup(request.inode, protocol.decode_name(request.body))
+        name = protocol.decode_name(request.body)
+        if len(name) > NAME_BYTES_MAX:
+            raise _Refused(errno.ENAMETOOLONG)
+        inode = self._core.lookup(request.inode, name)
         return self._encoder.entry(self._core.attributes(inode)) if inode else protocol.NO_SUCH_ENTRY
 
     def _get_attributes(self, request: Request) -> bytes:
@@ -229,7 +242,7 @@ class KernelDriver:
             self._core.name_lengths(nodes), record_bytes, room_bytes - len(dots)
         )
         if fitting == 0 and nodes and not dots:  # an empty reply would mean the end of the folder
-            raise InvalidInput(f"{room_bytes} bytes have no room for an entry")
+            raise _Refused(errno.EINVAL)
         return dots + encode(self._core.siblings(nodes[:fitting]), position)
 
     # -- reads -------------------------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+import stat
+
+import pytest
+
+from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.mount.core import ROOT_INODE, Attributes, MountCore
+from tests.support.snapshots import SAMPLE, SOURCE, file_of, snapshot_bytes, with_element
+
+
+@pytest.fixture
+def core() -> MountCore:
+    return MountCore(Snapshot(snapshot_bytes(SAMPLE), SOURCE))
+
+
+def inode_of(core: MountCore, path: bytes) -> int:
+    return core.snapshot.require(path) + 1
+
+
+def test_attributes_of_a_file(core: MountCore) -> None:
+    inode = inode_of(core, b"train/video.mp4")
+    assert core.attributes(inode) == Attributes(inode, stat.S_IFREG | 0o644, 130, 1, 1_600_000_000_000_000_003)
+
+
+def test_blocks_are_counted_in_512_bytes() -> None:
+    core = MountCore(Snapshot(snapshot_bytes({b"a": file_of((0, 0, 512)), b"b": file_of((0, 512, 513))}), SOURCE))
+    assert core.attributes(inode_of(core, b"a")).blocks == 1
+    assert core.attributes(inode_of(core, b"b")).blocks == 2
+
+
+def test_lookup(core: MountCore) -> None:
+    train = core.lookup(ROOT_INODE, b"train")
+    assert core.lookup(train, b"cat.txt") == inode_of(core, b"train/cat.txt")
+    assert core.lookup(train, b"dog.txt") == 0
+    assert core.lookup(train, b".") == train
+    assert core.lookup(train, b"..") == ROOT_INODE
+    assert core.lookup(ROOT_INODE, b"..") == ROOT_INODE
+
+
+def test_an_inode_of_another_generation_is_not_found(core: MountCore) -> None:
+    for inode in (0, len(core.snapshot) + 1, 1 << 63):
+        with pytest.raises(NotFound):
+            core.attributes(inode)
+
+
+def test_target_of_a_link(core: MountCore) -> None:
+    assert core.target(inode_of(core, b"latest")) == b"train/cat.txt"
+    with pytest.raises(NotFound):
+        core.target(inode_of(core, b"train"))
+
+
+def test_totals(core: MountCore) -> None:
+    assert core.totals().total_bytes == 139
+    assert core.totals().entries == len(core.snapshot)
+
+
+def test_a_folder_as_columns(core: MountCore) -> None:
+    nodes = core.child_nodes(inode_of(core, b"train"))
+    siblings = core.siblings(nodes)
+    assert siblings.names == [b"cat.txt", b"empty", b"video.mp4"]
+    assert siblings.sizes.tolist() == [5, 0, 130]
+    assert siblings.name_lengths.tolist() == [7, 5, 9]
+    assert siblings.inodes.tolist() == [inode_of(core, b"train/" + name) for name in siblings.names]
+    assert core.siblings(nodes[1:2]).names == [b"empty"]
+    assert core.siblings(nodes[3:]).names == []
+
+
+def test_the_root_as_columns(core: MountCore) -> None:
+    assert core.siblings(core.child_nodes(ROOT_INODE)).names == [b"latest", b"test", b"train"]
+
+
+def test_only_folders_have_children(core: MountCore) -> None:
+    with pytest.raises(InvalidInput, match="not a folder"):
+        core.child_nodes(inode_of(core, b"train/cat.txt"))
+
+
+def test_dots(core: MountCore) -> None:
+    train = inode_of(core, b"train")
+    assert core.dots(train).names == [b".", b".."]
+    assert core.dots(train).inodes.tolist() == [train, ROOT_INODE]
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "expected"),
+    [
+        (0, 10, [(0, 0, 10)]),
+        (0, 4096, [(0, 0, 100), (1, 0, 30)]),
+        (95, 10, [(0, 95, 5), (1, 0, 5)]),
+        (100, 1, [(1, 0, 1)]),
+        (129, 100, [(1, 29, 1)]),
+        (130, 100, []),
+        (1 << 62, 100, []),
+        (5, 0, []),
+    ],
+)
+def test_pieces_of_a_read(core: MountCore, offset: int, size: int, expected: list[tuple[int, int, int]]) -> None:
+    pieces = core.pieces(inode_of(core, b"train/video.mp4"), offset, size)
+    assert [(piece.extent.chunk, piece.start, piece.length) for piece in pieces] == expected
+
+
+def test_an_empty_file_has_no_pieces(core: MountCore) -> None:
+    assert core.pieces(inode_of(core, b"train/empty"), 0, 4096) == []
+
+
+def test_only_files_can_be_read(core: MountCore) -> None:
+    with pytest.raises(InvalidInput, match="not a file"):
+        core.pieces(inode_of(core, b"train"), 0, 10)
+
+
+def test_a_hole_is_damage_and_never_a_short_read() -> None:
+    data = snapshot_bytes({b"a": file_of((0, 0, 10), (1, 0, 10))})
+    for column, index, value in (("extent_lengths", 0, 9), ("extent_places", 1, 11), ("sizes", 1, 21)):
+        core = MountCore(Snapshot(with_element(data, column, index, value), SOURCE))
+        with pytest.raises(Damaged, match="a: offset"):
+            core.pieces(2, 0, 4096)
+
+
+def test_chunks_ahead() -> None:
+    pieces = [(chunk, 0, 10) for chunk in range(4)]
+    core = MountCore(Snapshot(snapshot_bytes({b"a": file_of(*pieces)}, chunks=4), SOURCE))
+    assert core.chunks_ahead(2, 0, 10) == [0]
+    assert core.chunks_ahead(2, 5, 20) == [0, 1, 2]
+    assert core.chunks_ahead(2, 35, 100) == [3]
+    assert core.chunks_ahead(2, 40, 100) == []

@@ -1,0 +1,99 @@
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import MountError
+from dieselfs_client.mount.mount_table import is_stale, mount_at, serving_process
+from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, resolved_mountpoint, unmount
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
+from tests.support.mounted import clear, mounted
+
+pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    return pack_entries([TreeEntry(b"file", 0o100644, 0, b"content")], name="pets")
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    prepare_mountpoint(str(tmp_path))
+
+
+def test_a_mount_point_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(MountError, match="there is no such folder; make it first: mkdir -p"):
+        prepare_mountpoint(str(tmp_path / "missing"))
+
+
+def test_a_mount_point_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(MountError, match="not a folder"):
+        prepare_mountpoint(str(tmp_path / "file"))
+
+
+def test_a_mount_point_that_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(MountError, match="not empty"):
+        prepare_mountpoint(str(tmp_path))
+
+
+def test_a_mount_point_in_use(tmp_path: Path, packed: PackedDataset) -> None:
+    with mounted(packed, tmp_path) as running:
+        with pytest.raises(MountError, match=f"'pets' is mounted there already.*dlcmd umount {running.path}"):
+            prepare_mountpoint(str(running.path))
+        assert (running.path / "file").read_bytes() == b"content"
+
+
+def test_links_to_a_mount_point_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real/inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "direct").symlink_to("real/inner")
+    assert resolved_mountpoint(tmp_path / "link/inner") == str(tmp_path / "real/inner")
+    assert resolved_mountpoint(tmp_path / "direct") == str(tmp_path / "real/inner")
+    assert resolved_mountpoint(tmp_path / "link/../link/inner/") == str(tmp_path / "real/inner")
+
+
+def test_a_dead_mount_is_replaced(tmp_path: Path, packed: PackedDataset) -> None:
+    with mounted(packed, tmp_path) as killed:
+        assert not is_stale(str(killed.path))
+        killed.send(signal.SIGKILL)
+        killed.wait()
+        assert is_stale(str(killed.path))
+        with mounted(packed, tmp_path) as running:
+            assert (running.path / "file").read_bytes() == b"content"
+            assert not is_stale(str(running.path))
+
+
+def test_two_dead_mounts_on_top_of_each_other(tmp_path: Path) -> None:
+    try:
+        for _ in range(2):
+            os.close(mount_device(str(tmp_path), "pets"))
+        prepare_mountpoint(str(tmp_path))
+        assert mount_at(str(tmp_path)) is None
+    finally:
+        clear(tmp_path)
+
+
+def test_a_mount_tells_what_it_is(tmp_path: Path, packed: PackedDataset) -> None:
+    with mounted(packed, tmp_path) as running:
+        record = mount_at(str(running.path))
+        assert record is not None
+        assert (record.source, record.filesystem) == ("pets", "fuse.dieselfs")
+        assert {"ro", "nosuid", "nodev", "noatime", "default_permissions"} <= set(record.options)
+        assert "allow_other" not in record.options
+        assert serving_process(record.device) == running.process.pid
+
+
+def test_a_mount_with_open_files_is_not_unmounted(tmp_path: Path, packed: PackedDataset) -> None:
+    with mounted(packed, tmp_path) as running:
+        with open(running.path / "file", "rb"), pytest.raises(MountError, match="busy"):
+            unmount(str(running.path))
+        unmount(str(running.path))
+        assert running.wait() == 0
+
+
+def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path) -> None:
+    with pytest.raises(MountError, match="cannot be unmounted"):
+        unmount(str(tmp_path))

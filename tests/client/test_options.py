@@ -1,0 +1,58 @@
+import pytest
+
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import GIB, MIB
+from dieselfs_client.options import MountOptions, format_options, parse_options, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("4096", 4096), ("512MiB", 512 * MIB), ("2G", 2 * GIB), ("64k", 65536), ("1gib", GIB)]
+)
+def test_sizes(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5G", "1TB", "GiB", "1 G"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InvalidInput, match="not a size"):
+        parse_size(text)
+
+
+def test_options_of_dieselfs_and_of_mount_stand_side_by_side() -> None:
+    text = "rw,noauto,_netdev,x-systemd.automount,server=tcp://a:1,memory=2GiB,allow_other,uid=1000,timeout=5"
+    assert parse_options(text, MountOptions()) == MountOptions(
+        server="tcp://a:1", memory_bytes=2 * GIB, allow_other=True, uid=1000, timeout_s=5.0
+    )
+
+
+def test_later_options_win_and_others_stay() -> None:
+    base = MountOptions(server="tcp://a:1", generation=3)
+    assert parse_options("generation=4", base) == MountOptions(server="tcp://a:1", generation=4)
+
+
+@pytest.mark.parametrize("text", ["colour=red", "allow_other=1", "memory", "uid=me", "memory=1MiB", "timeout=0", "timeout=inf"])
+def test_what_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_options(text, MountOptions())
+
+
+def test_sloppy_passes_over_what_is_unknown_only() -> None:
+    assert parse_options("colour=red,noexec", MountOptions(), is_sloppy=True) == MountOptions(noexec=True)
+    with pytest.raises(InvalidInput):
+        parse_options("uid=me", MountOptions(), is_sloppy=True)
+
+
+def test_options_survive_the_way_to_another_process() -> None:
+    options = MountOptions(
+        server="unix:/run/d,1.sock", key_file="/k", home="/h", generation=9, memory_bytes=3 * GIB,
+        allow_other=True, noexec=True, uid=0, gid=7, timeout_s=2.5, log_file="/var/log/a,b.log",
+    )  # fmt: skip
+    assert parse_options(format_options(options), MountOptions()) == options
+    assert parse_options(format_options(MountOptions()), MountOptions()) == MountOptions()
+
+
+def test_relative_paths_are_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    assert MountOptions(key_file="key", log_file="/a/log").absolute() == MountOptions(
+        key_file=f"{tmp_path}/key", log_file="/a/log"
+    )

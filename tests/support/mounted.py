@@ -1,0 +1,115 @@
+"""Real mounts for tests: served by a process of its own, unmounted whatever happens.
+
+A process of its own, because a test that waits for a page of a mount which its own process serves would wait for ever
+(a page fault does not let go of the interpreter lock).
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import trio
+
+from dieselfs.errors import MountError
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.daemon import open_log, serve
+from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.mount.mounting import unmount
+from dieselfs_client.options import MountOptions
+from dieselfs_client.residency import ChunkSource
+from tests.support.dataset import PackedDataset
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+
+spawn = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class RunningMount:
+    path: Path
+    process: BaseProcess
+    log_file: Path
+
+    def log(self) -> str:
+        return self.log_file.read_text("utf-8", "replace")
+
+    def send(self, signum: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signum)
+
+    def wait(self) -> int | None:
+        """Wait for the process to end; its exit code, None if it does not end."""
+        self.process.join(STOP_TIMEOUT_S)
+        return self.process.exitcode
+
+
+def _serve(
+    content: bytes,
+    source: ChunkSource,
+    mountpoint: str,
+    options: MountOptions,
+    log_file: Path,
+    ready: Event,
+    sabotage: Callable[[], None] | None,
+) -> None:
+    open_log(log_file)
+    if sabotage is not None:
+        sabotage()
+    trio.run(serve, Snapshot(content, "snapshot"), source, mountpoint, options, ready.set)
+
+
+@contextmanager
+def mounted(
+    dataset: PackedDataset,
+    folder: Path,
+    source: ChunkSource | None = None,
+    options: MountOptions | None = None,
+    sabotage: Callable[[], None] | None = None,
+) -> Iterator[RunningMount]:
+    """Mount on `folder/mount`. `source` must pickle; `sabotage` (a function of a module) is called in the process
+    before it serves."""
+    mountpoint, log_file = folder / "mount", folder / "mount.log"
+    mountpoint.mkdir(exist_ok=True)
+    ready = spawn.Event()
+    process = spawn.Process(
+        target=_serve,
+        args=(
+            bytes(dataset.snapshot.content),
+            source or dataset.source(),
+            str(mountpoint),
+            options or MountOptions(),
+            log_file,
+            ready,
+            sabotage,
+        ),
+        daemon=True,
+    )
+    process.start()
+    try:
+        if not ready.wait(START_TIMEOUT_S):
+            log = log_file.read_text() if log_file.exists() else "(no log)"
+            raise AssertionError(f"the mount did not come up:\n{log}")
+        yield RunningMount(mountpoint, process, log_file)
+    finally:
+        clear(mountpoint)
+        process.join(STOP_TIMEOUT_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            clear(mountpoint)
+            raise AssertionError("the process behind the mount did not end")
+        process.close()
+
+
+def clear(mountpoint: Path) -> None:
+    """Remove every mount from `mountpoint`, dead ones too."""
+    with suppress(MountError):
+        while mount_at(str(mountpoint)) is not None:
+            unmount(str(mountpoint), lazily=True)

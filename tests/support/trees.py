@@ -1,0 +1,63 @@
+"""Trees on the local file system with what makes file systems stumble."""
+
+import os
+import random
+from pathlib import Path
+
+ODD_NAMES = (
+    b"plain.txt",
+    b"with space",
+    b"new\nline",
+    b"tab\tand\rreturn",
+    b"\xff\xfe not UTF-8 \x80",
+    b"-rf",
+    b"*?[glob]",
+    b"back\\slash",
+    b"quote'\"`$(x)",
+    b".hidden",
+    b"...",
+    "ünïcödé–漢字😀".encode(),
+    b"n" * 255,
+    b"\x01\x7f",
+)
+
+
+def odd_tree(root: Path) -> Path:
+    """Odd names, deep folders, empty ones, links that dangle, modes, times, and files of many sizes."""
+    chance = random.Random(20)
+    top = os.fsencode(root)
+    for folder in (b"names", b"folders", b"sizes", b"links", b"modes", b"empty/emptier/emptiest"):
+        os.makedirs(os.path.join(top, folder))
+    for name in ODD_NAMES:
+        _write(os.path.join(top, b"names", name), name)
+        os.mkdir(os.path.join(top, b"folders", name))
+        _write(os.path.join(top, b"folders", name, name), name * 2)
+    for size in (0, 1, 511, 512, 513, 4095, 4096, 4097, 8192, 131071, 131073, 1 << 20, (1 << 20) + 1):
+        _write(os.path.join(top, b"sizes", b"%d" % size), chance.randbytes(size))
+    deep = os.path.join(top, *[b"d%d" % level for level in range(60)])
+    os.makedirs(deep)
+    _write(os.path.join(deep, b"bottom"), b"far down")
+    for name, target in (
+        (b"file", b"../sizes/4096"),
+        (b"folder", b"../folders"),
+        (b"dangling", b"no/where"),
+        (b"itself", b"itself"),
+        (b"absolute", b"/etc/hostname"),
+        (b"long", b"t" * 255),
+        (b"odd", b"\xff\n"),
+    ):
+        os.symlink(target, os.path.join(top, b"links", name))
+    for mode in (0o400, 0o600, 0o644, 0o755, 0o750):
+        path = os.path.join(top, b"modes", b"%o" % mode)
+        _write(path, b"mode")
+        os.chmod(path, mode)
+    for number, time_ns in enumerate((0, 1, 1_600_000_000_123_456_789, 4_000_000_000 * 10**9)):
+        path = os.path.join(top, b"modes", b"time%d" % number)
+        _write(path, b"time")
+        os.utime(path, ns=(time_ns, time_ns))
+    return root
+
+
+def _write(path: bytes, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
