@@ -76,7 +76,8 @@ class ChunkBuilder:
     """Collects entries until the chunk is full. Not shared between threads.
 
     The caller seals when `is_full`; what it adds to a full builder is refused only at the hard limits.
-    Whatever is refused raises InvalidInput and leaves the builder as it was.
+    Whatever is refused raises InvalidInput and leaves the builder as it was. An entry that is added with a `version`
+    keeps it (the pieces of one file, what purge copies); version 0 is for the next of those reserved for the chunk.
     """
 
     def __init__(self, target_bytes: int = CHUNK_TARGET_BYTES) -> None:
@@ -131,9 +132,8 @@ class ChunkBuilder:
             or not 0 <= place <= size - length
             or (size and not length)
             or size > FILE_BYTES_MAX
-            or not 0 <= version <= VERSION_MAX
         ):
-            self._refuse_piece(path, length, size, place, version)
+            self._refuse_piece(path, length, size, place)
         self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, xxh3_64_intdigest(data), version)
         self._pieces.append(data)
         self.payload_bytes = offset + length
@@ -176,6 +176,8 @@ class ChunkBuilder:
             raise InvalidInput(f"{fault}: {printable(path[:200])}")
         if not path and op != _DIRECTORY:
             raise InvalidInput("the root of a dataset can only be a folder; give the file a name")
+        if not 0 <= version <= VERSION_MAX:
+            raise InvalidInput(f"{printable(path)}: version {version} is out of range")
         if not _TIME_NS_MIN <= mtime_ns <= _TIME_NS_MAX:  # a file system may know years behind 2262
             mtime_ns = _TIME_NS_MIN if mtime_ns < 0 else _TIME_NS_MAX
         self._entries.append(
@@ -183,8 +185,8 @@ class ChunkBuilder:
         )
         self._path_bytes = path_bytes
 
-    def _refuse_piece(self, path: bytes, length: int, size: int, place: int, version: int) -> NoReturn:
-        what = f"{length} bytes at {place} of a file of {size} bytes, version {version}"
+    def _refuse_piece(self, path: bytes, length: int, size: int, place: int) -> NoReturn:
+        what = f"{length} bytes at {place} of a file of {size} bytes"
         if self.payload_bytes + length > CHUNK_PAYLOAD_BYTES_MAX:
             raise InvalidInput(f"{printable(path)}: {what}: the chunk has no room for them")
         raise InvalidInput(f"{printable(path)}: {what}: there can be no such piece")

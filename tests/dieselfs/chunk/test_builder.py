@@ -102,6 +102,7 @@ REFUSED: dict[str, Callable[[ChunkBuilder], None]] = {
     "size too large": lambda builder: builder.add_file(b"f", b"abc", 0, 0, FILE_BYTES_MAX + 1),
     "size negative": lambda builder: builder.add_file(b"f", b"", 0, 0, -1),
     "version negative": lambda builder: builder.add_file(b"f", b"", 0, 0, version=-1),
+    "version of a delete": lambda builder: builder.add_delete(b"f", version=1 << 64),
     "version too large": lambda builder: builder.add_file(b"f", b"", 0, 0, version=VERSION_MAX + 1),
     "no room": lambda builder: builder.add_file(b"f", bytes(CHUNK_PAYLOAD_BYTES_MAX + 1), 0, 0),
 }

@@ -1,0 +1,76 @@
+"""`docs/chunk-format.md` says what the code does."""
+
+import re
+
+from dieselfs import limits
+from dieselfs.chunk.format import COLUMN_TYPES, MAGIC, PREAMBLE_BYTES, Op, decode_chunk, decode_preamble
+from dieselfs.chunk.ids import chunk_name
+from tests.support.chunks import (
+    CHUNK_ID,
+    DATASET_ID,
+    FIRST_VERSION,
+    chunk_object,
+    sample_chunk,
+    sample_fields,
+)
+from tests.support.documents import DOCUMENTS, hex_dump, table
+
+DOCUMENT = "chunk-format.md"
+
+
+def test_the_hex_dump_is_what_the_builder_makes() -> None:
+    assert hex_dump(DOCUMENT).hex(" ") == sample_chunk().hex(" ")
+
+
+def test_the_hex_dump_decodes_to_what_the_text_says() -> None:
+    preamble, header, payload = decode_chunk(hex_dump(DOCUMENT), DOCUMENT, CHUNK_ID, DATASET_ID)
+    assert chunk_name(preamble.chunk_id) in (DOCUMENTS / DOCUMENT).read_text(encoding="utf-8")
+    assert header.dataset == "pets"
+    assert header.paths == [b"train", b"train/cat.txt", b"train/empty", b"latest", b"train/dog.txt"]
+    assert header.ops.tolist() == [Op.DIRECTORY, Op.FILE, Op.FILE, Op.SYMLINK, Op.DELETE]
+    assert header.versions.tolist() == list(range(FIRST_VERSION, FIRST_VERSION + 5))
+    assert (header.target(3), bytes(payload)) == (b"train/cat.txt", b"meow\n")
+    assert f"{header.checksums[1]:016x}" in (DOCUMENTS / DOCUMENT).read_text(encoding="utf-8")
+
+
+def test_the_table_of_the_preamble() -> None:
+    rows = [(int(offset), int(size)) for offset, size, _, _ in table(DOCUMENT, "### Preamble")]
+    ends = [offset + size for offset, size in rows]
+    assert [offset for offset, _ in rows] == [0, *ends[:-1]]
+    assert ends[-1] == PREAMBLE_BYTES
+    assert f"`{MAGIC.hex(' ')}`" in table(DOCUMENT, "### Preamble")[0][3]
+    data = sample_chunk()
+    preamble = decode_preamble(data, DOCUMENT)
+    values = {
+        name: int.from_bytes(data[int(at) : int(at) + int(size)], "little")
+        for at, size, name, _ in table(DOCUMENT, "### Preamble")
+    }
+    assert values["header length"] == preamble.header_length
+    assert values["payload length"] == preamble.payload_length
+    assert values["payload checksum"] == preamble.payload_checksum
+    assert values["header checksum"] == preamble.header_checksum
+    assert data[24:40] == preamble.chunk_id
+
+
+def test_the_table_of_the_header() -> None:
+    rows = table(DOCUMENT, "### Header")
+    assert [name.strip("`") for name, _, _, _ in rows] == list(sample_fields())
+    elements = {name.strip("`"): element for name, kind, element, _ in rows if kind == "column"}
+    assert elements == {
+        "path_ends": "u32",
+        **{name: f"{dtype.kind}{8 * dtype.itemsize}" for name, dtype in COLUMN_TYPES.items()},
+    }
+    decode_chunk(chunk_object(dict(reversed(sample_fields().items()))), "fields in any order")
+
+
+def test_the_operations() -> None:
+    (meaning,) = [meaning for name, _, _, meaning in table(DOCUMENT, "### Header") if name == "`ops`"]
+    numbers = {word: int(number) for number, word in re.findall(r"(\d) (\w+)", meaning)}
+    assert numbers == {"delete": Op.DELETE, "file": Op.FILE, "folder": Op.DIRECTORY, "symbolic": Op.SYMLINK}
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    stated = {name.strip("`"): int(value) for name, value, _ in table(DOCUMENT, "## Limits")}
+    assert stated == {name: getattr(limits, name) for name in stated}
+    in_code = {name for name in vars(limits) if name.startswith("CHUNK_")} - {"CHUNK_OBJECT_BYTES_MAX"}
+    assert in_code <= set(stated)
