@@ -85,43 +85,35 @@ def _start_lock(home: Path) -> Iterator[None]:
 
 
 def _start(home: Path) -> None:
-    """Start the server and wait until it says that it is ready. It lives on when we end."""
+    """Start the server and wait until it says that it is ready. It detaches itself, and lives on when we end."""
+    options = ["--embedded", str(home), "--detach", "--ready-fd"]
+    # The server sees the modules that we see, also where dieselfs runs from a checkout.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     ready, report = os.pipe()
     try:
         with open(log_path(home), "ab", opener=_private_opener) as log:
-            server = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "dieselfs_server.main",
-                    "--embedded",
-                    str(home),
-                    "--ready-fd",
-                    str(report),
-                ],
+            subprocess.run(
+                [sys.executable, "-m", "dieselfs_server.main", *options, str(report)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(report,),
                 start_new_session=True,
                 cwd="/",
-                # The server sees the modules that we see, also where dieselfs runs from a checkout.
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path))),
-                },
+                env=environment,
+                timeout=START_TIMEOUT_S,
+                check=False,  # what went wrong comes through the pipe
             )
-    except OSError as error:
-        os.close(ready)
-        raise Unavailable(f"cannot start the embedded server: {error.strerror}") from None
-    finally:
         os.close(report)
-    server.returncode = 0  # it outlives us on purpose: keeps Popen from warning about that
-    try:
+        report = -1
         is_answer, _, _ = select.select([ready], [], [], START_TIMEOUT_S)
         answer = os.read(ready, 4096).decode("utf-8", "replace").strip() if is_answer else "no answer in time"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"cannot start the embedded server: {error}") from None
     finally:
         os.close(ready)
+        if report >= 0:
+            os.close(report)
     if answer != "ready":
         raise Unavailable(
             f"the embedded server did not start: {answer or 'it ended'} (log: {log_path(home)})"

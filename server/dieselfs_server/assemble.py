@@ -6,7 +6,7 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -33,6 +33,9 @@ LOCK_TIMEOUT_S = 10.0
 
 IDLE_CHECK_S = 1.0
 _LOCK_POLL_S = 0.05
+
+_Identity = tuple[int, int] | None
+"""Device and inode of a socket's file; None if it is gone."""
 
 log = logging.getLogger(__name__)
 
@@ -151,9 +154,11 @@ async def run_server(settings: ServerSettings, ready: Callable[[], None]) -> Non
     """Serve until SIGTERM or SIGINT, or until nobody has called for `settings.idle_exit_s`. Calls `ready` once it listens."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_reception(settings) as reception, trio.open_nursery() as nursery:
-            ready()
             if settings.idle_exit_s is not None:
-                nursery.start_soon(_stop_when_idle, settings, reception, nursery.cancel_scope)
+                sockets = [Path(a.path) for a in settings.listen if isinstance(a, UnixAddress)]
+                own = {path: _identity(path) for path in sockets}
+                nursery.start_soon(_stop_when_idle, settings.idle_exit_s, own, reception, nursery.cancel_scope)
+            ready()
             nursery.start_soon(_stop_at_signal, signals, nursery.cancel_scope)
 
 
@@ -164,24 +169,23 @@ async def _stop_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) 
         return
 
 
-async def _stop_when_idle(settings: ServerSettings, reception: Reception, scope: trio.CancelScope) -> None:
-    """Stop once no client has been connected for long enough, or once our socket is no longer there to be found."""
-    assert settings.idle_exit_s is not None
-    sockets = [Path(a.path) for a in settings.listen if isinstance(a, UnixAddress)]
-    own = [_identity(path) for path in sockets]
+async def _stop_when_idle(
+    idle_exit_s: float, own: Mapping[Path, _Identity], reception: Reception, scope: trio.CancelScope
+) -> None:
+    """Stop once no client has been connected for long enough, or once our sockets are no longer there to be found."""
     busy_s = trio.current_time()
     while True:
         await trio.sleep(IDLE_CHECK_S)
         if reception.client_count:
             busy_s = trio.current_time()
-        is_lost = own != [_identity(path) for path in sockets]
-        if is_lost or trio.current_time() - busy_s >= settings.idle_exit_s:
+        is_lost = any(_identity(path) != identity for path, identity in own.items())
+        if is_lost or trio.current_time() - busy_s >= idle_exit_s:
             log.info("stopping: %s", "the socket is gone" if is_lost else "idle")
             scope.cancel()
             return
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path) -> _Identity:
     with suppress(OSError):
         status = path.lstat()
         return status.st_dev, status.st_ino

@@ -44,11 +44,13 @@ Exit codes: 0 stopped as asked, 1 usage or settings, 6 a store or an address can
 @click.option("--embedded", type=click.Path(path_type=Path), hidden=True)
 @click.option("--idle-exit-s", type=float, default=EMBEDDED_IDLE_EXIT_S, hidden=True)
 @click.option("--ready-fd", type=int, hidden=True)
+@click.option("--detach", is_flag=True, hidden=True)
 def serve(
     config: Path | None,
     embedded: Path | None,
     idle_exit_s: float,
     ready_fd: int | None,
+    detach: bool,
     verbose: bool,
     **options: object,
 ) -> None:
@@ -59,16 +61,15 @@ def serve(
         stream=sys.stderr,
     )
     os.umask(0o077)
+    if detach and os.fork():
+        os._exit(EXIT_OK)  # whoever started us need not wait for the server's end to clean up after it
     try:
         if embedded is not None:
             settings = ServerSettings.embedded(embedded.absolute(), idle_exit_s)
         else:
             settings = ServerSettings.load(config, options)
         trio.run(run_server, settings, lambda: _report(ready_fd, "ready"))
-    except DieselfsError as error:
-        _report(ready_fd, str(error))
-        raise
-    except OSError as error:
+    except (DieselfsError, OSError) as error:
         _report(ready_fd, str(error))
         raise
 

@@ -1,0 +1,86 @@
+"""TLS on TCP, where it is configured."""
+
+import datetime
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
+from dieselfs.rpc.client import ServerClient
+from tests.support.server import RunningServer, running_server
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dieselfs test")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_path, key_path = folder / "server.pem", folder / "server.key"
+    certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return certificate_path, key_path
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, Path]) -> Iterator[RunningServer]:
+    options = ["--tls-certificate", str(certificate[0]), "--tls-key", str(certificate[1])]
+    with running_server(tmp_path_factory.mktemp("tls-server"), options) as running:
+        yield running
+
+
+def test_data_crosses_encrypted(server: RunningServer, certificate: tuple[Path, Path]) -> None:
+    key = server.user("ada", secret="write")
+    settings = server.settings(key, certificate[0])
+    content = bytes(range(256)) * 40_000
+    with Dataset(settings, "secret", is_created=False) as data:
+        data.put("file", content)
+        data.flush()
+        assert data.get("file") == content
+
+
+def test_a_server_that_is_not_certified_is_refused(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    other, _ = make_certificate(tmp_path)
+    client = ServerClient(server.settings(server.user("bob"), other))
+    with pytest.raises(Unavailable, match="certificate"):
+        client.datasets()
+
+
+def test_a_client_without_tls_is_told_something_useful(server: RunningServer) -> None:
+    client = ServerClient(server.settings(server.user("eve")))
+    with pytest.raises(DieselfsError):
+        client.datasets()
+
+
+def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
+    options = ["--tls-certificate", str(tmp_path / "none.pem"), "--tls-key", str(tmp_path / "none.key")]
+    with pytest.raises(AssertionError, match="none.pem"), running_server(tmp_path / "server", options):
+        pass
+    assert issubclass(InvalidInput, DieselfsError)
