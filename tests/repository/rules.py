@@ -1,0 +1,190 @@
+"""The rules that this repository keeps, as plain functions: a module's source in, what breaks the rule out.
+
+Each finding begins with the line, and says what to do instead. `test_rules.py` shows each rule at work,
+`test_repository.py` holds the repository to all of them.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+
+FUNCTION_LINES_MAX = 70
+"""Of a function's body, without its docstring."""
+MODULE_LINES_MAX = 500
+
+LAYERS: dict[str, frozenset[str]] = {
+    "dieselfs": frozenset(),
+    "dieselfs_server": frozenset({"dieselfs"}),
+    "dieselfs_client": frozenset({"dieselfs"}),
+    "dieselfs_tools": frozenset({"dieselfs", "dieselfs_client"}),
+}
+"""Which of our packages each one may import: tools -> client -> dieselfs <- server, and never the other way."""
+
+EFFECT_MODULES = frozenset(
+    (
+        "asyncio",
+        "ctypes",
+        "fcntl",
+        "http",
+        "mmap",
+        "multiprocessing",
+        "pathlib",
+        "select",
+        "selectors",
+        "shutil",
+        "signal",
+        "socket",
+        "socketserver",
+        "sqlite3",
+        "ssl",
+        "subprocess",
+        "tempfile",
+        "trio",
+        "urllib",
+    )
+)
+"""What a module of `dieselfs` cannot import without touching the world."""
+
+PURE_OS_NAMES = frozenset(
+    (
+        "PathLike",
+        "cpu_count",
+        "environ",
+        "fsdecode",
+        "fsencode",
+        "fspath",
+        "getpid",
+        "path",
+        "sep",
+        "stat_result",
+    )
+)
+WORLDLY_OS_PATH_NAMES = frozenset(
+    ("exists", "expanduser", "getmtime", "getsize", "isdir", "isfile", "islink", "lexists", "realpath")
+)
+
+_SAYS_SO = re.compile(r"\bThis module \w+")
+_REASON = re.compile(r"\s*#\s*\S.{7,}")
+_SUPPRESSION = re.compile(
+    r"#\s*(?P<kind>type:\s*ignore|noqa)(?P<codes>\[[\w ,-]+\]|:\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*)?(?P<rest>.*)"
+)
+_DOCUMENT = re.compile(r"\bdocs/[\w-]+\.md\b")
+_LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything that a module imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def layer_faults(source: str, package: str) -> Iterator[str]:
+    """Imports of a package that this one may not know."""
+    for line, name in imports(ast.parse(source)):
+        imported = name.partition(".")[0]
+        if imported == "tests" or (imported in LAYERS and imported not in LAYERS[package] | {package}):
+            yield (
+                f"{line}: {package} imports {name}; the layers are tools -> client -> dieselfs <- server: "
+                "move what both need to dieselfs/"
+            )
+
+
+def effect_faults(source: str) -> Iterator[str]:
+    """Effects in a module of `dieselfs` whose docstring does not say "This module opens ..." in its first line."""
+    tree = ast.parse(source)
+    first_line = (ast.get_docstring(tree) or "").partition("\n")[0]
+    if _SAYS_SO.search(first_line):
+        return
+    for line, what in sorted({*_effects(tree)}):
+        yield (
+            f"{line}: {what}; say so in the first line of the module's docstring "
+            '("This module opens files."), or move it to where effects are'
+        )
+
+
+def _effects(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for line, name in imports(tree):
+        if name.partition(".")[0] in EFFECT_MODULES:
+            yield line, f"imports {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+            yield node.lineno, "opens a file"
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            owner, _, attribute = name.rpartition(".")
+            if (owner == "os" and attribute not in PURE_OS_NAMES) or (
+                owner == "os.path" and attribute in WORLDLY_OS_PATH_NAMES
+            ):
+                yield node.lineno, f"uses {name}"
+
+
+def length_faults(source: str) -> Iterator[str]:
+    """Functions and modules that are too long."""
+    lines = source.count("\n")
+    if lines > MODULE_LINES_MAX:
+        yield f"1: the module has {lines} lines, limit {MODULE_LINES_MAX}: is there a second idea inside?"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            length = body[-1].end_lineno - body[0].lineno + 1 if body and body[-1].end_lineno else 0
+            if length > FUNCTION_LINES_MAX:
+                yield f"{node.lineno}: the body of {node.name} has {length} lines, limit {FUNCTION_LINES_MAX}: split it"
+
+
+def danger_faults(source: str) -> Iterator[str]:
+    """What runs code that comes from outside."""
+    for line, name in imports(ast.parse(source)):
+        if name.partition(".")[0] in ("pickle", "marshal", "shelve"):
+            yield f"{line}: imports {name}; reading stored or received bytes with it runs code: use msgpack or columns"
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in ("eval", "exec", "yaml.load", "torch.load"):
+            yield f"{node.lineno}: calls {called}, which runs code: parse the text instead"
+        for keyword in node.keywords:
+            if keyword.arg in ("shell", "allow_pickle") and ast.unparse(keyword.value) != "False":
+                yield f"{node.lineno}: {keyword.arg}=True runs code: give a list of arguments, or another format"
+
+
+def sleep_faults(source: str) -> Iterator[str]:
+    """Tests that sleep."""
+    tree = ast.parse(source)
+    names = {name for _, name in imports(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called == "time.sleep" or (called == "sleep" and "time.sleep" in names):
+                yield f"{node.lineno}: a test sleeps; wait for what must happen, or give the code a clock"
+
+
+def suppression_faults(source: str) -> Iterator[str]:
+    """`# type: ignore` and `# noqa` without a code or without a reason, and marks that something is not done."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line = token.start[0]
+        match = _SUPPRESSION.search(token.string)
+        if match and not match["codes"]:
+            yield f"{line}: {match['kind']!r} silences everything: name the code"
+        elif match and not _REASON.fullmatch(match["rest"]):
+            yield f"{line}: {match['kind']!r} without a reason: write it behind, as a second comment"
+        if re.search(r"\b(TODO|FIXME|XXX)\b", token.string):
+            yield f"{line}: {token.string[:60]!r}: do it, or write an issue"
+
+
+def mentioned_documents(text: str) -> Iterator[tuple[int, str]]:
+    """Line and path of each `docs/*.md` that a text names."""
+    for number, line in enumerate(text.splitlines(), 1):
+        yield from ((number, match) for match in _DOCUMENT.findall(line))
+
+
+def linked_files(text: str) -> Iterator[tuple[int, str]]:
+    """Line and path of each file of this repository that a Markdown text links to."""
+    for number, line in enumerate(text.splitlines(), 1):
+        yield from ((number, match) for match in _LINK.findall(line))

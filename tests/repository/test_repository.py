@@ -1,0 +1,134 @@
+"""The repository keeps its rules (`rules.py`). A failure lists every place, with what to do there."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from tests.repository.rules import (
+    LAYERS,
+    danger_faults,
+    effect_faults,
+    layer_faults,
+    length_faults,
+    linked_files,
+    mentioned_documents,
+    sleep_faults,
+    suppression_faults,
+)
+from tests.support.documents import REPOSITORY
+
+ROOT_BY_PACKAGE = {
+    "dieselfs": REPOSITORY / "dieselfs",
+    "dieselfs_server": REPOSITORY / "server" / "dieselfs_server",
+    "dieselfs_client": REPOSITORY / "client" / "dieselfs_client",
+    "dieselfs_tools": REPOSITORY / "tools" / "dieselfs_tools",
+}
+TESTS_BY_PACKAGE = {package: package.removeprefix("dieselfs_") for package in ROOT_BY_PACKAGE}
+
+WITHOUT_TWIN: dict[str, str] = {
+    "dieselfs/errors.py": "a list of names; each is raised in the tests of what raises it",
+    "dieselfs/limits.py": "numbers that assert how they relate when they are imported",
+    "dieselfs/meta/records.py": "records without behaviour",
+    "dieselfs/rpc/records.py": "records without behaviour",
+    "server/dieselfs_server/metadata/interface.py": "a contract; tests/conformance/metadata_suite.py holds it",
+    "server/dieselfs_server/store/interface.py": "a contract; tests/conformance/chunk_store_suite.py holds it",
+}
+"""Modules that have no test file of their own name, and why."""
+
+
+def modules(*roots: Path) -> Iterator[Path]:
+    for root in roots:
+        yield from sorted(root.rglob("*.py"))
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def holds(faults_of: Callable[[str], Iterable[str]], paths: Iterable[Path]) -> None:
+    """Fail with all faults of all these files at once."""
+    faults = [
+        f"{shown(path)}:{fault}" for path in paths for fault in faults_of(path.read_text(encoding="utf-8"))
+    ]
+    assert not faults, "\n" + "\n".join(faults)
+
+
+PRODUCT = list(ROOT_BY_PACKAGE.values())
+TESTS = REPOSITORY / "tests"
+
+
+def test_packages_import_only_what_lies_below_them() -> None:
+    assert set(ROOT_BY_PACKAGE) == set(LAYERS)
+    for package, root in ROOT_BY_PACKAGE.items():
+        holds(partial(layer_faults, package=package), modules(root))
+
+
+def test_modules_of_dieselfs_say_when_they_touch_the_world() -> None:
+    holds(effect_faults, modules(REPOSITORY / "dieselfs"))
+
+
+def test_functions_and_modules_are_short() -> None:
+    holds(length_faults, modules(*PRODUCT, TESTS))
+
+
+def test_nothing_runs_code_from_outside() -> None:
+    holds(danger_faults, modules(*PRODUCT))
+
+
+def test_tests_do_not_sleep() -> None:
+    holds(sleep_faults, modules(TESTS))
+
+
+def test_suppressions_have_a_reason() -> None:
+    holds(suppression_faults, modules(*PRODUCT, TESTS))
+
+
+def test_modules_have_a_docstring() -> None:
+    def faults(source: str) -> Iterator[str]:
+        if source.strip() and not source.startswith('"""'):
+            yield "1: say in a docstring what the module is"
+
+    holds(faults, modules(*PRODUCT, TESTS))
+
+
+def test_every_module_has_a_test_twin() -> None:
+    missing = []
+    for package, root in ROOT_BY_PACKAGE.items():
+        for module in modules(root):
+            place = module.relative_to(root)
+            twin = TESTS / TESTS_BY_PACKAGE[package] / place.parent / f"test_{place.name}"
+            if module.name != "__init__.py" and shown(module) not in WITHOUT_TWIN and not twin.exists():
+                missing.append(f"{shown(module)}: write {shown(twin)}, or give the reason in WITHOUT_TWIN")
+            if shown(module) in WITHOUT_TWIN:
+                assert not twin.exists(), f"{shown(module)} has a test twin: take it out of WITHOUT_TWIN"
+    assert not missing, "\n" + "\n".join(missing)
+    gone = [name for name in WITHOUT_TWIN if not (REPOSITORY / name).exists()]
+    assert not gone, f"take these out of WITHOUT_TWIN, they are gone: {gone}"
+
+
+def test_documents_that_are_named_exist() -> None:
+    texts = [
+        *modules(*PRODUCT, TESTS),
+        *REPOSITORY.glob("*.md"),
+        *REPOSITORY.glob("docs/*.md"),
+        REPOSITORY / "Makefile",
+    ]
+    own_examples = TESTS / "repository" / "test_rules.py"
+    gone = [
+        f"{shown(path)}:{line}: there is no {name}"
+        for path in texts
+        if path != own_examples
+        for line, name in mentioned_documents(path.read_text(encoding="utf-8"))
+        if not (REPOSITORY / name).exists()
+    ]
+    assert not gone, "\n" + "\n".join(gone)
+
+
+def test_links_lead_somewhere() -> None:
+    dead = [
+        f"{shown(path)}:{line}: there is no {name}"
+        for path in [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")]
+        for line, name in linked_files(path.read_text(encoding="utf-8"))
+        if not (path.parent / name).exists()
+    ]
+    assert not dead, "\n" + "\n".join(dead)
