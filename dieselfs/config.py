@@ -5,8 +5,8 @@
     key_file = "~/.config/dieselfs/key"
     tls_ca = "/etc/dieselfs/ca.pem"      # switches TLS on
 
-Environment: DIESELFS_SERVER, DIESELFS_KEY_FILE, DIESELFS_TLS_CA, DIESELFS_CONFIG (another file), DIESELFS_HOME (where
-embedded data lives). Without a server anywhere, everything is embedded in that home.
+Environment: DIESELFS_SERVER, DIESELFS_KEY_FILE, DIESELFS_TLS_CA, DIESELFS_CONFIG (another file),
+DIESELFS_HOME (where embedded data lives). Without a server anywhere, everything is embedded in that home.
 """
 
 import os

@@ -7,9 +7,9 @@
         data.flush()
         image = data.get("train/cat/1.jpg")
 
-Reads come from one frozen snapshot: other writers change nothing under a reader's feet until it calls `refresh`. A
-dataset may be used from several threads, after a fork, and in a spawned process (it pickles as its settings and its
-generation), so it can be an attribute of a PyTorch `Dataset` as it is.
+Reads come from one frozen snapshot: other writers change nothing under a reader's feet until it calls
+`refresh`. A dataset may be used from several threads, after a fork, and in a spawned process (it pickles as
+its settings and its generation), so it can be an attribute of a PyTorch `Dataset` as it is.
 """
 
 import os
@@ -42,13 +42,15 @@ DEFAULT_GRACE_S = 24 * 3600
 class Dataset:
     """A dataset, opened. Close it, or use it in a `with` block, which flushes at a normal end.
 
-    Paths are given relative to the dataset's root, as text or bytes, with or without a leading slash. Methods raise
-    NotFound, InvalidInput, Damaged, AccessDenied, Unavailable, StorageFull (all are DieselfsError). Each wait for the server
-    is bounded (30 s without a byte).
+    Paths are given relative to the dataset's root, as text or bytes, with or without a leading slash. Methods
+    raise NotFound, InvalidInput, Damaged, AccessDenied, Unavailable, StorageFull (all are DieselfsError).
+    Each wait for the server is bounded (30 s without a byte).
     """
 
     def __init__(self, settings: Settings, name: str, generation: int = 0, is_created: bool = True) -> None:
-        """Use `connect`. `generation` 0: the newest; `is_created`: the dataset must exist, or is made at the first put."""
+        """Use `connect`. `generation` 0: the newest; `is_created`: the dataset must exist, or is made at the
+        first put.
+        """
         self._settings = settings
         self._name = check_dataset_name(name)
         self._pinned = generation
@@ -124,7 +126,9 @@ class Dataset:
         return reader.read(self._resolve(chunks.snapshot, user_path(os.fspath(path))))
 
     def get_many(self, paths: Iterable[Path]) -> list[bytes]:
-        """All bytes of each file, in this order; each chunk is asked for once, however many files of it are wanted."""
+        """All bytes of each file, in this order; each chunk is asked for once, however many files of it are
+        wanted.
+        """
         chunks, reader = self._reading()
         return reader.read_many(
             [self._resolve(chunks.snapshot, user_path(os.fspath(path))) for path in paths]
@@ -145,7 +149,10 @@ class Dataset:
         return self.snapshot.find(user_path(os.fspath(path))) >= 0
 
     def ls(self, path: Path = "") -> list[str]:
-        """Names in a folder, sorted as bytes (DL_ls). Bytes that are not UTF-8 come as `os.fsdecode` gives them."""
+        """Names in a folder, sorted as bytes (DL_ls).
+
+        Bytes that are not UTF-8 come as `os.fsdecode` gives them.
+        """
         snapshot = self.snapshot
         folder = snapshot.require(user_path(os.fspath(path)))
         if not snapshot.stat(folder).is_folder:
@@ -166,9 +173,11 @@ class Dataset:
     def shuffle(
         self, seed: int = 0, epoch: int = 0, group_chunks: int = DEFAULT_GROUP_CHUNKS
     ) -> "ShuffledPaths":
-        """The files in the order of an epoch (DL_shuffle): chunk-wise in groups of `group_chunks`, fully with 0.
+        """The files in the order of an epoch (DL_shuffle): chunk-wise in groups of `group_chunks`, fully with
+        0.
 
-        The same on every machine for the same snapshot, seed, epoch and group size. A sequence: paths are made when asked for.
+        The same on every machine for the same snapshot, seed, epoch and group size. A sequence: paths are
+        made when asked for.
         """
         snapshot = self.snapshot
         return ShuffledPaths(snapshot, epoch_order(snapshot, seed, epoch, group_chunks))
@@ -176,7 +185,10 @@ class Dataset:
     # -- metadata files ----------------------------------------------------------------------------------
 
     def save_meta(self, path: str | os.PathLike[str]) -> None:
-        """Save the snapshot to a file, for other processes and nodes to load (DL_save_meta). Whole or not at all."""
+        """Save the snapshot to a file, for other processes and nodes to load (DL_save_meta).
+
+        Whole or not at all.
+        """
         target = os.fspath(path)
         aside = f"{target}.{os.getpid()}.tmp"
         try:
@@ -187,7 +199,9 @@ class Dataset:
             raise DieselfsError(f"cannot save the snapshot to {target}: {error.strerror}") from None
 
     def load_meta(self, path: str | os.PathLike[str], is_stale_allowed: bool = False) -> None:
-        """Read with a snapshot from a file (DL_load_meta); it must be of the server's generation unless a stale one is allowed."""
+        """Read with a snapshot from a file (DL_load_meta); it must be of the server's generation unless a
+        stale one is allowed.
+        """
         snapshot = load_snapshot(path, self.record(), is_stale_allowed)
         with self._lock:
             self._pinned = snapshot.generation
@@ -217,7 +231,10 @@ class Dataset:
             return self._record
 
     def put(self, path: Path, data: bytes, mode: int = 0o644, mtime_ns: int | None = None) -> None:
-        """Store a file, replacing one of this path (DL_put). It is safe, and visible, once `flush` has returned."""
+        """Store a file, replacing one of this path (DL_put).
+
+        It is safe, and visible, once `flush` has returned.
+        """
         self.writer.put(user_path(os.fspath(path)), data, mode, mtime_ns)
 
     def delete(self, path: Path) -> None:
@@ -230,7 +247,9 @@ class Dataset:
             self.writer.delete(snapshot.path(node))
 
     def flush(self) -> int:
-        """Wait until all that was put or deleted is stored (DL_flush); returns the generation. Later reads see it."""
+        """Wait until all that was put or deleted is stored (DL_flush); returns the generation. Later reads
+        see it.
+        """
         with self._lock:
             writing = self._writing
         if writing is None or writing[0] != os.getpid():
@@ -242,7 +261,9 @@ class Dataset:
         return generation
 
     def purge(self, grace_s: int = DEFAULT_GRACE_S, is_dry_run: bool = False) -> PurgeReport:
-        """Merge chunks with holes into full ones, and remove chunks that have been dead for `grace_s` (DL_purge)."""
+        """Merge chunks with holes into full ones, and remove chunks that have been dead for `grace_s`
+        (DL_purge).
+        """
         return self._client.purge(self._name, grace_s, is_dry_run)
 
     def delete_dataset(self) -> None:
@@ -311,9 +332,10 @@ def connect(
 ) -> Dataset:
     """Open a dataset, by its name or as `dl://name` (DL_connect).
 
-    `server` is `tcp://host:port` or `unix:PATH`; by default what the environment or the configuration file says, and with
-    nothing there, an embedded server over `home`. The user is the one of the key file. With `create`, a dataset
-    that does not exist is made at the first put. Raises NotFound, AccessDenied, Unavailable, InvalidInput.
+    `server` is `tcp://host:port` or `unix:PATH`; by default what the environment or the configuration file
+    says, and with nothing there, an embedded server over `home`. The user is the one of the key file. With
+    `create`, a dataset that does not exist is made at the first put. Raises NotFound, AccessDenied,
+    Unavailable, InvalidInput.
     """
     name = parse_location(dataset).dataset if is_location(dataset) else dataset
     return Dataset(Settings.load(server, key_file, home=home), name, generation, is_created=not create)

@@ -1,8 +1,9 @@
-"""A folder of this machine that files of a dataset are written into, and nothing outside it. This module opens files.
+"""A folder of this machine that files of a dataset are written into, and nothing outside it. This module
+opens files.
 
-A dataset may be hostile: a link `a -> /etc` and a file `a/passwd` must not meet. So every folder on the way is opened
-from the one above it, never through a link; and a file is written aside and renamed, which replaces a link instead of
-writing through it.
+A dataset may be hostile: a link `a -> /etc` and a file `a/passwd` must not meet. So every folder on the way
+is opened from the one above it, never through a link; and a file is written aside and renamed, which replaces
+a link instead of writing through it.
 """
 
 import errno
@@ -21,7 +22,9 @@ FOLDERS_OPEN_MAX = 64
 """Descriptors of folders that one thread keeps open."""
 
 PERMISSIONS_KEPT = 0o777
-"""Nobody becomes another user by running a program that came out of a dataset: set-user-ID and the like are dropped."""
+"""Nobody becomes another user by running a program that came out of a dataset: set-user-ID and the like are
+dropped.
+"""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,7 +34,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Destination:
     """One thread's view of the folder. Paths are relative to it, as in a dataset. Close it after use.
 
-    Methods raise OSError for the one path; StorageFull ends the whole, because the next path would fare no better.
+    Methods raise OSError for the one path; StorageFull ends the whole, because the next path would fare no
+    better.
     """
 
     def __init__(self, folder: bytes) -> None:

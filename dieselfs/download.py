@@ -1,7 +1,9 @@
-"""Downloads a file or a folder of a dataset: each chunk is fetched once, in storage order. This module starts threads.
+"""Downloads a file or a folder of a dataset: each chunk is fetched once, in storage order. This module starts
+threads.
 
-Files that are there already, with the same size and time, are left alone: so the same command continues a download that
-was interrupted. What is damaged is reported and the rest goes on. Memory is bounded: one payload for each thread.
+Files that are there already, with the same size and time, are left alone: so the same command continues a
+download that was interrupted. What is damaged is reported and the rest goes on. Memory is bounded: one
+payload for each thread.
 """
 
 import errno
@@ -111,8 +113,8 @@ class TreeDownload:
     def run(self) -> DownloadReport:
         """Returns when everything that can be written is written.
 
-        Raises what ends a download as a whole (Unavailable, AccessDenied, StorageFull). Then, and when interrupted,
-        every file is whole or as it was; the next run continues.
+        Raises what ends a download as a whole (Unavailable, AccessDenied, StorageFull). Then, and when
+        interrupted, every file is whole or as it was; the next run continues.
         """
         is_new = not os.path.isdir(self._folder)
         destination = open_destination(self._folder)

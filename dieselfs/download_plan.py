@@ -15,8 +15,8 @@ from dieselfs.meta.snapshot import Snapshot, Stat
 class DownloadPlan:
     """Nodes to make: folders and links in order of the walk; files without bytes; and who owns which extent.
 
-    `extents` (numbers in the snapshot) are ordered by chunk and place in it, `owners` are the nodes of their files, and
-    `starts` the positions at which a chunk begins, with the number of all at the end.
+    `extents` (numbers in the snapshot) are ordered by chunk and place in it, `owners` are the nodes of their
+    files, and `starts` the positions at which a chunk begins, with the number of all at the end.
     """
 
     folders: npt.NDArray[np.int64]

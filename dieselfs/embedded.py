@@ -1,8 +1,9 @@
-"""The private server of embedded use: found on its Unix socket, or started. This module opens sockets and starts processes.
+"""The private server of embedded use: found on its Unix socket, or started. This module opens sockets and
+starts processes.
 
-With no server configured, the library talks to a server process of its own over SQLite and a local folder; it belongs to
-the home (`DIESELFS_HOME`), is shared by all processes of the user that use this home, and goes away when idle. The
-library does not import the server: it starts it as a program, so the layers stay apart.
+With no server configured, the library talks to a server process of its own over SQLite and a local folder; it
+belongs to the home (`DIESELFS_HOME`), is shared by all processes of the user that use this home, and goes
+away when idle. The library does not import the server: it starts it as a program, so the layers stay apart.
 """
 
 import fcntl
@@ -36,7 +37,10 @@ def log_path(home: Path) -> Path:
 
 
 def connect_embedded(home: Path) -> socket.socket:
-    """A connection to the server of `home`, which is started if it does not run. Raises Unavailable, saying why."""
+    """A connection to the server of `home`, which is started if it does not run.
+
+    Raises Unavailable, saying why.
+    """
     address = UnixAddress(str(socket_path(home)))
     for _ in range(_STARTS_MAX):  # a server that is just going away refuses, or vanishes once
         try:
@@ -85,7 +89,10 @@ def _start_lock(home: Path) -> Iterator[None]:
 
 
 def _start(home: Path) -> None:
-    """Start the server and wait until it says that it is ready. It detaches itself, and lives on when we end."""
+    """Start the server and wait until it says that it is ready.
+
+    It detaches itself, and lives on when we end.
+    """
     options = ["--embedded", str(home), "--detach", "--ready-fd"]
     # The server sees the modules that we see, also where dieselfs runs from a checkout.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}

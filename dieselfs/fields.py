@@ -1,7 +1,8 @@
 """Fields: the msgpack map at the head of a chunk or a snapshot, read as if an enemy had written it. No I/O.
 
-A header is one map from names to texts, byte strings and integers. Nothing nests, so reading one makes a handful of
-objects whatever the bytes say. It must hold exactly the expected fields, each once, and nothing may follow it.
+A header is one map from names to texts, byte strings and integers. Nothing nests, so reading one makes a
+handful of objects whatever the bytes say. It must hold exactly the expected fields, each once, and nothing
+may follow it.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,9 @@ def pack_fields(fields: Mapping[str, str | bytes | int]) -> bytes:
 
 
 def unpack_fields(data: bytes | bytearray | memoryview, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The fields that `data` holds: those of `kinds` and no others, each of exactly its type. Raises FieldsFault."""
+    """The fields that `data` holds: those of `kinds` and no others, each of exactly its type. Raises
+    FieldsFault.
+    """
     fields: dict[str, Any] = {}
     for name, value in _unpack_pairs(data, len(kinds)):
         if type(name) is not str:

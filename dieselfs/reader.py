@@ -1,8 +1,8 @@
 """Reads bytes of files through a server, verified against a snapshot. This module waits for sockets.
 
-Bytes travel as whole payloads where several files of a chunk are wanted, and as ranges where few are. Whatever
-arrives is checked before anybody sees it: a whole payload against the checksum of its chunk, a range against that of its
-piece. What does not match is fetched once more, then it is an error, never other bytes.
+Bytes travel as whole payloads where several files of a chunk are wanted, and as ranges where few are.
+Whatever arrives is checked before anybody sees it: a whole payload against the checksum of its chunk, a range
+against that of its piece. What does not match is fetched once more, then it is an error, never other bytes.
 """
 
 from collections import OrderedDict
@@ -36,7 +36,10 @@ class ChunkReader:
         self._client = client
 
     def fetch_chunk(self, chunk: int) -> bytearray:
-        """The payload of the chunk with this number in the snapshot. Raises Damaged, which names it, or Unavailable."""
+        """The payload of the chunk with this number in the snapshot.
+
+        Raises Damaged, which names it, or Unavailable.
+        """
         chunk_id, checksum = self.snapshot.chunk_id(chunk), self.snapshot.chunk_checksum(chunk)
         for _ in range(FETCHES_MAX):
             payload = self._client.payload(self.snapshot.dataset, chunk_id)
@@ -47,7 +50,10 @@ class ChunkReader:
         )
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
-        """The bytes of one extent, without the rest of its chunk. Raises Damaged, which names the chunk, or Unavailable."""
+        """The bytes of one extent, without the rest of its chunk.
+
+        Raises Damaged, which names the chunk, or Unavailable.
+        """
         return self.fetch_extents(extent.chunk, [extent])[0]
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
@@ -81,7 +87,10 @@ def first_damaged(extents: Iterable[ExtentRef], pieces: Iterable[bytes]) -> Exte
 
 @dataclass
 class PayloadCache:
-    """Payloads of one process, the least recently used given up first, within `bytes_max`. Safe between threads."""
+    """Payloads of one process, the least recently used given up first, within `bytes_max`.
+
+    Safe between threads.
+    """
 
     bytes_max: int = DEFAULT_CACHE_BYTES
     _payloads: OrderedDict[int, bytearray] = field(
@@ -110,8 +119,9 @@ class PayloadCache:
 class FileReader:
     """Reads files of one snapshot. Blocks; safe to use from several threads.
 
-    A chunk of which much is asked for at once, or of which something is asked for a second time soon after the first, is
-    fetched and kept whole: readers that follow the chunk-wise order come back to it. Others get just their pieces.
+    A chunk of which much is asked for at once, or of which something is asked for a second time soon after
+    the first, is fetched and kept whole: readers that follow the chunk-wise order come back to it. Others get
+    just their pieces.
     """
 
     def __init__(self, chunks: ChunkReader, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:

@@ -27,7 +27,8 @@ _IDS = ChunkIdSource()
 class ChunkSender:
     """A few threads that encode, send and wait for the answer.
 
-    After the first error nothing more is sent: `submit` and `finish` raise it. What was reported stored, is stored.
+    After the first error nothing more is sent: `submit` and `finish` raise it. What was reported stored, is
+    stored.
     """
 
     def __init__(

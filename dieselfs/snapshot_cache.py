@@ -13,10 +13,11 @@ GENERATIONS_KEPT = 4
 
 
 class SnapshotCache:
-    """One private folder for each dataset, with a file for each generation; shared by all processes of the user.
+    """One private folder for each dataset, with a file for each generation; shared by all processes of the
+    user.
 
-    A snapshot that is older than one that this machine has seen is refused: somebody may be serving an old state. Only
-    asking for a generation by its number gives an older one.
+    A snapshot that is older than one that this machine has seen is refused: somebody may be serving an old
+    state. Only asking for a generation by its number gives an older one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,8 +26,8 @@ class SnapshotCache:
     def get(self, client: ServerClient, dataset: DatasetRecord, generation: int = 0) -> Snapshot:
         """The snapshot of a generation, 0 for the newest, from here or from the server.
 
-        Raises NotFound, Unavailable, StorageFull, and Damaged if what the server sends is not what it says, or is older than
-        what this machine has seen.
+        Raises NotFound, Unavailable, StorageFull, and Damaged if what the server sends is not what it says,
+        or is older than what this machine has seen.
         """
         folder = self._folder / dataset.dataset_id.hex()
         newest = self._newest(folder)
@@ -35,8 +36,8 @@ class SnapshotCache:
         remote = client.snapshot(dataset.name, generation, known.digest if known else b"")
         if generation == 0 and newest is not None and remote.updated_ns < newest.header.updated_ns:
             raise Damaged(
-                f"the server offers an older state of {dataset.name} (generation {remote.generation}) than this machine has "
-                f"seen (generation {newest.generation}); if that is right, remove {folder} and try again"
+                f"the server offers an older state of {dataset.name} (generation {remote.generation}) than this "
+                f"machine has seen (generation {newest.generation}); if that is right, remove {folder}"
             )
         if remote.content is None and known is not None:
             return known
@@ -86,7 +87,8 @@ def _file_name(generation: int) -> str:
 
 
 def load_snapshot(path: str | os.PathLike[str], current: DatasetRecord, is_stale_allowed: bool) -> Snapshot:
-    """A snapshot from a file that somebody saved, compared with the server's record of the dataset (DIESEL 4.1.3).
+    """A snapshot from a file that somebody saved, compared with the server's record of the dataset (DIESEL
+    4.1.3).
 
     Raises NotFound, Damaged, and DieselfsError if it is of another dataset, or stale and that is not allowed.
     """
@@ -96,7 +98,7 @@ def load_snapshot(path: str | os.PathLike[str], current: DatasetRecord, is_stale
         raise DieselfsError(f"{path} is a snapshot of another dataset ({snapshot.dataset})")
     if snapshot.generation != current.generation and not is_stale_allowed:
         raise DieselfsError(
-            f"{path} is generation {snapshot.generation} of {snapshot.dataset}, which has generation {current.generation} "
-            "by now: save it again, or load it with is_stale_allowed=True"
+            f"{path} is generation {snapshot.generation} of {snapshot.dataset}, which has generation "
+            f"{current.generation} by now: save it again, or load it with is_stale_allowed=True"
         )
     return snapshot

@@ -1,8 +1,9 @@
-"""Uploads folder trees and files: walks, reads, packs and sends at once. This module opens files and starts threads.
+"""Uploads folder trees and files: walks, reads, packs and sends at once. This module opens files and starts
+threads.
 
-Files that the dataset holds already, with the same size, time and mode, are not read again: so the same command continues
-an upload that was interrupted, on any machine, without a journal. A file that spans chunks continues at its first
-missing piece. Memory is bounded: a few chunks being filled, and a few on their way.
+Files that the dataset holds already, with the same size, time and mode, are not read again: so the same
+command continues an upload that was interrupted, on any machine, without a journal. A file that spans chunks
+continues at its first missing piece. Memory is bounded: a few chunks being filled, and a few on their way.
 """
 
 import os
@@ -44,7 +45,8 @@ class SourceEntry:
 
 @dataclass
 class UploadCounters:
-    """How far an upload is; numbers only rise. `found_*` count what the walk has seen so far, `is_walked` that it is through.
+    """How far an upload is; numbers only rise. `found_*` count what the walk has seen so far, `is_walked`
+    that it is through.
 
     Once all is done, found = stored + skipped + failed, in files (folders and links included).
     """
@@ -72,10 +74,11 @@ class UploadReport:
 def walk_source(
     source: bytes, path: bytes, failed: Failed, is_pruned: Callable[[SourceEntry], bool] = lambda _: False
 ) -> Iterator[SourceEntry]:
-    """`source` and all that is below it, each folder before what is in it, as it is to stand at `path` in the dataset.
+    """`source` and all that is below it, each folder before what is in it, as it is to stand at `path` in the
+    dataset.
 
-    Symbolic links are not followed, folders that `is_pruned` not looked into. What cannot be listed is told to `failed`,
-    and the rest goes on.
+    Symbolic links are not followed, folders that `is_pruned` not looked into. What cannot be listed is told
+    to `failed`, and the rest goes on.
     """
     try:
         status = os.lstat(source)
@@ -134,7 +137,9 @@ class TreeUpload:
         jobs: int = DEFAULT_JOBS,
         chunk_bytes: int = CHUNK_TARGET_BYTES,
     ) -> None:
-        """`stored`: what the dataset holds already; None uploads everything. `jobs`: threads that read the source."""
+        """`stored`: what the dataset holds already; None uploads everything. `jobs`: threads that read the
+        source.
+        """
         self.report = UploadReport(generation=dataset.generation)
         self._client = client
         self._dataset = dataset
@@ -146,10 +151,11 @@ class TreeUpload:
         self._sender: ChunkSender
 
     def run(self, entries: Callable[[Failed], Iterator[SourceEntry]]) -> UploadReport:
-        """Upload what `entries` yields (it is given the function to tell failures to); returns when all is stored.
+        """Upload what `entries` yields (it is given the function to tell failures to); returns when all is
+        stored.
 
-        Raises what ends an upload as a whole (Unavailable, StorageFull, AccessDenied); what was stored until then is stored,
-        and the next run continues. Interrupted, nothing half-made remains.
+        Raises what ends an upload as a whole (Unavailable, StorageFull, AccessDenied); what was stored until
+        then is stored, and the next run continues. Interrupted, nothing half-made remains.
         """
         self._sender = ChunkSender(self._client, self._dataset, self._count_stored)
         walk = entries(self._fail_walking)
@@ -242,7 +248,9 @@ class TreeUpload:
             )
 
     def _pack_large(self, builder: ChunkBuilder, entry: SourceEntry) -> None:
-        """Add a file that spans chunks, from its first missing piece on if an earlier upload of it was interrupted."""
+        """Add a file that spans chunks, from its first missing piece on if an earlier upload of it was
+        interrupted.
+        """
         status = entry.status
         size, mtime_ns = status.st_size, status.st_mtime_ns
         pending = self._client.pending_file(self._dataset.name, entry.path)

@@ -1,4 +1,7 @@
-"""Packs single puts and deletes into chunks, for the library. This module waits for sockets (through its sender)."""
+"""Packs single puts and deletes into chunks, for the library.
+
+This module waits for sockets (through its sender).
+"""
 
 import time
 from threading import Lock

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import I64, U8, U32, U64
-from dieselfs.errors import Damaged, NotFound, Unavailable
+from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.meta.snapshot_builder import hash_seed
 from dieselfs.meta.snapshot_check import ColumnFault, check_columns
 from dieselfs.meta.snapshot_format import (
@@ -109,7 +109,7 @@ class Snapshot:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Snapshot":
-        """Map the snapshot file at `path`. Raises NotFound, Damaged, or Unavailable if it cannot be read."""
+        """Map the snapshot file at `path`. Raises NotFound, Damaged, or InvalidInput if it is no file that can be read."""
         try:
             with Path(path).open("rb") as file:
                 if os.fstat(file.fileno()).st_size == 0:
@@ -118,7 +118,7 @@ class Snapshot:
         except FileNotFoundError:
             raise NotFound(f"{path}: there is no such snapshot file") from None
         except OSError as error:
-            raise Unavailable(f"{path}: the snapshot file cannot be read: {error.strerror}") from None
+            raise InvalidInput(f"{path}: cannot be read as a snapshot: {error.strerror}") from None
 
     def _section(self, name: str) -> memoryview:
         section = self.header.sections[name]

@@ -37,7 +37,10 @@ Address = TcpAddress | UnixAddress
 
 
 def parse_address(text: str) -> Address:
-    """Parse `tcp://host:port` (the scheme and the port may be left out) or `unix:PATH`. Raises InvalidInput."""
+    """Parse `tcp://host:port` (the scheme and the port may be left out) or `unix:PATH`.
+
+    Raises InvalidInput.
+    """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         path = path[2:] if path.startswith("//") else path  # unix:///run/x as well as unix:/run/x

@@ -1,13 +1,13 @@
 """Who is calling: keys, challenge and response (`docs/rpc.md`). No I/O.
 
-Both sides prove that they know the user's key, and nothing that crosses the wire lets a listener find it. As in SCRAM
-(RFC 5802), the server keeps a verifier from which the key cannot be computed, so that a stolen user table does not
-let the thief in; keys are 32 random bytes, so no slow hashing is needed.
+Both sides prove that they know the user's key, and nothing that crosses the wire lets a listener find it. As
+in SCRAM (RFC 5802), the server keeps a verifier from which the key cannot be computed, so that a stolen user
+table does not let the thief in; keys are 32 random bytes, so no slow hashing is needed.
 
-    client_key = HMAC(secret, "client")      verifier = SHA-256(client_key)      server_key = HMAC(secret, "server")
-    transcript = label, user, key ID, client nonce, server nonce (each with its length before it)
-    the client proves itself with client_key XOR HMAC(verifier, transcript)
-    the server proves itself with HMAC(server_key, transcript)
+    client_key = HMAC(secret, "client")      verifier = SHA-256(client_key)      server_key = HMAC(secret,
+    "server") transcript = label, user, key ID, client nonce, server nonce (each with its length before it)
+    the client proves itself with client_key XOR HMAC(verifier, transcript) the server proves itself with
+    HMAC(server_key, transcript)
 """
 
 import hashlib
@@ -58,7 +58,9 @@ class Verifier:
 
     @classmethod
     def nobody(cls, salt: bytes, user: str, key_id: str) -> "Verifier":
-        """A verifier that no key fits, for users that do not exist: they get the same answers in the same time."""
+        """A verifier that no key fits, for users that do not exist: they get the same answers in the same
+        time.
+        """
         return cls(*(_hmac(salt, f"{part} {user} {key_id}".encode()) for part in ("verifier", "server")))
 
 
@@ -84,7 +86,10 @@ class Key:
 
     @classmethod
     def parse(cls, text: str, source: str) -> "Key":
-        """Parse the content of a key file. Raises AccessDenied, which names `source` and shows nothing of the content."""
+        """Parse the content of a key file.
+
+        Raises AccessDenied, which names `source` and shows nothing of the content.
+        """
         match = _KEY_FILE.fullmatch(text)
         secret = urlsafe_b64decode(match[3]) if match else b""
         if match is None or len(secret) != SECRET_BYTES:

@@ -1,7 +1,7 @@
 """The server as an object with typed methods. This module opens sockets.
 
-Safe to use from several threads (each call takes a connection of its own from a pool) and after a fork (a child never
-touches the connections of its parent).
+Safe to use from several threads (each call takes a connection of its own from a pool) and after a fork (a
+child never touches the connections of its parent).
 """
 
 import os
@@ -31,10 +31,11 @@ _T = TypeVar("_T")
 
 
 class ServerClient:
-    """Calls a server. Every method raises Unavailable, ProtocolError, AccessDenied, and what its docstring names.
+    """Calls a server. Every method raises Unavailable, ProtocolError, AccessDenied, and what its docstring
+    names.
 
-    Every call is bounded: each wait for bytes to move ends after 30 s (a snapshot may take longer to be built). A call that
-    fails on a connection that had been idle is made once more on a new one.
+    Every call is bounded: each wait for bytes to move ends after 30 s (a snapshot may take longer to be
+    built). A call that fails on a connection that had been idle is made once more on a new one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -148,7 +149,10 @@ class ServerClient:
         return int(self._call("put_chunk", arguments, parts)[0])
 
     def pending_file(self, dataset: str, path: bytes) -> PendingFile:
-        """What is stored of an upload to `path` that was interrupted. Raises NotFound if there is no such dataset."""
+        """What is stored of an upload to `path` that was interrupted.
+
+        Raises NotFound if there is no such dataset.
+        """
         info = self._value("get_pending", {"dataset": dataset, "path": path})
         if len(info.pieces) % 16:
             raise ProtocolError("the server sent half a piece")
@@ -174,7 +178,10 @@ class ServerClient:
         return self._call("get_payload", {"dataset": dataset, "chunk_id": chunk_id})[1] or bytearray()
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
-        """Parts of a payload, joined, as they came. `ranges` has shape (n, 2): offset, length. Raises NotFound, Damaged."""
+        """Parts of a payload, joined, as they came.
+
+        `ranges` has shape (n, 2): offset, length. Raises NotFound, Damaged.
+        """
         arguments: dict[str, object] = {
             "dataset": dataset,
             "chunk_id": chunk_id,
@@ -198,7 +205,10 @@ class ServerClient:
     # -- users and server --------------------------------------------------------------------------------
 
     def add_key(self, user: str, expires_s: int = 0) -> str:
-        """A new key for `user`, who is created if need be. Returns the content of the key file, shown only now."""
+        """A new key for `user`, who is created if need be.
+
+        Returns the content of the key file, shown only now.
+        """
         return str(self._value("add_key", {"user": user, "expires_s": expires_s}, is_repeatable=False))
 
     def remove_key(self, user: str, key_id: str = "") -> None:
@@ -206,7 +216,10 @@ class ServerClient:
         self._value("remove_key", {"user": user, "key_id": key_id}, is_repeatable=False)
 
     def grant(self, user: str, dataset: str, right: str) -> None:
-        """Give `right` (read, write, admin, or none) on a dataset, or on `*`. Raises NotFound, InvalidInput."""
+        """Give `right` (read, write, admin, or none) on a dataset, or on `*`.
+
+        Raises NotFound, InvalidInput.
+        """
         self._value("grant", {"user": user, "dataset": dataset, "right": right})
 
     def users(self) -> list[UserRecord]:

@@ -1,7 +1,7 @@
 """One connection to a server, for one thread at a time. This module opens sockets.
 
-Blocking sockets with timeouts, not trio: the library runs inside training programs and DataLoader workers, which have
-no event loop. Daemons use the same connections from worker threads.
+Blocking sockets with timeouts, not trio: the library runs inside training programs and DataLoader workers,
+which have no event loop. Daemons use the same connections from worker threads.
 """
 
 import os
@@ -61,10 +61,16 @@ def open_socket(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
 
 
 class Connection:
-    """A connection that has shaken hands. After any error but a refusal it is closed and of no further use."""
+    """A connection that has shaken hands.
+
+    After any error but a refusal it is closed and of no further use.
+    """
 
     def __init__(self, sock: socket.socket, address: Address, key: auth.Key | None) -> None:
-        """Take over `sock` and prove who we are. Raises AccessDenied, ProtocolError or Unavailable; then it is closed."""
+        """Take over `sock` and prove who we are.
+
+        Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
+        """
         self._socket = sock
         self._address = address
         self._sequence = count(1)
@@ -102,10 +108,11 @@ class Connection:
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> tuple[Any, bytearray | None]:
-        """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if it announces any.
+        """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if
+        it announces any.
 
-        `timeout_s` bounds each wait for bytes to move. Raises what the server refuses with (the connection lives on), or
-        ProtocolError or Unavailable (it is closed).
+        `timeout_s` bounds each wait for bytes to move. Raises what the server refuses with (the connection
+        lives on), or ProtocolError or Unavailable (it is closed).
         """
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX, timeout_s)
         length = getattr(reply, "bulk_length", None)
@@ -138,7 +145,8 @@ class Connection:
             reply = self._receive(frame_length(header, reply_bytes_max))
             return decode_reply(method, sequence, bytes(reply))
         except (ProtocolError, Unavailable, OSError):
-            # A refusal of kind Unavailable may have come over a healthy connection; closing that one is harmless.
+            # A refusal of kind Unavailable may have come over a healthy connection; closing that one is
+            # harmless.
             self.close()
             raise
         except DieselfsError:

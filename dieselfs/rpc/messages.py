@@ -71,7 +71,10 @@ def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
 
 
 def decode_reply(method: str, sequence: int, message: bytes) -> Any:
-    """What the call returned. Raises the server's refusal as our own error, ProtocolError for anything malformed."""
+    """What the call returned.
+
+    Raises the server's refusal as our own error, ProtocolError for anything malformed.
+    """
     name, kind, reply_sequence, protocol = _begin(message)
     if kind == TMessageType.EXCEPTION:
         fault = _read(TApplicationException(), protocol)

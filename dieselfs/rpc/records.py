@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RemoteEntry:
-    """A file, folder or link as the server lists it; for looking around without a snapshot. `op` is a `chunk.format.Op`."""
+    """A file, folder or link as the server lists it; for looking around without a snapshot. `op` is a
+    `chunk.format.Op`.
+    """
 
     name: bytes
     op: int

@@ -1,8 +1,8 @@
 """Checks that bytes are one well-formed Thrift message before a decoder sees them. No I/O.
 
-Decoders of the binary protocol believe the counts in it: a list of two thousand million elements of an unknown type
-costs its sender nine bytes and the reader minutes. Here every type must be known, nesting is bounded, and since
-every element takes at least a byte, a count larger than the bytes that are left is a lie.
+Decoders of the binary protocol believe the counts in it: a list of two thousand million elements of an
+unknown type costs its sender nine bytes and the reader minutes. Here every type must be known, nesting is
+bounded, and since every element takes at least a byte, a count larger than the bytes that are left is a lie.
 """
 
 from dieselfs.errors import ProtocolError

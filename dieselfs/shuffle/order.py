@@ -1,9 +1,10 @@
 """The order of an epoch: chunk-wise shuffle (DIESEL 4.3), in pure 64-bit integer arithmetic. No I/O.
 
-Shuffle the chunks, cut them into groups of G, shuffle the files of each group; a full shuffle is one group of all chunks.
-The order is a function of (snapshot, seed, epoch, group size) alone, and the same on every machine, with every version of
-Python and NumPy: no library's random numbers are used. Each chunk and each file gets a 64-bit key from a mixer, and is
-sorted by it; equal keys fall back to the number of the chunk or node.
+Shuffle the chunks, cut them into groups of G, shuffle the files of each group; a full shuffle is one group of
+all chunks. The order is a function of (snapshot, seed, epoch, group size) alone, and the same on every
+machine, with every version of Python and NumPy: no library's random numbers are used. Each chunk and each
+file gets a 64-bit key from a mixer, and is sorted by it; equal keys fall back to the number of the chunk or
+node.
 """
 
 import stat
@@ -45,8 +46,8 @@ def epoch_order(
 ) -> npt.NDArray[np.uint32]:
     """All files of the snapshot, as node numbers, in the order of one epoch.
 
-    `group_chunks` is G; 0 shuffles fully. A file that spans chunks belongs to its first one; empty files, which have
-    none, go with chunk 0. Raises InvalidInput for numbers out of range.
+    `group_chunks` is G; 0 shuffles fully. A file that spans chunks belongs to its first one; empty files,
+    which have none, go with chunk 0. Raises InvalidInput for numbers out of range.
     """
     if not 0 <= seed <= SEED_MAX or not 0 <= epoch <= SEED_MAX or group_chunks < 0:
         raise InvalidInput("seed and epoch are numbers from 0 to 2^64 - 1, a group has at least one chunk")

@@ -15,7 +15,6 @@ import trio
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.rpc.address import TcpAddress, UnixAddress
 from dieselfs.rpc.auth import Key
-
 from dieselfs_server.commit import catch_up
 from dieselfs_server.listener import Reception, open_listeners
 from dieselfs_server.metadata.interface import MetadataStore
@@ -41,7 +40,10 @@ log = logging.getLogger(__name__)
 
 
 def open_store(url: str) -> ObjectStore:
-    """The object store at `url`. Raises InvalidInput for an unknown kind, Unavailable if it cannot be used."""
+    """The object store at `url`.
+
+    Raises InvalidInput for an unknown kind, Unavailable if it cannot be used.
+    """
     scheme, path = split_url(url)
     if scheme == "posix":
         return PosixStore(Path(path))
@@ -51,7 +53,10 @@ def open_store(url: str) -> ObjectStore:
 
 
 def open_metadata(url: str) -> MetadataStore:
-    """The metadata store at `url`. Raises InvalidInput for an unknown kind, Unavailable if it cannot be used."""
+    """The metadata store at `url`.
+
+    Raises InvalidInput for an unknown kind, Unavailable if it cannot be used.
+    """
     scheme, path = split_url(url)
     if scheme == "sqlite":
         return SqliteMetadata(path)
@@ -139,7 +144,9 @@ async def open_reception(settings: ServerSettings) -> AsyncIterator[Reception]:
         opened = []
         for address in settings.listen:
             listeners = await stack.enter_async_context(open_listeners(address))
-            opened += [(listener, isinstance(address, TcpAddress) and tls is not None) for listener in listeners]
+            opened += [
+                (listener, isinstance(address, TcpAddress) and tls is not None) for listener in listeners
+            ]
             log.info("listening on %s", address)
             if isinstance(address, TcpAddress) and not address.is_loopback and tls is None:
                 log.warning("%s: without TLS, data crosses the network in clear", address)
@@ -151,13 +158,18 @@ async def open_reception(settings: ServerSettings) -> AsyncIterator[Reception]:
 
 
 async def run_server(settings: ServerSettings, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT, or until nobody has called for `settings.idle_exit_s`. Calls `ready` once it listens."""
+    """Serve until SIGTERM or SIGINT, or until nobody has called for `settings.idle_exit_s`.
+
+    Calls `ready` once it listens.
+    """
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_reception(settings) as reception, trio.open_nursery() as nursery:
             if settings.idle_exit_s is not None:
                 sockets = [Path(a.path) for a in settings.listen if isinstance(a, UnixAddress)]
                 own = {path: _identity(path) for path in sockets}
-                nursery.start_soon(_stop_when_idle, settings.idle_exit_s, own, reception, nursery.cancel_scope)
+                nursery.start_soon(
+                    _stop_when_idle, settings.idle_exit_s, own, reception, nursery.cancel_scope
+                )
             ready()
             nursery.start_soon(_stop_at_signal, signals, nursery.cancel_scope)
 
@@ -172,7 +184,9 @@ async def _stop_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) 
 async def _stop_when_idle(
     idle_exit_s: float, own: Mapping[Path, _Identity], reception: Reception, scope: trio.CancelScope
 ) -> None:
-    """Stop once no client has been connected for long enough, or once our sockets are no longer there to be found."""
+    """Stop once no client has been connected for long enough, or once our sockets are no longer there to be
+    found.
+    """
     busy_s = trio.current_time()
     while True:
         await trio.sleep(IDLE_CHECK_S)

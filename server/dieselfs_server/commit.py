@@ -1,7 +1,8 @@
-"""The order of a commit: chunk durable in the object store, then its entries in the metadata store, then the answer.
+"""The order of a commit: chunk durable in the object store, then its entries in the metadata store, then the
+answer.
 
-A crash between the two leaves a chunk that is stored but not applied; `catch_up` applies such chunks when a server
-starts. All functions block.
+A crash between the two leaves a chunk that is stored but not applied; `catch_up` applies such chunks when a
+server starts. All functions block.
 """
 
 import logging
@@ -16,15 +17,19 @@ from dieselfs.chunk.format import (
 )
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput
-
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
 VERSION_AHEAD_NS_MAX = 24 * 3600 * 10**9
-"""Versions follow the clock. One further ahead than this was not handed out by any server, and would win for ever."""
+"""Versions follow the clock.
+
+One further ahead than this was not handed out by any server, and would win for ever.
+"""
 
 CATCH_UP_OVERLAP_S = 3600
-"""How far back before the newest applied chunk a starting server looks: clocks of writers differ, uploads take time."""
+"""How far back before the newest applied chunk a starting server looks: clocks of writers differ, uploads
+take time.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +44,8 @@ def commit_chunk(
 ) -> int:
     """Verify, store and apply a chunk; returns the dataset's generation. May be repeated.
 
-    Raises Damaged if the bytes are not this chunk of this dataset, AlreadyExists if another chunk has this ID.
+    Raises Damaged if the bytes are not this chunk of this dataset, AlreadyExists if another chunk has this
+    ID.
     """
     source = f"chunk {chunk_name(chunk_id)}"
     preamble, header, _ = decode_chunk(data, source, chunk_id, dataset_id)
@@ -64,7 +70,9 @@ def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple
 
 
 def catch_up(store: ObjectStore, metadata: MetadataStore, now_ns: int) -> int:
-    """Apply chunks that are stored but not applied, as a crash leaves them; returns how many. Skips damaged ones."""
+    """Apply chunks that are stored but not applied, as a crash leaves them; returns how many. Skips damaged
+    ones.
+    """
     applied = 0
     for dataset in metadata.datasets():
         since_s = max(metadata.newest_chunk_time_s(dataset.dataset_id) - CATCH_UP_OVERLAP_S, 0)

@@ -17,8 +17,8 @@ _SEND_BYTES = 1 * MIB
 class ClientConnection:
     """Receives and sends for one task at a time. Counts bulk bytes for the server's statistics.
 
-    Every method raises trio.TooSlowError when no byte moves for BULK_IDLE_TIMEOUT_S, trio.BrokenResourceError when the
-    client is gone. After an error or a cancel, the connection is of no further use.
+    Every method raises trio.TooSlowError when no byte moves for BULK_IDLE_TIMEOUT_S, trio.BrokenResourceError
+    when the client is gone. After an error or a cancel, the connection is of no further use.
     """
 
     def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
@@ -28,7 +28,10 @@ class ClientConnection:
         self.bulk_bytes_sent = 0
 
     async def receive_message(self, bytes_max: int, idle_timeout_s: float) -> bytes | None:
-        """The next message, or None if the client hung up or said nothing for `idle_timeout_s`. Raises ProtocolError."""
+        """The next message, or None if the client hung up or said nothing for `idle_timeout_s`.
+
+        Raises ProtocolError.
+        """
         with trio.move_on_after(idle_timeout_s) as idle:
             while not self._received:
                 if not await self._receive_more():

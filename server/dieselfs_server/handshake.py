@@ -1,4 +1,5 @@
-"""The handshake: nothing that a stranger sends is looked at before it has passed. Bounded in bytes and in time.
+"""The handshake: nothing that a stranger sends is looked at before it has passed. Bounded in bytes and in
+time.
 
 A user who does not exist, a key that is gone, and a wrong proof get the same answers after the same work.
 """
@@ -12,7 +13,6 @@ from dieselfs.errors import AccessDenied, ProtocolError
 from dieselfs.limits import HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S
 from dieselfs.rpc import auth
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_call, encode_refusal, encode_reply, thrift
-
 from dieselfs_server.connection import ClientConnection
 from dieselfs_server.users import Caller, UserStore
 
@@ -22,8 +22,8 @@ LOCAL_USER = "local"
 async def shake_hands(connection: ClientConnection, users: UserStore, is_trusted: bool) -> Caller | None:
     """Find out who is calling; None if it is nobody we know, who has been told so (or who just hung up).
 
-    `is_trusted`: the caller runs as our own user on a Unix socket. Raises ProtocolError for anything but a handshake,
-    trio.TooSlowError after HANDSHAKE_TIMEOUT_S.
+    `is_trusted`: the caller runs as our own user on a Unix socket. Raises ProtocolError for anything but a
+    handshake, trio.TooSlowError after HANDSHAKE_TIMEOUT_S.
     """
     with trio.fail_after(HANDSHAKE_TIMEOUT_S):
         hello = await connection.receive_message(HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """Sockets that the server listens on, and one task per client.
 
-A stranger costs little: connections are limited in all and for each address, the handshake in bytes and in time, and
-what goes wrong with one client is logged and ends that client's connection only.
+A stranger costs little: connections are limited in all and for each address, the handshake in bytes and in
+time, and what goes wrong with one client is logged and ends that client's connection only.
 """
 
 import errno
@@ -29,7 +29,6 @@ from dieselfs.limits import (
 from dieselfs.rpc.address import Address, TcpAddress, UnixAddress
 from dieselfs.rpc.connection import reachable_path
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
-
 from dieselfs_server.connection import ClientConnection
 from dieselfs_server.handshake import shake_hands
 from dieselfs_server.service import Service
@@ -44,7 +43,10 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_listeners(address: Address) -> AsyncIterator[list[trio.SocketListener]]:
-    """Listen on `address`. Raises Unavailable, saying why it cannot be. A Unix socket's file is removed afterwards."""
+    """Listen on `address`. Raises Unavailable, saying why it cannot be.
+
+    A Unix socket's file is removed afterwards.
+    """
     try:
         if isinstance(address, TcpAddress):
             listeners = await trio.open_tcp_listeners(address.port, host=address.host, backlog=LISTEN_BACKLOG)
@@ -185,7 +187,7 @@ def _peer_name(stream: trio.SocketStream) -> str:
         name = stream.socket.getpeername()
         if isinstance(name, tuple):
             return str(name[0])
-        process, user, _ = _peer_credentials(stream)
+        _, user, _ = _peer_credentials(stream)
         return f"local user {user}"
     return "unknown"
 

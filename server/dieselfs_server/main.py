@@ -9,7 +9,6 @@ import click
 import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DieselfsError
-
 from dieselfs_server.assemble import run_server
 from dieselfs_server.settings import DEFAULT_LISTEN, ServerSettings
 

@@ -1,9 +1,11 @@
-"""Purge: what is alive in chunks with holes moves to new chunks, and chunks without life are removed. All functions block.
+"""Purge: what is alive in chunks with holes moves to new chunks, and chunks without life are removed. All
+functions block.
 
-Two phases, so that readers of older snapshots are not cut off. First, live entries are copied with the versions that they
-have; equal versions in a newer chunk count, so the old chunk is dead from then on. A chunk that has been dead for
-the grace time is removed by a later purge: first its object, then its record. A crash anywhere leaves chunks that the next purge
-takes up again, and a rebuild from the chunks gives the same dataset at every point.
+Two phases, so that readers of older snapshots are not cut off. First, live entries are copied with the
+versions that they have; equal versions in a newer chunk count, so the old chunk is dead from then on. A chunk
+that has been dead for the grace time is removed by a later purge: first its object, then its record. A crash
+anywhere leaves chunks that the next purge takes up again, and a rebuild from the chunks gives the same
+dataset at every point.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,6 @@ from dieselfs.chunk.format import Op, decode_chunk
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.meta.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
-
 from dieselfs_server.commit import commit_chunk
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
@@ -28,7 +29,10 @@ def purge(
     grace_s: int,
     is_dry_run: bool,
 ) -> PurgeReport:
-    """Purge a dataset; with `is_dry_run` only say what would be done. Raises Damaged if a chunk with holes is damaged."""
+    """Purge a dataset; with `is_dry_run` only say what would be done.
+
+    Raises Damaged if a chunk with holes is damaged.
+    """
     chunks = metadata.chunks(dataset.dataset_id)
     dead = [chunk for chunk in chunks if chunk.deleted_entries == chunk.entries]
     expired = [chunk for chunk in dead if chunk.updated_ns <= now_ns - grace_s * 10**9]

@@ -1,4 +1,6 @@
-"""Few large reads instead of many small ones: which spans of a payload to read for the ranges that were asked for. No I/O."""
+"""Few large reads instead of many small ones: which spans of a payload to read for the ranges that were asked
+for. No I/O.
+"""
 
 import numpy as np
 import numpy.typing as npt

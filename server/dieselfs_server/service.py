@@ -1,8 +1,8 @@
 """What the server does for each call of `dieselfs.thrift`: checks the caller's rights, then asks the stores.
 
-Every handler takes the caller, the arguments (a Thrift struct) and the bulk bytes that came with the call, and returns a
-`Reply`. What it raises as DieselfsError is the refusal that the caller gets. Blocking work runs in worker threads; if a
-handler is cancelled, a thread that is storing a chunk still finishes.
+Every handler takes the caller, the arguments (a Thrift struct) and the bulk bytes that came with the call,
+and returns a `Reply`. What it raises as DieselfsError is the refusal that the caller gets. Blocking work runs
+in worker threads; if a handler is cancelled, a thread that is storing a chunk still finishes.
 """
 
 import logging
@@ -31,7 +31,6 @@ from dieselfs.meta.records import DatasetRecord, FileRecord
 from dieselfs.names import check_dataset_name, check_path, printable, split_path
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.messages import thrift
-
 from dieselfs_server.commit import commit_chunk
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.purge import purge
@@ -100,7 +99,10 @@ def server_version() -> str:
 
 @dataclass(eq=False)
 class Service:
-    """All handlers over one set of backends. Stateless but for caches and counters: any number may run side by side."""
+    """All handlers over one set of backends.
+
+    Stateless but for caches and counters: any number may run side by side.
+    """
 
     backends: Backends
     clock: Callable[[], float] = time.time
@@ -141,7 +143,10 @@ class Service:
             )
 
     async def _dataset(self, caller: Caller, name: str, right: Right) -> DatasetRecord:
-        """The dataset, if the caller has this right on it. Looks the same to those who may not see it as if it were absent."""
+        """The dataset, if the caller has this right on it.
+
+        Looks the same to those who may not see it as if it were absent.
+        """
         check_dataset_name(name)
         try:
             dataset = await trio.to_thread.run_sync(self.backends.metadata.dataset, name)

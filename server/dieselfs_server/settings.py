@@ -25,7 +25,9 @@ _TEXTS = {"store", "metadata", "state", "tls_certificate", "tls_key", "admin_key
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`lock` and `idle_exit_s` are for the embedded server: one per home, gone when nobody has called for so long."""
+    """`lock` and `idle_exit_s` are for the embedded server: one per home, gone when nobody has called for so
+    long.
+    """
 
     listen: Sequence[Address]
     store: str
@@ -50,7 +52,9 @@ class ServerSettings:
 
     @classmethod
     def load(cls, config: Path | None, options: dict[str, Any]) -> "ServerSettings":
-        """Settings from a TOML file and options; options that are not None (or empty) win. Raises InvalidInput."""
+        """Settings from a TOML file and options; options that are not None (or empty) win. Raises
+        InvalidInput.
+        """
         values = _read(config) if config else {}
         values |= {name: value for name, value in options.items() if value}
         for name in ("store", "metadata"):

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import trio
 
-from dieselfs.errors import Damaged, NotFound, StorageFull, Unavailable
+from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.meta.records import DatasetRecord
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.meta.snapshot_builder import build_snapshot
-
 from dieselfs_server.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -21,7 +20,10 @@ GENERATIONS_KEPT = 4
 
 
 class SnapshotShelf:
-    """One folder with a file for each dataset and generation. A snapshot is built once, however many ask for it."""
+    """One folder with a file for each dataset and generation.
+
+    A snapshot is built once, however many ask for it.
+    """
 
     def __init__(self, folder: Path, metadata: MetadataStore) -> None:
         self._folder = folder
@@ -59,14 +61,16 @@ class SnapshotShelf:
         return self._open[path]
 
     def _kept(self, path: Path) -> Snapshot | None:
-        """The snapshot in the file `path`, read whole once to see that the disk kept it; None if there is none."""
+        """The snapshot in the file `path`, read whole once to see that the disk kept it; None if there is
+        none.
+        """
         if path not in self._open:
             try:
                 snapshot = Snapshot.open(path)
                 snapshot.verify()
             except NotFound:
                 return None
-            except Damaged as error:
+            except (Damaged, InvalidInput) as error:
                 log.error("%s; building it again", error)
                 return None
             self._open[path] = snapshot

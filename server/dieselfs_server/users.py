@@ -1,6 +1,8 @@
-"""Users, their keys, and what each may do. Decisions are plain functions of the table; `UserStore` keeps it in the object store.
+"""Users, their keys, and what each may do. Decisions are plain functions of the table; `UserStore` keeps it
+in the object store.
 
-The table lies beside the chunks, not in the metadata store, because metadata can be lost and rebuilt, and users cannot.
+The table lies beside the chunks, not in the metadata store, because metadata can be lost and rebuilt, and
+users cannot.
 """
 
 import json
@@ -15,7 +17,6 @@ from threading import Lock
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.names import check_dataset_name
 from dieselfs.rpc.auth import Key, Verifier, check_user_name
-
 from dieselfs_server.store.interface import ObjectStore
 
 USERS_RECORD = "users"
@@ -30,7 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class Right(IntEnum):
-    """Each includes the ones before it. ADMIN of a dataset may drop and purge it; of all datasets, manage users."""
+    """Each includes the ones before it.
+
+    ADMIN of a dataset may drop and purge it; of all datasets, manage users.
+    """
 
     NONE = 0
     READ = 1
@@ -89,7 +93,10 @@ class Caller:
 
 
 def with_key(users: Users, key: Key, now_s: int, expires_s: int) -> Users:
-    """`users` with one more key for `key.user`, who is created if need be. Raises InvalidInput at the limits."""
+    """`users` with one more key for `key.user`, who is created if need be.
+
+    Raises InvalidInput at the limits.
+    """
     user = users.get(check_user_name(key.user), User())
     if len(user.keys) >= KEYS_PER_USER_MAX:
         raise InvalidInput(
@@ -112,7 +119,9 @@ def without_key(users: Users, name: str, key_id: str) -> Users:
 
 
 def with_grant(users: Users, name: str, dataset: str, right: Right) -> Users:
-    """`users` with `right` on `dataset` (or on `*`) for one of them; Right.NONE takes it away. Raises NotFound."""
+    """`users` with `right` on `dataset` (or on `*`) for one of them; Right.NONE takes it away. Raises
+    NotFound.
+    """
     user = _require(users, name)
     if dataset != ALL_DATASETS:
         check_dataset_name(dataset)
@@ -171,7 +180,10 @@ def _decode_user(fields: dict[str, dict[str, dict[str, str]]]) -> User:
 
 
 class UserStore:
-    """The table, read again from the object store when it is older than USERS_REFRESH_S. All methods block."""
+    """The table, read again from the object store when it is older than USERS_REFRESH_S.
+
+    All methods block.
+    """
 
     def __init__(self, store: ObjectStore, clock: Callable[[], float] = time.time) -> None:
         self._store = store

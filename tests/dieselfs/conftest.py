@@ -1,7 +1,6 @@
 """One real server for the tests of the library; each test uses datasets of its own."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -8,7 +8,9 @@ from dieselfs.config import Settings
 from dieselfs.errors import InvalidInput
 
 
-def settings(tmp_path: Path, config: str = "", environment: dict[str, str] | None = None, **options: str) -> Settings:
+def settings(
+    tmp_path: Path, config: str = "", environment: dict[str, str] | None = None, **options: str
+) -> Settings:
     folder = tmp_path / ".config" / "dieselfs"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(config)

@@ -2,8 +2,8 @@
 
 import multiprocessing
 import os
-import pickle
 import threading
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,12 @@ def test_what_was_put_is_got_after_flush(data: Dataset) -> None:
     assert data.get(b"train/\xff\n") == b"odd"
     assert data.get("empty/") == b""
     status = data.stat("train/cat/1.jpg")
-    assert (status.size, status.mtime_ns, status.mode, status.is_file) == (len(JPEG), 1_500_000_000_123_456_789, 0o100600, True)
+    assert (status.size, status.mtime_ns, status.mode, status.is_file) == (
+        len(JPEG),
+        1_500_000_000_123_456_789,
+        0o100600,
+        True,
+    )
     assert data.ls() == ["empty", "train"]
     assert data.ls("train") == ["cat", os.fsdecode(b"\xff\n")]
     assert data.stat("train").is_folder
@@ -110,7 +115,9 @@ def test_shuffle_gives_every_file_once_and_the_same_everywhere(data: Dataset, se
     assert data.get_many(order) == [name.encode() for name in order]
 
 
-def test_saved_metadata_is_loaded_while_it_is_current(data: Dataset, server: RunningServer, tmp_path: Path) -> None:
+def test_saved_metadata_is_loaded_while_it_is_current(
+    data: Dataset, server: RunningServer, tmp_path: Path
+) -> None:
     data.put("file", b"1")
     data.flush()
     data.save_meta(tmp_path / "meta")
@@ -131,7 +138,9 @@ def test_saved_metadata_is_loaded_while_it_is_current(data: Dataset, server: Run
         reader.load_meta(tmp_path / "meta", is_stale_allowed=True)
 
 
-def test_saved_metadata_of_another_dataset_is_refused(data: Dataset, server: RunningServer, tmp_path: Path) -> None:
+def test_saved_metadata_of_another_dataset_is_refused(
+    data: Dataset, server: RunningServer, tmp_path: Path
+) -> None:
     data.put("file", b"1")
     data.flush()
     data.save_meta(tmp_path / "meta")
@@ -187,7 +196,9 @@ def test_a_with_block_that_fails_stores_nothing_more(data: Dataset, server: Runn
     assert data.ls() == []
 
 
-@pytest.mark.parametrize("path", ["a/../b", "a//b", ".", "..", "a/.", "a\0b", "x" * 256, "/".join("a" * 3000)])
+@pytest.mark.parametrize(
+    "path", ["a/../b", "a//b", ".", "..", "a/.", "a\0b", "x" * 256, "/".join("a" * 3000)]
+)
 def test_bad_paths_are_refused(data: Dataset, path: str) -> None:
     with pytest.raises(InvalidInput):
         data.put(path, b"")
@@ -254,16 +265,18 @@ def test_a_dataset_works_in_worker_processes(data: Dataset, method: str) -> None
 def test_a_dataset_pickles_as_its_generation(data: Dataset) -> None:
     data.put("file", b"old")
     data.flush()
-    packed = pickle.dumps(data)
+    packed = ForkingPickler.dumps(data)  # as a DataLoader does with its dataset
     assert len(packed) < 2000
     data.put("file", b"new")
     data.flush()
-    copy: Dataset = pickle.loads(packed)  # noqa: S301  # our own object, for a DataLoader worker
+    copy: Dataset = ForkingPickler.loads(packed)
     assert copy.get("file") == b"old"
     copy.close()
 
 
-def test_connect_by_name_and_by_location(server: RunningServer, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_by_name_and_by_location(
+    server: RunningServer, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data.put("file", b"1")
     data.flush()
     monkeypatch.setenv("DIESELFS_SERVER", server.unix)

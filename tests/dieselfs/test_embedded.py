@@ -119,6 +119,8 @@ def test_a_home_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 def test_a_server_that_cannot_start_says_why(home: Path) -> None:
     home.mkdir(parents=True)
-    (home / "metadata.db").write_bytes(b"this is not a database, but it is long enough to look like one" * 100)
-    with pytest.raises(Unavailable, match="did not start.*metadata"):
+    (home / "metadata.db").write_bytes(
+        b"this is not a database, but it is long enough to look like one" * 100
+    )
+    with pytest.raises(Unavailable, match=r"did not start.*metadata"):
         connect_embedded(home)

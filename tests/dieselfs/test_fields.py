@@ -1,4 +1,7 @@
-"""The flat map at the head of a chunk or a snapshot. (What chunks do with hostile maps: `chunk/test_format.py`.)"""
+"""The flat map at the head of a chunk or a snapshot.
+
+(What chunks do with hostile maps: `chunk/test_format.py`.)
+"""
 
 import msgpack
 import pytest

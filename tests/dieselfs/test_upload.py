@@ -167,14 +167,16 @@ def test_a_missing_source_is_a_failure(data: Dataset, tmp_path: Path) -> None:
     assert report.failures == [(str(tmp_path / "none"), "No such file or directory")]
 
 
-def test_a_server_that_is_gone_ends_the_upload_with_one_error(data: Dataset, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_ends_the_upload_with_one_error(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = make_tree(tmp_path / "source")
     run = TreeUpload(data.client, data.create(), None, chunk_bytes=50_000)
 
-    def fail_late(*arguments: object) -> int:
+    def lost(*arguments: object) -> int:
         raise Unavailable("lost the server")
 
-    data.client.put_chunk = fail_late  # type: ignore[method-assign]  # stands for a server that has just died
+    monkeypatch.setattr(data.client, "put_chunk", lost)
     with pytest.raises(DieselfsError, match="lost the server"):
         run.run(lambda failed: walk_source(os.fsencode(root), b"", failed))
     assert run.report.counters.stored_files == 0

@@ -136,7 +136,9 @@ def test_a_server_killed_at_any_step_of_a_commit_loses_nothing_that_it_acknowled
         builder.add_file(name, name * 1000, 0o644, 0)
         chunk_id = ids.next()
         version = client.reserve_versions("data", 1)
-        return client.put_chunk("data", chunk_id, builder.seal().encode(chunk_id, "data", dataset.dataset_id, version))
+        return client.put_chunk(
+            "data", chunk_id, builder.seal().encode(chunk_id, "data", dataset.dataset_id, version)
+        )
 
     put(b"acknowledged")
     with open(tmp_path / "strace.log", "w") as log:
@@ -176,9 +178,7 @@ def test_a_server_killed_at_any_step_of_a_commit_loses_nothing_that_it_acknowled
 def _wait_until_traced(process_id: int) -> None:
     """strace has attached to every thread once all of them name a tracer."""
     while True:
-        statuses = [
-            (task / "status").read_text() for task in Path(f"/proc/{process_id}/task").iterdir()
-        ]
+        statuses = [(task / "status").read_text() for task in Path(f"/proc/{process_id}/task").iterdir()]
         if all("TracerPid:\t0\n" not in status for status in statuses):
             return
         os.sched_yield()
@@ -187,7 +187,15 @@ def _wait_until_traced(process_id: int) -> None:
 def test_strace_is_there_and_kills(tmp_path: Path) -> None:
     """Or the tests above prove nothing."""
     done = subprocess.run(
-        ["strace", "-o", str(tmp_path / "trace"), "-e", "inject=write:signal=SIGKILL:when=1", "echo", "hello"],
+        [
+            "strace",
+            "-o",
+            str(tmp_path / "trace"),
+            "-e",
+            "inject=write:signal=SIGKILL:when=1",
+            "echo",
+            "hello",
+        ],
         capture_output=True,
         check=False,
     )

@@ -121,10 +121,15 @@ def test_a_false_server_is_found_out(server: RunningServer) -> None:
         address = parse_address(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
         client_end = open_socket(address, None)
         false_end, _ = listening.accept()
+
         def pretend() -> None:
             with false_end:
                 false_end.recv(65536)
-                false_end.sendall(frame(encode_reply("hello", 1, thrift.Challenge(server_nonce=bytes(32), is_trusted=False))))
+                false_end.sendall(
+                    frame(
+                        encode_reply("hello", 1, thrift.Challenge(server_nonce=bytes(32), is_trusted=False))
+                    )
+                )
                 false_end.recv(65536)
                 false_end.sendall(frame(encode_reply("prove", 2, thrift.Welcome(proof=bytes(32)))))
 
@@ -144,7 +149,8 @@ def test_a_bad_chunk_is_refused_and_the_connection_lives_on(server: RunningServe
     head, payload = builder.seal().encode(chunk_id, dataset.name, dataset.dataset_id, 1)
     damaged = bytearray(payload)
     damaged[50_000] ^= 1
-    for parts in ([head, damaged], [head[:-1], payload], [b"x" * 1000], [head]):
+    bad: list[list[bytes]] = [[head, bytes(damaged)], [head[:-1], payload], [b"x" * 1000], [head]]
+    for parts in bad:
         with pytest.raises(Damaged):
             client.put_chunk(dataset.name, chunk_id, parts)
     with pytest.raises(Damaged, match="in the place of"):

@@ -177,7 +177,6 @@ def test_status_counts(admin: ServerClient) -> None:
 
 def test_an_admin_key_is_made_on_first_start(tmp_path: Path) -> None:
 
-
     key = tmp_path / "keys" / "admin.key"
     with running_server(tmp_path / "server", ["--admin-key", str(key)]) as server:
         assert key.stat().st_mode & 0o777 == 0o600

@@ -92,7 +92,9 @@ async def test_a_shelf_that_cannot_be_written_is_named(metadata: CountingMetadat
         await SnapshotShelf(tmp_path / "file" / "shelf", metadata).get(metadata.dataset("data"))
 
 
-async def test_snapshots_are_private_and_go_with_their_dataset(metadata: CountingMetadata, tmp_path: Path) -> None:
+async def test_snapshots_are_private_and_go_with_their_dataset(
+    metadata: CountingMetadata, tmp_path: Path
+) -> None:
     write(metadata, b"file")
     shelf = SnapshotShelf(tmp_path / "shelf", metadata)
     await shelf.get(metadata.dataset("data"))

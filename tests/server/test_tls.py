@@ -48,7 +48,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, Path]) -> Iterator[RunningServer]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, Path]
+) -> Iterator[RunningServer]:
     options = ["--tls-certificate", str(certificate[0]), "--tls-key", str(certificate[1])]
     with running_server(tmp_path_factory.mktemp("tls-server"), options) as running:
         yield running
@@ -64,9 +66,7 @@ def test_data_crosses_encrypted(server: RunningServer, certificate: tuple[Path, 
         assert data.get("file") == content
 
 
-def test_a_server_that_is_not_certified_is_refused(
-    server: RunningServer, tmp_path: Path
-) -> None:
+def test_a_server_that_is_not_certified_is_refused(server: RunningServer, tmp_path: Path) -> None:
     other, _ = make_certificate(tmp_path)
     client = ServerClient(server.settings(server.user("bob"), other))
     with pytest.raises(Unavailable, match="certificate"):
@@ -81,6 +81,6 @@ def test_a_client_without_tls_is_told_something_useful(server: RunningServer) ->
 
 def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
     options = ["--tls-certificate", str(tmp_path / "none.pem"), "--tls-key", str(tmp_path / "none.key")]
-    with pytest.raises(AssertionError, match="none.pem"), running_server(tmp_path / "server", options):
+    with pytest.raises(AssertionError, match=r"none\.pem"), running_server(tmp_path / "server", options):
         pass
     assert issubclass(InvalidInput, DieselfsError)

@@ -1,4 +1,5 @@
-"""The metadata store in one SQLite file: no service to start, any number of threads and of processes on one machine.
+"""The metadata store in one SQLite file: no service to start, any number of threads and of processes on one
+machine.
 
 Tables: `sqlite_schema.py`. Threads: `sqlite_connections.py`. What a crash leaves: `docs/durability.md`.
 """
@@ -26,8 +27,8 @@ _CHECKSUM_MASK = (1 << 64) - 1
 class SqliteMetadata:
     """A `MetadataStore`. `path` is a file on a local disk, made if it is not there; its folder must be.
 
-    Raises Unavailable if it cannot be opened, Damaged if it is no database, InvalidInput if it is one of another
-    program or of a newer dieselfs.
+    Raises Unavailable if it cannot be opened, Damaged if it is no database, InvalidInput if it is one of
+    another program or of a newer dieselfs.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -91,7 +92,8 @@ class SqliteMetadata:
                 effects = apply_entries(connection, number, chunk, preamble.chunk_id, header)
                 effects.write(connection, number, now_ns)
                 connection.execute(
-                    "UPDATE dataset SET generation = generation + 1, updated_ns = max(updated_ns + 1, ?), chunks = chunks + 1, "
+                    "UPDATE dataset SET generation = generation + 1, chunks = chunks + 1, "
+                    "updated_ns = max(updated_ns + 1, ?), "
                     "last_version = max(last_version, ?) WHERE number = ?",
                     (now_ns, int(header.versions.max(initial=0)), number),
                 )

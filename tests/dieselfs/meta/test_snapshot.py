@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieselfs.chunk.format import Op
-from dieselfs.errors import Damaged, NotFound
+from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.meta.snapshot import ROOT, ExtentRef, Snapshot, Stat
 from tests.support.snapshots import SAMPLE, SOURCE, Entry, file_of, snapshot_bytes
 
@@ -205,6 +205,8 @@ def test_open_maps_a_file(tmp_path: Path) -> None:
 def test_open_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no such snapshot file"):
         Snapshot.open(tmp_path / "none")
+    with pytest.raises(InvalidInput, match="cannot be read as a snapshot: Is a directory"):
+        Snapshot.open(tmp_path)
     path = tmp_path / "bad"
     for content in (b"", b"x", b"x" * 1000, snapshot_bytes(SAMPLE)[:-1], snapshot_bytes(SAMPLE) + b"\0"):
         path.write_bytes(content)

@@ -24,7 +24,9 @@ def test_addresses(text: str, address: object) -> None:
     assert parse_address(str(address)) == address
 
 
-@pytest.mark.parametrize("text", ["", "tcp://", "tcp://h:99999", "http://h:1", "h:x", "unix:", "a b", "unix:a\0b"])
+@pytest.mark.parametrize(
+    "text", ["", "tcp://", "tcp://h:99999", "http://h:1", "h:x", "unix:", "a b", "unix:a\0b"]
+)
 def test_anything_else_is_refused_with_its_name(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_address(text)

@@ -73,7 +73,9 @@ def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -
         read_key_file(path)
 
 
-@pytest.mark.parametrize("text", ["", "hello", KEY.text()[:-9], KEY.text().replace("ada", "a/b"), "\0" * 2000])
+@pytest.mark.parametrize(
+    "text", ["", "hello", KEY.text()[:-9], KEY.text().replace("ada", "a/b"), "\0" * 2000]
+)
 def test_a_broken_key_file_is_refused_without_showing_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "key"
     path.write_text(text)

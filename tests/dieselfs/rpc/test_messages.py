@@ -2,7 +2,14 @@
 
 import pytest
 
-from dieselfs.errors import CODE_BY_ERROR, DieselfsError, InvalidInput, ProtocolError, SourceChanged, Unavailable
+from dieselfs.errors import (
+    CODE_BY_ERROR,
+    DieselfsError,
+    InvalidInput,
+    ProtocolError,
+    SourceChanged,
+    Unavailable,
+)
 from dieselfs.rpc.messages import (
     METHODS,
     decode_call,

@@ -15,7 +15,9 @@ USERS = encode_reply(
     2,
     [
         thrift.UserInfo(
-            name="ada", keys=[thrift.KeyInfo(key_id="1", created_s=5, expires_s=0)], grants={"*": "read", "d": "write"}
+            name="ada",
+            keys=[thrift.KeyInfo(key_id="1", created_s=5, expires_s=0)],
+            grants={"*": "read", "d": "write"},
         )
     ],
 )
@@ -38,7 +40,10 @@ def _reply_with(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"\x0f\x00\x05\x63\x7f\xff\xff\xff\x00", "announces 2147483647 elements"),  # a list of an unknown type
+        (
+            b"\x0f\x00\x05\x63\x7f\xff\xff\xff\x00",
+            "announces 2147483647 elements",
+        ),  # a list of an unknown type
         (b"\x0f\x00\x05\x02\xff\xff\xff\xff\x00", "announces 4294967295 elements"),  # a negative count
         (b"\x63\x00\x05\x00", "unknown type"),
         (b"\x0b\x00\x05\x7f\xff\xff\xff\x00", "announces"),  # a string

@@ -25,7 +25,9 @@ def test_the_mixer_is_splitmix64() -> None:
 
 
 @pytest.mark.parametrize(("seed", "epoch", "group_chunks"), GRID)
-def test_every_epoch_is_a_permutation_of_the_files_in_whole_groups(seed: int, epoch: int, group_chunks: int) -> None:
+def test_every_epoch_is_a_permutation_of_the_files_in_whole_groups(
+    seed: int, epoch: int, group_chunks: int
+) -> None:
     snapshot = DATASET.snapshot
     order = epoch_order(snapshot, seed, epoch, group_chunks).tolist()
     files = [node for node in range(len(snapshot)) if snapshot.stat(node).is_file]
@@ -54,7 +56,9 @@ def test_chunks_and_files_of_one_number_get_unrelated_keys() -> None:
     assert not (keys(1, 1, 1, numbers) == keys(1, 1, 2, numbers)).any()
 
 
-@pytest.mark.parametrize(("seed", "epoch", "group_chunks"), [(-1, 0, 1), (2**64, 0, 1), (0, -1, 1), (0, 0, -1)])
+@pytest.mark.parametrize(
+    ("seed", "epoch", "group_chunks"), [(-1, 0, 1), (2**64, 0, 1), (0, -1, 1), (0, 0, -1)]
+)
 def test_numbers_out_of_range_are_refused(seed: int, epoch: int, group_chunks: int) -> None:
     with pytest.raises(InvalidInput):
         epoch_order(DATASET.snapshot, seed, epoch, group_chunks)
