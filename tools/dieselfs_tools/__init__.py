@@ -1,0 +1,1 @@
+"""`dlcmd`, the demonstration, and the benchmarks: what people type."""

@@ -1,0 +1,37 @@
+"""`dlcmd cat`: the content of files."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from dieselfs.errors import EXIT_OK, InvalidInput
+from dieselfs.names import Location
+from dieselfs_tools import options
+from dieselfs_tools.content import find_file, pieces
+from dieselfs_tools.session import Session
+
+
+@options.verb(
+    "cat",
+    "dlcmd cat dl://pets/labels.csv | head",
+    "dlcmd cat dl://runs/part1 dl://runs/part2 > whole",
+)
+@click.argument("locations", nargs=-1, required=True, type=options.LOCATION, metavar="dl://DATASET/PATH...")
+def cat(session: Session, locations: Sequence[Location]) -> int:
+    """Write the content of files to standard output, one behind the other."""
+    write_contents(session, locations)
+    return EXIT_OK
+
+
+def write_contents(session: Session, locations: Sequence[Location]) -> None:
+    """All files are looked up before the first byte is written. Raises NotFound, InvalidInput, Damaged."""
+    if session.output.is_json:
+        raise InvalidInput("--json does not go with the content of files on standard output")
+    session.output.is_stdout_taken = True
+    datasets = {name: session.dataset(name) for name in dict.fromkeys(place.dataset for place in locations)}
+    found = [(datasets[place.dataset], find_file(datasets[place.dataset], place.path)) for place in locations]
+    for dataset, node in found:
+        for piece in pieces(dataset, node):
+            sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()

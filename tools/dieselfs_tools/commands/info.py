@@ -1,0 +1,84 @@
+"""`dlcmd info`: a dataset as a whole, or in which chunks a file lies."""
+
+from collections.abc import Sequence
+
+import click
+
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import EXIT_OK
+from dieselfs.names import Location
+from dieselfs_tools import options
+from dieselfs_tools.content import find_file
+from dieselfs_tools.output import name_fields
+from dieselfs_tools.session import Session
+from dieselfs_tools.units import count, format_time
+
+
+@options.verb(
+    "info",
+    "dlcmd info dl://imagenet",
+    "dlcmd info dl://imagenet/train/n01440764/a.jpg     # its chunks",
+)
+@click.argument("locations", nargs=-1, required=True, type=options.LOCATION, metavar="dl://DATASET[/FILE]...")
+def info(session: Session, locations: Sequence[Location]) -> int:
+    """Show totals and generation of a dataset, or where the bytes of a file lie."""
+    for location in locations:
+        if location.path:
+            _file(session, location)
+        else:
+            _dataset(session, location)
+    return session.output.summary("", {"locations": len(locations)}, EXIT_OK)
+
+
+def _dataset(session: Session, location: Location) -> None:
+    record, output = session.client.dataset(location.dataset), session.output
+    average = f", {output.size(record.total_bytes // record.files)} on average" if record.files else ""
+    lines = [
+        str(location),
+        f"  server      {session.client.address}",
+        f"  files       {record.files:,}",
+        f"  size        {output.size(record.total_bytes)}{average}",
+        f"  chunks      {record.chunks:,}",
+        f"  generation  {record.generation}",
+        f"  updated     {format_time(record.updated_ns // 10**9)}",
+        f"  ID          {record.dataset_id.hex()}",
+    ]
+    fields = {
+        "dataset": record.name,
+        "dataset_id": record.dataset_id.hex(),
+        "server": str(session.client.address),
+        "files": record.files,
+        "bytes": record.total_bytes,
+        "chunks": record.chunks,
+        "generation": record.generation,
+        "updated_ns": record.updated_ns,
+    }
+    output.record("dataset", "\n".join(lines), fields)
+
+
+def _file(session: Session, location: Location) -> None:
+    dataset, output = session.dataset(location.dataset), session.output
+    snapshot, node = dataset.snapshot, find_file(dataset, location.path)
+    path, size_bytes, extents = snapshot.path(node), snapshot.size(node), snapshot.extents(node)
+    lines = [
+        f"{Location(dataset.name, path, False)}: {output.size(size_bytes)} in {count(len(extents), 'piece')}, "
+        f"generation {snapshot.generation}"
+    ]
+    pieces = []
+    for extent in extents:
+        chunk = chunk_name(snapshot.chunk_id(extent.chunk))
+        lines.append(
+            f"  byte {extent.place}: {extent.length} bytes in chunk {chunk} at {extent.offset}, "
+            f"xxh3 {extent.checksum:016x}"
+        )
+        pieces.append(
+            {
+                "place": extent.place,
+                "length": extent.length,
+                "chunk": chunk,
+                "offset": extent.offset,
+                "xxh3": f"{extent.checksum:016x}",
+            }
+        )
+    fields = {"dataset": dataset.name, **name_fields(path), "size": size_bytes, "pieces": pieces}
+    output.record("file", "\n".join(lines), fields)

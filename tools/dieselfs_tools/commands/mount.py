@@ -1,0 +1,78 @@
+"""`dlcmd mount`: see a dataset as a folder."""
+
+import click
+
+from dieselfs.errors import EXIT_OK
+from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
+from dieselfs_client import control
+from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
+from dieselfs_client.options import MountOptions, parse_options
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+from dieselfs_tools.units import format_size
+
+
+@options.verb(
+    "mount",
+    "dlcmd mount imagenet /mnt/imagenet",
+    "dlcmd mount --memory 8G --generation 41 dl://imagenet /mnt/imagenet",
+)
+@click.argument("dataset", type=options.DATASET, metavar="DATASET")
+@click.argument("mountpoint", metavar="FOLDER")
+@click.option(
+    "--generation", type=click.IntRange(0), default=0, help="Which generation of the dataset. [the newest]"
+)
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=options.SIZE,
+    default=MOUNT_MEMORY_BYTES,
+    help=f"What chunks in memory may take. [{format_size(MOUNT_MEMORY_BYTES)}]",
+)
+@click.option("--allow-other", "is_open_to_others", is_flag=True, help="Other users see the mount as well.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=READ_TIMEOUT_S,
+    show_default=True,
+    help="Seconds until a read fails.",
+)
+@click.option("-o", "others", multiple=True, metavar="OPTIONS", help="Options as in fstab (docs/mount.md).")
+@options.dry_run
+def mount(
+    session: Session,
+    dataset: str,
+    mountpoint: str,
+    generation: int,
+    memory_bytes: int,
+    is_open_to_others: bool,
+    timeout_s: float,
+    others: tuple[str, ...],
+    is_dry_run: bool,
+) -> int:
+    """Mount a dataset on an empty folder, read-only. It stays in the generation that it has now.
+
+    The command returns when the mount can be used; 'dlcmd umount' ends it.
+    """
+    settings = session.settings()
+    chosen = MountOptions(
+        server=settings.server,
+        key_file=settings.key_file,
+        home=str(settings.home),
+        generation=generation,
+        memory_bytes=memory_bytes,
+        allow_other=is_open_to_others,
+        timeout_s=timeout_s,
+    )
+    for text in others:
+        chosen = parse_options(text, chosen)
+    place = resolved_mountpoint(mountpoint)
+    record = session.client.dataset(dataset)
+    fields = {"dataset": dataset, "mountpoint": place, "generation": generation or record.generation}
+    if is_dry_run:
+        prepare_mountpoint(place)
+        return session.output.summary(f"would mount dl://{dataset} on {place}", {"dry_run": True, **fields})
+    process = control.mount(dataset, mountpoint, chosen)
+    text = f"dl://{dataset} is mounted on {place}; to end it: dlcmd umount {mountpoint}"
+    return session.output.summary(text, {**fields, "process": process}, EXIT_OK)

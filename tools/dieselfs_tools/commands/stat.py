@@ -1,0 +1,38 @@
+"""`dlcmd stat`: what is known of a file, folder or link."""
+
+import stat as modes
+from collections.abc import Sequence
+
+import click
+
+from dieselfs.errors import EXIT_OK
+from dieselfs.names import Location, printable
+from dieselfs_tools import options
+from dieselfs_tools.entries import Entry
+from dieselfs_tools.session import Session
+from dieselfs_tools.units import format_time
+
+
+@options.verb(
+    "stat",
+    "dlcmd stat dl://pets/train/cat.jpg",
+    "dlcmd stat --json dl://pets/train dl://pets/labels.csv",
+)
+@click.argument("locations", nargs=-1, required=True, type=options.LOCATION, metavar="dl://DATASET/PATH...")
+def stat(session: Session, locations: Sequence[Location]) -> int:
+    """Show type, size, mode and time; of a link itself, not of what it points to."""
+    output = session.output
+    for location in locations:
+        entry = Entry.of_server(location.path, session.client.stat(location.dataset, location.path))
+        seconds, nanoseconds = divmod(entry.mtime_ns, 10**9)
+        lines = [
+            str(Location(location.dataset, location.path, entry.is_folder)),
+            f"  type      {entry.type}",
+            f"  size      {entry.size if entry.is_folder else output.size(entry.size)}",
+            f"  mode      {modes.S_IMODE(entry.mode):04o} {modes.filemode(entry.mode)}",
+            f"  modified  {format_time(seconds)}.{nanoseconds:09}",
+        ]
+        if entry.target:
+            lines.append(f"  target    {printable(entry.target)}")
+        output.record("entry", "\n".join(lines), {"dataset": location.dataset, **entry.fields()})
+    return output.summary("", {"entries": len(locations)}, EXIT_OK)

@@ -1,0 +1,70 @@
+"""Stored files, folders and links as listings show them, wherever they are known from. No I/O."""
+
+import stat
+from dataclasses import dataclass
+
+from dieselfs.chunk.format import Op
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.names import printable
+from dieselfs.rpc.records import RemoteEntry
+from dieselfs_tools.output import Output, name_fields
+from dieselfs_tools.units import format_time
+
+_TYPE_BITS = {Op.FILE: stat.S_IFREG, Op.DIRECTORY: stat.S_IFDIR, Op.SYMLINK: stat.S_IFLNK}
+_TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+
+SIZE_COLUMNS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing in a dataset. `mode` has the type bits; `target` is that of a link."""
+
+    path: bytes
+    mode: int
+    size: int
+    mtime_ns: int
+    target: bytes = b""
+
+    @property
+    def type(self) -> str:
+        return _TYPES[stat.S_IFMT(self.mode)]
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @classmethod
+    def of_server(cls, path: bytes, entry: RemoteEntry) -> "Entry":
+        """Raises ValueError for an entry of no known kind."""
+        op = Op(entry.op)
+        mode = stat.S_IMODE(entry.mode) | _TYPE_BITS[op]
+        size = len(entry.target) if op == Op.SYMLINK else entry.size
+        return cls(path, mode, size, entry.mtime_ns, entry.target)
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot, node: int) -> "Entry":
+        stored = snapshot.stat(node)
+        target = snapshot.target(node) if stored.is_link else b""
+        return cls(snapshot.path(node), stored.mode, stored.size, stored.mtime_ns, target)
+
+    def fields(self) -> dict[str, object]:
+        """For JSON."""
+        fields = {
+            **name_fields(self.path),
+            "kind": self.type,
+            "size": self.size,
+            "mode": f"{stat.S_IMODE(self.mode):04o}",
+            "mtime_ns": self.mtime_ns,
+        }
+        return {**fields, **name_fields(self.target, "target")} if self.type == "link" else fields
+
+    def line(self, output: Output, name: bytes, is_long: bool) -> str:
+        """For people: `name`, with a slash behind a folder; `is_long`, with mode, size and time before it."""
+        shown = printable(name) + ("/" if self.is_folder else "")
+        if not is_long:
+            return shown
+        size = "-" if self.is_folder else output.size(self.size)
+        arrow = f" -> {printable(self.target)}" if self.type == "link" else ""
+        when = format_time(self.mtime_ns // 10**9)
+        return f"{stat.filemode(self.mode)} {size:>{SIZE_COLUMNS}} {when} {shown}{arrow}"

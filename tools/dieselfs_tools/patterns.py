@@ -1,0 +1,47 @@
+"""Which entries of a tree are wanted: `--exclude` and `--include`, as in s3cmd. No I/O."""
+
+import os
+import re
+from collections.abc import Iterable
+from fnmatch import translate
+
+from dieselfs.names import split_path
+
+
+class Patterns:
+    """Shell patterns, tried on paths relative to the source.
+
+    A pattern with a slash in it is tried on the whole path, any other on the name; `*` matches slashes too. What is
+    in a folder that is left out is left out as well. Whatever an include matches is wanted all the same.
+    """
+
+    def __init__(self, excludes: Iterable[str] = (), includes: Iterable[str] = ()) -> None:
+        self._excludes = [_Pattern(text) for text in excludes]
+        self._includes = [_Pattern(text) for text in includes]
+
+    def is_wanted(self, path: bytes) -> bool:
+        """Whether the entry at `path` is to go along. The source itself (the empty path) always does."""
+        if not self._excludes or not self._is_excluded(path):
+            return True
+        return any(pattern.matches(path) for pattern in self._includes)
+
+    def is_pruned(self, path: bytes) -> bool:
+        """Whether neither the folder at `path` is wanted nor anything in it."""
+        return not self._includes and not self.is_wanted(path)
+
+    def _is_excluded(self, path: bytes) -> bool:
+        while path:
+            if any(pattern.matches(path) for pattern in self._excludes):
+                return True
+            path = split_path(path)[0]
+        return False
+
+
+class _Pattern:
+    def __init__(self, text: str) -> None:
+        encoded = os.fsencode(text.strip("/"))
+        self._is_whole = b"/" in encoded
+        self._expression = re.compile(translate(encoded.decode("latin-1")).encode("latin-1"), re.DOTALL)
+
+    def matches(self, path: bytes) -> bool:
+        return self._expression.match(path if self._is_whole else split_path(path)[1]) is not None

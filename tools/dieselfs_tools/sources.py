@@ -1,0 +1,88 @@
+"""What `put` is given: files and folders, and where each goes in the dataset. This module looks at files."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dieselfs.errors import DieselfsError, InvalidInput, NotFound
+from dieselfs.names import Location, check_path, printable
+from dieselfs.upload import Failed, SourceEntry, walk_source
+from dieselfs_tools.patterns import Patterns
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file or folder to put, and its path in the dataset."""
+
+    source: bytes
+    path: bytes
+    is_folder: bool
+
+
+def place_of(source: bytes, is_folder: bool, destination: Location, is_into: bool) -> bytes:
+    """Where a source goes, as with rsync.
+
+    A folder goes into the destination, and with a slash at its end what is in it goes there. A file goes
+    into a destination that is a folder (`is_into`), and else takes its name.
+    """
+    name = os.path.basename(source.rstrip(b"/"))
+    if is_folder and (source.endswith(b"/") or name in (b"", b".", b"..")):
+        return destination.path
+    if is_folder or is_into:
+        return destination.path + b"/" + name if destination.path else name
+    return destination.path
+
+
+def find_sources(
+    names: Sequence[str], destination: Location, is_into: bool, is_recursive: bool
+) -> list[Source]:
+    """Look at what is named and place it. A link that is named goes as what it points to, unless `is_recursive`.
+
+    Raises NotFound for what is missing, InvalidInput for a folder without `is_recursive`.
+    """
+    return [_find_source(os.fsencode(name), destination, is_into, is_recursive) for name in names]
+
+
+def _find_source(name: bytes, destination: Location, is_into: bool, is_recursive: bool) -> Source:
+    try:
+        is_folder = stat.S_ISDIR((os.lstat if is_recursive else os.stat)(name).st_mode)
+    except OSError as error:
+        raise NotFound(f"{printable(name)}: {error.strerror}") from None
+    if is_folder and not is_recursive:
+        raise InvalidInput(f"{printable(name)} is a folder: put it with -r")
+    path = check_path(place_of(name, is_folder, destination, is_into))
+    return Source(name if is_recursive else os.path.realpath(name), path, is_folder)
+
+
+def listed_sources(names: Sequence[bytes], folder: Source, failed: Failed) -> Iterator[Source]:
+    """The names of a `--files-from`, relative to `folder`; what cannot be is told to `failed`."""
+    for name in names:
+        relative = name.removeprefix(b"./").rstrip(b"/")
+        try:
+            path = check_path(folder.path + b"/" + relative if folder.path else relative)
+            source = os.path.join(folder.source, check_path(relative))
+            yield Source(source, path, stat.S_ISDIR(os.lstat(source).st_mode))
+        except OSError as error:
+            failed(name, error.strerror or str(error))
+        except DieselfsError as error:
+            failed(name, str(error))
+
+
+def walk(source: Source, patterns: Patterns, is_recursive: bool, failed: Failed) -> Iterator[SourceEntry]:
+    """A source with what is in it, as far as it is wanted."""
+
+    def relative(path: bytes) -> bytes:
+        return path[len(source.path) :].lstrip(b"/") if source.is_folder else os.path.basename(path)
+
+    def is_pruned(entry: SourceEntry) -> bool:
+        return source.is_folder and (not is_recursive or patterns.is_pruned(relative(entry.path)))
+
+    for entry in walk_source(source.source, source.path, failed, is_pruned):
+        if patterns.is_wanted(relative(entry.path)):
+            yield entry
+
+
+def file_bytes(status: os.stat_result) -> int:
+    """Length of a file; folders and links count nothing."""
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
