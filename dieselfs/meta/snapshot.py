@@ -109,7 +109,7 @@ class Snapshot:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Snapshot":
-        """Map the snapshot file at `path`. Raises NotFound, Damaged, or InvalidInput if it is no file that can be read."""
+        """Map the snapshot file at `path`. Raises NotFound, Damaged, or InvalidInput (no file)."""
         try:
             with Path(path).open("rb") as file:
                 if os.fstat(file.fileno()).st_size == 0:
