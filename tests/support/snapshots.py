@@ -60,7 +60,12 @@ def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
     entries = [tree[path] for path in paths]
     singles = [entry.extents[0] if len(entry.extents) == 1 else None for entry in entries]
     sizes = [sum(extent.length for extent in entry.extents) for entry in entries]
-    pieces = [(row, extent) for row, entry in enumerate(entries) if len(entry.extents) > 1 for extent in entry.extents]
+    pieces = [
+        (row, extent)
+        for row, entry in enumerate(entries)
+        if len(entry.extents) > 1
+        for extent in entry.extents
+    ]
     return EntryTable(
         DatasetRecord(DATASET_ID, "pets", 7, 1_700_000_000_000_000_000, len(paths), sum(sizes), chunks),
         [
