@@ -16,7 +16,7 @@ check: venv  ## lint, format, types
 	$(PYTHON) -m mypy
 
 bench: venv  ## the figures of docs/performance.md
-	$(PYTHON) -m dieselfs_tools.bench
+	PYTHONPATH=tools $(PYTHON) -m bench
 
 demo: venv  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
 	$(PYTHON) -m dieselfs_tools.demo $(DATA)
