@@ -96,16 +96,15 @@ def layer_faults(source: str, package: str) -> Iterator[str]:
 
 
 def effect_faults(source: str) -> Iterator[str]:
-    """Effects in a module of `dieselfs` whose docstring does not say "This module opens ..." in its first line."""
+    """The first effect in a module of `dieselfs` whose docstring does not begin with "... This module opens ..."."""
     tree = ast.parse(source)
-    first_line = (ast.get_docstring(tree) or "").partition("\n")[0]
-    if _SAYS_SO.search(first_line):
-        return
-    for line, what in sorted({*_effects(tree)}):
-        yield (
-            f"{line}: {what}; say so in the first line of the module's docstring "
-            '("This module opens files."), or move it to where effects are'
-        )
+    first_paragraph = (ast.get_docstring(tree) or "").partition("\n\n")[0]
+    if not _SAYS_SO.search(first_paragraph):
+        for line, what in sorted(_effects(tree))[:1]:
+            yield (
+                f"{line}: {what}; say so in the first paragraph of the module's docstring "
+                '("This module opens files."), or move it to where effects are'
+            )
 
 
 def _effects(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -1,5 +1,6 @@
 """The repository keeps its rules (`rules.py`). A failure lists every place, with what to do there."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
