@@ -66,7 +66,7 @@ WORLDLY_OS_PATH_NAMES = frozenset(
     ("exists", "expanduser", "getmtime", "getsize", "isdir", "isfile", "islink", "lexists", "realpath")
 )
 
-_SAYS_SO = re.compile(r"\bThis module \w+")
+_SAYS_SO = re.compile(r"\bThis module\s+\w+")
 _REASON = re.compile(r"\s*#\s*\S.{7,}")
 _SUPPRESSION = re.compile(
     r"#\s*(?P<kind>type:\s*ignore|noqa)(?P<codes>\[[\w ,-]+\]|:\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*)?(?P<rest>.*)"

@@ -114,6 +114,12 @@ def test_every_module_has_a_test_twin() -> None:
                 faults.append(f"{shown(module)}: has a test twin: take it out of WITHOUT_TWIN")
             unused -= excused
     faults += [
+        f"{pattern}: there is no {name}"
+        for pattern, reason in WITHOUT_TWIN.items()
+        for name in re.findall(r"tests/[\w/]+\.py", reason)
+        if not (REPOSITORY / name).exists()
+    ]
+    faults += [
         f"{pattern}: matches nothing any more: take it out of WITHOUT_TWIN" for pattern in sorted(unused)
     ]
     assert not faults, "\n" + "\n".join(faults)
