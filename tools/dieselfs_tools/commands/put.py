@@ -1,6 +1,7 @@
 """`dlcmd put`: store files and folders, or standard input."""
 
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -250,6 +251,7 @@ def _report(
         "seconds": round(elapsed_s, 3),
     }
     if first:
-        text += f"; the first: {printable(first[0].source)} -> {Location(dataset, first[0].path, False)}"
+        is_folder = stat.S_ISDIR(first[0].status.st_mode)
+        text += f"; the first: {printable(first[0].source)} -> {Location(dataset, first[0].path, is_folder)}"
         fields |= {**name_fields(first[0].source, "first_source"), **name_fields(first[0].path, "first_path")}
     return output.summary(text, fields, EXIT_PARTIAL if counters.failed_files else EXIT_OK)
