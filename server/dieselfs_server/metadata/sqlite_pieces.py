@@ -110,8 +110,8 @@ def _gather(connection: sqlite3.Connection, piece: Piece, chunk_id: bytes, effec
 def _assemble(connection: sqlite3.Connection, piece: Piece, effects: Effects) -> None:
     """Make the file of `piece` live if its pieces cover it."""
     fields = piece._asdict()
-    (gathered,) = connection.execute(f"SELECT gathered FROM assembly WHERE {_FILE}", fields).fetchone()
-    if gathered < piece.size:
+    row = connection.execute(f"SELECT gathered FROM assembly WHERE {_FILE}", fields).fetchone()
+    if row is None or row[0] < piece.size:  # None: a newer file in the same chunk came first
         return
     chosen = tiling(connection.execute(f"SELECT place, length FROM piece WHERE {_FILE}", fields), piece.size)
     if chosen is None:
