@@ -171,7 +171,7 @@ class Snapshot:
 
     def find_many(self, paths: Sequence[bytes]) -> npt.NDArray[np.int64]:
         """The nodes of many full paths at once, -1 where there is none. Takes about 0.5 us a path."""
-        table, ends = self.column("hash_slots"), self.column("path_ends").astype(np.int64, copy=False)
+        table, ends = self.column("hash_slots"), self.column("path_ends").view(I64)
         hashes = np.fromiter(map(xxh3_64_intdigest, paths, repeat(self._hash_seed)), np.uint64, len(paths))
         marks = hashes & _LOW_HALF
         slots = (hashes >> np.uint64(self._hash_shift)).astype(np.int64)
