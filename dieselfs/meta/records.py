@@ -63,6 +63,16 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PinRecord:
+    """A reader who uses the snapshot of a generation (and when that was made, since 1970) until its lease expires."""
+
+    holder: str
+    generation: int
+    updated_ns: int
+    expires_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class PendingFile:
     """A file of which some pieces are stored, but not all; `version` 0 if there is none. `pieces`: (place, length)."""
 

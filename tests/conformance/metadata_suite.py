@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound, Unavailable
-from dieselfs.meta.records import FileRecord
+from dieselfs.meta.records import FileRecord, PinRecord
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.meta.snapshot_builder import build_snapshot
 from dieselfs.names import split_path
@@ -223,6 +223,32 @@ class MetadataSuite:
             with pytest.raises(AlreadyExists, match=DATASET):
                 store.create_dataset(name, dataset_id)
         assert len(store.datasets()) == 1
+
+    def test_a_rebuilt_dataset_goes_on_from_its_generation(self, store: MetadataStore) -> None:
+        store.create_dataset("ants", OTHER_ID, generation=41, updated_ns=NOW_NS + 5)
+        chunk = pack([Put(b"a", 1)], chunk_id(1), OTHER_ID)
+        assert store.apply(OTHER_ID, *chunk, NOW_NS) == 42
+        assert store.dataset("ants").updated_ns == NOW_NS + 6  # the clock had stepped back
+
+    def test_pins_last_until_they_expire_or_are_taken_away(self, store: MetadataStore) -> None:
+        pins = [
+            PinRecord(holder, 3, NOW_NS - 7, NOW_NS + lease)
+            for holder, lease in (("a", 10), ("b", 20), ("c", 30))
+        ]
+        for pin in reversed(pins):
+            store.pin(DATASET_ID, pin)
+        assert store.pins(DATASET_ID, NOW_NS) == pins
+        assert store.pins(DATASET_ID, NOW_NS + 10) == pins[1:]
+        renewed = PinRecord("b", 4, NOW_NS, NOW_NS + 100)
+        store.pin(DATASET_ID, renewed)
+        store.unpin(DATASET_ID, "c")
+        store.unpin(DATASET_ID, "nobody")
+        assert store.pins(DATASET_ID, NOW_NS + 30) == [renewed]
+        store.create_dataset("ants", OTHER_ID)
+        assert store.pins(OTHER_ID, NOW_NS) == []
+        store.drop_dataset(DATASET_ID)
+        store.create_dataset(DATASET, DATASET_ID)
+        assert store.pins(DATASET_ID, NOW_NS) == []
 
     def test_an_unknown_dataset_is_not_found(self, store: MetadataStore) -> None:
         preamble, header = pack([Put(b"a", 1)], chunk_id(1), OTHER_ID)

@@ -25,12 +25,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, PendingFile
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, PendingFile, PinRecord
 
 
 class MetadataStore(Protocol):
-    def create_dataset(self, name: str, dataset_id: bytes) -> DatasetRecord:
-        """Create a dataset without entries. Raises AlreadyExists if the name or the ID is taken."""
+    def create_dataset(
+        self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
+    ) -> DatasetRecord:
+        """Create a dataset without entries. Raises AlreadyExists if the name or the ID is taken.
+
+        A rebuild goes on from the `generation` and the time that are known, so that both keep rising.
+        """
         ...
 
     def dataset(self, name: str) -> DatasetRecord:
@@ -79,6 +84,18 @@ class MetadataStore(Protocol):
 
     def newest_chunk_time_s(self, dataset_id: bytes) -> int:
         """Time in the ID of the newest applied chunk, seconds since 1970; 0 without chunks."""
+        ...
+
+    def pin(self, dataset_id: bytes, pin: PinRecord) -> None:
+        """Keep a reader's pin until it expires, replacing an earlier one of the same holder."""
+        ...
+
+    def unpin(self, dataset_id: bytes, holder: str) -> None:
+        """Forget a reader's pin. Without error if there is none."""
+        ...
+
+    def pins(self, dataset_id: bytes, now_ns: int) -> list[PinRecord]:
+        """The pins that have not expired at `now_ns`, ordered by holder."""
         ...
 
     def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:

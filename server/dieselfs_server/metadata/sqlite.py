@@ -12,7 +12,15 @@ from heapq import merge
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, Extent, FileRecord, PendingFile
+from dieselfs.meta.records import (
+    ChunkRecord,
+    DatasetRecord,
+    EntryTable,
+    Extent,
+    FileRecord,
+    PendingFile,
+    PinRecord,
+)
 from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE
 from dieselfs.names import split_path
 from dieselfs_server.metadata.sqlite_apply import apply_entries
@@ -39,15 +47,20 @@ class SqliteMetadata:
         """An empty store that lasts as long as the object."""
         return cls(MEMORY)
 
-    def create_dataset(self, name: str, dataset_id: bytes) -> DatasetRecord:
+    def create_dataset(
+        self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
+    ) -> DatasetRecord:
         with self._connections.writing() as connection:
             taken = connection.execute(
                 "SELECT name FROM dataset WHERE name = ? OR dataset_id = ?", (name, dataset_id)
             ).fetchone()
             if taken is not None:
                 raise AlreadyExists(f"dataset {taken[0]!r} exists already")
-            connection.execute("INSERT INTO dataset (name, dataset_id) VALUES (?, ?)", (name, dataset_id))
-        return DatasetRecord(dataset_id, name, generation=0, updated_ns=0, files=0, total_bytes=0, chunks=0)
+            connection.execute(
+                "INSERT INTO dataset (name, dataset_id, generation, updated_ns) VALUES (?, ?, ?, ?)",
+                (name, dataset_id, generation, updated_ns),
+            )
+        return DatasetRecord(dataset_id, name, generation, updated_ns, files=0, total_bytes=0, chunks=0)
 
     def dataset(self, name: str) -> DatasetRecord:
         with self._connections.reading() as connection:
@@ -131,6 +144,30 @@ class SqliteMetadata:
                 (_dataset_number(connection, dataset_id),),
             ).fetchone()
         return 0 if newest is None else chunk_time_s(newest)
+
+    def pin(self, dataset_id: bytes, pin: PinRecord) -> None:
+        with self._connections.writing() as connection:
+            number = _dataset_number(connection, dataset_id)
+            connection.execute(
+                "INSERT OR REPLACE INTO pin (dataset, holder, generation, updated_ns, expires_ns) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (number, pin.holder, pin.generation, pin.updated_ns, pin.expires_ns),
+            )
+
+    def unpin(self, dataset_id: bytes, holder: str) -> None:
+        with self._connections.writing() as connection:
+            number = _dataset_number(connection, dataset_id)
+            connection.execute("DELETE FROM pin WHERE (dataset, holder) = (?, ?)", (number, holder))
+
+    def pins(self, dataset_id: bytes, now_ns: int) -> list[PinRecord]:
+        with self._connections.writing() as connection:
+            number = _dataset_number(connection, dataset_id)
+            connection.execute("DELETE FROM pin WHERE dataset = ? AND expires_ns <= ?", (number, now_ns))
+            rows = connection.execute(
+                "SELECT holder, generation, updated_ns, expires_ns FROM pin WHERE dataset = ? ORDER BY holder",
+                (number,),
+            ).fetchall()
+        return [PinRecord(*row) for row in rows]
 
     def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
         with self._connections.reading() as connection:

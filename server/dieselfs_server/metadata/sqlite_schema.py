@@ -102,6 +102,17 @@ TABLES = (
     ) STRICT, WITHOUT ROWID
     """,
     """
+    -- One row per reader that uses a snapshot; ends by itself.
+    CREATE TABLE pin (
+        dataset     INTEGER NOT NULL,
+        holder      TEXT NOT NULL,
+        generation  INTEGER NOT NULL,
+        updated_ns  INTEGER NOT NULL,    -- of that generation, since 1970
+        expires_ns  INTEGER NOT NULL,
+        PRIMARY KEY (dataset, holder)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
     -- One row per folder that has something live in it, whether or not an entry made it; the root has none.
     CREATE TABLE folder (
         dataset  INTEGER NOT NULL,
@@ -113,7 +124,7 @@ TABLES = (
     """,
 )
 
-DATASET_TABLES = ("entry", "tombstone", "piece", "assembly", "folder", "chunk")
+DATASET_TABLES = ("entry", "tombstone", "piece", "assembly", "folder", "chunk", "pin")
 """Tables with a column `dataset`."""
 
 STAGED = """
