@@ -1,0 +1,53 @@
+"""What is printed, for people and for programs."""
+
+import json
+
+import pytest
+
+from dieselfs_tools.output import FAILURES_SHOWN_MAX, Output, name_fields
+
+
+def test_a_name_that_is_not_utf8_comes_with_its_bytes() -> None:
+    assert name_fields("ü\n".encode()) == {"path": "ü\n"}
+    assert name_fields(b"\xff/a", "target") == {"target": "\\xff/a", "target_bytes": "/y9h"}
+
+
+def test_json_is_one_object_a_line_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(is_json=True)
+    output.record("entry", "for people", {"path": "a\nb"})
+    output.note("for people")
+    output.failures([("b", "is gone")], 1)
+    assert output.summary("for people", {"entries": 1}, 2) == 2
+    out, err = capsys.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"type": "entry", "path": "a\nb"},
+        {"type": "failure", "path": "b", "reason": "is gone"},
+        {"type": "summary", "exit_code": 2, "entries": 1},
+    ]
+    assert err == "dlcmd: b: is gone\n"
+
+
+def test_quiet_keeps_results_errors_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(is_quiet=True)
+    output.note("note")
+    output.detail("entry", "detail", {})
+    output.record("entry", "result", {})
+    output.error("wrong")
+    output.summary("summary", {})
+    assert capsys.readouterr() == ("result\nsummary\n", "dlcmd: wrong\n")
+
+
+def test_an_error_is_one_line_of_printable_text(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().error("first\nsecond \x1b[31m \udcff")
+    assert capsys.readouterr().err == "dlcmd: first second \\x1b[31m \\xff\n"
+
+
+def test_of_many_failures_the_first_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().failures([(str(n), "gone") for n in range(1000)], 5000)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == FAILURES_SHOWN_MAX + 1
+    assert lines[-1] == f"dlcmd: ... and {5000 - FAILURES_SHOWN_MAX} more like these"
+
+
+def test_sizes_are_exact_on_request() -> None:
+    assert (Output().size(2048), Output(is_exact=True).size(2048)) == ("2.0 KiB", "2048")

@@ -1,0 +1,35 @@
+"""--exclude and --include."""
+
+import pytest
+
+from dieselfs_tools.patterns import Patterns
+
+
+@pytest.mark.parametrize(
+    ("excludes", "includes", "path", "is_wanted"),
+    [
+        ([], [], b"a/b", True),
+        (["*.tmp"], [], b"a/b.tmp", False),
+        (["*.tmp"], [], b"a/b.tmp.txt", True),
+        ([".git"], [], b"x/.git/config", False),
+        ([".git/"], [], b"x/.git", False),
+        ([".git"], [], b"x/.github/config", True),
+        (["a/*.log"], [], b"a/b/c.log", False),
+        (["a/*.log"], [], b"b/a/c.log", True),
+        (["*"], ["*.jpg"], b"deep/er/cat.jpg", True),
+        (["*"], ["*.jpg"], b"deep/er/cat.png", False),
+        ([".git"], ["*.py"], b".git/hook.py", True),
+        (["*"], [], b"", True),
+        (["new*"], [], b"new\nline", False),
+        (["\udcff*"], [], b"\xff\xfe", False),
+        (["[ab]?"], [], b"a1", False),
+    ],
+)
+def test_what_is_wanted(excludes: list[str], includes: list[str], path: bytes, is_wanted: bool) -> None:
+    assert Patterns(excludes, includes).is_wanted(path) is is_wanted
+
+
+def test_a_folder_is_pruned_only_if_nothing_in_it_can_be_wanted() -> None:
+    assert Patterns([".git"]).is_pruned(b".git")
+    assert not Patterns([".git"]).is_pruned(b"src")
+    assert not Patterns([".git"], ["*.py"]).is_pruned(b".git")

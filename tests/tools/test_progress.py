@@ -1,0 +1,62 @@
+"""Progress: lines for a log, a bar on a terminal."""
+
+import io
+from threading import Event
+
+import pytest
+
+from dieselfs_tools import progress
+from dieselfs_tools.output import Output
+from dieselfs_tools.progress import Reading, progress_line, shown
+
+
+def test_a_line_says_how_far_how_fast_and_how_long_still() -> None:
+    reading = Reading(1234, 1 << 30, 5678, 5 << 30, 2)
+    assert progress_line("put", reading, 1 << 30, 10) == (
+        "put: 1,234 of 5,678 files, 1.0 GiB of 5.0 GiB, 102 MiB/s, 40 s left, 2 failed"
+    )
+
+
+def test_while_totals_grow_no_time_left_is_claimed() -> None:
+    line = progress_line("put", Reading(1, 10, 2, 20, is_total_known=False), 10, 1)
+    assert line == "put: 1 of 2 files, 10 B of 20 B found so far, 10 B/s, 0 failed"
+    assert "left" not in progress_line("put", Reading(0, 0, 0, 0), 0, 0)
+
+
+class Stream(io.StringIO):
+    """Tells when something is written; a terminal if it is told so."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+        self.written = Event()
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, text: str) -> int:
+        result = super().write(text)
+        if text.strip():
+            self.written.set()
+        return result
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_something_is_shown_soon(is_terminal: bool) -> None:
+    stream = Stream(is_terminal)
+    with shown(Output(), "get", lambda: Reading(1, 2048, 3, 4096), stream):
+        assert stream.written.wait(30)
+    assert "get: " in stream.getvalue()
+    assert ("%" in stream.getvalue()) is is_terminal
+
+
+def test_quiet_shows_nothing() -> None:
+    stream = Stream(True)
+    with shown(Output(is_quiet=True), "get", lambda: pytest.fail("asked"), stream):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_the_first_line_comes_within_a_second_and_the_others_every_ten() -> None:
+    assert progress.FIRST_LINE_S < 1
+    assert progress.LINE_INTERVAL_S == 10
