@@ -6,7 +6,8 @@ from dieselfs_client.options import MountOptions, format_options, parse_options,
 
 
 @pytest.mark.parametrize(
-    ("text", "size_bytes"), [("4096", 4096), ("512MiB", 512 * MIB), ("2G", 2 * GIB), ("64k", 65536), ("1gib", GIB)]
+    ("text", "size_bytes"),
+    [("4096", 4096), ("512MiB", 512 * MIB), ("2G", 2 * GIB), ("64k", 65536), ("1gib", GIB)],
 )
 def test_sizes(text: str, size_bytes: int) -> None:
     assert parse_size(text) == size_bytes
@@ -30,7 +31,9 @@ def test_later_options_win_and_others_stay() -> None:
     assert parse_options("generation=4", base) == MountOptions(server="tcp://a:1", generation=4)
 
 
-@pytest.mark.parametrize("text", ["colour=red", "allow_other=1", "memory", "uid=me", "memory=1MiB", "timeout=0", "timeout=inf"])
+@pytest.mark.parametrize(
+    "text", ["colour=red", "allow_other=1", "memory", "uid=me", "memory=1MiB", "timeout=0", "timeout=inf"]
+)
 def test_what_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_options(text, MountOptions())

@@ -50,7 +50,11 @@ Scenario = Callable[[ChunkResidency, GatedSource], Awaitable[None]]
 
 
 def run(
-    packed: PackedDataset, scenario: Scenario, memory_bytes: int = 1 << 20, timeout_s: float = 10, at_once: int = 8
+    packed: PackedDataset,
+    scenario: Scenario,
+    memory_bytes: int = 1 << 20,
+    timeout_s: float = 10,
+    at_once: int = 8,
 ) -> MemoryChunkSource:
     """Play `scenario` with the gate open; returns the source, which counted."""
     source = GatedSource(packed.source())
@@ -197,7 +201,9 @@ def test_a_bug_in_the_source_costs_one_read(packed: PackedDataset, caplog: pytes
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_damage_touches_only_the_file_it_lies_in(packed: PackedDataset, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_touches_only_the_file_it_lies_in(
+    packed: PackedDataset, caplog: pytest.LogCaptureFixture
+) -> None:
     good, bad = extent_of(packed.snapshot, b"2"), extent_of(packed.snapshot, b"3")
 
     async def scenario(residency: ChunkResidency, source: GatedSource) -> None:

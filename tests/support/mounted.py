@@ -74,9 +74,11 @@ def mounted(
     sabotage: Callable[[], None] | None = None,
 ) -> Iterator[RunningMount]:
     """Mount on `folder/mount`. `source` must pickle; `sabotage` (a function of a module) is called in the process
-    before it serves."""
+    before it serves.
+    """
     mountpoint, log_file = folder / "mount", folder / "mount.log"
-    mountpoint.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(mountpoint)  # looks at nothing behind a dead mount, as `Path.mkdir` would
     ready = spawn.Event()
     process = spawn.Process(
         target=_serve,

@@ -79,7 +79,6 @@ class InitFlag(IntFlag):
     ASYNC_READ = 1 << 0
     EXPORT_SUPPORT = 1 << 4
     DO_READDIRPLUS = 1 << 13
-    ASYNC_DIO = 1 << 15
     NO_OPEN_SUPPORT = 1 << 17
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
@@ -88,11 +87,12 @@ class InitFlag(IntFlag):
 
 
 NEEDED = InitFlag.DO_READDIRPLUS | InitFlag.NO_OPEN_SUPPORT | InitFlag.NO_OPENDIR_SUPPORT
+# Not wanted: READDIRPLUS_AUTO (a walk before a training run is to make the files known, so that opening them asks
+# nothing) and ASYNC_DIO (who waits for a direct read could not be interrupted).
 WANTED = (
     NEEDED
     | InitFlag.ASYNC_READ
     | InitFlag.EXPORT_SUPPORT
-    | InitFlag.ASYNC_DIO
     | InitFlag.PARALLEL_DIROPS
     | InitFlag.MAX_PAGES
     | InitFlag.CACHE_SYMLINKS

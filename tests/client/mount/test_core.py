@@ -19,11 +19,15 @@ def inode_of(core: MountCore, path: bytes) -> int:
 
 def test_attributes_of_a_file(core: MountCore) -> None:
     inode = inode_of(core, b"train/video.mp4")
-    assert core.attributes(inode) == Attributes(inode, stat.S_IFREG | 0o644, 130, 1, 1_600_000_000_000_000_003)
+    assert core.attributes(inode) == Attributes(
+        inode, stat.S_IFREG | 0o644, 130, 1, 1_600_000_000_000_000_003
+    )
 
 
 def test_blocks_are_counted_in_512_bytes() -> None:
-    core = MountCore(Snapshot(snapshot_bytes({b"a": file_of((0, 0, 512)), b"b": file_of((0, 512, 513))}), SOURCE))
+    core = MountCore(
+        Snapshot(snapshot_bytes({b"a": file_of((0, 0, 512)), b"b": file_of((0, 512, 513))}), SOURCE)
+    )
     assert core.attributes(inode_of(core, b"a")).blocks == 1
     assert core.attributes(inode_of(core, b"b")).blocks == 2
 
@@ -93,7 +97,9 @@ def test_dots(core: MountCore) -> None:
         (5, 0, []),
     ],
 )
-def test_pieces_of_a_read(core: MountCore, offset: int, size: int, expected: list[tuple[int, int, int]]) -> None:
+def test_pieces_of_a_read(
+    core: MountCore, offset: int, size: int, expected: list[tuple[int, int, int]]
+) -> None:
     pieces = core.pieces(inode_of(core, b"train/video.mp4"), offset, size)
     assert [(piece.extent.chunk, piece.start, piece.length) for piece in pieces] == expected
 

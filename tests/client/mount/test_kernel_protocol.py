@@ -108,7 +108,9 @@ def test_init_takes_what_it_knows_of_the_kernels_offer() -> None:
 
 
 def test_init_wants_nothing_that_is_not_offered() -> None:
-    flags = struct.unpack_from("=I", protocol.encode_init(protocol.InitRequest(7, 31, 0, protocol.NEEDED)), 12)[0]
+    flags = struct.unpack_from(
+        "=I", protocol.encode_init(protocol.InitRequest(7, 31, 0, protocol.NEEDED)), 12
+    )[0]
     assert flags == protocol.NEEDED
 
 
@@ -202,4 +204,4 @@ def test_statfs() -> None:
 
 def test_record_layouts_are_those_of_the_kernel() -> None:
     assert np.dtype("u8").byteorder == "="
-    assert protocol.DIRENT_PLUS_BYTES == ENTRY.size + ATTR.size + DIRENT.size
+    assert ENTRY.size + ATTR.size + DIRENT.size == protocol.DIRENT_PLUS_BYTES
