@@ -1,4 +1,4 @@
-"""Who is calling: keys, challenge and response (`docs/rpc.md`). No I/O.
+"""Who is calling: keys, challenge and response (`docs/rpc.md`). This module opens key files.
 
 Both sides prove that they know the user's key, and nothing that crosses the wire lets a listener find it. As
 in SCRAM (RFC 5802), the server keeps a verifier from which the key cannot be computed, so that a stolen user
