@@ -81,7 +81,9 @@ class ChunkStoreSuite:
         with ThreadPoolExecutor(8) as threads:
             stored = [content for content in threads.map(attempt, range(80)) if content is not None]
         assert len(stored) == 10
-        got = [store.get_range(DATASET_ID, chunk_id, 0, 100_000) for chunk_id in store.list_chunks(DATASET_ID)]
+        got = [
+            store.get_range(DATASET_ID, chunk_id, 0, 100_000) for chunk_id in store.list_chunks(DATASET_ID)
+        ]
         assert sorted(got) == sorted(stored)
 
     def test_a_deleted_chunk_is_gone(self, store: ObjectStore) -> None:
@@ -95,13 +97,30 @@ class ChunkStoreSuite:
 
     def test_chunks_are_listed_in_the_order_of_their_ids(self, store: ObjectStore) -> None:
         source = random.Random(1)
-        spread = [1 << bit for bit in range(32)] + [1_700_000_000 + second for second in range(0, 40_000, 997)]
+        spread = [1 << bit for bit in range(32)] + [
+            1_700_000_000 + second for second in range(0, 40_000, 997)
+        ]
         chunk_ids = [chunk_at(time_s, source.randrange(1 << 90)) for time_s in spread for _ in range(2)]
         for chunk_id in source.sample(chunk_ids, len(chunk_ids)):
             store.put(DATASET_ID, chunk_id, [b"x"])
         assert list(store.list_chunks(DATASET_ID)) == sorted(chunk_ids)
-        for since_s in (0, 1, 2, 3, 4, 5, 1_700_000_000, 1_700_000_997, 1_700_000_998, 1_700_016_384, 1 << 31, 1 << 40):
-            expected = sorted(identity for identity in chunk_ids if int.from_bytes(identity[:4], "big") >= since_s)
+        for since_s in (
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            1_700_000_000,
+            1_700_000_997,
+            1_700_000_998,
+            1_700_016_384,
+            1 << 31,
+            1 << 40,
+        ):
+            expected = sorted(
+                identity for identity in chunk_ids if int.from_bytes(identity[:4], "big") >= since_s
+            )
             assert list(store.list_chunks(DATASET_ID, since_s)) == expected
         assert list(store.list_chunks(OTHER_ID)) == []
 
@@ -144,6 +163,25 @@ class ChunkStoreSuite:
             assert store.get_record("users") == content
         store.put_record("user-s", b"another")
         assert store.get_record("users") == b"third" * 1000
+
+    def test_records_are_listed_by_prefix_and_removed(self, store: ObjectStore) -> None:
+        assert store.list_records("") == []
+        for name in ("tag-b1", "users", "tag-a2", "tag"):
+            store.put_record(name, name.encode())
+        assert store.list_records("tag-") == ["tag-a2", "tag-b1"]
+        assert store.list_records("") == ["tag", "tag-a2", "tag-b1", "users"]
+        store.delete_record("tag-a2")
+        store.delete_record("tag-a2")
+        assert store.list_records("tag-") == ["tag-b1"]
+        assert store.get_record("tag-a2") is None
+
+    def test_a_large_record_is_kept_whole(self, store: ObjectStore) -> None:
+        content = bytes(range(256)) * (40 << 12)
+        store.put_record("tag-large", content)
+        assert store.get_record("tag-large") == content
+        store.put_record("tag-large", b"small now")
+        assert store.get_record("tag-large") == b"small now"
+        assert store.list_records("") == ["tag-large"]
 
     def test_a_record_is_seen_whole(self, store: ObjectStore) -> None:
         store.put_record("users", b"0" * 10_000)

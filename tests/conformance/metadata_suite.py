@@ -428,7 +428,7 @@ class MetadataSuite:
         with ThreadPoolExecutor(4) as threads:
             generations = list(
                 threads.map(
-                    lambda chunk: store.apply(DATASET_ID, *chunk, NOW_NS),
+                    lambda chunk: store.apply(DATASET_ID, chunk[0], chunk[1], NOW_NS),
                     [*chunks.values(), *chunks.values()],
                 )
             )

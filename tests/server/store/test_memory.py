@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from dieselfs_server.store.memory import MemoryStore
-
 from tests.conformance.chunk_store_suite import ChunkStoreSuite
 
 
