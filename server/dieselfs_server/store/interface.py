@@ -53,9 +53,20 @@ class ObjectStore(Protocol):
         ...
 
     def put_record(self, name: str, content: bytes) -> None:
-        """Create or replace the record `name`, a fixed one of the server's: `[a-z-]+`. Atomic and durable, as `put`."""
+        """Create or replace the record `name`, of letters `a-z`, digits and `-`, at most 200. Atomic and durable, as `put`.
+
+        Made by the server, never by users; most are small, the snapshot of a tag may have some hundred megabytes.
+        """
         ...
 
     def get_record(self, name: str) -> bytes | None:
         """Content of the record `name`, or None if there is none."""
+        ...
+
+    def list_records(self, prefix: str) -> list[str]:
+        """Names of the records that begin with `prefix`, sorted."""
+        ...
+
+    def delete_record(self, name: str) -> None:
+        """Remove a record; durable when this returns. Without error if it is gone already."""
         ...

@@ -63,6 +63,14 @@ class MemoryStore:
         with self._lock:
             return self._records.get(name)
 
+    def list_records(self, prefix: str) -> list[str]:
+        with self._lock:
+            return sorted(name for name in self._records if name.startswith(prefix))
+
+    def delete_record(self, name: str) -> None:
+        with self._lock:
+            self._records.pop(name, None)
+
     def _get(self, dataset_id: bytes, chunk_id: bytes) -> bytes:
         with self._lock:
             content = self._chunks.get(dataset_id, {}).get(chunk_id)

@@ -38,7 +38,7 @@ TEMPORARY_AGE_MAX_S = 3600.0
 _TEMPORARY = "tmp"
 _RECORDS = "records"
 _DROPPED = "dropped."
-_RECORD_NAME = re.compile(r"[a-z-]+")
+_RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
 _DATASET_FOLDER = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
@@ -155,6 +155,19 @@ class PosixStore:
                 return read_range(path, 0, os.lstat(path).st_size)
             except FileNotFoundError:
                 return None
+
+    def list_records(self, prefix: str) -> list[str]:
+        return sorted(
+            name
+            for name in _names(os.path.join(self._root, _RECORDS))
+            if name.startswith(prefix) and _RECORD_NAME.fullmatch(name)
+        )
+
+    def delete_record(self, name: str) -> None:
+        path = self._record_path(name)
+        with translated(path), suppress(FileNotFoundError):
+            os.unlink(path)
+            sync_folder(os.path.dirname(path))
 
     def _dataset_path(self, dataset_id: bytes) -> str:
         if len(dataset_id) != DATASET_ID_BYTES:
