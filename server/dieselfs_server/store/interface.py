@@ -53,7 +53,7 @@ class ObjectStore(Protocol):
         ...
 
     def put_record(self, name: str, content: bytes) -> None:
-        """Create or replace the record `name`, of letters `a-z`, digits and `-`, at most 200. Atomic and durable, as `put`.
+        """Create or replace the record `name`: `[a-z0-9-]{1,200}`. Atomic and durable, as `put`.
 
         Made by the server, never by users; most are small, the snapshot of a tag may have some hundred megabytes.
         """
