@@ -108,10 +108,12 @@ def open_log(path: Path) -> None:
     """Send the log, and whatever goes to standard error, to a file that only this user can read. Raises MountError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        os.dup2(descriptor, 2)  # and let go of the terminal, or the pipe, of whoever mounts
+        os.close(descriptor)
         handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1, errors="backslashreplace")
     except OSError as error:
         raise MountError(f"log file {path}: {error.strerror}") from None
-    os.dup2(handler.stream.fileno(), 2)  # and let go of the terminal, or the pipe, of whoever mounts
     logging.basicConfig(
         level=logging.INFO, handlers=[handler], format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )

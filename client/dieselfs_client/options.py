@@ -49,11 +49,11 @@ class MountOptions:
         )
 
 
-_IGNORED = frozenset(
+_IGNORED = {
     # What a mount of dieselfs always is, what it never is, and what is meant for mount(8) and systemd.
-    ["ro", "rw", "nosuid", "nodev", "exec", "noatime", "relatime", "async", "defaults"]
-    + ["auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev"]
-)
+    *("ro", "rw", "nosuid", "nodev", "exec", "noatime", "relatime", "async", "defaults"),
+    *("auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev"),
+}
 _IGNORED_PREFIXES = ("x-", "X-", "comment=", "user=")
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 _SIZE = re.compile(r"(\d+)(?:([KMG])(?:iB)?)?", re.IGNORECASE)

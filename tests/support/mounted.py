@@ -7,6 +7,7 @@ A process of its own, because a test that waits for a page of a mount which its 
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -95,7 +96,10 @@ def mounted(
     )
     process.start()
     try:
-        if not ready.wait(START_TIMEOUT_S):
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not ready.wait(0.05) and process.is_alive() and time.monotonic() < deadline_s:
+            pass
+        if not ready.is_set():
             log = log_file.read_text() if log_file.exists() else "(no log)"
             raise AssertionError(f"the mount did not come up:\n{log}")
         yield RunningMount(mountpoint, process, log_file)

@@ -185,14 +185,18 @@ class KernelDriver:
             _log.error("%s: %s", self._path(request.inode), error)
         else:
             code = errno.EIO
-            _log.error("request %d about inode %d failed", request.opcode, request.inode, exc_info=error)
+            _log.error("request %d about %s failed", request.opcode, self._path(request.inode), exc_info=error)
         try:
             self._refuse(request.unique, code)
         except OSError:
-            _log.exception("request %d about inode %d cannot be answered", request.opcode, request.inode)
+            _log.exception("request %d about %s cannot be answered", request.opcode, self._path(request.inode))
 
     def _path(self, inode: int) -> str:
-        return printable(self._core.snapshot.path(self._core.node(inode)))
+        """What to call an inode in the log."""
+        try:
+            return printable(self._core.snapshot.path(self._core.node(inode))) or "the root"
+        except NotFound:
+            return f"inode {inode}"
 
     # -- what the snapshot answers -------------------------------------------------------------------------
 
