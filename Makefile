@@ -4,6 +4,7 @@ PYTHON3 ?= python3
 VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 DATA    ?=
+BENCH   ?=
 
 .PHONY: test check bench demo venv system clean
 
@@ -15,8 +16,8 @@ check: venv  ## lint, format, types
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-bench: venv  ## the figures of docs/performance.md
-	PYTHONPATH=tools $(PYTHON) -m bench
+bench: venv  ## the figures of docs/performance.md (BENCH=--quick tries it out)
+	PYTHONPATH=tools $(PYTHON) -m bench $(BENCH)
 
 demo: venv  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
 	$(PYTHON) -m dieselfs_tools.demo $(DATA)

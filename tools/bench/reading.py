@@ -4,7 +4,8 @@ Cold: a new mount or connection, and the kernel's caches dropped on both sides. 
 library is asked in the chunk-wise order too, which is what it is made for; it keeps no more than a few chunks.
 """
 
-from collections.abc import Callable, Generator, Sequence
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -72,11 +73,12 @@ def _warm(home: Home, mountpoint: Path, tree: SourceTree, rounds: int) -> Genera
         for folder in (mountpoint, tree.folder):
             _read(folder, paths)
         daemon = {"daemon": mount.process}
-        sides = [
-            _side(tree, "mount", lambda: measure(lambda: _read(mountpoint, paths), daemon), paths, WARM_AIM),
-            _side(tree, local, lambda: measure(lambda: _read(tree.folder, paths)), paths),
-        ]
-        yield Trial(f"{_title(tree)}, warm", sides, rounds, base=local)
+        for read, how, aim in ((_read, "open and read", WARM_AIM), (_load, "Python's open()", None)):
+            sides = [
+                _side(tree, "mount", partial(_timed, read, mountpoint, paths, daemon), paths, aim),
+                _side(tree, local, partial(_timed, read, tree.folder, paths), paths),
+            ]
+            yield Trial(f"{_title(tree)}, warm, {how}", sides, rounds, base=local)
 
 
 def _title(tree: SourceTree) -> str:
@@ -90,23 +92,41 @@ def _side(
 
 
 def _read(folder: Path, paths: Sequence[str]) -> None:
-    """As a program reads that knows nothing of dieselfs."""
+    """With the plain system calls."""
+    prefix = f"{folder}/"
+    for path in paths:
+        descriptor = os.open(prefix + path, os.O_RDONLY)
+        os.read(descriptor, os.fstat(descriptor).st_size)
+        os.close(descriptor)
+
+
+def _load(folder: Path, paths: Sequence[str]) -> None:
+    """As most programs in Python do. Before Python 3.14, `open` asks of every file whether it is a terminal."""
     prefix = f"{folder}/"
     for path in paths:
         with open(prefix + path, "rb") as file:
             file.read()
 
 
+def _timed(
+    read: Callable[[Path, Sequence[str]], None],
+    folder: Path,
+    paths: Sequence[str],
+    processes: Mapping[str, int] | None = None,
+) -> Run:
+    return measure(lambda: read(folder, paths), processes)
+
+
 def _read_cold(folder: Path, paths: Sequence[str]) -> Run:
     drop_caches()
-    return measure(lambda: _read(folder, paths))
+    return _timed(_read, folder, paths)
 
 
 def _read_new_mount(home: Home, mountpoint: Path, paths: Sequence[str]) -> Run:
     with mounted(home, mountpoint) as mount:
         processes = {"daemon": mount.process, "server": home.server_process()}
         drop_caches()
-        return measure(lambda: _read(mountpoint, paths), processes)
+        return _timed(_read, mountpoint, paths, processes)
 
 
 def _ask(home: Home, read: Reading, paths: Sequence[str]) -> Run:

@@ -4,50 +4,45 @@ from collections.abc import Sequence
 
 from bench.figures import Aim, Figure, Quantity, Trial
 
-_HEADINGS = ("", "median s", "min - max s", "per s", "MB/s", "ratio", "aim")
+_HEADINGS = ("median s", "min - max s", "per s", "MB/s", "ratio", "processor s")
 
 
 def trial_lines(trial: Trial, figures: Sequence[Figure]) -> list[str]:
-    """The table of a trial: a title, headings, and a line for each side."""
-    heads = [trial.title, *_HEADINGS[1:]]
-    heads[5] = f"x {trial.base}" if trial.base else ""
-    rows = [heads, *(_cells(figure) for figure in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = []
-    for row in rows:
-        cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:6], widths[1:6], strict=True)),
-        ]
-        lines.append("  ".join([*cells, row[6]]).rstrip())
-    for figure in figures:
-        if figure.parts:
-            spent = ", ".join(f"{name} {duration_s:.2f}" for name, duration_s in figure.parts.items())
-            lines.append(f"    processor seconds of {figure.side.name.strip()}: {spent}")
-    return lines
+    """The table of a trial: its title with the headings, then a line for each side. Empty columns are left out."""
+    heads = [*_HEADINGS[:4], f"x {trial.base}", *_HEADINGS[5:]]
+    cells = [_cells(figure) for figure in figures]
+    columns = [column for column in range(len(heads)) if any(row[column] for row in cells)]
+    rows = [[trial.title, *(heads[column] for column in columns), "aim"]]
+    for figure, row in zip(figures, cells, strict=True):
+        rows.append([f"  {figure.side.name}", *(row[column] for column in columns), verdict(figure)])
+    if not any(row[-1] for row in rows[1:]):
+        rows[0][-1] = ""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place in (0, len(widths) - 1) else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _cells(figure: Figure) -> list[str]:
     side, ratio = figure.side, figure.ratio
     return [
-        f"  {side.name}",
         _short(figure.duration_s),
-        f"{_short(min(figure.durations_s))} - {_short(max(figure.durations_s))}",
-        f"{figure.rate:,.0f} {side.unit}" if side.unit else "",
+        f"{_short(min(figure.durations_s))} - {_short(max(figure.durations_s))}"
+        if len(figure.runs) > 1
+        else "",
+        f"{figure.rate:,.0f} {side.unit}",
         f"{figure.byte_rate / 1e6:,.0f}" if side.size_bytes else "",
         "" if ratio is None else f"{ratio:.2f}",
-        verdict(figure),
+        ", ".join(f"{name} {duration_s:.2f}" for name, duration_s in figure.parts.items()),
     ]
 
 
 def _short(duration_s: float) -> str:
-    return (
-        f"{duration_s:.2f}"
-        if duration_s >= 1
-        else f"{duration_s:.3g}"
-        if duration_s >= 1e-3
-        else f"{duration_s:.1e}"
-    )
+    return f"{duration_s:.2f}" if duration_s >= 1 else f"{duration_s:.3g}"
 
 
 def aim_text(aim: Aim, unit: str, base: str | None) -> str:

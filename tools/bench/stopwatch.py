@@ -1,4 +1,4 @@
-"""Times a piece of work, and the processor seconds that it costs in each process. This module reads /proc."""
+"""Times a piece of work, and the processor seconds that it costs in each process. This module reads `/proc`."""
 
 import os
 import resource

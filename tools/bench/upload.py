@@ -1,6 +1,6 @@
 """Upload: what `dlcmd put -r` does, one client process and an embedded server, beside `cp -r` to the same file system.
 
-The source is warm. dieselfs has everything on disk when it answers, `cp` has not: so another copy is followed by `sync`.
+The source is warm. dieselfs has everything on disk when it answers, `cp` has not: another copy is followed by `sync`.
 Copies stay until the end: some file systems avoid the inodes of files that were just removed, and search for long.
 """
 
