@@ -15,6 +15,7 @@ import trio
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.rpc.address import TcpAddress, UnixAddress
 from dieselfs.rpc.auth import Key
+from dieselfs_server import handlers as handlers  # makes them known to the service
 from dieselfs_server.commit import catch_up
 from dieselfs_server.listener import Reception, open_listeners
 from dieselfs_server.metadata.interface import MetadataStore

@@ -1,0 +1,85 @@
+"""Datasets as wholes: made, listed, dropped, purged."""
+
+import logging
+import secrets
+from dataclasses import astuple
+from typing import Any
+
+import trio
+
+from dieselfs.chunk.format import DATASET_ID_BYTES
+from dieselfs.errors import InvalidInput
+from dieselfs.meta.records import DatasetRecord
+from dieselfs.rpc.messages import thrift
+from dieselfs_server import purge as purging
+from dieselfs_server.service import Reply, Service, handler
+from dieselfs_server.users import Caller, Right
+
+GRACE_S_MAX = 1 << 40
+
+log = logging.getLogger(__name__)
+
+
+@handler
+async def create_dataset(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    await service.require_right(caller, arguments.name, Right.WRITE)
+    dataset_id = secrets.token_bytes(DATASET_ID_BYTES)
+    create = service.backends.metadata.create_dataset
+    return Reply(_dataset_info(await trio.to_thread.run_sync(create, arguments.name, dataset_id)))
+
+
+@handler
+async def get_dataset(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    return Reply(_dataset_info(await service.dataset(caller, arguments.name, Right.READ)))
+
+
+@handler
+async def list_datasets(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    datasets = await trio.to_thread.run_sync(service.backends.metadata.datasets)
+    return Reply([_dataset_info(d) for d in datasets if await service.right(caller, d.name) >= Right.READ])
+
+
+@handler
+async def drop_dataset(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.name, Right.ADMIN)
+
+    def drop() -> None:
+        # Chunks first: were the record gone first, a crash would leave chunks that nothing leads to.
+        service.backends.store.delete_dataset(dataset.dataset_id)
+        service.backends.metadata.drop_dataset(dataset.dataset_id)
+        service.backends.snapshots.drop(dataset.dataset_id)
+
+    await trio.to_thread.run_sync(drop)
+    log.info("dataset %s dropped by %s", dataset.name, caller.name)
+    return Reply()
+
+
+@handler
+async def purge(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    right = Right.READ if arguments.is_dry_run else Right.ADMIN
+    dataset = await service.dataset(caller, arguments.dataset, right)
+    if not 0 <= arguments.grace_s < GRACE_S_MAX:
+        raise InvalidInput(f"grace time of {arguments.grace_s} s is out of range")
+    report = await trio.to_thread.run_sync(
+        purging.purge,
+        service.backends.store,
+        service.backends.metadata,
+        dataset,
+        service.ids,
+        service.now_ns(),
+        arguments.grace_s,
+        arguments.is_dry_run,
+    )
+    return Reply(thrift.PurgeReport(*astuple(report)))
+
+
+def _dataset_info(dataset: DatasetRecord) -> Any:
+    return thrift.DatasetInfo(
+        name=dataset.name,
+        dataset_id=dataset.dataset_id,
+        generation=dataset.generation,
+        updated_ns=dataset.updated_ns,
+        files=dataset.files,
+        total_bytes=dataset.total_bytes,
+        chunks=dataset.chunks,
+    )

@@ -1,0 +1,111 @@
+"""Reading: snapshots, payloads and parts of them; and single entries, for those who have no snapshot."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import trio
+
+from dieselfs.chunk.format import Op
+from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.limits import INLINE_FILE_BYTES_MAX, LISTING_ENTRIES_MAX, RANGES_PER_REQUEST_MAX
+from dieselfs.meta.records import DatasetRecord, FileRecord
+from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE
+from dieselfs.names import check_path, printable, split_path
+from dieselfs.rpc.messages import thrift
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.service import Reply, Service, handler
+from dieselfs_server.users import Caller, Right
+
+
+@handler
+async def get_snapshot(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+    snapshot = await service.backends.snapshots.get(dataset, arguments.generation)
+    bulk = [] if arguments.known_digest == snapshot.digest else [snapshot.content]
+    info = thrift.SnapshotInfo(
+        generation=snapshot.generation,
+        updated_ns=snapshot.header.updated_ns,
+        digest=snapshot.digest,
+        bulk_length=sum(len(view) for view in bulk),
+    )
+    return Reply(info, bulk)
+
+
+@handler
+async def get_payload(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+    payload = await service.executor.payload(dataset.dataset_id, arguments.chunk_id)
+    return Reply(thrift.Bulk(bulk_length=len(payload)), [payload])
+
+
+@handler
+async def get_ranges(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+    if len(arguments.ranges) % 8 or len(arguments.ranges) > 8 * RANGES_PER_REQUEST_MAX:
+        raise InvalidInput(f"ranges are pairs of u32, at most {RANGES_PER_REQUEST_MAX}")
+    ranges = np.frombuffer(arguments.ranges, "<u4").reshape(-1, 2).astype(np.int64)
+    parts = await service.executor.ranges(dataset.dataset_id, arguments.chunk_id, ranges)
+    return Reply(thrift.Bulk(bulk_length=sum(len(part) for part in parts)), parts)
+
+
+@handler
+async def stat(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+    record = await trio.to_thread.run_sync(
+        _find, service.backends.metadata, dataset, check_path(arguments.path)
+    )
+    return Reply(_entry_info(record))
+
+
+def _find(metadata: MetadataStore, dataset: DatasetRecord, path: bytes) -> FileRecord:
+    """The live entry at `path`, or what a folder without one looks like. Blocks. Raises NotFound."""
+    record = metadata.lookup(dataset.dataset_id, path)
+    if record is not None:
+        return record
+    if path and not metadata.list_folder(dataset.dataset_id, path, b"", 1):
+        raise NotFound(f"dl://{dataset.name}/{printable(path)}: no such file or folder")
+    return FileRecord(path, Op.DIRECTORY, IMPLICIT_FOLDER_MODE, 0, 0, 0, b"", ())
+
+
+@handler
+async def list_folder(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+    path = check_path(arguments.path)
+    if not 0 < arguments.limit <= LISTING_ENTRIES_MAX:
+        raise InvalidInput(f"{arguments.limit} entries asked for, limit {LISTING_ENTRIES_MAX}")
+
+    metadata = service.backends.metadata
+
+    def listing() -> Sequence[FileRecord]:
+        if _find(metadata, dataset, path).op != Op.DIRECTORY:
+            raise InvalidInput(f"dl://{dataset.name}/{printable(path)}: not a folder")
+        return metadata.list_folder(dataset.dataset_id, path, arguments.after, arguments.limit)
+
+    return Reply([_entry_info(record) for record in await trio.to_thread.run_sync(listing)])
+
+
+@handler
+async def read_file(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+    record = await trio.to_thread.run_sync(
+        _find, service.backends.metadata, dataset, check_path(arguments.path)
+    )
+    if record.op != Op.FILE or record.size > INLINE_FILE_BYTES_MAX:
+        raise InvalidInput(f"read_file gives files of at most {INLINE_FILE_BYTES_MAX} bytes")
+    content: list[memoryview] = []
+    for extent in record.extents:
+        piece = np.array([(extent.offset, extent.length)], np.int64)
+        content += await service.executor.ranges(dataset.dataset_id, extent.chunk_id, piece)
+    return Reply(b"".join(content))
+
+
+def _entry_info(record: FileRecord) -> Any:
+    return thrift.EntryInfo(
+        name=split_path(record.path)[1],
+        op=int(record.op),
+        mode=record.mode,
+        mtime_ns=record.mtime_ns,
+        size=record.size,
+        target=record.target,
+    )
