@@ -91,11 +91,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. What goes wrong is said on stderr."""
     session = Session()
     try:
-        exit_code = int(
-            dlcmd.main(args=arguments, prog_name="dlcmd", standalone_mode=False, obj=session) or EXIT_OK
-        )
+        # Not dlcmd.main(), which would take a closed pipe for success.
+        with dlcmd.make_context(
+            "dlcmd", list(sys.argv[1:] if arguments is None else arguments), obj=session
+        ) as context:
+            exit_code = int(dlcmd.invoke(context) or EXIT_OK)
         session.close()
         sys.stdout.flush()
+    except click.exceptions.Exit as shown:  # --help, --version
+        return shown.exit_code
     except BaseException as error:
         if session.is_debug:
             traceback.print_exc()

@@ -23,6 +23,15 @@ def name_fields(path: bytes, name: str = "path") -> dict[str, object]:
     return fields
 
 
+def write_bytes(content: bytes) -> None:
+    """Write to stdout as it is, all of it: with PYTHONUNBUFFERED, its own `write` may leave off in the middle."""
+    sys.stdout.flush()
+    left = memoryview(content)
+    while left:
+        left = left[sys.stdout.buffer.write(left) :]
+    sys.stdout.buffer.flush()
+
+
 @dataclass
 class Output:
     """How a command speaks. With `is_json` stdout carries objects only: records, and as the last one the summary.

@@ -1,6 +1,5 @@
 """`dlcmd cat`: the content of files."""
 
-import sys
 from collections.abc import Sequence
 
 import click
@@ -9,6 +8,7 @@ from dieselfs.errors import EXIT_OK, InvalidInput
 from dieselfs.names import Location
 from dieselfs_tools import options
 from dieselfs_tools.content import find_file, pieces
+from dieselfs_tools.output import write_bytes
 from dieselfs_tools.session import Session
 
 
@@ -33,5 +33,4 @@ def write_contents(session: Session, locations: Sequence[Location]) -> None:
     found = [(datasets[place.dataset], find_file(datasets[place.dataset], place.path)) for place in locations]
     for dataset, node in found:
         for piece in pieces(dataset, node):
-            sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
+            write_bytes(piece)

@@ -10,7 +10,7 @@ from dieselfs.errors import EXIT_OK, InvalidInput
 from dieselfs.names import printable
 from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS
 from dieselfs_tools import options
-from dieselfs_tools.output import name_fields
+from dieselfs_tools.output import name_fields, write_bytes
 from dieselfs_tools.session import Session
 
 LINES_AT_ONCE = 10_000
@@ -48,7 +48,7 @@ def shuffle(session: Session, dataset: str, seed: int, epoch: int, group_chunks:
             session.output.record("entry", "", {"position": position, **name_fields(name)})
     while batch := list(islice(names, LINES_AT_ONCE)):
         if is_null:
-            sys.stdout.buffer.write(b"".join(name + b"\0" for name in batch))
+            write_bytes(b"".join(name + b"\0" for name in batch))
         else:
             sys.stdout.write("".join(printable(name) + "\n" for name in batch))
     fields = {
