@@ -16,8 +16,7 @@ from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted
-
-NOBODY = 65534
+from tests.support.users import NOBODY, as_nobody, let_others_in
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
@@ -88,18 +87,6 @@ def test_read_ahead_is_raised(packed: PackedDataset, tmp_path: Path) -> None:
         record = mount_at(str(running.path))
         assert record is not None
         assert Path(f"/sys/class/bdi/{record.device}/read_ahead_kb").read_text() == "1024\n"
-
-
-def as_nobody(*command: str) -> subprocess.CompletedProcess[bytes]:
-    prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    return subprocess.run([*prefix, *command], capture_output=True, check=False)
-
-
-def let_others_in(folder: Path) -> None:
-    """Make the way to a folder of pytest's passable for other users."""
-    while folder != folder.parent and folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
-        folder.chmod(folder.stat().st_mode | 0o055)
-        folder = folder.parent
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")

@@ -185,11 +185,15 @@ class KernelDriver:
             _log.error("%s: %s", self._path(request.inode), error)
         else:
             code = errno.EIO
-            _log.error("request %d about %s failed", request.opcode, self._path(request.inode), exc_info=error)
+            _log.error(
+                "request %d about %s failed", request.opcode, self._path(request.inode), exc_info=error
+            )
         try:
             self._refuse(request.unique, code)
         except OSError:
-            _log.exception("request %d about %s cannot be answered", request.opcode, self._path(request.inode))
+            _log.exception(
+                "request %d about %s cannot be answered", request.opcode, self._path(request.inode)
+            )
 
     def _path(self, inode: int) -> str:
         """What to call an inode in the log."""

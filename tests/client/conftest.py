@@ -1,0 +1,48 @@
+"""One real server, and one dataset on it, for the tests that go all the way."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs_client import control
+from dieselfs_client.options import MountOptions
+from tests.support.mounted import clear
+from tests.support.server import RunningServer, running_server
+
+FILES = {f"train/{number}.txt": b"file %d\n" % number * 500 for number in range(40)}
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Holds the dataset `letters`, with the files `FILES`."""
+    with running_server(tmp_path_factory.mktemp("server")) as running:
+        with Dataset(running.settings(), "letters", is_created=False) as dataset:
+            for path, content in FILES.items():
+                dataset.put(path, content)
+        yield running
+
+
+@pytest.fixture
+def options(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MountOptions:
+    """Options for daemons of this test: they find the server and our packages, and touch nothing of the user's."""
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    for name in ("DIESELFS_SERVER", "DIESELFS_HOME", "DIESELFS_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    return MountOptions(server=server.unix)
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder; whatever is mounted there is unmounted in the end."""
+    place = tmp_path / "mount"
+    place.mkdir()
+    yield place
+    for mount in control.mounts():
+        if mount.mountpoint == str(place):
+            clear(place)

@@ -1,0 +1,98 @@
+"""Mounting without being root: through fusermount3. The process that serves gives its rights up before it mounts."""
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.mount.mounting import DEVICE
+from dieselfs_client.options import MountOptions
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
+from tests.support.mounted import mounted
+from tests.support.users import NOBODY, as_nobody, become_nobody, let_others_in
+
+pytestmark = [
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user"),
+    pytest.mark.skipif(not os.path.exists(DEVICE), reason=f"needs {DEVICE}"),
+    pytest.mark.skipif(not os.path.exists("/usr/bin/fusermount3"), reason="needs fusermount3"),
+]
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    return pack_entries([TreeEntry(b"file", 0o100644, 0, b"content")], name="pets")
+
+
+@pytest.fixture(autouse=True)
+def device_for_all() -> Iterator[None]:
+    """`/dev/fuse` as udev sets it up everywhere; a machine without udev has it for root only."""
+    mode = stat.S_IMODE(os.stat(DEVICE).st_mode)
+    os.chmod(DEVICE, 0o666)
+    yield
+    os.chmod(DEVICE, mode)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of nobody's."""
+    let_others_in(tmp_path)
+    own = tmp_path / "own"
+    (own / "mount").mkdir(parents=True)
+    os.chown(own, NOBODY, NOBODY)
+    os.chown(own / "mount", NOBODY, NOBODY)
+    return own
+
+
+def test_the_user_reads_and_nobody_else(packed: PackedDataset, folder: Path) -> None:
+    with mounted(packed, folder, sabotage=become_nobody) as running:
+        assert as_nobody("cat", str(running.path / "file")).stdout == b"content"
+        status = as_nobody("stat", "-c", "%u %g %a", str(running.path / "file")).stdout.split()
+        assert status == [b"65534", b"65534", b"644"]
+        with pytest.raises(PermissionError):
+            (running.path / "file").read_bytes()
+        record = mount_at(str(running.path))
+        assert record is not None
+        assert (record.source, record.filesystem) == ("pets", "fuse.dieselfs")
+        assert {"ro", "nosuid", "nodev", "noatime", "default_permissions"} <= set(record.options)
+
+
+def test_a_signal_unmounts(packed: PackedDataset, folder: Path) -> None:
+    with mounted(packed, folder, sabotage=become_nobody) as running:
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0
+        assert mount_at(str(running.path)) is None
+
+
+def test_the_user_unmounts(packed: PackedDataset, folder: Path) -> None:
+    with mounted(packed, folder, sabotage=become_nobody) as running:
+        assert as_nobody("fusermount3", "-u", str(running.path)).returncode == 0
+        assert running.wait() == 0
+
+
+def test_a_dead_mount_is_replaced(packed: PackedDataset, folder: Path) -> None:
+    with mounted(packed, folder, sabotage=become_nobody) as killed:
+        killed.send(signal.SIGKILL)
+        killed.wait()
+        with mounted(packed, folder, sabotage=become_nobody) as running:
+            assert as_nobody("cat", str(running.path / "file")).stdout == b"content"
+
+
+def test_a_refusal_is_told_in_the_helpers_words(packed: PackedDataset, folder: Path) -> None:
+    os.chown(folder / "mount", 0, 0)
+    with (
+        pytest.raises(AssertionError, match="MountError: .*fusermount3: user has no write access"),
+        mounted(packed, folder, sabotage=become_nobody),
+    ):
+        pass
+
+
+def test_large_files_are_read_all_the_same(folder: Path) -> None:
+    data = os.urandom(3 << 20)
+    packed = pack_entries([TreeEntry(b"big", 0o100644, 0, data)])
+    with mounted(packed, folder, options=MountOptions(timeout_s=20), sabotage=become_nobody) as running:
+        assert as_nobody("cat", str(running.path / "big")).stdout == data
+        assert "128 KiB" in running.log()

@@ -1,0 +1,157 @@
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import InvalidInput, MountError, NotFound, Unavailable
+from dieselfs_client import control
+from dieselfs_client.options import MountOptions
+from tests.client.conftest import FILES
+
+pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+
+
+def is_alive(process: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_mount_list_unmount(options: MountOptions, mountpoint: Path) -> None:
+    process = control.mount("letters", mountpoint, options)
+    for path, content in FILES.items():
+        assert (mountpoint / path).read_bytes() == content
+    (mount,) = [mount for mount in control.mounts() if mount.mountpoint == str(mountpoint)]
+    assert (mount.dataset, mount.process, mount.is_stale) == ("letters", process, False)
+    assert os.getsid(process) != os.getsid(0), "Ctrl-C here must not reach it"
+    assert os.readlink(f"/proc/{process}/cwd") == "/"
+    control.unmount(mountpoint)
+    assert not is_alive(process)
+    assert os.listdir(mountpoint) == []
+    assert str(mountpoint) not in [mount.mountpoint for mount in control.mounts()]
+
+
+def test_a_mount_holds_no_descriptor_of_ours(options: MountOptions, mountpoint: Path) -> None:
+    """Otherwise `dlcmd mount | cat` would wait until the dataset is unmounted."""
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    saved = os.dup(2)
+    os.dup2(writing, 2)
+    try:
+        control.mount("letters", mountpoint, options)
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(writing)
+    assert os.read(reading, 100) == b""
+    os.close(reading)
+    control.unmount(mountpoint)
+
+
+def test_a_dataset_by_its_location(options: MountOptions, mountpoint: Path) -> None:
+    control.mount("dl://letters/", mountpoint, options)
+    assert control.mounts()[-1].dataset == "letters"
+    control.unmount(mountpoint)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "changes", "error", "text"),
+    [
+        ("numbers", {}, NotFound, "numbers"),
+        ("no/name", {}, InvalidInput, "is not allowed"),
+        ("letters", {"generation": 99}, NotFound, "generation"),
+        ("letters", {"server": "unix:/nowhere/at/all.sock"}, Unavailable, "/nowhere/at/all.sock"),
+        ("letters", {"log_file": "/proc/no/log"}, MountError, "/proc/no/log"),
+    ],
+)
+def test_what_goes_wrong_is_told_where_it_was_asked(
+    options: MountOptions,
+    mountpoint: Path,
+    dataset: str,
+    changes: dict[str, object],
+    error: type[Exception],
+    text: str,
+) -> None:
+    with pytest.raises(error, match=text):
+        control.mount(dataset, mountpoint, replace(options, **changes))  # type: ignore[arg-type]  # a table of options
+    assert os.listdir(mountpoint) == []
+
+
+def test_a_busy_mount_point(options: MountOptions, mountpoint: Path) -> None:
+    control.mount("letters", mountpoint, options)
+    with pytest.raises(MountError, match="'letters' is mounted there already"):
+        control.mount("letters", mountpoint, options)
+    control.unmount(mountpoint)
+
+
+def test_a_daemon_that_was_killed_is_replaced(options: MountOptions, mountpoint: Path) -> None:
+    killed = control.mount("letters", mountpoint, options)
+    os.kill(killed, signal.SIGKILL)
+    while is_alive(killed):
+        time.sleep(0.01)
+    assert control.mounts()[-1].is_stale
+    assert control.mounts()[-1].process is None
+    control.mount("letters", mountpoint, options)
+    assert len(os.listdir(mountpoint / "train")) == len(FILES)
+    control.unmount(mountpoint)
+
+
+def test_a_dead_mount_can_be_unmounted(options: MountOptions, mountpoint: Path) -> None:
+    killed = control.mount("letters", mountpoint, options)
+    os.kill(killed, signal.SIGKILL)
+    while is_alive(killed):
+        time.sleep(0.01)
+    control.unmount(mountpoint)
+    assert os.listdir(mountpoint) == []
+
+
+def test_unmounting_while_files_are_open(options: MountOptions, mountpoint: Path) -> None:
+    process = control.mount("letters", mountpoint, options)
+    with open(mountpoint / "train/0.txt", "rb") as file:
+        with pytest.raises(MountError, match="busy"):
+            control.unmount(mountpoint)
+        control.unmount(mountpoint, lazily=True)
+        assert file.read() == FILES["train/0.txt"]
+    while is_alive(process):
+        time.sleep(0.01)
+
+
+def test_there_is_nothing_to_unmount(mountpoint: Path) -> None:
+    with pytest.raises(MountError, match="no dataset is mounted there"):
+        control.unmount(mountpoint)
+
+
+def test_a_daemon_that_does_not_come_up_in_time_is_ended(
+    options: MountOptions, mountpoint: Path, tmp_path: Path
+) -> None:
+    """A server that accepts and says nothing."""
+    listener = subprocess.Popen(
+        ["python3", "-c", "import socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\n"
+         "s.listen()\nprint(1, flush=True)\ntime.sleep(60)", str(tmp_path / "silent.sock")],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with listener:
+        try:
+            assert listener.stdout is not None
+            listener.stdout.readline()
+            silent = replace(options, server=f"unix:{tmp_path}/silent.sock")
+            with pytest.raises(Unavailable, match="not there in time"):
+                control.mount("letters", mountpoint, silent, timeout_s=1.5)
+            assert os.listdir(mountpoint) == []
+        finally:
+            listener.kill()
+
+
+def test_the_log_lies_in_the_users_state(options: MountOptions, mountpoint: Path, tmp_path: Path) -> None:
+    control.mount("letters", mountpoint, options)
+    control.unmount(mountpoint)
+    (log,) = (tmp_path / "xdg_state_home/dieselfs").iterdir()
+    assert "serving generation" in log.read_text()
+    assert log.parent.stat().st_mode & 0o777 == 0o700
+    assert log.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,124 @@
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dieselfs_client import control
+from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.options import MountOptions
+from tests.client.conftest import FILES
+
+pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+
+HELPER = "from dieselfs_client.main import mount_helper; mount_helper()"
+
+
+def mount_command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "dieselfs_client.main", *map(str, arguments)]
+
+
+def helper_command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-c", HELPER, *map(str, arguments)]
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_in_the_background(options: MountOptions, mountpoint: Path) -> None:
+    done = run(mount_command("letters", mountpoint, "--server", options.server or "", "--memory", "64MiB"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (mountpoint / "train/7.txt").read_bytes() == FILES["train/7.txt"]
+    control.unmount(mountpoint)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_foreground_until_a_signal(
+    options: MountOptions, mountpoint: Path, signum: signal.Signals
+) -> None:
+    command = mount_command("letters", mountpoint, "--foreground", "-o", f"server={options.server}")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert "serving generation" in process.stderr.readline()
+            assert len(os.listdir(mountpoint / "train")) == len(FILES)
+            process.send_signal(signum)
+            assert process.wait(20) == 0
+            assert "is unmounted" in process.stderr.read()
+        finally:
+            process.kill()
+    assert mount_at(str(mountpoint)) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["numbers", "{mount}", "-o", "server={server}"], 3, "numbers"),
+        (["letters", "{mount}/missing", "-o", "server={server}"], 1, "there is no such folder"),
+        (["letters", "{mount}", "-o", "colour=red"], 1, "'colour=red' is not known"),
+        (["letters", "{mount}", "--memory", "lots"], 1, "'lots' is not a size"),
+        (["letters"], 1, "Missing argument"),
+        (["letters", "{mount}", "--server", "unix:/nowhere.sock"], 6, "/nowhere.sock"),
+    ],
+)
+def test_mistakes_get_one_line_and_a_code(
+    options: MountOptions, mountpoint: Path, arguments: list[str], code: int, text: str
+) -> None:
+    filled = [argument.format(mount=mountpoint, server=options.server) for argument in arguments]
+    done = run(mount_command(*filled))
+    assert done.returncode == code
+    assert done.stderr.startswith("dieselfs-mount: ")
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_helper_of_mount(options: MountOptions, mountpoint: Path) -> None:
+    done = run(helper_command("letters", mountpoint, "-v", "-n", "-o", f"rw,noauto,server={options.server}"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"letters mounted on {mountpoint}" in done.stdout
+    assert len(os.listdir(mountpoint / "train")) == len(FILES)
+    subprocess.run(["umount", str(mountpoint)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["letters", "{mount}", "-f", "-o", "rw"], 0),
+        (["letters", "{mount}", "-f", "-o", "colour=red"], 32),
+        (["letters", "{mount}", "-f", "-s", "-o", "colour=red"], 0),
+        (["letters", "{mount}/missing"], 32),
+        (["letters"], 1),
+    ],
+)
+def test_exit_codes_of_the_helper(
+    options: MountOptions, mountpoint: Path, arguments: list[str], code: int
+) -> None:
+    assert run(helper_command(*(a.format(mount=mountpoint) for a in arguments))).returncode == code
+    assert mount_at(str(mountpoint)) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root and mount(8)")
+def test_mount_finds_its_helper(options: MountOptions, mountpoint: Path, tmp_path: Path) -> None:
+    """`mount -t dieselfs`, in a mount namespace in which the helper is installed in /sbin."""
+    helper = tmp_path / "mount.dieselfs"
+    helper.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{HELPER}' \"$@\"\n")
+    helper.chmod(0o755)
+    script = f"""
+set -e
+mkdir {tmp_path}/sbin {tmp_path}/upper {tmp_path}/work
+mount -t tmpfs none {tmp_path}/upper
+mkdir {tmp_path}/upper/upper {tmp_path}/upper/work
+mount -t overlay none -o lowerdir=/usr/sbin,upperdir={tmp_path}/upper/upper,workdir={tmp_path}/upper/work /usr/sbin
+cp {helper} /usr/sbin/
+mount -t dieselfs letters {mountpoint} -o server={options.server}
+cat {mountpoint}/train/7.txt
+umount {mountpoint}
+"""
+    done = run(["unshare", "--mount", "sh", "-c", script])
+    if "overlay" in done.stderr and done.returncode != 0:
+        pytest.skip("this kernel has no overlay file system to install the helper in")
+    assert (done.stdout.encode(), done.stderr, done.returncode) == (FILES["train/7.txt"], "", 0)
