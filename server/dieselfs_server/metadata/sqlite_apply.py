@@ -221,8 +221,8 @@ def _move_to_tables(
     )
     if (entries.header.ops[whole] == Op.DELETE).any():
         connection.execute(
-            "DELETE FROM entry WHERE (dataset, folder, name) IN "
-            f"(SELECT ?, folder, name FROM staged WHERE op = {int(Op.DELETE)})",
+            "DELETE FROM entry WHERE dataset = ? AND (folder, name) IN "
+            f"(SELECT folder, name FROM staged WHERE op = {int(Op.DELETE)})",
             (dataset,),
         )
         connection.execute(
@@ -232,8 +232,8 @@ def _move_to_tables(
         )
     if (beaten.ops == Op.DELETE).any():
         connection.execute(
-            "DELETE FROM tombstone WHERE (dataset, folder, name) IN "
-            f"(SELECT ?, folder, name FROM staged WHERE op <> {int(Op.DELETE)})",
+            "DELETE FROM tombstone WHERE dataset = ? AND (folder, name) IN "
+            f"(SELECT folder, name FROM staged WHERE op <> {int(Op.DELETE)})",
             (dataset,),
         )
 

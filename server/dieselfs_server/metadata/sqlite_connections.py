@@ -18,8 +18,10 @@ MEMORY = ":memory:"
 BUSY_TIMEOUT_S = 30.0
 """How long a transaction waits for another process that holds the database."""
 CACHE_KIB = 64 * 1024
-WAL_BYTES_KEPT = 64 << 20
-"""A write-ahead log that grew beyond this is cut back once its content is in the database."""
+LOG_PAGES = 4096
+"""Once the write-ahead log has this many pages of 4 KiB, its content goes into the database; fsync is called only then."""
+LOG_BYTES_KEPT = 64 << 20
+"""A log that grew beyond this is cut back once its content is in the database."""
 STATEMENTS_CACHED = 256
 
 _REBUILD_ADVICE = "move the file away and start again: the metadata is rebuilt from the chunks"
@@ -150,7 +152,8 @@ def _connect(path: str) -> sqlite3.Connection:
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
     return connection
 
 
