@@ -25,9 +25,8 @@ def dlcmd(home: Path, tmp_path: Path) -> Dlcmd:
 @pytest.fixture
 def dataset(request: pytest.FixtureRequest) -> str:
     """A name for a dataset of this test alone."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.nodeid.rpartition("/")[2])[-100:].strip(
-        "-"
-    )
+    name = "".join(c if c.isalnum() else "-" for c in request.node.nodeid)
+    return name[-100:].strip("-")
 
 
 @pytest.fixture(scope="session")

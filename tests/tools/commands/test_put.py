@@ -1,0 +1,219 @@
+"""dlcmd put: the rule of rsync, going on after an interruption, failures in the middle, standard input."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from dieselfs.config import EMBEDDED, Settings
+from dieselfs.errors import EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE, NotFound
+from dieselfs.limits import MIB
+from dieselfs.rpc.client import ServerClient
+from dieselfs_tools.comparison import compare_trees
+from tests.support.dlcmd import Dlcmd
+from tests.support.trees import odd_tree
+
+
+def paths(dlcmd: Dlcmd, location: str) -> set[str]:
+    return {one["path"] for one in dlcmd("ls", "-R", "--json", location).objects}
+
+
+def small_tree(folder: Path) -> Path:
+    for name in ("tree/a/1.txt", "tree/a/2.tmp", "tree/b/3.txt"):
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(name)
+    (folder / "tree" / "empty").mkdir()
+    return folder / "tree"
+
+
+CONTENT = {"a", "a/1.txt", "a/2.tmp", "b", "b/3.txt", "empty"}
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "prefix"),
+    [
+        ("tree/", "", ""),
+        ("tree", "", "tree/"),
+        ("tree", "/", "tree/"),
+        ("tree/", "/in/here/", "in/here/"),
+        ("tree", "/in/here", "in/here/tree/"),
+        ("./tree/.", "/x", "x/"),
+    ],
+)
+def test_a_slash_behind_the_source_means_what_is_in_it(
+    dlcmd: Dlcmd, dataset: str, source: str, place: str, prefix: str
+) -> None:
+    small_tree(dlcmd.folder)
+    ran = dlcmd("put", "-r", source, f"dl://{dataset}{place}")
+    above = {prefix[:end] for end, letter in enumerate(prefix) if letter == "/"}
+    assert paths(dlcmd, f"dl://{dataset}") == {prefix + name for name in CONTENT} | above
+    assert f"the first: {source} -> dl://{dataset}/{prefix}" in ran.text
+
+
+def test_a_file_keeps_its_name_in_a_folder_and_else_takes_the_one_given(dlcmd: Dlcmd, dataset: str) -> None:
+    for name in ("cat", "dog"):
+        (dlcmd.folder / name).write_text(name)
+    dlcmd("put", "cat", f"dl://{dataset}")
+    dlcmd("put", "cat", f"dl://{dataset}/in/")
+    dlcmd("put", "cat", f"dl://{dataset}/tom")
+    dlcmd("put", "cat", f"dl://{dataset}/in")  # a folder by now
+    dlcmd("put", "cat", "dog", f"dl://{dataset}/both")
+    assert paths(dlcmd, f"dl://{dataset}") == {"cat", "in", "in/cat", "tom", "both", "both/cat", "both/dog"}
+    assert "not a folder" in dlcmd("put", "dog", f"dl://{dataset}/tom/", exit_code=EXIT_USAGE).stderr
+    assert dlcmd("cat", f"dl://{dataset}/tom").stdout == b"cat"
+
+
+def test_a_tree_of_all_kinds_comes_back_as_it_was(dlcmd: Dlcmd, dataset: str) -> None:
+    (dlcmd.folder / "tree").mkdir()
+    source = odd_tree(dlcmd.folder / "tree")
+    entries = 1 + sum(len(folders) + len(files) for _, folders, files in os.walk(source))
+    stored = dlcmd("put", "-r", "--chunk-size", "256K", "tree/", f"dl://{dataset}/", "--json").summary
+    assert (stored["stored"], stored["skipped"], stored["failed"]) == (entries, 0, 0)
+    dlcmd("get", "-r", f"dl://{dataset}", "back")
+    found = compare_trees(os.fsencode(source), os.fsencode(dlcmd.folder / "back"))
+    assert found.shown == []
+
+    listed = dlcmd("ls", "--json", f"dl://{dataset}/names/").objects
+    assert {one["path"]: one.get("path_bytes") for one in listed if "UTF-8" in one["path"]} == {
+        "names/\\xff\\xfe not UTF-8 \\x80": "bmFtZXMv//4gbm90IFVURi04IIA="
+    }
+    assert "new\\nline" in dlcmd("ls", f"dl://{dataset}/names/").lines
+
+
+def test_what_is_stored_is_skipped_unless_forced_or_changed(dlcmd: Dlcmd, dataset: str) -> None:
+    source = small_tree(dlcmd.folder)
+    put = ("put", "-r", "tree/", f"dl://{dataset}/", "--json")
+    assert dlcmd(*put).summary["stored"] == 7
+    again = dlcmd(*put).summary
+    assert (again["stored"], again["skipped"]) == (0, 7)
+    (source / "a" / "1.txt").write_text("changed")
+    assert dlcmd(*put).summary["stored"] == 1
+    assert dlcmd("cat", f"dl://{dataset}/a/1.txt").stdout == b"changed"
+    assert dlcmd(*put, "--force").summary["stored"] == 7
+
+    one = ("put", "tree/b/3.txt", f"dl://{dataset}/b/", "--json")
+    assert dlcmd(*one).summary["skipped"] == 1
+    (source / "b" / "3.txt").chmod(0o600)
+    assert dlcmd(*one).summary["stored"] == 1
+    assert dlcmd(*one, "-f").summary["stored"] == 1
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(dlcmd: Dlcmd, dataset: str) -> None:
+    small_tree(dlcmd.folder)
+    put = ("put", "-r", "tree/", f"dl://{dataset}/")
+    ran = dlcmd(*put, "-n")
+    assert f"would put tree/b/3.txt -> dl://{dataset}/b/3.txt" in ran.lines
+    assert ran.lines[-1] == "would store 7 entries (36 B), skip 0 that are stored already"
+    dlcmd("info", f"dl://{dataset}", exit_code=EXIT_NOT_FOUND)
+    dlcmd(*put, "--exclude", "b")
+    planned = dlcmd(*put, "-n", "--json")
+    assert {one["path"] for one in planned.objects} == {"b", "b/3.txt"}
+    assert (planned.summary["entries"], planned.summary["skipped"]) == (2, 5)
+    assert paths(dlcmd, f"dl://{dataset}") == CONTENT - {"b", "b/3.txt"}
+
+
+def test_patterns_choose(dlcmd: Dlcmd, dataset: str) -> None:
+    small_tree(dlcmd.folder)
+    dlcmd("put", "-r", "tree/", f"dl://{dataset}/", "--exclude", "*.tmp", "--exclude", "empty")
+    assert paths(dlcmd, f"dl://{dataset}") == {"a", "a/1.txt", "b", "b/3.txt"}
+    dlcmd("put", "-r", "tree/", f"dl://{dataset}/in", "--exclude", "*", "--include", "*.tmp")
+    assert paths(dlcmd, f"dl://{dataset}/in") == {"in/a", "in/a/2.tmp"}
+
+
+def test_a_list_chooses_and_what_is_missing_in_it_is_a_failure(dlcmd: Dlcmd, dataset: str) -> None:
+    small_tree(dlcmd.folder)
+    (dlcmd.folder / "list").write_text("a/1.txt\n\nb\ngone\n")
+    put = ("put", "-r", "tree/", f"dl://{dataset}/", "--files-from")
+    ran = dlcmd(*put, "list", exit_code=EXIT_PARTIAL)
+    assert "gone: No such file or directory" in ran.stderr
+    assert paths(dlcmd, f"dl://{dataset}") == {"a", "a/1.txt", "b", "b/3.txt"}
+    dlcmd(*put, "-", stdin=b"a/2.tmp\n")
+    assert "a/2.tmp" in paths(dlcmd, f"dl://{dataset}")
+    dlcmd(*put, "no-list", exit_code=EXIT_NOT_FOUND)
+    dlcmd("put", "tree/a/1.txt", f"dl://{dataset}/", "--files-from", "list", exit_code=EXIT_USAGE)
+
+
+def test_what_cannot_be_stored_is_listed_and_the_rest_goes_through(dlcmd: Dlcmd, dataset: str) -> None:
+    source = small_tree(dlcmd.folder)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(source / "a" / "socket"))
+        os.mkfifo(source / "pipe")
+        ran = dlcmd("put", "-r", "--json", "tree/", f"dl://{dataset}/", exit_code=EXIT_PARTIAL)
+    assert {(Path(one["path"]).name, one["reason"]) for one in ran.objects} == {
+        ("socket", "neither file nor folder nor link"),
+        ("pipe", "neither file nor folder nor link"),
+    }
+    assert (ran.summary["stored"], ran.summary["failed"]) == (7, 2)
+    assert ran.stderr.count("dlcmd: ") == 2
+    assert paths(dlcmd, f"dl://{dataset}") == CONTENT
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 * MIB + 3])
+def test_standard_input_is_stored_under_the_name_given(dlcmd: Dlcmd, dataset: str, size: int) -> None:
+    content = os.urandom(size)
+    dlcmd = Dlcmd(dlcmd.home, dlcmd.folder, {"TMPDIR": str(dlcmd.folder)})
+    dlcmd("put", "-", f"dl://{dataset}/in/piped", stdin=content)
+    assert dlcmd("cat", f"dl://{dataset}/in/piped").stdout == content
+    assert dlcmd("get", f"dl://{dataset}/in/piped", "-").stdout == content
+    assert dlcmd("stat", "--json", f"dl://{dataset}/in/piped").objects[0]["mode"] == "0644"
+    assert os.listdir(dlcmd.folder) == []
+
+
+def stored_files(dlcmd: Dlcmd, dataset: str) -> int:
+    client = ServerClient(Settings.load(EMBEDDED, home=dlcmd.home))
+    try:
+        return client.dataset(dataset).files
+    except NotFound:
+        return 0
+    finally:
+        client.close()
+
+
+def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dataset: str) -> None:
+    source, files = dlcmd.folder / "many", 300
+    source.mkdir()
+    for number in range(files):
+        (source / f"{number}").write_bytes(number.to_bytes(2, "little") * (MIB // 2))
+    put = ("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
+    process = dlcmd.start(*put, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline_s = time.monotonic() + 60
+    while stored_files(dlcmd, dataset) == 0 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED, (out, err)
+    assert (
+        err.splitlines()[-1]
+        == b"dlcmd: interrupted; run the same command again, and it continues where it was"
+    )
+    before = stored_files(dlcmd, dataset)
+    assert 0 < before < files
+
+    summary = dlcmd(*put, "--json").summary
+    assert summary["skipped"] >= before
+    assert stored_files(dlcmd, dataset) == files
+    # A file that was stored twice would have left a dead entry in a chunk.
+    purge = dlcmd("purge", "-n", f"dl://{dataset}", "--json").summary
+    assert (purge["removed_chunks"], purge["rewritten_chunks"], purge["waiting_chunks"]) == (0, 0, 0)
+    info = dlcmd("info", "--json", f"dl://{dataset}").objects[0]
+    assert info["bytes"] == files * MIB
+    shutil.rmtree(source)
+
+
+def test_progress_goes_to_stderr_and_quiet_leaves_the_summary(dlcmd: Dlcmd, dataset: str) -> None:
+    source = dlcmd.folder / "large"
+    with source.open("wb") as file:
+        file.truncate(400 * MIB)
+    loud = dlcmd("put", "large", f"dl://{dataset}/")
+    assert "put: " in loud.stderr and "/s" in loud.stderr
+    assert loud.text.count("\n") == 1
+    quiet = dlcmd("put", "-q", "-f", "large", f"dl://{dataset}/")
+    assert quiet.stderr == ""
+    assert quiet.text.startswith("stored 1 entry (400 MiB)")
+    dlcmd("rb", "-y", f"dl://{dataset}")
