@@ -16,7 +16,7 @@ from dieselfs.chunk.format import (
     decode_preamble,
 )
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.errors import AlreadyExists, Damaged, InvalidInput
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -45,7 +45,7 @@ def commit_chunk(
     """Verify, store and apply a chunk; returns the dataset's generation. May be repeated.
 
     Raises Damaged if the bytes are not this chunk of this dataset, AlreadyExists if another chunk has this
-    ID.
+    ID, NotFound if there is no such dataset (any more).
     """
     source = f"chunk {chunk_name(chunk_id)}"
     preamble, header, _ = decode_chunk(data, source, chunk_id, dataset_id)
@@ -58,7 +58,11 @@ def commit_chunk(
         stored = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
         if stored != bytes(data[:PREAMBLE_BYTES]):
             raise
-    return metadata.apply(dataset_id, preamble, header, now_ns)
+    try:
+        return metadata.apply(dataset_id, preamble, header, now_ns)
+    except NotFound:  # the dataset was dropped meanwhile; nothing would ever lead to this chunk again
+        store.delete(dataset_id, chunk_id)
+        raise
 
 
 def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:

@@ -47,6 +47,7 @@ async def drop_dataset(service: Service, caller: Caller, arguments: Any, _: obje
         # Chunks first: were the record gone first, a crash would leave chunks that nothing leads to.
         service.backends.store.delete_dataset(dataset.dataset_id)
         service.backends.metadata.drop_dataset(dataset.dataset_id)
+        service.backends.store.delete_dataset(dataset.dataset_id)  # of puts that were under way
         service.backends.snapshots.drop(dataset.dataset_id)
 
     await trio.to_thread.run_sync(drop)

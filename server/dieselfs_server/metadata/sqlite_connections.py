@@ -19,7 +19,7 @@ BUSY_TIMEOUT_S = 30.0
 """How long a transaction waits for another process that holds the database."""
 CACHE_KIB = 64 * 1024
 LOG_PAGES = 4096
-"""Once the write-ahead log has this many pages of 4 KiB, its content goes into the database; fsync is called only then."""
+"""Once the write-ahead log has as many pages (4 KiB), it goes into the database; only then is fsync called."""
 LOG_BYTES_KEPT = 64 << 20
 """A log that grew beyond this is cut back once its content is in the database."""
 STATEMENTS_CACHED = 256
