@@ -45,6 +45,8 @@ IDLE_TIMEOUT_S = 600.0
 BULK_IDLE_TIMEOUT_S = 30.0
 """A server closes a connection whose peer neither takes nor gives bytes for this long."""
 SNAPSHOT_BUILD_TIMEOUT_S = 600.0
+MAINTENANCE_TIMEOUT_S = 24 * 3600.0
+"""A purge, a rebuild, or a check of a whole dataset."""
 
 CONNECTIONS_MAX = 1024
 CONNECTIONS_PER_PEER_MAX = 256

@@ -17,12 +17,23 @@ import numpy.typing as npt
 from dieselfs.config import Settings
 from dieselfs.embedded import connect_embedded, socket_path
 from dieselfs.errors import AccessDenied, ProtocolError, Unavailable
-from dieselfs.limits import REQUEST_TIMEOUT_S, SNAPSHOT_BUILD_TIMEOUT_S
+from dieselfs.limits import MAINTENANCE_TIMEOUT_S, REQUEST_TIMEOUT_S, SNAPSHOT_BUILD_TIMEOUT_S
 from dieselfs.meta.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, UnixAddress, parse_address
 from dieselfs.rpc.connection import Buffer, Connection, open_socket
-from dieselfs.rpc.records import KeyRecord, PurgeReport, RemoteEntry, RemoteSnapshot, ServerStatus, UserRecord
+from dieselfs.rpc.records import (
+    FsckReport,
+    KeyRecord,
+    Problem,
+    PurgeReport,
+    RebuildReport,
+    RemoteEntry,
+    RemoteSnapshot,
+    ServerStatus,
+    TagRecord,
+    UserRecord,
+)
 
 POOL_CONNECTIONS_MAX = 16
 """Idle connections kept; more are opened when more threads call, and closed afterwards."""
@@ -127,11 +138,64 @@ class ServerClient:
         """Remove a dataset, all of it, for good. Raises NotFound."""
         self._value("drop_dataset", {"name": name}, is_repeatable=False)
 
+    # -- looking after datasets --------------------------------------------------------------------------
+
     def purge(self, dataset: str, grace_s: int, is_dry_run: bool) -> PurgeReport:
         """Rewrite chunks with holes; remove chunks that have been dead for `grace_s`. Raises NotFound."""
         arguments: dict[str, object] = {"dataset": dataset, "grace_s": grace_s, "is_dry_run": is_dry_run}
-        report, _ = self._call("purge", arguments, timeout_s=SNAPSHOT_BUILD_TIMEOUT_S)
-        return _copy(PurgeReport, report)
+        return _copy(PurgeReport, self._maintain("purge", arguments))
+
+    def rebuild(self, dataset: str, since_s: int | None = None) -> RebuildReport:
+        """Make the metadata anew from all chunks, or from those since a time (seconds since 1970).
+
+        Raises NotFound.
+        """
+        report = self._maintain(
+            "rebuild", {"dataset": dataset, "since_s": -1 if since_s is None else since_s}
+        )
+        return RebuildReport(
+            report.chunks, report.entries, report.files, report.generation, tuple(report.damaged)
+        )
+
+    def fsck(self, dataset: str, is_deep: bool, is_repair: bool) -> FsckReport:
+        """Compare chunks, metadata and snapshot. Raises NotFound."""
+        report = self._maintain("fsck", {"dataset": dataset, "is_deep": is_deep, "is_repair": is_repair})
+        problems = tuple(_copy(Problem, problem) for problem in report.problems)
+        return FsckReport(
+            report.chunks,
+            report.entries,
+            report.total_bytes,
+            report.problem_count,
+            report.unmended_count,
+            problems,
+        )
+
+    def _maintain(self, method: str, arguments: dict[str, object]) -> Any:
+        return self._call(method, arguments, timeout_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False)[0]
+
+    def put_tag(self, dataset: str, tag: str, generation: int = 0) -> TagRecord:
+        """Keep a generation, 0 for the newest, under a name. Raises AlreadyExists, NotFound, InvalidInput."""
+        arguments: dict[str, object] = {"dataset": dataset, "tag": tag, "generation": generation}
+        return _copy(TagRecord, self._call("put_tag", arguments, timeout_s=SNAPSHOT_BUILD_TIMEOUT_S)[0])
+
+    def tags(self, dataset: str) -> list[TagRecord]:
+        """Ordered by name. Raises NotFound."""
+        return [_copy(TagRecord, tag) for tag in self._value("list_tags", {"dataset": dataset})]
+
+    def delete_tag(self, dataset: str, tag: str) -> None:
+        """Raises NotFound."""
+        self._value("delete_tag", {"dataset": dataset, "tag": tag}, is_repeatable=False)
+
+    def pin(self, dataset: str, holder: str, generation: int, updated_ns: int, lease_s: int) -> None:
+        """Keep the chunks of a snapshot from being purged for `lease_s` seconds; 0 lets go. Raises NotFound."""
+        arguments: dict[str, object] = {
+            "dataset": dataset,
+            "holder": holder,
+            "generation": generation,
+            "updated_ns": updated_ns,
+            "lease_s": lease_s,
+        }
+        self._value("pin", arguments)
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -161,12 +225,15 @@ class ServerClient:
 
     # -- reading -----------------------------------------------------------------------------------------
 
-    def snapshot(self, dataset: str, generation: int = 0, known_digest: bytes = b"") -> RemoteSnapshot:
-        """The snapshot of a generation, 0 for the newest. Raises NotFound."""
+    def snapshot(
+        self, dataset: str, generation: int = 0, known_digest: bytes = b"", tag: str = ""
+    ) -> RemoteSnapshot:
+        """The snapshot of a generation, 0 for the newest, or of a tag. Raises NotFound."""
         arguments: dict[str, object] = {
             "dataset": dataset,
             "generation": generation,
             "known_digest": known_digest,
+            "tag": tag,
         }
         info, content = self._call("get_snapshot", arguments, timeout_s=SNAPSHOT_BUILD_TIMEOUT_S)
         if content is None and info.digest != known_digest:

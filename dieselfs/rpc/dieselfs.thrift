@@ -88,6 +88,40 @@ struct PurgeReport {
   4: required i64 bytes_freed
 }
 
+/** `updated_ns`: when the generation came to be. */
+struct TagInfo {
+  1: required string name
+  2: required i64 generation
+  3: required i64 updated_ns
+  4: required i64 files
+  5: required i64 total_bytes
+  6: required binary digest
+}
+
+struct RebuildReport {
+  1: required i64 chunks
+  2: required i64 entries
+  3: required i64 files
+  4: required i64 generation
+  5: required list<string> damaged
+}
+
+/** `kind`: chunk, file, metadata, snapshot. */
+struct Problem {
+  1: required string kind
+  2: required string what
+  3: required bool is_mended
+}
+
+struct FsckReport {
+  1: required i64 chunks
+  2: required i64 entries
+  3: required i64 total_bytes
+  4: required i64 problem_count
+  5: required i64 unmended_count
+  6: required list<Problem> problems
+}
+
 struct StatusInfo {
   1: required string version
   2: required i64 started_s
@@ -110,7 +144,19 @@ service ChunkServer {
   DatasetInfo get_dataset(1: string name) throws (1: Refusal refusal)
   list<DatasetInfo> list_datasets() throws (1: Refusal refusal)
   void drop_dataset(1: string name) throws (1: Refusal refusal)
+
+  // -- looking after datasets (docs/recovery.md) --
   PurgeReport purge(1: string dataset, 2: i64 grace_s, 3: bool is_dry_run) throws (1: Refusal refusal)
+  /** Metadata from chunks: all of them, or those made at `since_s` or later; -1: all. */
+  RebuildReport rebuild(1: string dataset, 2: i64 since_s) throws (1: Refusal refusal)
+  FsckReport fsck(1: string dataset, 2: bool is_deep, 3: bool is_repair) throws (1: Refusal refusal)
+  /** Keep a generation (0: the newest) under a name. */
+  TagInfo put_tag(1: string dataset, 2: string tag, 3: i64 generation) throws (1: Refusal refusal)
+  list<TagInfo> list_tags(1: string dataset) throws (1: Refusal refusal)
+  void delete_tag(1: string dataset, 2: string tag) throws (1: Refusal refusal)
+  /** Say that one reads a snapshot, for `lease_s` from now on; 0: no longer. */
+  void pin(1: string dataset, 2: string holder, 3: i64 generation, 4: i64 updated_ns, 5: i64 lease_s)
+    throws (1: Refusal refusal)
 
   // -- writing --
   /** The first of `count` consecutive versions for new entries. */
@@ -122,8 +168,9 @@ service ChunkServer {
   PendingInfo get_pending(1: string dataset, 2: binary path) throws (1: Refusal refusal)
 
   // -- reading --
-  /** Followed by the snapshot file. `generation` 0: the newest. */
-  SnapshotInfo get_snapshot(1: string dataset, 2: i64 generation, 3: binary known_digest) throws (1: Refusal refusal)
+  /** Followed by the snapshot file. `generation` 0: the newest. With a `tag`, what it names. */
+  SnapshotInfo get_snapshot(1: string dataset, 2: i64 generation, 3: binary known_digest, 4: string tag)
+    throws (1: Refusal refusal)
   /** Followed by the payload of the chunk. */
   Bulk get_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
   /** Followed by parts of the payload, joined. `ranges`: pairs of u32 offset, u32 length. */

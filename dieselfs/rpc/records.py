@@ -46,6 +46,50 @@ class PurgeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TagRecord:
+    """A name for a generation that is kept; `updated_ns` is when the generation came to be, since 1970."""
+
+    name: str
+    generation: int
+    updated_ns: int
+    files: int
+    total_bytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """What a rebuild of metadata read; `damaged` says which chunks could not be read, and why."""
+
+    chunks: int
+    entries: int
+    files: int
+    generation: int
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that fsck found. `kind` is chunk, file, metadata or snapshot."""
+
+    kind: str
+    what: str
+    is_mended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FsckReport:
+    """What was checked and found; `problem_count` may be more than `problems` lists."""
+
+    chunks: int
+    entries: int
+    total_bytes: int
+    problem_count: int
+    unmended_count: int
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStatus:
     """`started_s` in seconds since 1970; `store` and `metadata` as the server was told."""
 

@@ -26,6 +26,7 @@ from dieselfs_server.snapshots import SnapshotShelf
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
+from dieselfs_server.tags import TagShelf
 from dieselfs_server.users import ALL_DATASETS, Right, UserStore, with_grant, with_key
 
 LOCK_TIMEOUT_S = 10.0
@@ -140,8 +141,11 @@ async def open_reception(settings: ServerSettings) -> AsyncIterator[Reception]:
         if applied:
             log.info("applied %d chunks that were stored, but not applied", applied)
         shelf = SnapshotShelf(settings.state / "snapshots", metadata)
+        scratch = settings.state / "scratch"
         names = (settings.store, settings.metadata)
-        reception = Reception(Service(Backends(store, metadata, users, shelf, names)), tls)
+        reception = Reception(
+            Service(Backends(store, metadata, users, shelf, TagShelf(store), scratch, names)), tls
+        )
         opened = []
         for address in settings.listen:
             listeners = await stack.enter_async_context(open_listeners(address))

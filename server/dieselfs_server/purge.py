@@ -8,16 +8,17 @@ anywhere leaves chunks that the next purge takes up again, and a rebuild from th
 dataset at every point.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import Op, decode_chunk
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
-from dieselfs.meta.records import ChunkRecord, DatasetRecord
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, PinRecord
 from dieselfs.rpc.records import PurgeReport
 from dieselfs_server.commit import commit_chunk
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.tags import TagShelf
 
 
 def purge(
@@ -25,17 +26,23 @@ def purge(
     metadata: MetadataStore,
     dataset: DatasetRecord,
     ids: ChunkIdSource,
+    tags: TagShelf,
     now_ns: int,
     grace_s: int,
     is_dry_run: bool,
 ) -> PurgeReport:
     """Purge a dataset; with `is_dry_run` only say what would be done.
 
-    Raises Damaged if a chunk with holes is damaged.
+    Raises Damaged if a chunk with holes, or a tag, is damaged.
     """
     chunks = metadata.chunks(dataset.dataset_id)
     dead = [chunk for chunk in chunks if chunk.deleted_entries == chunk.entries]
-    expired = [chunk for chunk in dead if chunk.updated_ns <= now_ns - grace_s * 10**9]
+    expired = removable(
+        dead,
+        metadata.pins(dataset.dataset_id, now_ns),
+        tags.needed_chunks(dataset.name, dataset.dataset_id),
+        now_ns - grace_s * 10**9,
+    )
     holed = [chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries]
     if not is_dry_run:
         for chunk in expired:
@@ -48,6 +55,16 @@ def purge(
         chunks_waiting=len(dead) - len(expired) + len(holed),
         bytes_freed=sum(chunk.header_length + chunk.payload_length for chunk in expired),
     )
+
+
+def removable(
+    dead: Sequence[ChunkRecord], pins: Sequence[PinRecord], tagged: Set[bytes], died_before_ns: int
+) -> list[ChunkRecord]:
+    """Which dead chunks nobody can need any more: no tag does, and they died before `died_before_ns` and
+    before the oldest snapshot came to be that a living reader has.
+    """
+    oldest_ns = min([died_before_ns, *(pin.updated_ns for pin in pins)])
+    return [chunk for chunk in dead if chunk.updated_ns <= oldest_ns and chunk.chunk_id not in tagged]
 
 
 def _rewrite(

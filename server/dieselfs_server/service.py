@@ -1,27 +1,30 @@
 """The service: what handlers stand on. Who may do what, and the backends; the handlers are in `handlers/`.
 
-Every handler takes the service, the caller, the arguments (a Thrift struct) and the bulk bytes that came with the call,
-and returns a `Reply`. What it raises as DieselfsError is the refusal that the caller gets. Blocking work runs
-in worker threads; if a handler is cancelled, a thread that is storing a chunk still finishes.
+Every handler takes the service, the caller, the arguments (a Thrift struct) and the bulk bytes that came with
+the call, and returns a `Reply`. What it raises as DieselfsError is the refusal that the caller gets. Blocking
+work runs in worker threads; if a handler is cancelled, a thread that is storing a chunk still finishes.
 """
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import AccessDenied, InvalidInput, NotFound
+from dieselfs.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
 from dieselfs.meta.records import DatasetRecord
 from dieselfs.names import check_dataset_name
+from dieselfs_server.catalog import Catalog
 from dieselfs_server.commit import commit_chunk
 from dieselfs_server.executor import RequestExecutor
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.snapshots import SnapshotShelf
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.tags import TagShelf
 from dieselfs_server.users import Caller, Right, UserStore
 
 Buffer = bytes | bytearray | memoryview
@@ -51,12 +54,16 @@ class Counters:
 
 @dataclass(frozen=True, eq=False)
 class Backends:
-    """What a service works on; `names` are the URLs of store and metadata, for `status`."""
+    """What a service works on; `scratch` is a folder for passing work, `names` the URLs of store and
+    metadata.
+    """
 
     store: ObjectStore
     metadata: MetadataStore
     users: UserStore
     snapshots: SnapshotShelf
+    tags: TagShelf
+    scratch: Path
     names: tuple[str, str]
 
 
@@ -91,6 +98,7 @@ class Service:
     def __post_init__(self) -> None:
         self.counters = Counters(started_s=int(self.clock()))
         self.ids = ChunkIdSource(self.clock)
+        self.catalog = Catalog(self.backends.store, self.backends.metadata)
         self.executor = RequestExecutor(self.backends.store)
         self._writes = trio.CapacityLimiter(STORE_WRITES_MAX)
 
@@ -127,14 +135,34 @@ class Service:
         Looks the same to those who may not see it as if it were absent.
         """
         check_dataset_name(name)
+        dataset: DatasetRecord | None = None
+        lost: Unavailable | None = None
         try:
-            dataset = await trio.to_thread.run_sync(self.backends.metadata.dataset, name)
-        except NotFound:
-            dataset = None
+            dataset = await trio.to_thread.run_sync(self.catalog.dataset, name)
+        except Unavailable as error:
+            lost = error
         await self.require_right(caller, name, right)
+        if lost is not None:
+            raise lost
         if dataset is None:
             raise no_dataset(name)
         return dataset
+
+    async def dataset_id(self, caller: Caller, name: str, right: Right) -> bytes:
+        """The ID of a dataset, also while its metadata is away or lost; else as `dataset`."""
+        check_dataset_name(name)
+        dataset_id: bytes | None = None
+        lost: Unavailable | None = None
+        try:
+            dataset_id = await trio.to_thread.run_sync(self.catalog.dataset_id, name)
+        except Unavailable as error:
+            lost = error
+        await self.require_right(caller, name, right)
+        if lost is not None:
+            raise lost
+        if dataset_id is None:
+            raise no_dataset(name)
+        return dataset_id
 
     async def require_admin(self, caller: Caller) -> None:
         if await self.right(caller, "*") < Right.ADMIN:

@@ -11,6 +11,7 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavai
 from dieselfs.meta.records import DatasetRecord
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.meta.snapshot_builder import build_snapshot
+from dieselfs.meta.snapshot_format import SnapshotHeader
 from dieselfs_server.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -40,17 +41,14 @@ class SnapshotShelf:
             return await trio.to_thread.run_sync(self._get, dataset, generation)
 
     def _get(self, dataset: DatasetRecord, generation: int) -> Snapshot:
-        path = self._path(dataset.dataset_id, generation or dataset.generation)
-        kept = self._kept(path)
+        if generation not in (0, dataset.generation):
+            return self._older(dataset, generation)
+        kept = self.kept(dataset)
         if kept is not None:
             return kept
-        if generation not in (0, dataset.generation):
-            raise NotFound(
-                f"generation {generation} of dataset {dataset.name} is not kept; the newest is {dataset.generation}"
-            )
         content = build_snapshot(self._metadata.entry_table(dataset.dataset_id))
         built = Snapshot(content, f"snapshot of {dataset.name}")
-        path = self._path(dataset.dataset_id, built.generation)  # somebody may have written since we looked
+        path = self._path(dataset.dataset_id, built.header)  # somebody may have written since we looked
         try:
             self._write(path, content)
         except OSError as error:
@@ -59,6 +57,21 @@ class SnapshotShelf:
         self._remove_old(dataset.dataset_id)
         self._open[path] = Snapshot.open(path)
         return self._open[path]
+
+    def kept(self, dataset: DatasetRecord) -> Snapshot | None:
+        """The snapshot of the newest generation, if it is on the shelf. Blocks."""
+        return self._kept(self._path(dataset.dataset_id, dataset))
+
+    def _older(self, dataset: DatasetRecord, generation: int) -> Snapshot:
+        for path in sorted(
+            self._folder.glob(f"{dataset.dataset_id.hex()}-*-{generation:x}.snapshot"), reverse=True
+        ):
+            kept = self._kept(path)
+            if kept is not None:
+                return kept
+        raise NotFound(
+            f"generation {generation} of dataset {dataset.name} is not kept; the newest is {dataset.generation}"
+        )
 
     def _kept(self, path: Path) -> Snapshot | None:
         """The snapshot in the file `path`, read whole once to see that the disk kept it; None if there is
@@ -76,8 +89,11 @@ class SnapshotShelf:
             self._open[path] = snapshot
         return self._open[path]
 
-    def _path(self, dataset_id: bytes, generation: int) -> Path:
-        return self._folder / f"{dataset_id.hex()}-{generation:016x}.snapshot"
+    def _path(self, dataset_id: bytes, state: DatasetRecord | SnapshotHeader) -> Path:
+        """Files sort by age. The time is in the name, because generations are counted anew after a great
+        loss.
+        """
+        return self._folder / f"{dataset_id.hex()}-{state.updated_ns:016x}-{state.generation:x}.snapshot"
 
     def _write(self, path: Path, content: bytes) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

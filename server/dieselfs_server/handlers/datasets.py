@@ -1,21 +1,16 @@
-"""Datasets as wholes: made, listed, dropped, purged."""
+"""Datasets as wholes: made, listed, dropped."""
 
 import logging
 import secrets
-from dataclasses import astuple
 from typing import Any
 
 import trio
 
 from dieselfs.chunk.format import DATASET_ID_BYTES
-from dieselfs.errors import InvalidInput
 from dieselfs.meta.records import DatasetRecord
 from dieselfs.rpc.messages import thrift
-from dieselfs_server import purge as purging
 from dieselfs_server.service import Reply, Service, handler
 from dieselfs_server.users import Caller, Right
-
-GRACE_S_MAX = 1 << 40
 
 log = logging.getLogger(__name__)
 
@@ -49,29 +44,11 @@ async def drop_dataset(service: Service, caller: Caller, arguments: Any, _: obje
         service.backends.metadata.drop_dataset(dataset.dataset_id)
         service.backends.store.delete_dataset(dataset.dataset_id)  # of puts that were under way
         service.backends.snapshots.drop(dataset.dataset_id)
+        service.backends.tags.drop(dataset.dataset_id)
 
     await trio.to_thread.run_sync(drop)
     log.info("dataset %s dropped by %s", dataset.name, caller.name)
     return Reply()
-
-
-@handler
-async def purge(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    right = Right.READ if arguments.is_dry_run else Right.ADMIN
-    dataset = await service.dataset(caller, arguments.dataset, right)
-    if not 0 <= arguments.grace_s < GRACE_S_MAX:
-        raise InvalidInput(f"grace time of {arguments.grace_s} s is out of range")
-    report = await trio.to_thread.run_sync(
-        purging.purge,
-        service.backends.store,
-        service.backends.metadata,
-        dataset,
-        service.ids,
-        service.now_ns(),
-        arguments.grace_s,
-        arguments.is_dry_run,
-    )
-    return Reply(thrift.PurgeReport(*astuple(report)))
 
 
 def _dataset_info(dataset: DatasetRecord) -> Any:

@@ -20,8 +20,14 @@ from dieselfs_server.users import Caller, Right
 
 @handler
 async def get_snapshot(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
-    snapshot = await service.backends.snapshots.get(dataset, arguments.generation)
+    if arguments.tag:
+        dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
+        tags = service.backends.tags
+        snapshot = await trio.to_thread.run_sync(tags.get, arguments.dataset, dataset_id, arguments.tag)
+    else:
+        dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+        await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
+        snapshot = await service.backends.snapshots.get(dataset, arguments.generation)
     bulk = [] if arguments.known_digest == snapshot.digest else [snapshot.content]
     info = thrift.SnapshotInfo(
         generation=snapshot.generation,
@@ -34,18 +40,18 @@ async def get_snapshot(service: Service, caller: Caller, arguments: Any, _: obje
 
 @handler
 async def get_payload(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
-    payload = await service.executor.payload(dataset.dataset_id, arguments.chunk_id)
+    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
+    payload = await service.executor.payload(dataset_id, arguments.chunk_id)
     return Reply(thrift.Bulk(bulk_length=len(payload)), [payload])
 
 
 @handler
 async def get_ranges(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
     if len(arguments.ranges) % 8 or len(arguments.ranges) > 8 * RANGES_PER_REQUEST_MAX:
         raise InvalidInput(f"ranges are pairs of u32, at most {RANGES_PER_REQUEST_MAX}")
     ranges = np.frombuffer(arguments.ranges, "<u4").reshape(-1, 2).astype(np.int64)
-    parts = await service.executor.ranges(dataset.dataset_id, arguments.chunk_id, ranges)
+    parts = await service.executor.ranges(dataset_id, arguments.chunk_id, ranges)
     return Reply(thrift.Bulk(bulk_length=sum(len(part) for part in parts)), parts)
 
 

@@ -59,8 +59,13 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def apply(self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int) -> int:
+    def apply(
+        self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
+    ) -> int:
         """Make a chunk's entries count. Atomic and idempotent: applying a chunk again changes nothing.
+
+        A store that can lose some of what it was told (a node of a cluster) looks only at its record of the chunk,
+        unless `is_again`: then it looks at every entry, and puts back what is missing.
 
         Returns the dataset's generation, which rises by one with each chunk that is applied for the first time; its
         `updated_ns` rises with it, to `now_ns` or, if that clock has stepped back, by one.

@@ -97,7 +97,10 @@ class SqliteMetadata:
             )
         return first
 
-    def apply(self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int) -> int:
+    def apply(
+        self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
+    ) -> int:
+        # `is_again` makes no difference: a transaction is lost whole, with the record of its chunk, or not at all.
         with self._connections.writing() as connection:
             number = _dataset_number(connection, dataset_id)
             if _chunk_number(connection, number, preamble.chunk_id) is None:

@@ -1,0 +1,109 @@
+"""Which datasets there are: what the metadata store says, and what the chunks say when it has lost its
+memory.
+
+Reading chunks needs a dataset's ID and nothing else of the metadata. So mounts that are up go on reading
+while the metadata store is away or empty; only what needs metadata is refused, with the way out of it. All
+methods block.
+"""
+
+import logging
+from threading import Lock
+from time import monotonic
+
+from dieselfs.errors import Damaged, NotFound, Unavailable
+from dieselfs.meta.records import DatasetRecord, PinRecord
+from dieselfs_server.commit import read_header
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.store.interface import ObjectStore
+
+SCAN_INTERVAL_S = 5.0
+"""Looking for datasets in the object store is not done more often; whoever asks in between gets the last
+answer.
+"""
+
+REBUILD_HOLDER = "rebuild"
+"""Holder of the pin that marks a dataset whose metadata is being rebuilt; it stays if the rebuild is
+interrupted.
+"""
+
+REBUILD_EXPIRES_NS = (1 << 63) - 1
+
+log = logging.getLogger(__name__)
+
+
+class Catalog:
+    """Finds datasets by name. Remembers the IDs that it has seen; safe between threads."""
+
+    def __init__(self, store: ObjectStore, metadata: MetadataStore) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._lock = Lock()  # guards the two below
+        self._ids: dict[str, bytes] = {}
+        self._scanned_s = float("-inf")
+
+    def dataset(self, name: str) -> DatasetRecord | None:
+        """The dataset's record, None if there is no such dataset.
+
+        Raises Unavailable if the metadata store is away, or has lost a dataset of which there are chunks.
+        """
+        try:
+            record = self._metadata.dataset(name)
+        except NotFound:
+            if self._stored_id(name) is None:
+                return None
+            raise Unavailable(
+                f"the metadata of dataset {name} is lost; its chunks are there: 'dlcmd rebuild dl://{name}' "
+                "makes the metadata from them"
+            ) from None
+        with self._lock:
+            self._ids[name] = record.dataset_id
+        return record
+
+    def dataset_id(self, name: str) -> bytes | None:
+        """The dataset's ID, with or without metadata; None if there is no such dataset."""
+        try:
+            record = self.dataset(name)
+        except Unavailable:
+            with self._lock:
+                known = self._ids.get(name)
+            known = known or self._stored_id(name)
+            if known is None:
+                raise
+            return known
+        return record.dataset_id if record else None
+
+    def _stored_id(self, name: str) -> bytes | None:
+        """The ID of the dataset called `name`, as the headers of its chunks say."""
+        with self._lock:
+            if monotonic() - self._scanned_s > SCAN_INTERVAL_S:
+                self._ids = self._scan()
+                self._scanned_s = monotonic()
+            return self._ids.get(name)
+
+    def _scan(self) -> dict[str, bytes]:
+        return {
+            name: dataset_id
+            for dataset_id in self._store.list_datasets()
+            if (name := self._name_of(dataset_id))
+        }
+
+    def _name_of(self, dataset_id: bytes) -> str | None:
+        for chunk_id in self._store.list_chunks(dataset_id):
+            try:
+                return read_header(self._store, dataset_id, chunk_id)[1].dataset
+            except (Damaged, NotFound) as error:
+                log.error("%s", error)
+        return None
+
+    def check_built(self, dataset: DatasetRecord, now_ns: int) -> None:
+        """Raise Unavailable while the metadata of `dataset` is being rebuilt, or was left half rebuilt."""
+        if any(pin.holder == REBUILD_HOLDER for pin in self._metadata.pins(dataset.dataset_id, now_ns)):
+            raise Unavailable(
+                f"the metadata of dataset {dataset.name} is being rebuilt; if no rebuild is running, one was "
+                f"interrupted: run 'dlcmd rebuild dl://{dataset.name}' again"
+            )
+
+
+def rebuild_pin(dataset: DatasetRecord) -> PinRecord:
+    """The mark of a dataset that is being rebuilt."""
+    return PinRecord(REBUILD_HOLDER, dataset.generation, dataset.updated_ns, REBUILD_EXPIRES_NS)

@@ -1,0 +1,140 @@
+"""Looking after datasets: purge, rebuild, check; tags, and the pins of readers."""
+
+from dataclasses import astuple
+from typing import Any
+
+import trio
+
+from dieselfs.errors import InvalidInput
+from dieselfs.meta.records import PinRecord
+from dieselfs.rpc.messages import thrift
+from dieselfs.rpc.records import TagRecord
+from dieselfs_server import fsck as checking
+from dieselfs_server import purge as purging
+from dieselfs_server import rebuild as rebuilding
+from dieselfs_server.service import Reply, Service, handler, no_dataset
+from dieselfs_server.users import Caller, Right
+
+GRACE_S_MAX = 1 << 40
+TIME_S_MAX = 0xFFFF_FFFF
+LEASE_S_MAX = 3600
+HOLDER_CHARACTERS_MAX = 200
+
+
+@handler
+async def purge(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    right = Right.READ if arguments.is_dry_run else Right.ADMIN
+    dataset = await service.dataset(caller, arguments.dataset, right)
+    if not 0 <= arguments.grace_s < GRACE_S_MAX:
+        raise InvalidInput(f"grace time of {arguments.grace_s} s is out of range")
+    report = await trio.to_thread.run_sync(
+        purging.purge,
+        service.backends.store,
+        service.backends.metadata,
+        dataset,
+        service.ids,
+        service.backends.tags,
+        service.now_ns(),
+        arguments.grace_s,
+        arguments.is_dry_run,
+    )
+    return Reply(thrift.PurgeReport(*astuple(report)))
+
+
+@handler
+async def rebuild(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    await service.require_right(caller, arguments.dataset, Right.ADMIN)
+    if not -1 <= arguments.since_s <= TIME_S_MAX:
+        raise InvalidInput(f"time {arguments.since_s} is out of range")
+    dataset_id = await trio.to_thread.run_sync(service.catalog.dataset_id, arguments.dataset)
+    if dataset_id is None:
+        raise no_dataset(arguments.dataset)
+    report = await trio.to_thread.run_sync(
+        rebuilding.rebuild,
+        service.backends.store,
+        service.backends.metadata,
+        arguments.dataset,
+        dataset_id,
+        service.now_ns(),
+        None if arguments.since_s < 0 else arguments.since_s,
+    )
+    return Reply(
+        thrift.RebuildReport(
+            chunks=report.chunks,
+            entries=report.entries,
+            files=report.files,
+            generation=report.generation,
+            damaged=list(report.damaged),
+        )
+    )
+
+
+@handler
+async def fsck(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    right = Right.ADMIN if arguments.is_repair else Right.READ
+    dataset = await service.dataset(caller, arguments.dataset, right)
+    report = await trio.to_thread.run_sync(
+        checking.fsck,
+        service.backends.store,
+        service.backends.metadata,
+        service.backends.snapshots,
+        dataset,
+        service.backends.scratch,
+        service.now_ns(),
+        arguments.is_deep,
+        arguments.is_repair,
+    )
+    return Reply(
+        thrift.FsckReport(
+            chunks=report.chunks,
+            entries=report.entries,
+            total_bytes=report.total_bytes,
+            problem_count=report.problem_count,
+            unmended_count=report.unmended_count,
+            problems=[thrift.Problem(*astuple(problem)) for problem in report.problems],
+        )
+    )
+
+
+@handler
+async def put_tag(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.dataset, Right.WRITE)
+    await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
+    snapshot = await service.backends.snapshots.get(dataset, arguments.generation)
+    return Reply(_tag_info(await trio.to_thread.run_sync(service.backends.tags.add, snapshot, arguments.tag)))
+
+
+@handler
+async def list_tags(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
+    tags = await trio.to_thread.run_sync(service.backends.tags.all, arguments.dataset, dataset_id)
+    return Reply([_tag_info(tag) for tag in tags])
+
+
+@handler
+async def delete_tag(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.WRITE)
+    await trio.to_thread.run_sync(service.backends.tags.remove, arguments.dataset, dataset_id, arguments.tag)
+    return Reply()
+
+
+@handler
+async def pin(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+    if not 0 <= arguments.lease_s <= LEASE_S_MAX:
+        raise InvalidInput(f"a lease of {arguments.lease_s} s, limit {LEASE_S_MAX}")
+    holder = f"{caller.name}/{arguments.holder}"  # nobody can take away the pin of another
+    if len(holder) > HOLDER_CHARACTERS_MAX or not holder.isprintable():
+        raise InvalidInput("the holder of a pin needs a short printable name")
+    now_ns = service.now_ns()
+    if arguments.lease_s:
+        lease_ns = arguments.lease_s * 10**9
+        record = PinRecord(holder, arguments.generation, arguments.updated_ns, now_ns + lease_ns)
+        await trio.to_thread.run_sync(service.backends.metadata.pin, dataset.dataset_id, record)
+    else:
+        await trio.to_thread.run_sync(service.backends.metadata.unpin, dataset.dataset_id, holder)
+    return Reply()
+
+
+def _tag_info(tag: TagRecord) -> Any:
+    return thrift.TagInfo(*astuple(tag))

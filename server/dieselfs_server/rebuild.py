@@ -1,0 +1,86 @@
+"""Makes the metadata of a dataset from its chunks (DIESEL 4.1.2). Blocks.
+
+Scenario (b) of the paper, everything is lost or not to be trusted: forget what the metadata store has, and
+apply every chunk. Scenario (a), some of the newest is lost: apply those written since then again. The order
+does not matter, versions decide; a rebuild that is interrupted leaves a mark, and is simply run again.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dieselfs.errors import AlreadyExists, Damaged, NotFound
+from dieselfs.meta.records import DatasetRecord
+from dieselfs.rpc.records import RebuildReport
+from dieselfs_server.catalog import REBUILD_HOLDER, rebuild_pin
+from dieselfs_server.commit import read_header
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.store.interface import ObjectStore
+
+DAMAGED_KEPT_MAX = 1000
+
+log = logging.getLogger(__name__)
+
+
+def rebuild(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    name: str,
+    dataset_id: bytes,
+    now_ns: int,
+    since_s: int | None = None,
+) -> RebuildReport:
+    """Rebuild the metadata of a dataset, or only that of chunks made at `since_s` (seconds since 1970) or
+    later.
+
+    Chunks that cannot be read are left out and named in the report; what is in them is missing afterwards.
+    Meanwhile no snapshot is given out; chunks are read and written as always.
+    """
+    dataset = _known(metadata, name)
+    if dataset is None or since_s is None:
+        dataset = _emptied(metadata, name, dataset_id, dataset, now_ns)
+    chunks = entries = 0
+    damaged: list[str] = []
+    with _marked(metadata, dataset):
+        for chunk_id in store.list_chunks(dataset_id, since_s or 0):
+            try:
+                preamble, header = read_header(store, dataset_id, chunk_id)
+            except (Damaged, NotFound) as error:
+                log.error("rebuild of %s: %s", name, error)
+                damaged = [*damaged, str(error)][:DAMAGED_KEPT_MAX]
+                continue
+            metadata.apply(dataset_id, preamble, header, now_ns, is_again=True)
+            chunks, entries = chunks + 1, entries + len(header)
+    record = metadata.dataset(name)
+    log.info("rebuilt %s: %d chunks, %d entries, %d files", name, chunks, entries, record.files)
+    return RebuildReport(chunks, entries, record.files, record.generation, tuple(damaged))
+
+
+def _known(metadata: MetadataStore, name: str) -> DatasetRecord | None:
+    try:
+        return metadata.dataset(name)
+    except (NotFound, Damaged):
+        return None
+
+
+def _emptied(
+    metadata: MetadataStore, name: str, dataset_id: bytes, known: DatasetRecord | None, now_ns: int
+) -> DatasetRecord:
+    """A dataset without entries whose generation goes on from the known one."""
+    generation, updated_ns = (known.generation, known.updated_ns) if known else (0, 0)
+    try:
+        metadata.drop_dataset(dataset_id)
+    except NotFound:
+        log.info("rebuild of %s: the metadata store knows nothing of it", name)
+    try:
+        return metadata.create_dataset(name, dataset_id, generation, max(updated_ns, now_ns))
+    except AlreadyExists:  # another server is at it too: applying twice does no harm
+        return metadata.dataset(name)
+
+
+@contextmanager
+def _marked(metadata: MetadataStore, dataset: DatasetRecord) -> Iterator[None]:
+    """Mark the dataset as being rebuilt. The mark goes only when all went well."""
+    metadata.pin(dataset.dataset_id, rebuild_pin(dataset))
+    yield
+    metadata.unpin(dataset.dataset_id, REBUILD_HOLDER)
