@@ -84,7 +84,7 @@ def test_nothing_runs_code_from_outside() -> None:
     holds(danger_faults, modules(*PRODUCT))
 
 
-def test_tests_do_not_sleep() -> None:
+def test_tests_do_not_sleep_and_hope() -> None:
     holds(sleep_faults, modules(TESTS))
 
 

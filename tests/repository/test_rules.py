@@ -85,6 +85,8 @@ def test_dangers(source: str, is_right: bool) -> None:
         ("import time\ntime.monotonic()", True),
         ("import time\ntime.sleep(1)", False),
         ("from time import sleep\nsleep(1)", False),
+        ("import time\nwhile not is_there():\n    time.sleep(0.01)", True),
+        ("import time\nwhile True:\n    time.sleep(0.01)", False),
         ("from trio import sleep\nsleep(1)", True),
     ],
 )
