@@ -100,8 +100,13 @@ class ChunkResidency:
         return None
 
     def prefetch(self, chunk: int) -> None:
-        """Start to fetch a chunk, unless it is in memory, on its way, or known to be damaged."""
-        if chunk not in self._payloads and chunk not in self._damaged:
+        """Start to fetch a chunk, unless it is in memory, on its way, or known to be damaged.
+
+        What is on its way never takes more than half of the budget, so that it cannot push out what is being read.
+        """
+        if chunk in self._payloads or chunk in self._damaged:
+            return
+        if 2 * (self._flying_bytes + self._length_bytes(chunk)) <= self._memory_bytes:
             self._flight(chunk)
 
     async def fetch(self, chunk: int) -> memoryview:
@@ -142,8 +147,12 @@ class ChunkResidency:
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(trio.current_time())
+            self._flying_bytes += self._length_bytes(key)
             self._nursery.start_soon(self._fly, key, flight)
         return flight
+
+    def _length_bytes(self, key: Key) -> int:
+        return self._snapshot.chunk_payload_length(key) if isinstance(key, int) else key.length
 
     async def _landed(self, key: Key) -> memoryview:
         flight = self._flight(key)
@@ -157,8 +166,6 @@ class ChunkResidency:
         return flight.payload
 
     async def _fly(self, key: Key, flight: _Flight) -> None:
-        length = self._snapshot.chunk_payload_length(key) if isinstance(key, int) else key.length
-        self._flying_bytes += length
         try:
             self._make_room()
             flight.payload = await self._bring(key)
@@ -168,7 +175,7 @@ class ChunkResidency:
             _log.exception("fetching chunk %s failed", key)
             flight.error = Unavailable(f"fetching failed: {error!r}")
         finally:
-            self._flying_bytes -= length
+            self._flying_bytes -= self._length_bytes(key)
             flight.landed.set()
         if flight.payload is not None:
             self._payloads[key] = flight.payload

@@ -140,6 +140,19 @@ def test_room_is_made_before_a_chunk_is_fetched(packed: PackedDataset) -> None:
     run(packed, scenario, memory_bytes=2 * CHUNK_BYTES)
 
 
+def test_chunks_ahead_take_half_of_the_budget_at_most(packed: PackedDataset) -> None:
+    async def scenario(residency: ChunkResidency, source: GatedSource) -> None:
+        source.gate.clear()
+        for chunk in range(4):
+            residency.prefetch(chunk)
+        source.gate.set()
+        for chunk in range(2):
+            await residency.fetch(chunk)
+        await trio.testing.wait_all_tasks_blocked()
+
+    assert sorted(run(packed, scenario, memory_bytes=4 * CHUNK_BYTES).fetched_chunks) == [0, 1]
+
+
 def test_a_chunk_larger_than_the_budget_is_served_all_the_same(packed: PackedDataset) -> None:
     async def scenario(residency: ChunkResidency, source: GatedSource) -> None:
         for chunk in range(4):

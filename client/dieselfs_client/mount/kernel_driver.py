@@ -98,9 +98,8 @@ class KernelDriver:
         self._encoder = protocol.Encoder(user, group)
         self._read_timeout_s = read_timeout_s
         self._read_order = ReadOrder()
-        self._waiting: dict[
-            int, trio.CancelScope
-        ] = {}  # READ tasks by `unique`; changed only between checkpoints
+        # READs that wait for bytes, by `unique`; changed only between checkpoints.
+        self._waiting: dict[int, trio.CancelScope] = {}
         self._answers: dict[int, Callable[[Request], bytes]] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.GETATTR: self._get_attributes,
@@ -185,15 +184,12 @@ class KernelDriver:
             _log.error("%s: %s", self._path(request.inode), error)
         else:
             code = errno.EIO
-            _log.error(
-                "request %d about %s failed", request.opcode, self._path(request.inode), exc_info=error
-            )
+            what = f"request {request.opcode} about {self._path(request.inode)}"
+            _log.error("%s failed", what, exc_info=error)
         try:
             self._refuse(request.unique, code)
         except OSError:
-            _log.exception(
-                "request %d about %s cannot be answered", request.opcode, self._path(request.inode)
-            )
+            _log.exception("request %d cannot be answered", request.opcode)
 
     def _path(self, inode: int) -> str:
         """What to call an inode in the log."""
@@ -245,9 +241,8 @@ class KernelDriver:
             dots = encode(self._core.dots(request.inode), 0)[position * (record_bytes + 8) :]
             position = _DOTS
         nodes = nodes[position - _DOTS :][: room_bytes // record_bytes]
-        fitting = protocol.count_that_fit(
-            self._core.name_lengths(nodes), record_bytes, room_bytes - len(dots)
-        )
+        left_bytes = room_bytes - len(dots)
+        fitting = protocol.count_that_fit(self._core.name_lengths(nodes), record_bytes, left_bytes)
         if fitting == 0 and nodes and not dots:  # an empty reply would mean the end of the folder
             raise _Refused(errno.EINVAL)
         return dots + encode(self._core.siblings(nodes[:fitting]), position)
@@ -278,7 +273,7 @@ class KernelDriver:
         unique = request.unique  # all else of it lies in the loop's buffer, and is overwritten by now
         try:
             with scope:
-                for piece in pieces:
+                for piece in pieces[1:]:
                     self._residency.prefetch(piece.extent.chunk)
                 fetch = self._residency.fetch_piece
                 buffers = [await fetch(piece.extent, piece.start, piece.length) for piece in pieces]

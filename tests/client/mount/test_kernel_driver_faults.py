@@ -5,17 +5,20 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dieselfs.errors import Unavailable
 from dieselfs.meta.snapshot import ExtentRef
+from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.options import MountOptions
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
-from tests.support.mounted import mounted, spawn
+from tests.support.mounted import mounted
 
 CHUNK_BYTES = 64 << 10
 FILE_BYTES = 16 << 10
@@ -33,25 +36,49 @@ def packed() -> PackedDataset:
     return pack_entries(entries, chunk_bytes=CHUNK_BYTES)
 
 
-class SwitchedSource:
-    """The chunks of a dataset, of which one fails or hangs as long as a switch is on."""
+class Switch:
+    """A file that is there while the switch is on: works across processes, also when one is killed."""
 
-    def __init__(self, source: MemoryChunkSource, bad_chunk: int) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def is_on(self) -> bool:
+        return self._path.exists()
+
+    def on(self) -> None:
+        self._path.touch()
+
+    def off(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+class SwitchedSource:
+    """The chunks of a dataset, of which chunk 1 fails or hangs as long as a switch is on."""
+
+    def __init__(self, source: MemoryChunkSource, folder: Path) -> None:
         self._source = source
-        self._bad_chunk = bad_chunk
-        self.fails = spawn.Event()
-        self.hangs = spawn.Event()
-        self.released = spawn.Event()
+        self.fails = Switch(folder / "fails")
+        self.hangs = Switch(folder / "hangs")
+        self.is_hanging = Switch(folder / "is hanging")
 
     def fetch_chunk(self, chunk: int) -> bytes:
-        if chunk == self._bad_chunk and self.fails.is_set():
+        if chunk == 1 and self.fails.is_on:
             raise Unavailable("the server is gone")
-        if chunk == self._bad_chunk and self.hangs.is_set():
-            self.released.wait(60)
+        while chunk == 1 and self.hangs.is_on:
+            self.is_hanging.on()
+            time.sleep(0.01)
         return self._source.fetch_chunk(chunk)
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         return self._source.fetch_extent(extent)
+
+
+@pytest.fixture
+def source(packed: PackedDataset, tmp_path: Path) -> Iterator[SwitchedSource]:
+    source = SwitchedSource(packed.source(), tmp_path)
+    yield source
+    source.hangs.off()
 
 
 def content(number: int) -> bytes:
@@ -68,81 +95,60 @@ def read_error(mountpoint: Path, number: int) -> int | None:
     return caught.value.errno
 
 
-def test_a_source_that_fails(packed: PackedDataset, tmp_path: Path) -> None:
-    source = SwitchedSource(packed.source(), bad_chunk=1)
-    source.fails.set()
+def read_sooner_or_later(mountpoint: Path, number: int) -> bytes:
+    """A failure is remembered for a moment."""
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        with suppress(OSError):
+            return read(mountpoint, number)
+    return read(mountpoint, number)
+
+
+def test_a_source_that_fails(packed: PackedDataset, source: SwitchedSource, tmp_path: Path) -> None:
+    source.fails.on()
     with mounted(packed, tmp_path, source) as running:
         assert read_error(running.path, 4) == errno.EIO
         assert read(running.path, 0) == content(0)
         assert read(running.path, 8) == content(8)
         assert "04: the server is gone" in running.log()
-        source.fails.clear()
-        deadline_s = time.monotonic() + 10
-        while time.monotonic() < deadline_s:  # the failure is remembered for a second
-            try:
-                assert read(running.path, 4) == content(4)
-                break
-            except OSError:
-                continue
-        assert read(running.path, 4) == content(4)
+        source.fails.off()
+        assert read_sooner_or_later(running.path, 4) == content(4)
 
 
-def test_a_source_that_hangs(packed: PackedDataset, tmp_path: Path) -> None:
-    source = SwitchedSource(packed.source(), bad_chunk=1)
-    source.hangs.set()
-    try:
-        with mounted(packed, tmp_path, source, MountOptions(timeout_s=1.0)) as running:
-            began_s = time.monotonic()
-            assert read_error(running.path, 5) == errno.EIO
-            took_s = time.monotonic() - began_s
-            assert 0.9 < took_s < 1.9, "one limit, although the kernel asks twice"
-            assert read(running.path, 0) == content(0)
-            assert "did not come within 1 s" in running.log()
-            source.released.set()
-            source.hangs.clear()
-            deadline_s = time.monotonic() + 10
-            while time.monotonic() < deadline_s:
-                try:
-                    assert read(running.path, 5) == content(5)
-                    break
-                except OSError:
-                    continue
-            assert read(running.path, 5) == content(5)
-    finally:
-        source.released.set()
+def test_a_source_that_hangs(packed: PackedDataset, source: SwitchedSource, tmp_path: Path) -> None:
+    source.hangs.on()
+    with mounted(packed, tmp_path, source, MountOptions(timeout_s=1.0)) as running:
+        began_s = time.monotonic()
+        assert read_error(running.path, 5) == errno.EIO
+        took_s = time.monotonic() - began_s
+        assert 0.9 < took_s < 1.9, "one limit, although the kernel asks twice"
+        assert read(running.path, 0) == content(0)
+        assert "did not come within 1 s" in running.log()
+        source.hangs.off()
+        assert read_sooner_or_later(running.path, 5) == content(5)
 
 
-def test_others_are_served_while_one_waits(packed: PackedDataset, tmp_path: Path) -> None:
-    source = SwitchedSource(packed.source(), bad_chunk=1)
-    source.hangs.set()
-    try:
-        with mounted(packed, tmp_path, source) as running:
-            results: list[bytes] = []
-            waiting = [
-                threading.Thread(target=lambda n=n: results.append(read(running.path, n))) for n in (4, 5, 6)
-            ]
-            for thread in waiting:
-                thread.start()
-            began_s = time.monotonic()
-            assert [read(running.path, number) for number in (0, 1, 8, 9)] == [
-                content(n) for n in (0, 1, 8, 9)
-            ]
-            assert os.listdir(running.path) == [f"{number:02}" for number in range(FILES)]
-            assert os.statvfs(running.path).f_files == FILES + 1
-            assert time.monotonic() - began_s < 5
-            assert not results
-            source.released.set()
-            for thread in waiting:
-                thread.join(10)
-            assert sorted(results) == [content(4), content(5), content(6)]
-    finally:
-        source.released.set()
+def test_others_are_served_while_one_waits(
+    packed: PackedDataset, source: SwitchedSource, tmp_path: Path
+) -> None:
+    source.hangs.on()
+    with mounted(packed, tmp_path, source) as running, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(read, running.path, number) for number in (4, 5, 6)]
+        began_s = time.monotonic()
+        assert [read(running.path, number) for number in (0, 1, 8, 9)] == [content(n) for n in (0, 1, 8, 9)]
+        assert os.listdir(running.path) == [f"{number:02}" for number in range(FILES)]
+        assert os.statvfs(running.path).f_files == FILES + 1
+        assert time.monotonic() - began_s < 5
+        assert not any(reader.done() for reader in waiting)
+        source.hangs.off()
+        assert [reader.result(10) for reader in waiting] == [content(4), content(5), content(6)]
 
 
 @pytest.mark.parametrize("how", ["read", "mmap", "direct"])
-def test_a_reader_who_waits_can_be_interrupted(packed: PackedDataset, tmp_path: Path, how: str) -> None:
-    source = SwitchedSource(packed.source(), bad_chunk=1)
-    source.hangs.set()
+def test_a_reader_who_waits_can_be_interrupted(
+    packed: PackedDataset, source: SwitchedSource, tmp_path: Path, how: str
+) -> None:
+    source.hangs.on()
     code = """
 import mmap, os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -153,22 +159,35 @@ if sys.argv[2] == "mmap":
 else:
     os.preadv(descriptor, [mmap.mmap(-1, 4096)], 0)
 """
-    try:
-        with mounted(packed, tmp_path, source) as running:
-            reader = subprocess.Popen(
-                [sys.executable, "-c", code, str(running.path / "04"), how], stdout=subprocess.PIPE
-            )
-            with reader:
-                assert reader.stdout is not None
-                assert reader.stdout.readline() == b"reading\n"
-                wait_until_asleep(reader.pid)
-                reader.send_signal(signal.SIGINT)
-                assert reader.wait(5) == -signal.SIGINT
-            assert read(running.path, 0) == content(0)
-            source.released.set()
-            assert read(running.path, 4) == content(4)
-    finally:
-        source.released.set()
+    with mounted(packed, tmp_path, source) as running:
+        reader = subprocess.Popen(
+            [sys.executable, "-c", code, str(running.path / "04"), how], stdout=subprocess.PIPE
+        )
+        with reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == b"reading\n"
+            wait_until_asleep(reader.pid)
+            reader.send_signal(signal.SIGINT)
+            assert reader.wait(5) == -signal.SIGINT
+        assert read(running.path, 0) == content(0)
+        source.hangs.off()
+        assert read(running.path, 4) == content(4)
+
+
+def test_a_daemon_with_a_hanging_source_ends(
+    packed: PackedDataset, source: SwitchedSource, tmp_path: Path
+) -> None:
+    source.hangs.on()
+    with mounted(packed, tmp_path, source) as running, ThreadPoolExecutor(1) as pool:
+        error = pool.submit(read_error, running.path, 4)
+        while not source.is_hanging.is_on:
+            time.sleep(0.01)
+        running.send(signal.SIGTERM)
+        while mount_at(str(running.path)) is not None:
+            time.sleep(0.01)
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0
+        assert error.result(10) in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
 
 
 def wait_until_asleep(process: int) -> None:

@@ -84,7 +84,7 @@ def test_a_dead_mount_is_replaced(packed: PackedDataset, folder: Path) -> None:
 def test_a_refusal_is_told_in_the_helpers_words(packed: PackedDataset, folder: Path) -> None:
     os.chown(folder / "mount", 0, 0)
     with (
-        pytest.raises(AssertionError, match="MountError: .*fusermount3: user has no write access"),
+        pytest.raises(AssertionError, match=r"MountError: .*fusermount3: user has no write access"),
         mounted(packed, folder, sabotage=become_nobody),
     ):
         pass
