@@ -50,7 +50,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/catalog.py": "tests/server/test_service.py",
     "server/dieselfs_server/connection.py": "tests/server/test_listener.py, over real sockets",
     "server/dieselfs_server/executor.py": "tests/server/test_service.py",
-    "server/dieselfs_server/handlers/*.py": "the calls of tests/server/test_service.py and tests/server/test_maintenance.py",
+    "server/dieselfs_server/handlers/*.py": "tests/server/test_service.py and tests/server/test_maintenance.py",
     "server/dieselfs_server/handshake.py": "tests/server/test_listener.py, with strangers and false servers",
     "server/dieselfs_server/fsck.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/purge.py": "tests/server/test_maintenance.py",
