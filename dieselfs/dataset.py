@@ -14,6 +14,7 @@ its settings and its generation), so it can be an attribute of a PyTorch `Datase
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from threading import RLock
 from typing import Any
 
@@ -24,7 +25,7 @@ from dieselfs.config import Settings
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
 from dieselfs.meta.records import DatasetRecord
 from dieselfs.meta.snapshot import Snapshot, Stat
-from dieselfs.names import check_dataset_name, is_location, parse_location, printable, user_path
+from dieselfs.names import SCHEME, check_dataset_name, is_location, parse_location, printable, user_path
 from dieselfs.reader import ChunkReader, FileReader
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import PurgeReport
@@ -47,13 +48,16 @@ class Dataset:
     Each wait for the server is bounded (30 s without a byte).
     """
 
-    def __init__(self, settings: Settings, name: str, generation: int = 0, is_created: bool = True) -> None:
-        """Use `connect`. `generation` 0: the newest; `is_created`: the dataset must exist, or is made at the
-        first put.
+    def __init__(
+        self, settings: Settings, name: str, generation: int = 0, tag: str = "", is_created: bool = True
+    ) -> None:
+        """Use `connect`. `generation` 0: the newest, or what `tag` names; `is_created`: the dataset must exist, or is
+        made at the first put.
         """
         self._settings = settings
         self._name = check_dataset_name(name)
         self._pinned = generation
+        self._tag = tag
         self._client = ServerClient(settings)
         self._lock = RLock()  # guards the four below
         self._record: DatasetRecord | None = None
@@ -99,11 +103,8 @@ class Dataset:
     def _reading(self) -> tuple[ChunkReader, FileReader]:
         with self._lock:
             if self._chunk_reader is None or self._reader is None:
-                self._use(
-                    SnapshotCache(self._settings.cache / "snapshots").get(
-                        self._client, self.record(), self._pinned
-                    )
-                )
+                cache = SnapshotCache(self._settings.cache / "snapshots")
+                self._use(cache.get(self._client, self.record(), self._pinned, self._tag))
             assert self._chunk_reader is not None and self._reader is not None
             return self._chunk_reader, self._reader
 
@@ -112,7 +113,7 @@ class Dataset:
         self._reader = FileReader(self._chunk_reader)
 
     def refresh(self) -> int:
-        """See what has been stored since; returns the generation."""
+        """See what has been stored since; returns the generation. A dataset opened by a tag stays at the tag."""
         with self._lock:
             self._pinned = 0
             self._reader = self._chunk_reader = None
@@ -296,10 +297,23 @@ class Dataset:
             self._end()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self._settings, "name": self._name, "generation": self.generation}
+        snapshot = self.snapshot
+        return {
+            "settings": self._settings,
+            "name": self._name,
+            "generation": snapshot.generation,
+            "tag": self._tag,
+            "meta": snapshot.source,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["settings"], state["name"], state["generation"])  # type: ignore[misc]  # made anew in the spawned process
+        """In a spawned process: the same snapshot from the same file, without asking the server."""
+        dataset = Dataset(
+            state["settings"], state["name"], state["generation"], state["tag"], is_created=False
+        )
+        self.__dict__.update(dataset.__dict__)
+        with suppress(DieselfsError):  # the file may have been cleared away; the server may have it still
+            self._use(Snapshot.open(state["meta"]))
 
     def __repr__(self) -> str:
         return f"<dieselfs.Dataset {self._name!r} at {self._client.address}>"
@@ -330,12 +344,13 @@ def connect(
     generation: int = 0,
     create: bool = False,
 ) -> Dataset:
-    """Open a dataset, by its name or as `dl://name` (DL_connect).
+    """Open a dataset by its name, at a tag by `name@tag`; either may begin with `dl://` (DL_connect).
 
     `server` is `tcp://host:port` or `unix:PATH`; by default what the environment or the configuration file
     says, and with nothing there, an embedded server over `home`. The user is the one of the key file. With
     `create`, a dataset that does not exist is made at the first put. Raises NotFound, AccessDenied,
     Unavailable, InvalidInput.
     """
-    name = parse_location(dataset).dataset if is_location(dataset) else dataset
-    return Dataset(Settings.load(server, key_file, home=home), name, generation, is_created=not create)
+    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
+    settings = Settings.load(server, key_file, home=home)
+    return Dataset(settings, location.dataset, generation, location.tag, is_created=not create)

@@ -10,6 +10,7 @@ GIB = 1 << 30
 
 # Names ------------------------------------------------------------------------------------------------
 DATASET_NAME_CHARACTERS_MAX = 255
+TAG_NAME_CHARACTERS_MAX = 64
 NAME_BYTES_MAX = 255
 PATH_BYTES_MAX = 4095
 PATH_DEPTH_MAX = 1024

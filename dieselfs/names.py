@@ -10,7 +10,13 @@ import re
 from dataclasses import dataclass
 
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import DATASET_NAME_CHARACTERS_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, PATH_DEPTH_MAX
+from dieselfs.limits import (
+    DATASET_NAME_CHARACTERS_MAX,
+    NAME_BYTES_MAX,
+    PATH_BYTES_MAX,
+    PATH_DEPTH_MAX,
+    TAG_NAME_CHARACTERS_MAX,
+)
 
 SCHEME = "dl://"
 
@@ -28,6 +34,16 @@ def check_dataset_name(name: str) -> str:
         raise InvalidInput(
             f"dataset name {name[:80]!r} is not allowed: use up to {DATASET_NAME_CHARACTERS_MAX} of the "
             "letters A-Z a-z, digits, '.', '_' and '-', beginning with a letter or a digit"
+        )
+    return name
+
+
+def check_tag_name(name: str) -> str:
+    """Return `name` if a tag may be called so; raise InvalidInput otherwise."""
+    if len(name) > TAG_NAME_CHARACTERS_MAX or not _DATASET_NAME.fullmatch(name):
+        raise InvalidInput(
+            f"tag {name[:80]!r} is not allowed: use up to {TAG_NAME_CHARACTERS_MAX} of the letters A-Z a-z, digits, "
+            "'.', '_' and '-', beginning with a letter or a digit"
         )
     return name
 
@@ -87,10 +103,12 @@ class Location:
     dataset: str
     path: bytes = b""
     is_folder_form: bool = True
+    tag: str = ""
 
     def __str__(self) -> str:
         slash = "/" if self.path and self.is_folder_form else ""
-        return f"{SCHEME}{self.dataset}/{printable(self.path)}{slash}"
+        tag = f"@{self.tag}" if self.tag else ""
+        return f"{SCHEME}{self.dataset}{tag}/{printable(self.path)}{slash}"
 
 
 def is_location(text: str) -> bool:
@@ -98,8 +116,11 @@ def is_location(text: str) -> bool:
 
 
 def parse_location(text: str) -> Location:
-    """Parse `dl://dataset[/path]`. Raises InvalidInput, saying which part is wrong."""
+    """Parse `dl://dataset[@tag][/path]`. Raises InvalidInput, saying which part is wrong."""
     if not is_location(text):
         raise InvalidInput(f"{text!r} is not a dataset location: write {SCHEME}DATASET/PATH")
-    dataset, _, path = text[len(SCHEME) :].partition("/")
-    return Location(check_dataset_name(dataset), user_path(path), not path or path.endswith("/"))
+    name, _, path = text[len(SCHEME) :].partition("/")
+    dataset, at, tag = name.partition("@")
+    if at:
+        check_tag_name(tag)
+    return Location(check_dataset_name(dataset), user_path(path), not path or path.endswith("/"), tag)

@@ -23,18 +23,20 @@ class SnapshotCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, client: ServerClient, dataset: DatasetRecord, generation: int = 0) -> Snapshot:
-        """The snapshot of a generation, 0 for the newest, from here or from the server.
+    def get(
+        self, client: ServerClient, dataset: DatasetRecord, generation: int = 0, tag: str = ""
+    ) -> Snapshot:
+        """The snapshot of a generation, 0 for the newest, or of a tag; from here or from the server.
 
         Raises NotFound, Unavailable, StorageFull, and Damaged if what the server sends is not what it says,
         or is older than what this machine has seen.
         """
         folder = self._folder / dataset.dataset_id.hex()
-        newest = self._newest(folder)
-        wanted = generation or dataset.generation
-        known = self._open(folder / _file_name(wanted))
-        remote = client.snapshot(dataset.name, generation, known.digest if known else b"")
-        if generation == 0 and newest is not None and remote.updated_ns < newest.header.updated_ns:
+        is_newest = not generation and not tag
+        known = self._open(folder / _file_name(dataset.updated_ns, dataset.generation)) if is_newest else None
+        remote = client.snapshot(dataset.name, generation, known.digest if known else b"", tag)
+        newest = self._newest(folder) if is_newest else None
+        if newest is not None and remote.updated_ns < newest.header.updated_ns:
             raise Damaged(
                 f"the server offers an older state of {dataset.name} (generation {remote.generation}) than this "
                 f"machine has seen (generation {newest.generation}); if that is right, remove {folder}"
@@ -65,7 +67,7 @@ class SnapshotCache:
         arrived.verify()
         if (arrived.digest, arrived.header.dataset_id) != (remote.digest, dataset.dataset_id):
             raise Damaged(f"the server sent the snapshot of something else than {dataset.name}")
-        path = folder / _file_name(arrived.generation)
+        path = folder / _file_name(arrived.header.updated_ns, arrived.generation)
         aside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,8 +84,9 @@ class SnapshotCache:
         return Snapshot.open(path)
 
 
-def _file_name(generation: int) -> str:
-    return f"{generation:016x}.snapshot"
+def _file_name(updated_ns: int, generation: int) -> str:
+    """Files sort by age. The time is in the name, because generations may be counted anew after a great loss."""
+    return f"{updated_ns:016x}-{generation:x}.snapshot"
 
 
 def load_snapshot(path: str | os.PathLike[str], current: DatasetRecord, is_stale_allowed: bool) -> Snapshot:

@@ -5,26 +5,13 @@ metadata, and says by itself which chunks it needs. Its record's name is made of
 hexadecimal.
 """
 
-import re
-
 import numpy as np
 
-from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, Damaged, NotFound
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.names import check_tag_name
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server.store.interface import ObjectStore
-
-TAG_CHARACTERS_MAX = 64
-_TAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-def check_tag_name(name: str) -> str:
-    """Return `name` if a tag may be called so; raise InvalidInput otherwise."""
-    if len(name) > TAG_CHARACTERS_MAX or not _TAG_NAME.fullmatch(name):
-        raise InvalidInput(
-            f"tag {name[:80]!r} is not allowed: up to {TAG_CHARACTERS_MAX} letters, digits, '.', '_' and '-'"
-        )
-    return name
 
 
 class TagShelf:
