@@ -96,7 +96,10 @@ class MountCore:
 
     def target(self, inode: int) -> bytes:
         """Target of a symbolic link."""
-        return self.snapshot.target(self.node(inode))
+        node = self.node(inode)
+        if not stat.S_ISLNK(self.snapshot.mode(node)):
+            raise InvalidInput(f"{printable(self.snapshot.path(node))}: not a symbolic link")
+        return self.snapshot.target(node)
 
     def totals(self) -> FilesystemTotals:
         header = self.snapshot.header

@@ -240,7 +240,7 @@ class KernelDriver:
         if position < _DOTS:
             dots = encode(self._core.dots(request.inode), 0)[position * (record_bytes + 8) :]
             position = _DOTS
-        nodes = nodes[position - _DOTS :][: room_bytes // record_bytes]
+        nodes = nodes[position - _DOTS :][: max(room_bytes // record_bytes, 1)]
         left_bytes = room_bytes - len(dots)
         fitting = protocol.count_that_fit(self._core.name_lengths(nodes), record_bytes, left_bytes)
         if fitting == 0 and nodes and not dots:  # an empty reply would mean the end of the folder

@@ -49,7 +49,7 @@ def test_an_inode_of_another_generation_is_not_found(core: MountCore) -> None:
 
 def test_target_of_a_link(core: MountCore) -> None:
     assert core.target(inode_of(core, b"latest")) == b"train/cat.txt"
-    with pytest.raises(NotFound):
+    with pytest.raises(InvalidInput, match="not a symbolic link"):
         core.target(inode_of(core, b"train"))
 
 
