@@ -65,9 +65,11 @@ class SnapshotCache:
         content = remote.content or bytearray()
         arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
         arrived.verify()
-        if (arrived.digest, arrived.header.dataset_id) != (remote.digest, dataset.dataset_id):
+        header = arrived.header
+        promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id)
+        if (header.digest, header.generation, header.updated_ns, header.dataset_id) != promised:
             raise Damaged(f"the server sent the snapshot of something else than {dataset.name}")
-        path = folder / _file_name(arrived.header.updated_ns, arrived.generation)
+        path = folder / _file_name(header.updated_ns, header.generation)
         aside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

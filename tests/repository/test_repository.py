@@ -44,7 +44,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "dieselfs/download_plan.py": "the decisions of a download: tests/dieselfs/test_download.py",
     "dieselfs/reader.py": "tests/dieselfs/test_dataset.py and tests/dieselfs/test_download.py read through it",
     "dieselfs/sender.py": "tests/dieselfs/test_upload.py sends through it, to servers that fail and die",
-    "dieselfs/snapshot_cache.py": "tests/dieselfs/test_dataset.py, with several generations",
     "dieselfs/writer.py": "tests/dieselfs/test_dataset.py puts and deletes through it",
     "server/dieselfs_server/assemble.py": "every test over a running server, and tests/dieselfs/test_embedded.py",
     "server/dieselfs_server/catalog.py": "tests/server/test_service.py",
