@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, InvalidInput
-from dieselfs.limits import MIB
+from dieselfs.limits import KIB, MIB
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs.names import printable
 from dieselfs.rpc.client import ServerClient
@@ -25,7 +25,10 @@ FETCHES_MAX = 2
 """Damage on the way is mended by asking again; damage in the store is not."""
 
 _WHOLE_SHARE = 4
-"""A quarter of a payload and more is fetched as a whole payload."""
+"""When a quarter of a payload has been asked for, the whole is fetched."""
+
+_REQUEST_BYTES = 256 * KIB
+"""What could be sent in the time that a request takes by itself; counts as asked for."""
 
 
 class ChunkReader:
@@ -119,18 +122,17 @@ class PayloadCache:
 class FileReader:
     """Reads files of one snapshot. Blocks; safe to use from several threads.
 
-    A chunk of which much is asked for at once, or of which something is asked for a second time soon after
-    the first, is fetched and kept whole: readers that follow the chunk-wise order come back to it. Others get
-    just their pieces.
+    A chunk of which much is asked for, at once or in requests that follow soon, is fetched and kept whole:
+    readers that follow the chunk-wise order come back to it. Others get just their pieces; for a chunk that is
+    dropped before they come back, each file would cost a whole one.
     """
 
     def __init__(self, chunks: ChunkReader, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         self._chunks = chunks
         self._snapshot = chunks.snapshot
         self._cache = PayloadCache(cache_bytes)
-        self._touched: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # guarded by _lock: chunks of which a piece was fetched
+        # Bytes asked for lately of chunks that are not kept, the chunk asked for last at the end. Guarded by _lock.
+        self._asked_bytes: OrderedDict[int, int] = OrderedDict()
         self._lock = Lock()
 
     def read(self, node: int) -> bytes:
@@ -180,9 +182,11 @@ class FileReader:
         if payload_bytes > self._cache.bytes_max:
             return False
         with self._lock:
-            is_second = chunk in self._touched
-            self._touched[chunk] = None
-            self._touched.move_to_end(chunk)
-            while len(self._touched) * payload_bytes > self._cache.bytes_max:
-                self._touched.popitem(last=False)
-        return is_second or sum(extent.length for extent in extents) * _WHOLE_SHARE >= payload_bytes
+            asked_bytes = self._asked_bytes.pop(chunk, 0) + _REQUEST_BYTES
+            asked_bytes += sum(extent.length for extent in extents)
+            if asked_bytes * _WHOLE_SHARE >= payload_bytes:
+                return True
+            self._asked_bytes[chunk] = asked_bytes
+            while len(self._asked_bytes) * payload_bytes > self._cache.bytes_max:
+                self._asked_bytes.popitem(last=False)
+        return False
