@@ -105,10 +105,14 @@ class Location:
     is_folder_form: bool = True
     tag: str = ""
 
+    @property
+    def state(self) -> str:
+        """The dataset, at the tag if there is one: `dataset` or `dataset@tag`."""
+        return f"{self.dataset}@{self.tag}" if self.tag else self.dataset
+
     def __str__(self) -> str:
         slash = "/" if self.path and self.is_folder_form else ""
-        tag = f"@{self.tag}" if self.tag else ""
-        return f"{SCHEME}{self.dataset}{tag}/{printable(self.path)}{slash}"
+        return f"{SCHEME}{self.state}/{printable(self.path)}{slash}"
 
 
 def is_location(text: str) -> bool:

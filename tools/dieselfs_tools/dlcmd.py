@@ -13,6 +13,7 @@ from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, E
 from dieselfs_tools import options
 from dieselfs_tools.commands.cat import cat
 from dieselfs_tools.commands.du import du
+from dieselfs_tools.commands.fsck import fsck
 from dieselfs_tools.commands.get import get
 from dieselfs_tools.commands.info import info
 from dieselfs_tools.commands.ls import ls
@@ -21,10 +22,12 @@ from dieselfs_tools.commands.mounts import mounts
 from dieselfs_tools.commands.purge import purge
 from dieselfs_tools.commands.put import put
 from dieselfs_tools.commands.rb import rb
+from dieselfs_tools.commands.rebuild import rebuild
 from dieselfs_tools.commands.rm import rm
 from dieselfs_tools.commands.server import server
 from dieselfs_tools.commands.shuffle import shuffle
 from dieselfs_tools.commands.stat import stat
+from dieselfs_tools.commands.tag import tag
 from dieselfs_tools.commands.umount import umount
 from dieselfs_tools.commands.user import user
 from dieselfs_tools.session import Session
@@ -80,6 +83,9 @@ for command in (
     umount,
     mounts,
     purge,
+    tag,
+    fsck,
+    rebuild,
     shuffle,
     user,
     server,

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.names import Location, check_dataset_name, is_location, parse_location
+from dieselfs.names import SCHEME, Location, check_dataset_name, is_location, parse_location
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import parse_duration, parse_size
 
@@ -36,17 +36,35 @@ def dataset_name(text: str) -> str:
     if not is_location(text):
         return check_dataset_name(text)
     location = parse_location(text)
-    if location.path:
-        raise InvalidInput(f"{location} is inside a dataset; name the dataset: dl://{location.dataset}")
+    if location.path or location.tag:
+        raise InvalidInput(f"{location} is not a whole dataset; name the dataset: {SCHEME}{location.dataset}")
     return location.dataset
 
 
+def dataset_state(text: str) -> str:
+    """`name` or `name@tag` of a dataset, with or without `dl://`. Raises InvalidInput as `dataset_name`."""
+    location = parse_location(text if is_location(text) else SCHEME + text)
+    if location.path:
+        raise InvalidInput(f"{location} is inside a dataset; name the dataset: {SCHEME}{location.state}")
+    return location.state
+
+
 def location(text: str) -> Location:
-    """`dl://dataset/path`. Raises InvalidInput."""
+    """`dl://dataset[@tag]/path`. Raises InvalidInput."""
     return parse_location(text)
 
 
+def changeable_location(text: str) -> Location:
+    """`dl://dataset/path`. Raises InvalidInput for a tag: what it names never changes."""
+    location = parse_location(text)
+    if location.tag:
+        raise InvalidInput(f"{location}: what a tag names cannot be changed; leave out @{location.tag}")
+    return location
+
+
 LOCATION = _Parsed("dl://DATASET/PATH", location)
+CHANGEABLE = _Parsed("dl://DATASET/PATH", changeable_location)
+STATE = _Parsed("dl://DATASET[@TAG]", dataset_state)
 DATASET = _Parsed("dl://DATASET", dataset_name)
 SIZE = _Parsed("SIZE", parse_size)
 DURATION = _Parsed("DURATION", parse_duration)

@@ -29,8 +29,8 @@ def write_contents(session: Session, locations: Sequence[Location]) -> None:
     if session.output.is_json:
         raise InvalidInput("--json does not go with the content of files on standard output")
     session.output.is_stdout_taken = True
-    datasets = {name: session.dataset(name) for name in dict.fromkeys(place.dataset for place in locations)}
-    found = [(datasets[place.dataset], find_file(datasets[place.dataset], place.path)) for place in locations]
+    datasets = {name: session.dataset(name) for name in dict.fromkeys(place.state for place in locations)}
+    found = [(datasets[place.state], find_file(datasets[place.state], place.path)) for place in locations]
     for dataset, node in found:
         for piece in pieces(dataset, node):
             write_bytes(piece)

@@ -32,7 +32,7 @@ def du(session: Session, locations: Sequence[Location], depth_max: int) -> int:
     for place in places:
         sums = _sums(session, place, depth_max)
         for path, (size_bytes, files) in sums.items():
-            shown = Location(place.dataset, path)
+            shown = Location(place.dataset, path, tag=place.tag)
             text = f"{session.output.size(size_bytes):>{SIZE_COLUMNS}} {files:>12,} files  {shown}"
             fields = {"dataset": place.dataset, **name_fields(path), "bytes": size_bytes, "files": files}
             session.output.record("usage", text, fields)
@@ -46,10 +46,10 @@ Sums = dict[bytes, tuple[int, int]]
 
 
 def _sums(session: Session, place: Location, depth_max: int) -> Sums:
-    if not place.path and not depth_max:  # the server has these at hand
+    if not place.path and not depth_max and not place.tag:  # the server has these at hand
         record = session.client.dataset(place.dataset)
         return {b"": (record.total_bytes, record.files)}
-    return folder_sums(session.dataset(place.dataset).snapshot, place.path, depth_max)
+    return folder_sums(session.dataset(place.state).snapshot, place.path, depth_max)
 
 
 def folder_sums(snapshot: Snapshot, path: bytes, depth_max: int) -> Sums:

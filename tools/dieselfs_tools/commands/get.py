@@ -81,9 +81,9 @@ def _find(
     session: Session, locations: Sequence[Location], destination: bytes, is_recursive: bool
 ) -> list[Item]:
     """Everything is looked up before anything is written. Raises NotFound, InvalidInput."""
-    datasets = {name: session.dataset(name) for name in dict.fromkeys(place.dataset for place in locations)}
+    datasets = {name: session.dataset(name) for name in dict.fromkeys(place.state for place in locations)}
     is_into = len(locations) > 1 or destination.endswith(b"/") or os.path.isdir(destination)
-    return [_place(datasets[place.dataset], place, destination, is_into, is_recursive) for place in locations]
+    return [_place(datasets[place.state], place, destination, is_into, is_recursive) for place in locations]
 
 
 def _place(

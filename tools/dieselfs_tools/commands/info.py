@@ -23,7 +23,7 @@ from dieselfs_tools.units import count, format_time
 def info(session: Session, locations: Sequence[Location]) -> int:
     """Show totals and generation of a dataset, or where the bytes of a file lie."""
     for location in locations:
-        if location.path:
+        if location.path or location.tag:
             _file(session, location)
         else:
             _dataset(session, location)
@@ -57,7 +57,7 @@ def _dataset(session: Session, location: Location) -> None:
 
 
 def _file(session: Session, location: Location) -> None:
-    dataset, output = session.dataset(location.dataset), session.output
+    dataset, output = session.dataset(location.state), session.output
     snapshot, node = dataset.snapshot, find_file(dataset, location.path)
     path, size_bytes, extents = snapshot.path(node), snapshot.size(node), snapshot.extents(node)
     lines = [

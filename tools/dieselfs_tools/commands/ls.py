@@ -32,7 +32,7 @@ def ls(session: Session, locations: Sequence[Location], is_long: bool, is_recurs
         return _list_datasets(session, is_long)
     listed = 0
     for location in locations:
-        for entry in _below(session, location) if is_recursive else _in_folder(session.client, location):
+        for entry in _entries(session, location, is_recursive):
             name = entry.path if is_recursive else split_path(entry.path)[1]
             session.output.record("entry", entry.line(session.output, name, is_long), entry.fields())
             listed += 1
@@ -61,6 +61,12 @@ def _list_datasets(session: Session, is_long: bool) -> int:
     return session.output.summary("", {"datasets": len(datasets)}, EXIT_OK)
 
 
+def _entries(session: Session, location: Location, is_recursive: bool) -> Iterator[Entry]:
+    if is_recursive or location.tag:  # only a snapshot knows what a tag names
+        return _in_snapshot(session, location, is_recursive)
+    return _in_folder(session.client, location)
+
+
 def _in_folder(client: ServerClient, location: Location) -> Iterator[Entry]:
     """What is in a folder, or the one file; asked from the server page by page, whatever the size of the dataset."""
     found = Entry.of_server(location.path, client.stat(location.dataset, location.path))
@@ -76,10 +82,10 @@ def _in_folder(client: ServerClient, location: Location) -> Iterator[Entry]:
         after = page[-1].name
 
 
-def _below(session: Session, location: Location) -> Iterator[Entry]:
-    snapshot = session.dataset(location.dataset).snapshot
+def _in_snapshot(session: Session, location: Location, is_recursive: bool) -> Iterator[Entry]:
+    snapshot = session.dataset(location.state).snapshot
     top = snapshot.require(location.path)
     if not snapshot.stat(top).is_folder:
         yield Entry.of_snapshot(snapshot, top)
-    for node in snapshot.walk(top):
+    for node in snapshot.walk(top) if is_recursive else snapshot.children(top):
         yield Entry.of_snapshot(snapshot, node)

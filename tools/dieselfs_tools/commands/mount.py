@@ -4,6 +4,7 @@ import click
 
 from dieselfs.errors import EXIT_OK
 from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
+from dieselfs.names import SCHEME, parse_location
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.options import MountOptions, parse_options
@@ -17,7 +18,7 @@ from dieselfs_tools.units import format_size
     "dlcmd mount imagenet /mnt/imagenet",
     "dlcmd mount --memory 8G --generation 41 dl://imagenet /mnt/imagenet",
 )
-@click.argument("dataset", type=options.DATASET, metavar="DATASET")
+@click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
 @click.argument("mountpoint", metavar="FOLDER")
 @click.option(
     "--generation", type=click.IntRange(0), default=0, help="Which generation of the dataset. [the newest]"
@@ -68,7 +69,7 @@ def mount(
     for text in others:
         chosen = parse_options(text, chosen)
     place = resolved_mountpoint(mountpoint)
-    record = session.client.dataset(dataset)
+    record = session.client.dataset(parse_location(SCHEME + dataset).dataset)
     fields = {"dataset": dataset, "mountpoint": place, "generation": generation or record.generation}
     if is_dry_run:
         prepare_mountpoint(place)

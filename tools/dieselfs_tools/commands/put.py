@@ -66,7 +66,7 @@ class Selection:
     "tar c logs | dlcmd put - dl://runs/logs.tar    # standard input, under this name",
 )
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.argument("destination", type=options.LOCATION, metavar="dl://DATASET/PATH")
+@click.argument("destination", type=options.CHANGEABLE, metavar="dl://DATASET/PATH")
 @click.option("-r", "--recursive", "is_recursive", is_flag=True, help="Folders, with all that is in them.")
 @options.dry_run
 @click.option("-f", "--force", "is_forced", is_flag=True, help="Store again what is stored already.")

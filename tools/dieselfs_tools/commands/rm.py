@@ -29,7 +29,7 @@ class Doomed:
     "dlcmd rm dl://pets/train/blurred.jpg",
     "dlcmd rm -r -n dl://pets/old/                  # say what would go",
 )
-@click.argument("locations", nargs=-1, required=True, type=options.LOCATION, metavar="dl://DATASET/PATH...")
+@click.argument("locations", nargs=-1, required=True, type=options.CHANGEABLE, metavar="dl://DATASET/PATH...")
 @click.option("-r", "--recursive", "is_recursive", is_flag=True, help="Folders, with all that is in them.")
 @options.dry_run
 @options.yes

@@ -21,7 +21,7 @@ LINES_AT_ONCE = 10_000
     "dlcmd shuffle dl://imagenet --seed 1 --epoch 0 > epoch-0.txt",
     "dlcmd shuffle dl://imagenet --seed 1 --epoch 1 --group 0 | head    # a full shuffle, not by chunks",
 )
-@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+@click.argument("dataset", type=options.STATE, metavar="dl://DATASET[@TAG]")
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Another seed, another sequence of epochs."
 )

@@ -23,10 +23,10 @@ def stat(session: Session, locations: Sequence[Location]) -> int:
     """Show type, size, mode and time; of a link itself, not of what it points to."""
     output = session.output
     for location in locations:
-        entry = Entry.of_server(location.path, session.client.stat(location.dataset, location.path))
+        entry = _find(session, location)
         seconds, nanoseconds = divmod(entry.mtime_ns, 10**9)
         lines = [
-            str(Location(location.dataset, location.path, entry.is_folder)),
+            str(Location(location.dataset, location.path, entry.is_folder, location.tag)),
             f"  type      {entry.type}",
             f"  size      {entry.size if entry.is_folder else output.size(entry.size)}",
             f"  mode      {modes.S_IMODE(entry.mode):04o} {modes.filemode(entry.mode)}",
@@ -36,3 +36,10 @@ def stat(session: Session, locations: Sequence[Location]) -> int:
             lines.append(f"  target    {printable(entry.target)}")
         output.record("entry", "\n".join(lines), {"dataset": location.dataset, **entry.fields()})
     return output.summary("", {"entries": len(locations)}, EXIT_OK)
+
+
+def _find(session: Session, location: Location) -> Entry:
+    if location.tag:  # only a snapshot knows what a tag names
+        snapshot = session.dataset(location.state).snapshot
+        return Entry.of_snapshot(snapshot, snapshot.require(location.path))
+    return Entry.of_server(location.path, session.client.stat(location.dataset, location.path))

@@ -1,0 +1,57 @@
+"""`dlcmd fsck`: is everything right?"""
+
+import click
+
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
+from dieselfs.rpc.records import FsckReport
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+from dieselfs_tools.units import count
+
+
+@options.verb(
+    "fsck",
+    "dlcmd fsck dl://pets                  # headers and sizes of all chunks, metadata, snapshot",
+    "dlcmd fsck --deep --repair dl://pets  # every byte; and mend what can be mended",
+)
+@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+@click.option("--deep", "is_deep", is_flag=True, help="Read every byte of every chunk.")
+@click.option("--repair", "is_repair", is_flag=True, help="Mend what can be mended, from the chunks.")
+def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
+    """Compare chunks, metadata and snapshot with each other.
+
+    Exit code 0: clean; 2: all that was found is mended; 5: something is wrong and not mended.
+    """
+    report, output = session.client.fsck(dataset, is_deep, is_repair), session.output
+    for problem in report.problems:
+        mended = "mended: " if problem.is_mended else ""
+        fields = {"kind": problem.kind, "what": problem.what, "is_mended": problem.is_mended}
+        output.record("problem", f"{mended}{problem.what}", fields)
+    text = (
+        f"checked {count(report.chunks, 'chunk')} ({output.size(report.total_bytes)}) and "
+        f"{report.entries:,} entries: {_verdict(report)}"
+    )
+    fields = {
+        "dataset": dataset,
+        "deep": is_deep,
+        "repair": is_repair,
+        "chunks": report.chunks,
+        "entries": report.entries,
+        "bytes": report.total_bytes,
+        "problems": report.problem_count,
+        "unmended": report.unmended_count,
+    }
+    return output.summary(text, fields, _exit_code(report))
+
+
+def _verdict(report: FsckReport) -> str:
+    if not report.problem_count:
+        return "clean"
+    mended = report.problem_count - report.unmended_count
+    return f"{count(report.problem_count, 'problem')}, {mended:,} mended"
+
+
+def _exit_code(report: FsckReport) -> int:
+    if report.unmended_count:
+        return EXIT_DAMAGED
+    return EXIT_PARTIAL if report.problem_count else EXIT_OK
