@@ -86,10 +86,5 @@ class Dlcmd:
 
     def start(self, *arguments: str | bytes | Path, **options: Any) -> "subprocess.Popen[bytes]":
         """Start one command, for those who want to meddle with it."""
-        return subprocess.Popen(
-            [*COMMAND, *arguments],
-            cwd=self.folder,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            **options,
-        )
+        options = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL, **options}
+        return subprocess.Popen([*COMMAND, *arguments], **options)

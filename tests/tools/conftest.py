@@ -1,5 +1,7 @@
 """One embedded home and one server for the tests of dlcmd; each test uses datasets of its own."""
 
+import ctypes
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,3 +35,17 @@ def dataset(request: pytest.FixtureRequest) -> str:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as running:
         yield running
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=8m") != 0:
+        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield place
+    finally:
+        libc.umount2(os.fsencode(place), 2)

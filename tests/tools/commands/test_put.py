@@ -16,6 +16,7 @@ from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs_tools.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
+from tests.support.server import running_server
 from tests.support.trees import odd_tree
 
 
@@ -217,3 +218,30 @@ def test_progress_goes_to_stderr_and_quiet_leaves_the_summary(dlcmd: Dlcmd, data
     assert quiet.stderr == ""
     assert quiet.text.startswith("stored 1 entry (400 MiB)")
     dlcmd("rb", "-y", f"dl://{dataset}")
+
+
+def test_a_full_disk_at_the_server_is_one_line_and_the_same_command_continues(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(12):
+        (tmp_path / "many" / str(number)).write_bytes(os.urandom(MIB))
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(4 * MIB))
+    with running_server(tmp_path / "server", ["--store", f"posix://{small_disk}/chunks"]) as server:
+        dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
+        put = ("put", "-r", "many/", "dl://d/", "--chunk-size", "1M", "--json")
+        ran = dlcmd(*put, exit_code=EXIT_PARTIAL)
+        assert "No space left" in ran.summary["error"] or "full" in ran.summary["error"]
+        before = dlcmd("info", "--json", "dl://d").objects[0]["files"]
+        assert 0 < before < 12
+        ballast.unlink()
+        for number in range(6, 12):
+            (tmp_path / "many" / str(number)).unlink()
+        summary = dlcmd(*put).summary
+        assert summary["stored"] + summary["skipped"] >= 6
+        dlcmd("get", "-r", "dl://d/", "back")
+        for number in range(6):
+            assert (tmp_path / "back" / str(number)).read_bytes() == (
+                tmp_path / "many" / str(number)
+            ).read_bytes()

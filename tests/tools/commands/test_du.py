@@ -1,0 +1,45 @@
+"""dlcmd du: sums, with folders down to a depth."""
+
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import EXIT_NOT_FOUND
+from dieselfs_tools.commands.du import folder_sums
+from tests.support.dataset import pack_tree
+from tests.support.dlcmd import Dlcmd
+
+
+def test_a_dataset_a_folder_and_a_file_are_summed(dlcmd: Dlcmd, pets: str) -> None:
+    ran = dlcmd("du", "--json", f"dl://{pets}", f"dl://{pets}/train", f"dl://{pets}/train/cat.txt")
+    assert [(one["path"], one["bytes"], one["files"]) for one in ran.objects] == [
+        ("", 4101, 3),
+        ("train", 4101, 2),
+        ("train/cat.txt", 5, 1),
+    ]
+    assert "4101 " in dlcmd("du", "--bytes", f"dl://{pets}").text
+    assert dlcmd("du", "-h", f"dl://{pets}").text == dlcmd("du", f"dl://{pets}").text
+    assert f"dl://{pets}/" in dlcmd("du").text
+    dlcmd("du", f"dl://{pets}/gone", exit_code=EXIT_NOT_FOUND)
+
+
+@pytest.mark.parametrize("depth_max", [0, 1, 2, 9])
+def test_folders_are_listed_to_a_depth_those_below_first(tmp_path: Path, depth_max: int) -> None:
+    sizes = {"a/b/c/1": 1, "a/b/2": 20, "a/3": 300, "d/4": 4000, "5": 50000}
+    for name, size in sizes.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    (tmp_path / "e" / "f").mkdir(parents=True)
+    folders = ["", "a", "a/b", "a/b/c", "d", "e", "e/f"]
+    expected = {
+        folder.encode(): (
+            sum(size for name, size in sizes.items() if not folder or name.startswith(folder + "/")),
+            sum(1 for name in sizes if not folder or name.startswith(folder + "/")),
+        )
+        for folder in folders
+        if (folder.count("/") + 1 if folder else 0) <= depth_max
+    }
+    sums = folder_sums(pack_tree(tmp_path).snapshot, b"", depth_max)
+    assert sums == expected
+    order = list(sums)
+    assert all(order.index(path) < order.index(path.rpartition(b"/")[0]) for path in order if path)

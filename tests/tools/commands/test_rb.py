@@ -1,0 +1,29 @@
+"""dlcmd rb: a dataset is removed when its name is typed, or with -y."""
+
+import os
+
+import pytest
+
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
+from tests.support.dlcmd import Dlcmd
+
+
+def test_for_scripts_with_y(dlcmd: Dlcmd, pets: str) -> None:
+    assert dlcmd("rb", "-n", f"dl://{pets}").text == f"would remove dl://{pets} (3 files, 4.0 KiB)\n"
+    assert "add -y" in dlcmd("rb", f"dl://{pets}", stdin=pets.encode(), exit_code=EXIT_USAGE).stderr
+    dlcmd("info", f"dl://{pets}")
+    assert dlcmd("rb", "-y", "--json", pets).summary["files"] == 3
+    dlcmd("info", f"dl://{pets}", exit_code=EXIT_NOT_FOUND)
+
+
+@pytest.mark.parametrize(("is_right", "exit_code"), [(True, EXIT_OK), (False, EXIT_USAGE)])
+def test_the_name_is_to_be_typed(dlcmd: Dlcmd, pets: str, is_right: bool, exit_code: int) -> None:
+    ours, theirs = os.openpty()
+    try:
+        process = dlcmd.start("rb", f"dl://{pets}", stdout=theirs, stderr=theirs, stdin=theirs)
+        os.write(ours, (pets if is_right else "pets?").encode() + b"\n")
+        assert process.wait(60) == exit_code
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    dlcmd("info", f"dl://{pets}", exit_code=EXIT_NOT_FOUND if is_right else EXIT_OK)

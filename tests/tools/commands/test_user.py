@@ -1,0 +1,82 @@
+"""dlcmd user and server: keys, rights, and what they let through."""
+
+import os
+import stat
+import time
+
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_REFUSED, EXIT_USAGE
+from tests.support.dlcmd import Dlcmd
+from tests.support.server import RunningServer
+
+
+def administrator(dlcmd: Dlcmd, server: RunningServer) -> Dlcmd:
+    return Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.unix})
+
+
+def test_a_user_is_made_let_in_listed_and_removed(dlcmd: Dlcmd, server: RunningServer) -> None:
+    admin, key = administrator(dlcmd, server), dlcmd.folder / "anna.key"
+    (dlcmd.folder / "f").write_text("content")
+    admin("put", "f", "dl://annas/")
+    made = admin("user", "add", "anna", "--out", key, "--expires", "30d", "--json").summary
+    status = key.stat()
+    assert (stat.S_IMODE(status.st_mode), key.read_text().split()[1:3]) == (0o600, ["anna", made["key_id"]])
+    anna = Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.tcp, "DIESELFS_KEY_FILE": str(key)})
+    assert anna("ls").text == "there are no datasets yet; make one: dlcmd put -r FOLDER/ dl://NAME/\n"
+    anna("cat", "dl://annas/f", exit_code=EXIT_NOT_FOUND)
+
+    assert admin("user", "grant", "anna", "annas", "read").text == "anna may read annas\n"
+    assert anna("cat", "dl://annas/f").text == "content"
+    anna("rm", "dl://annas/f", exit_code=EXIT_REFUSED)
+    (listed,) = (one for one in admin("user", "ls", "--json").objects if one["user"] == "anna")
+    assert listed["grants"] == {"annas": "read"}
+    assert abs(listed["keys"][0]["expires_s"] - time.time() - 30 * 24 * 3600) < 600
+    assert f"key {made['key_id']}" in admin("user", "ls").text
+
+    admin("user", "grant", "anna", "dl://annas", "none")
+    anna("cat", "dl://annas/f", exit_code=EXIT_NOT_FOUND)
+    second = admin("user", "add", "anna").text.split()
+    admin("user", "rm", "anna", "--key", made["key_id"])
+    anna("ls", exit_code=EXIT_REFUSED)
+    key.write_text(" ".join(second) + "\n")
+    anna("ls")
+    admin("user", "rm", "anna")
+    admin("user", "rm", "anna", exit_code=EXIT_NOT_FOUND)
+    anna("ls", exit_code=EXIT_REFUSED)
+
+
+def test_a_key_is_never_written_over_another_file(dlcmd: Dlcmd, server: RunningServer) -> None:
+    admin = administrator(dlcmd, server)
+    (dlcmd.folder / "taken").write_text("precious")
+    (dlcmd.folder / "link").symlink_to("taken")
+    for name in ("taken", "link"):
+        admin("user", "add", "bert", "--out", name, exit_code=EXIT_USAGE)
+    admin("user", "add", "bert", "--out", "no/such/folder", exit_code=EXIT_PARTIAL)
+    assert (dlcmd.folder / "taken").read_text() == "precious"
+    admin("user", "rm", "-n", "bert", exit_code=EXIT_NOT_FOUND)
+
+
+def test_a_key_that_is_not_made_leaves_no_file(dlcmd: Dlcmd, server: RunningServer) -> None:
+    user = Dlcmd(
+        dlcmd.home,
+        dlcmd.folder,
+        {"DIESELFS_SERVER": server.tcp, "DIESELFS_KEY_FILE": str(server.user("not-an-admin"))},
+    )
+    user("user", "add", "carl", "--out", "carl.key", exit_code=EXIT_REFUSED)
+    assert os.listdir(dlcmd.folder) == []
+
+
+def test_dry_runs_change_nothing(dlcmd: Dlcmd, server: RunningServer) -> None:
+    admin = administrator(dlcmd, server)
+    admin("user", "add", "-n", "dora", "--out", "dora.key")
+    assert os.listdir(dlcmd.folder) == []
+    admin("user", "grant", "-n", "dora", "x", "read", exit_code=EXIT_NOT_FOUND)
+    admin("user", "add", "dora", "--out", "dora.key")
+    admin("user", "grant", "-n", "dora", "x", "read")
+    admin("user", "rm", "-n", "dora")
+    (listed,) = (one for one in admin("user", "ls", "--json").objects if one["user"] == "dora")
+    assert listed["grants"] == {}
+
+
+def test_a_key_as_json(dlcmd: Dlcmd, server: RunningServer) -> None:
+    ran = administrator(dlcmd, server)("user", "add", "emil", "--json")
+    assert ran.objects[0]["key"].startswith(f"dieselfs-key emil {ran.summary['key_id']} ")
