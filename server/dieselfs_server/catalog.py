@@ -78,7 +78,9 @@ class Catalog:
             if monotonic() - self._scanned_s > SCAN_INTERVAL_S:
                 self._ids = self._scan()
                 self._scanned_s = monotonic()
-            return self._ids.get(name)
+            known = self._ids.get(name)
+        # It may have been dropped since it was seen, by this server or by another.
+        return known if known is not None and any(self._store.list_chunks(known)) else None
 
     def _scan(self) -> dict[str, bytes]:
         return {
