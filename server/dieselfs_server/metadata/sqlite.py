@@ -7,7 +7,6 @@ Tables: `sqlite_schema.py`. Threads: `sqlite_connections.py`. What a crash leave
 import os
 import sqlite3
 from collections.abc import Sequence
-from heapq import merge
 
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
@@ -21,10 +20,11 @@ from dieselfs.meta.records import (
     PendingFile,
     PinRecord,
 )
-from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE
 from dieselfs.names import split_path
+from dieselfs_server.metadata.listing import merge_listing
 from dieselfs_server.metadata.sqlite_apply import apply_entries
 from dieselfs_server.metadata.sqlite_connections import MEMORY, Connections
+from dieselfs_server.metadata.sqlite_effects import write_effects
 from dieselfs_server.metadata.sqlite_schema import DATASET_TABLES
 from dieselfs_server.metadata.sqlite_table import read_entry_table
 
@@ -106,7 +106,7 @@ class SqliteMetadata:
             if _chunk_number(connection, number, preamble.chunk_id) is None:
                 chunk = _insert_chunk(connection, number, preamble, len(header), now_ns)
                 effects = apply_entries(connection, number, chunk, preamble.chunk_id, header)
-                effects.write(connection, number, now_ns)
+                write_effects(connection, number, effects, now_ns)
                 connection.execute(
                     "UPDATE dataset SET generation = generation + 1, chunks = chunks + 1, "
                     "updated_ns = max(updated_ns + 1, ?), "
@@ -181,7 +181,7 @@ class SqliteMetadata:
                 "  SELECT max(version) FROM (SELECT 0 AS version "
                 "    UNION ALL SELECT version FROM entry WHERE (dataset, folder, name) = (?1, ?2, ?3) "
                 "    UNION ALL SELECT version FROM tombstone WHERE (dataset, folder, name) = (?1, ?2, ?3))) "
-                "ORDER BY version DESC",
+                "ORDER BY version DESC, size DESC, place",
                 key,
             ).fetchall()
         if not rows:
@@ -214,21 +214,19 @@ class SqliteMetadata:
         with self._connections.reading() as connection:
             key = (_dataset_number(connection, dataset_id), folder, after, limit)
             entries = connection.execute(
-                "SELECT name, 0, op, mode, mtime_ns, size, version, ifnull(target, x'') FROM entry "
+                "SELECT name, op, mode, mtime_ns, size, version, ifnull(target, x'') FROM entry "
                 "WHERE dataset = ? AND folder = ? AND name > ? ORDER BY name LIMIT ?",
                 key,
             ).fetchall()
             folders = connection.execute(
-                f"SELECT name, 1, {int(Op.DIRECTORY)}, {IMPLICIT_FOLDER_MODE}, 0, 0, 0, x'' FROM folder "
-                "WHERE dataset = ? AND parent = ? AND name > ? ORDER BY name LIMIT ?",
+                "SELECT name FROM folder WHERE dataset = ? AND parent = ? AND name > ? ORDER BY name LIMIT ?",
                 key,
             ).fetchall()
-        records: dict[bytes, FileRecord] = {}
-        for name, is_implicit, op, mode, mtime_ns, size, version, target in merge(entries, folders):
-            # A folder's own entry tells more. Where a file and a folder have one path, the folder stands.
-            if not (is_implicit and name in records and records[name].op == Op.DIRECTORY):
-                records[name] = FileRecord(prefix + name, op, mode, mtime_ns, size, version, target, ())
-        return list(records.values())[:limit]
+        return merge_listing(
+            [FileRecord(prefix + name, *fields, extents=()) for name, *fields in entries],
+            [prefix + name for (name,) in folders],
+            limit,
+        )
 
     def entry_table(self, dataset_id: bytes) -> EntryTable:
         with self._connections.reading() as connection:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.chunk.format import ChunkHeader, Op
-from dieselfs_server.metadata.sqlite_effects import Effects
+from dieselfs_server.metadata.effects import Effects
 from dieselfs_server.metadata.sqlite_pieces import Piece, apply_pieces, drop_overtaken
 
 _STAGED_COLUMNS = "folder, name, entry, version, op, mode, mtime_ns, size, offset, checksum, target"
@@ -80,9 +80,9 @@ class _Rivals:
 
 def apply_entries(
     connection: sqlite3.Connection, dataset: int, chunk: int, chunk_id: bytes, header: ChunkHeader
-) -> Effects:
+) -> Effects[int]:
     """Make the entries of chunk number `chunk`, never applied before, count. The effects are not written yet."""
-    effects = Effects()
+    effects: Effects[int] = Effects()
     entries = _Entries.of(chunk, chunk_id, header)
     is_piece = entries.is_file & (entries.lengths != entries.sizes)
     whole = _newest_of_each_path(entries, np.flatnonzero(~is_piece), effects)
@@ -104,7 +104,7 @@ def apply_entries(
     return effects
 
 
-def _newest_of_each_path(entries: _Entries, rows: Numbers, effects: Effects) -> Numbers:
+def _newest_of_each_path(entries: _Entries, rows: Numbers, effects: Effects[int]) -> Numbers:
     """The rows that count among those of one path in this chunk; the others are dead on arrival."""
     paths, versions = entries.header.paths, entries.versions.tolist()
     newest: dict[bytes, int] = {}
@@ -192,7 +192,7 @@ def _unstage(connection: sqlite3.Connection, losing: Numbers) -> None:
     )
 
 
-def _count(entries: _Entries, whole: Numbers, beaten: _Rivals, effects: Effects) -> None:
+def _count(entries: _Entries, whole: Numbers, beaten: _Rivals, effects: Effects[int]) -> None:
     """Count the entries `whole`, which all count, instead of the rivals that they replace."""
     is_dead = beaten.chunks != _IN_PIECES  # pieces are marked when their file is dropped
     effects.kill(beaten.chunks[is_dead].tolist(), beaten.entries[is_dead].tolist())

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dieselfs.chunk.format import Op
-from dieselfs_server.metadata.sqlite_effects import Effects
+from dieselfs_server.metadata.effects import Effects
 from dieselfs_server.metadata.tiling import tiling
 
 _PATH = "(dataset, folder, name) = (:dataset, :folder, :name)"
@@ -48,7 +48,7 @@ class _Live(NamedTuple):
     entry: int | None
 
 
-def drop_overtaken(connection: sqlite3.Connection, dataset: int, effects: Effects) -> None:
+def drop_overtaken(connection: sqlite3.Connection, dataset: int, effects: Effects[int]) -> None:
     """Drop the files in pieces that the entries in `staged`, which all count, are newer than (or as new as)."""
     if connection.execute("SELECT 1 FROM assembly WHERE dataset = ? LIMIT 1", (dataset,)).fetchone() is None:
         return
@@ -62,7 +62,7 @@ def drop_overtaken(connection: sqlite3.Connection, dataset: int, effects: Effect
 
 
 def apply_pieces(
-    connection: sqlite3.Connection, pieces: Iterable[Piece], chunk_id: bytes, effects: Effects
+    connection: sqlite3.Connection, pieces: Iterable[Piece], chunk_id: bytes, effects: Effects[int]
 ) -> None:
     """Gather `pieces`, which are of chunk `chunk_id`, and make the files live that are complete with them."""
     grown = {piece[:5]: piece for piece in pieces if _gather(connection, piece, chunk_id, effects)}
@@ -70,7 +70,7 @@ def apply_pieces(
         _assemble(connection, piece, effects)
 
 
-def _gather(connection: sqlite3.Connection, piece: Piece, chunk_id: bytes, effects: Effects) -> bool:
+def _gather(connection: sqlite3.Connection, piece: Piece, chunk_id: bytes, effects: Effects[int]) -> bool:
     """Keep the piece unless it is out of date; returns whether its file has grown by it."""
     fields = piece._asdict()
     live = _live_at(connection, piece)
@@ -107,7 +107,7 @@ def _gather(connection: sqlite3.Connection, piece: Piece, chunk_id: bytes, effec
     return piece.place == 0  # the first piece lends the file its mode and time
 
 
-def _assemble(connection: sqlite3.Connection, piece: Piece, effects: Effects) -> None:
+def _assemble(connection: sqlite3.Connection, piece: Piece, effects: Effects[int]) -> None:
     """Make the file of `piece` live if its pieces cover it."""
     fields = piece._asdict()
     row = connection.execute(f"SELECT gathered FROM assembly WHERE {_FILE}", fields).fetchone()
@@ -132,7 +132,7 @@ def _assemble(connection: sqlite3.Connection, piece: Piece, effects: Effects) ->
     )
 
 
-def _replace_live(connection: sqlite3.Connection, piece: Piece, effects: Effects) -> None:
+def _replace_live(connection: sqlite3.Connection, piece: Piece, effects: Effects[int]) -> None:
     """Count the file of `piece` instead of what stood at its path."""
     live = _live_at(connection, piece)
     if live is None or live.op == Op.DELETE:
@@ -175,7 +175,7 @@ def _drop_file(
     name: bytes,
     version: int,
     size: int,
-    effects: Effects,
+    effects: Effects[int],
 ) -> None:
     key = {"dataset": dataset, "folder": folder, "name": name, "version": version, "size": size}
     effects.kill(*zip(*connection.execute(f"SELECT chunk, entry FROM piece WHERE {_FILE}", key), strict=True))
