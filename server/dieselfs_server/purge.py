@@ -11,8 +11,9 @@ dataset at every point.
 from collections.abc import Sequence, Set
 
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.chunk.format import Op, decode_chunk
-from dieselfs.chunk.ids import ChunkIdSource, chunk_name
+from dieselfs.chunk.format import ChunkHeader, Op, decode_chunk
+from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.meta.records import ChunkRecord, DatasetRecord, PinRecord
 from dieselfs.rpc.records import PurgeReport
 from dieselfs_server.commit import commit_chunk
@@ -25,7 +26,6 @@ def purge(
     store: ObjectStore,
     metadata: MetadataStore,
     dataset: DatasetRecord,
-    ids: ChunkIdSource,
     tags: TagShelf,
     now_ns: int,
     grace_s: int,
@@ -48,7 +48,10 @@ def purge(
         for chunk in expired:
             store.delete(dataset.dataset_id, chunk.chunk_id)
             metadata.forget_chunk(dataset.dataset_id, chunk.chunk_id)
-        _rewrite(store, metadata, dataset, ids, now_ns, holed)
+        rewriter = _Rewriter(store, metadata, dataset, now_ns, holed)
+        for chunk in holed:
+            rewriter.copy_live(chunk)
+        rewriter.write()
     return PurgeReport(
         chunks_rewritten=len(holed),
         chunks_removed=len(expired),
@@ -67,52 +70,61 @@ def removable(
     return [chunk for chunk in dead if chunk.updated_ns <= oldest_ns and chunk.chunk_id not in tagged]
 
 
-def _rewrite(
-    store: ObjectStore,
-    metadata: MetadataStore,
-    dataset: DatasetRecord,
-    ids: ChunkIdSource,
-    now_ns: int,
-    holed: Sequence[ChunkRecord],
-) -> None:
-    builder = ChunkBuilder()
+class _Rewriter:
+    """Copies live entries into new chunks, each written when it is full."""
 
-    def write() -> None:
-        chunk_id = ids.next()
-        parts = builder.seal().encode(chunk_id, dataset.name, dataset.dataset_id, first_version=1)
-        commit_chunk(store, metadata, dataset.dataset_id, chunk_id, b"".join(parts), now_ns)
+    def __init__(
+        self,
+        store: ObjectStore,
+        metadata: MetadataStore,
+        dataset: DatasetRecord,
+        now_ns: int,
+        holed: Sequence[ChunkRecord],
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._dataset = dataset
+        self._now_ns = now_ns
+        self._builder = ChunkBuilder()
+        # Of equal versions the one in the larger chunk ID counts, so the copies need larger ones, whatever clock the
+        # writers of the originals had.
+        newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in holed), default=0)
+        self._ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
 
-    for chunk in holed:
-        _copy_live(store, dataset, chunk, builder)
-        if builder.is_full:
-            write()
-    if len(builder):
-        write()
+    def copy_live(self, chunk: ChunkRecord) -> None:
+        """Copy what is alive in `chunk`, with the versions that it has."""
+        dataset_id, chunk_id = self._dataset.dataset_id, chunk.chunk_id
+        data = self._store.get_range(dataset_id, chunk_id, 0, self._store.size(dataset_id, chunk_id))
+        _, header, payload = decode_chunk(data, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)
+        for entry in range(chunk.entries):
+            if not chunk.deleted[entry // 8] >> entry % 8 & 1:
+                self._copy(header, entry, payload)
 
-
-def _live_entries(chunk: ChunkRecord) -> list[int]:
-    return [entry for entry in range(chunk.entries) if not chunk.deleted[entry // 8] >> entry % 8 & 1]
-
-
-def _copy_live(store: ObjectStore, dataset: DatasetRecord, chunk: ChunkRecord, builder: ChunkBuilder) -> None:
-    """Add what is alive in `chunk` to `builder`, with the versions that it has."""
-    source = f"chunk {chunk_name(chunk.chunk_id)}"
-    data = store.get_range(
-        dataset.dataset_id, chunk.chunk_id, 0, store.size(dataset.dataset_id, chunk.chunk_id)
-    )
-    _, header, payload = decode_chunk(data, source, chunk.chunk_id, dataset.dataset_id)
-    for entry in _live_entries(chunk):
+    def _copy(self, header: ChunkHeader, entry: int, payload: memoryview) -> None:
+        length = int(header.lengths[entry])
+        if self._builder.is_full or self._builder.payload_bytes + length > CHUNK_PAYLOAD_BYTES_MAX:
+            self.write()
         path, version = header.paths[entry], int(header.versions[entry])
         mode, mtime_ns = int(header.modes[entry]), int(header.mtimes_ns[entry])
         match Op(int(header.ops[entry])):
             case Op.FILE:
                 start = int(header.offsets[entry])
-                data = bytes(payload[start : start + int(header.lengths[entry])])
+                content = bytes(payload[start : start + length])
                 size, place = int(header.sizes[entry]), int(header.places[entry])
-                builder.add_file(path, data, mode, mtime_ns, size, place, version)
+                self._builder.add_file(path, content, mode, mtime_ns, size, place, version)
             case Op.DIRECTORY:
-                builder.add_directory(path, mode, mtime_ns, version)
+                self._builder.add_directory(path, mode, mtime_ns, version)
             case Op.SYMLINK:
-                builder.add_symlink(path, header.target(entry), mode, mtime_ns, version)
+                self._builder.add_symlink(path, header.target(entry), mode, mtime_ns, version)
             case Op.DELETE:
-                builder.add_delete(path, version)
+                self._builder.add_delete(path, version)
+
+    def write(self) -> None:
+        """Store and apply what has been copied."""
+        if not len(self._builder):
+            return
+        chunk_id = self._ids.next()
+        dataset = self._dataset
+        # Every entry brings its own version; the one given here is for none.
+        parts = self._builder.seal().encode(chunk_id, dataset.name, dataset.dataset_id, first_version=1)
+        commit_chunk(self._store, self._metadata, dataset.dataset_id, chunk_id, b"".join(parts), self._now_ns)

@@ -32,7 +32,6 @@ async def purge(service: Service, caller: Caller, arguments: Any, _: object) -> 
         service.backends.store,
         service.backends.metadata,
         dataset,
-        service.ids,
         service.backends.tags,
         service.now_ns(),
         arguments.grace_s,
