@@ -1,24 +1,32 @@
 """`dlcmd` as users run it: a process of its own, over an embedded home or against a server."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dieselfs_tools.dlcmd import main
+
 TIMEOUT_S = 120.0
 
 COMMAND = (sys.executable, "-m", "dieselfs_tools.dlcmd")
+
+# Forked from a process that has imported everything: otherwise most of the time of the tests would go into imports.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["dieselfs_tools.dlcmd"])
 
 
 @dataclass(frozen=True)
 class Ran:
     """What a command did."""
 
-    exit_code: int
+    exit_code: int | None
     stdout: bytes
     stderr: str
 
@@ -68,23 +76,40 @@ class Dlcmd:
 
     def __call__(self, *arguments: str | bytes | Path, exit_code: int = 0, stdin: bytes = b"") -> Ran:
         """Run one command to its end, which is to be `exit_code`; an error is to be said in clear lines."""
-        process = subprocess.run(
-            [*COMMAND, *arguments],
-            input=stdin,
-            capture_output=True,
-            cwd=self.folder,
-            env=self.environment(),
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        ran = Ran(process.returncode, process.stdout, process.stderr.decode("utf-8"))
-        assert ran.exit_code == exit_code, f"{arguments}: {ran}"
+        words = [os.fsdecode(argument) for argument in arguments]
+        with tempfile.TemporaryDirectory() as folder:
+            streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
+            streams[0].write_bytes(stdin)
+            process = _forks.Process(target=_run, args=(words, self.folder, self.environment(), streams))
+            process.start()
+            process.join(TIMEOUT_S)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            ran = Ran(process.exitcode, streams[1].read_bytes(), streams[2].read_text("utf-8"))
+            process.close()
+        assert ran.exit_code == exit_code, f"{words}: {ran}"
         assert "Traceback" not in ran.stderr
         if exit_code:
             assert ran.stderr.startswith("dlcmd: ")
         return ran
 
     def start(self, *arguments: str | bytes | Path, **options: Any) -> "subprocess.Popen[bytes]":
-        """Start one command, for those who want to meddle with it."""
+        """Start one command as a shell does, for those who want to meddle with it."""
         options = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL, **options}
         return subprocess.Popen([*COMMAND, *arguments], **options)
+
+
+def _run(words: list[str], folder: Path, environment: dict[str, str], streams: list[Path]) -> None:
+    """What the shell does for a command, then the command."""
+    flags = (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
+    for number, (stream, access) in enumerate(zip(streams, flags, strict=True)):
+        descriptor = os.open(stream, access)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin = os.fdopen(0, closefd=False)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["dlcmd", *words]
+    main()

@@ -1,7 +1,5 @@
 """dlcmd rm: files, folders, everything; and what a dry run says."""
 
-import pytest
-
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from tests.support.dlcmd import Dlcmd
 
@@ -46,14 +44,3 @@ def test_everything_only_when_confirmed(dlcmd: Dlcmd, pets: str) -> None:
     dlcmd("rm", "-ry", f"dl://{pets}/")
     assert paths(dlcmd, pets) == set()
     assert dlcmd("info", "--json", f"dl://{pets}").objects[0]["files"] == 0
-
-
-@pytest.mark.parametrize("grace", ["0", "1h"])
-def test_purge_wins_the_room_back_after_the_grace_time(dlcmd: Dlcmd, pets: str, grace: str) -> None:
-    dlcmd("rm", "-ry", f"dl://{pets}/")
-    purge = ("purge", "--json", "--grace", grace, f"dl://{pets}")
-    planned = dlcmd(*purge, "-n").summary
-    done = dlcmd(*purge).summary
-    assert planned["removed_chunks"] == done["removed_chunks"]
-    assert (done["removed_chunks"] > 0, done["freed_bytes"] > 4096) == ((grace == "0"), (grace == "0"))
-    assert "wait for the grace time of" in dlcmd("purge", f"dl://{pets}").text

@@ -1,0 +1,24 @@
+"""dlcmd purge: the room of what is replaced is won back after the grace time."""
+
+import pytest
+
+from dieselfs.errors import EXIT_NOT_FOUND
+from tests.support.dlcmd import Dlcmd
+
+
+@pytest.mark.parametrize(("grace", "removed"), [("0", 1), ("1h", 0)])
+def test_a_dead_chunk_goes_after_the_grace_time(dlcmd: Dlcmd, dataset: str, grace: str, removed: int) -> None:
+    (dlcmd.folder / "f").write_bytes(bytes(5000))
+    for _ in range(2):
+        dlcmd("put", "-f", "f", f"dl://{dataset}/")
+    purge = ("purge", "--grace", grace, f"dl://{dataset}")
+    assert dlcmd(*purge, "-n", "--json").summary["removed_chunks"] == removed
+    assert dlcmd(*purge, "-n").text.startswith(f"would have removed {removed} chunk")
+    done = dlcmd(*purge, "--json").summary
+    assert (done["removed_chunks"], done["waiting_chunks"]) == (removed, 1 - removed)
+    assert (done["freed_bytes"] > 5000) == bool(removed)
+    assert dlcmd("info", "--json", f"dl://{dataset}").objects[0]["chunks"] == 2 - removed
+
+
+def test_a_dataset_that_is_not_there_cannot_be_purged(dlcmd: Dlcmd) -> None:
+    dlcmd("purge", "dl://no-such-dataset", exit_code=EXIT_NOT_FOUND)
