@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound, Unavailable
-from dieselfs.meta.records import FileRecord, PinRecord
+from dieselfs.meta.records import FileRecord, PendingFile, PinRecord
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.meta.snapshot_builder import build_snapshot
 from dieselfs.names import split_path
@@ -262,6 +262,7 @@ class MetadataSuite:
             lambda: store.chunks(OTHER_ID),
             lambda: store.newest_chunk_time_s(OTHER_ID),
             lambda: store.lookup(OTHER_ID, b"a"),
+            lambda: store.pending(OTHER_ID, b"a"),
             lambda: store.list_folder(OTHER_ID, b"", b"", 10),
             lambda: store.entry_table(OTHER_ID),
         ):
@@ -351,6 +352,23 @@ class MetadataSuite:
             (5, chunk_id(3)),
         ]
         assert [chunk.deleted_entries for chunk in store.chunks(DATASET_ID)] == [1, 0, 0]
+
+    def test_a_file_of_which_pieces_are_missing_is_pending(self, store: MetadataStore) -> None:
+        apply(store, [Put(b"big", 1, size=2)], chunk_id(1))
+        assert store.pending(DATASET_ID, b"big") == PendingFile()
+        apply(store, [Put(b"big", 5, size=9, place=5, length=4, mtime_ns=7)], chunk_id(2))
+        apply(
+            store, [Put(b"big", 4, size=8, place=0, length=3), Put(b"big", 5, size=9, length=2)], chunk_id(3)
+        )
+        pending = store.pending(DATASET_ID, b"big")
+        assert (pending.version, pending.size, sorted(pending.pieces)) == (5, 9, [(0, 2), (5, 4)])
+        apply(store, [Put(b"big", 5, size=9, place=2, length=3)], chunk_id(4))
+        assert _record(store, b"big").size == 9
+        assert store.pending(DATASET_ID, b"big") == PendingFile()
+        apply(store, [Put(b"big", 6, size=9, place=2, length=3)], chunk_id(5))
+        assert store.pending(DATASET_ID, b"big").version == 6
+        apply(store, [delete(b"big", 7)], chunk_id(6))
+        assert store.pending(DATASET_ID, b"big") == PendingFile()
 
     def test_copies_of_purge_take_over(self, store: MetadataStore) -> None:
         entries = [

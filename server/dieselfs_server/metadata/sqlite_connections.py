@@ -4,10 +4,12 @@ Readers see the database as it was when their transaction began and never wait f
 ahead). A database in memory has one connection, which all share. Every error of SQLite leaves here as one of ours.
 """
 
+import errno
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, StorageFull, Unavailable
@@ -17,6 +19,7 @@ MEMORY = ":memory:"
 
 BUSY_TIMEOUT_S = 30.0
 """How long a transaction waits for another process that holds the database."""
+BUSY_PAUSE_S = 0.01
 CACHE_KIB = 64 * 1024
 LOG_PAGES = 4096
 """Once the write-ahead log has as many pages (4 KiB), it goes into the database; only then is fsync called."""
@@ -136,8 +139,14 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def _create_file(path: str) -> None:
-    """Create the file if there is none, for its owner alone; SQLite gives its log the same mode."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    """Create the file if there is none, for its owner alone; SQLite gives its log the same mode.
+
+    One that is there is not opened: closing it would take away the locks that SQLite has on it in this process.
+    """
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "is a symbolic link")
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _connect(path: str) -> sqlite3.Connection:
@@ -166,11 +175,27 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
             for statement in TABLES:
                 connection.execute(statement)
         _check_schema(connection, path)
-    if path != MEMORY and connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+    if path != MEMORY and _switch_to_log(connection) != "wal":
         raise Unavailable(
             f"metadata database {path}: this file system cannot share a write-ahead log; use a local disk"
         )
     connection.execute(STAGED)
+
+
+def _switch_to_log(connection: sqlite3.Connection) -> str:
+    """Write ahead from now on, whoever opens the database; returns the mode that it really has.
+
+    SQLite wants the database for itself at this moment, and does not wait for others that are just opening it.
+    """
+    deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            return str(mode)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+            time.sleep(BUSY_PAUSE_S)
 
 
 def _check_schema(connection: sqlite3.Connection, path: str) -> None:

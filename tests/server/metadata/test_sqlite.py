@@ -1,5 +1,6 @@
 """SQLite keeps the contract of metadata stores, in a file and in memory; and what only a file can get wrong."""
 
+import multiprocessing
 import os
 import shutil
 import sqlite3
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from threading import Event
 
@@ -232,13 +234,31 @@ def test_a_transaction_that_raises_is_undone(tmp_path: Path) -> None:
             assert reader.execute("SELECT count(*) FROM dataset").fetchone() == (0,)
 
 
+def open_and_close(barrier: Barrier, paths: list[Path]) -> None:
+    for path in paths:
+        barrier.wait(60)
+        SqliteMetadata(path).close()
+
+
+def test_processes_that_start_together_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """The moment at which a database changes to its log is short, so there are many."""
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(4)
+    paths = [tmp_path / f"{number}.db" for number in range(100)]
+    processes = [fork.Process(target=open_and_close, args=(barrier, paths)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+
+
 def test_processes_share_a_database(tmp_path: Path) -> None:
     """All start at once on a database that is not there yet, and apply the same chunks."""
     path = tmp_path / "metadata.db"
     command = [sys.executable, "-m", PROGRAM, str(path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     programs = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for _ in range(6)]
-    for program in programs:
-        _, errors = program.communicate(timeout=60)
-        assert program.returncode == 0, errors.decode()
+    errors = [program.communicate(timeout=60)[1] for program in programs]
+    assert [program.returncode for program in programs] == [0] * len(programs), errors
     assert check_is_prefix(path, at_least=len(CHUNKS)) == len(CHUNKS)
