@@ -223,7 +223,10 @@ class SqliteMetadata:
                 key,
             ).fetchall()
         return merge_listing(
-            [FileRecord(prefix + name, *fields, extents=()) for name, *fields in entries],
+            [
+                FileRecord(prefix + name, op, mode, mtime_ns, size, version, target, extents=())
+                for name, op, mode, mtime_ns, size, version, target in entries
+            ],
             [prefix + name for (name,) in folders],
             limit,
         )
