@@ -1,5 +1,4 @@
-"""Starts, ends and lists mounts: what `dlcmd mount`, `umount` and `mounts` call. This module starts
-processes.
+"""Starts, ends and lists mounts, as `dlcmd mount`, `umount` and `mounts` do. This module starts processes.
 
 from dieselfs_client import control
 
@@ -17,7 +16,7 @@ import time
 from dataclasses import dataclass
 
 import dieselfs.errors
-from dieselfs.errors import DieselfsError, MountError, Unavailable
+from dieselfs.errors import DieselfsError, InvalidInput, MountError, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_location, parse_location
 from dieselfs_client.daemon import default_log_file
@@ -53,12 +52,15 @@ def mount(
     options: MountOptions | None = None,
     timeout_s: float = MOUNT_START_TIMEOUT_S,
 ) -> int:
-    """Mount a dataset (`name` or `name@tag`, with or without `dl://`) and return the process ID of the
-    daemon, once the mount can be used.
+    """Mount a dataset (`name` or `name@tag`, with or without `dl://`); returns the process ID of its daemon.
 
-    Raises MountError (about the mount point, or the kernel), and what `dieselfs.connect` raises; Unavailable
-    if it takes longer than `timeout_s`. If it raises, nothing is mounted. """
-    name = parse_location(dataset if is_location(dataset) else SCHEME + dataset).state
+    It returns once the mount can be used. Raises MountError (about the mount point, or the kernel), and what
+    `dieselfs.connect` raises; Unavailable if it takes longer than `timeout_s`. If it raises, nothing is mounted.
+    """
+    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
+    if location.path:
+        raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
+    name = location.state
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)
     prepare_mountpoint(place)  # said at once and here, rather than by a process that starts
@@ -99,9 +101,7 @@ def _start_daemon(dataset: str, place: str, options: MountOptions, report_descri
 
 
 class _Reports:
-    """The lines that a daemon writes while it starts: its process ID, then `READY` or an error and its
-    message.
-    """
+    """What a daemon writes while it starts, by line: its process ID, then `READY` or an error and its message."""
 
     def __init__(self, descriptor: int, deadline_s: float) -> None:
         self._descriptor = descriptor

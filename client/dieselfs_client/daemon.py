@@ -21,6 +21,7 @@ from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, raise_read_ahead, unmount
 from dieselfs_client.options import MountOptions
+from dieselfs_client.pinning import Pin, holder_name, keep_pinned
 from dieselfs_client.residency import ChunkResidency, ChunkSource
 
 STOP_GRACE_S = 5.0
@@ -37,11 +38,12 @@ async def serve(
     mountpoint: str,
     options: MountOptions,
     on_ready: Callable[[], None] = lambda: None,
+    pin: Pin | None = None,
 ) -> None:
     """Mount `snapshot` on `mountpoint` (resolved) and serve it until it is unmounted, or SIGTERM or SIGINT comes.
 
-    `on_ready` is called once the mount can be used. Raises MountError. However it ends, cancelled or by a fault, the
-    mount is gone afterwards.
+    `on_ready` is called once the mount can be used; `pin` keeps the server from purging what is mounted. Raises
+    MountError. However it ends, cancelled or by a fault, the mount is gone afterwards.
     """
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         await trio.to_thread.run_sync(prepare_mountpoint, mountpoint)
@@ -56,6 +58,8 @@ async def serve(
                 group = os.getgid() if options.gid is None else options.gid
                 driver = KernelDriver(device, MountCore(snapshot), residency, user, group, options.timeout_s)
                 nursery.start_soon(_announce, driver, mountpoint, on_ready, nursery.cancel_scope)
+                if pin is not None:
+                    nursery.start_soon(keep_pinned, pin, snapshot.header, holder_name(mountpoint))
                 nursery.start_soon(_stop_at_signal, signals, mountpoint, nursery.cancel_scope)
                 _log.info(
                     "serving generation %d of %s on %s", snapshot.generation, snapshot.dataset, mountpoint

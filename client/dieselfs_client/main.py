@@ -75,6 +75,7 @@ def mount(
 
 def _serve_in_background(dataset: str, mountpoint: str, options: MountOptions, report_fd: int) -> None:
     """The process that `control.mount` starts: it says how it goes through `report_fd`, and all else in its log."""
+    os.set_inheritable(report_fd, False)
     control.report(report_fd, str(os.getpid()))
     try:
         open_log(Path(options.log_file or default_log_file(mountpoint)))
@@ -95,7 +96,7 @@ def _serve(dataset: str, mountpoint: str, options: MountOptions, on_ready: Calla
     ) as opened:
         snapshot, source = opened.snapshot, opened.chunks
         os.chdir("/")  # pins no folder of the user
-        trio.run(serve, snapshot, source, mountpoint, options, on_ready)
+        trio.run(serve, snapshot, source, mountpoint, options, on_ready, opened.client.pin)
 
 
 def main() -> None:

@@ -1,16 +1,20 @@
 import os
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput, MountError, NotFound, Unavailable
 from dieselfs_client import control
 from dieselfs_client.options import MountOptions
 from tests.client.conftest import FILES
+from tests.support.server import RunningServer
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
@@ -64,7 +68,8 @@ def test_a_dataset_by_its_location(options: MountOptions, mountpoint: Path) -> N
     ("dataset", "changes", "error", "text"),
     [
         ("numbers", {}, NotFound, "numbers"),
-        ("no/name", {}, InvalidInput, "is not allowed"),
+        ("no name", {}, InvalidInput, "is not allowed"),
+        ("letters/train", {}, InvalidInput, "mount letters"),
         ("letters", {"generation": 99}, NotFound, "generation"),
         ("letters", {"server": "unix:/nowhere/at/all.sock"}, Unavailable, "/nowhere/at/all.sock"),
         ("letters", {"log_file": "/proc/no/log"}, MountError, "/proc/no/log"),
@@ -155,3 +160,24 @@ def test_the_log_lies_in_the_users_state(options: MountOptions, mountpoint: Path
     assert "serving generation" in log.read_text()
     assert log.parent.stat().st_mode & 0o777 == 0o700
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_mounted_survives_a_purge(
+    server: RunningServer, options: MountOptions, mountpoint: Path
+) -> None:
+    with Dataset(server.settings(), "purged", is_created=False) as dataset:
+        dataset.put("file", b"first")
+        dataset.flush()
+        control.mount("purged", mountpoint, options)
+        with closing(sqlite3.connect(server.folder / "metadata.db")) as metadata:
+            while not metadata.execute("select count(*) from pin").fetchone()[0]:
+                time.sleep(0.01)
+        dataset.put("file", b"second")
+        dataset.flush()
+        dataset.purge(grace_s=0)
+        assert (mountpoint / "file").read_bytes() == b"first"
+        control.unmount(mountpoint)
+        dataset.purge(grace_s=0)
+        control.mount("purged", mountpoint, options)
+        assert (mountpoint / "file").read_bytes() == b"second"
+        control.unmount(mountpoint)
