@@ -62,6 +62,12 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/store/interface.py": "a contract; each store is held to it",
     "server/dieselfs_server/store/posix_files.py": "a part of one store: tests/server/store/test_posix.py",
     "server/dieselfs_server/store/rados_*.py": "parts of one store: tests/server/store/test_rados.py",
+    "tools/dieselfs_tools/commands/mounts.py": "tests/tools/commands/test_mount.py goes there and back",
+    "tools/dieselfs_tools/commands/umount.py": "tests/tools/commands/test_mount.py goes there and back",
+    "tools/dieselfs_tools/confirmation.py": "tests/tools/commands/test_rb.py types into a terminal",
+    "tools/dieselfs_tools/content.py": "tests/tools/commands/test_cat.py",
+    "tools/dieselfs_tools/session.py": "tests/tools/test_dlcmd.py: options, environment, configuration file",
+    "tools/dieselfs_tools/target.py": "tests/tools/commands/test_put.py: what is there, what is stored already",
     "tools/bench/*.py": "measurements; their arithmetic has tests in tests/tools/bench/test_figures.py",
 }
 """Modules (or, with a `*`, all that match) that have no test file of their own name, and why."""

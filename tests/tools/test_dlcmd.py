@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -231,18 +230,6 @@ def test_a_traceback_only_with_debug(dlcmd: Dlcmd) -> None:
     process = dlcmd.start("stat", "--debug", "dl://none/x", stderr=subprocess.PIPE)
     _, err = process.communicate(timeout=60)
     assert b"Traceback" in err and process.returncode == errors.EXIT_NOT_FOUND
-
-
-def test_a_closed_pipe_ends_it_silently(dlcmd: Dlcmd, dataset: str) -> None:
-    (dlcmd.folder / "large").write_bytes(bytes(3 << 20))
-    dlcmd("put", "large", f"dl://{dataset}/")
-    process = dlcmd.start("cat", f"dl://{dataset}/large", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.read(10) == bytes(10)
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait(60) == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
 from dieselfs.errors import DieselfsError
@@ -22,14 +22,15 @@ def spooled(stream: BinaryIO) -> Iterator[str]:
 
     Raises DieselfsError if there is no room for it.
     """
-    folder = tempfile.gettempdir()
-    try:
-        with tempfile.NamedTemporaryFile(prefix="dlcmd-") as file:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="dlcmd-"))
             shutil.copyfileobj(stream, file, COPY_BYTES)
             file.flush()
             os.fchmod(file.fileno(), FILE_MODE)
-            yield file.name
-    except OSError as error:
-        raise DieselfsError(
-            f"standard input cannot be kept in {folder}: {error.strerror}; set TMPDIR to a folder with more room"
-        ) from None
+        except OSError as error:
+            raise DieselfsError(
+                f"standard input cannot be kept in {tempfile.gettempdir()}: {error.strerror}; "
+                "set TMPDIR to a folder with more room"
+            ) from None
+        yield file.name

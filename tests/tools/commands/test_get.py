@@ -76,14 +76,6 @@ def test_a_named_link_gives_what_it_leads_to(dlcmd: Dlcmd, stored: str) -> None:
     assert os.readlink(dlcmd.folder / "kept") == "b"
 
 
-def test_content_to_standard_output(dlcmd: Dlcmd, stored: str) -> None:
-    pair = (f"dl://{stored}/in/b", f"dl://{stored}/in/a/1")
-    assert dlcmd("cat", *pair).stdout == dlcmd("get", *pair, "-").stdout == b"ba/1"
-    assert dlcmd("cat", pair[0], f"dl://{stored}/none", exit_code=EXIT_NOT_FOUND).stdout == b""
-    assert dlcmd("cat", f"dl://{stored}/in", exit_code=EXIT_USAGE).stdout == b""
-    assert "--json does not go" in dlcmd("cat", "--json", pair[0], exit_code=EXIT_USAGE).stderr
-
-
 def test_what_is_there_is_skipped_and_a_dry_run_writes_nothing(dlcmd: Dlcmd, stored: str) -> None:
     get = ("get", "-r", f"dl://{stored}/in", "out")
     planned = dlcmd(*get, "-n")
