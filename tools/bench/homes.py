@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.trees import SourceTree
-from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.config import Settings
 from dieselfs.dataset import Dataset
 from dieselfs.embedded import socket_path
 from dieselfs.errors import MountError, Unavailable
 from dieselfs.rpc.address import UnixAddress
 from dieselfs.rpc.connection import open_socket
-from dieselfs.sender import ChunkSender
 from dieselfs.upload import TreeUpload, walk_source
 from dieselfs_client import control
 from dieselfs_client.options import MountOptions
@@ -66,13 +64,33 @@ class Home:
 
 @contextmanager
 def running_home(folder: Path) -> Iterator[Home]:
-    """A home in a new or empty folder, whose server is stopped in the end."""
+    """A home in a new or empty folder, whose server runs, and is stopped in the end."""
     folder.mkdir(exist_ok=True)
     home = Home(folder)
     try:
+        with uninterrupted(), home.dataset(is_created=False) as dataset:
+            dataset.create()
         yield home
     finally:
-        home.stop_server()
+        with uninterrupted():
+            home.stop_server()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM to the end of the block: one that starts or ends what nobody else would end."""
+    received: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {
+        number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for first in received[:1]:
+            signal.raise_signal(first)
 
 
 def upload_tree(home: Home, tree: SourceTree) -> None:
@@ -88,17 +106,10 @@ def upload_tree(home: Home, tree: SourceTree) -> None:
 
 def upload_entries(home: Home, entries: int, per_folder: int) -> None:
     """Fill a new dataset with files of one byte each, in folders as ImageNet has them; there is no source to read."""
-    with home.dataset(is_created=False) as dataset:
-        sender = ChunkSender(dataset.client, dataset.create())
-        builder = ChunkBuilder()
+    with home.dataset() as dataset:
         for number in range(entries):
             path = b"train/n%08d/n%08d_%07d.JPEG" % (number // per_folder, number // per_folder, number)
-            builder.add_file(path, b"\n", 0o644, _TIME_NS)
-            if builder.is_full:
-                sender.submit(builder.seal())
-        sender.submit(builder.seal())
-        sender.wait_stored()
-        sender.close()
+            dataset.put(path, b"\n", mtime_ns=_TIME_NS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +125,17 @@ def mounted(home: Home, mountpoint: Path) -> Iterator[MountedDataset]:
     options = MountOptions(
         home=str(home.folder), memory_bytes=MOUNT_MEMORY_BYTES, log_file=str(home.folder / "mount.log")
     )
-    process = control.mount(DATASET, mountpoint, options)
     try:
+        with uninterrupted():
+            process = control.mount(DATASET, mountpoint, options)
         yield MountedDataset(mountpoint, process)
     finally:
-        try:
-            control.unmount(mountpoint)
-        except MountError:  # interrupted: somebody still has a file open
-            control.unmount(mountpoint, lazily=True)
+        with uninterrupted(), suppress(MountError):  # there may be no mount yet
+            _unmount(mountpoint)
+
+
+def _unmount(mountpoint: Path) -> None:
+    try:
+        control.unmount(mountpoint)
+    except MountError:  # interrupted: somebody still has a file open
+        control.unmount(mountpoint, lazily=True)

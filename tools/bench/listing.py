@@ -23,8 +23,8 @@ LONG_LISTING_AIM = Aim(Quantity.DURATION_S, 15)
 
 # $1 is the folder, $2 the number of files in it.
 WALKS = {
-    LONG_LISTING: 'ls -lR "$1" >/dev/null',
-    "ls -R": 'ls -R "$1" >/dev/null',
+    LONG_LISTING: 'exec ls -lR "$1" >/dev/null',
+    "ls -R": 'exec ls -R "$1" >/dev/null',
     "find -type f | wc -l": 'test "$(find "$1" -type f | wc -l)" = "$2"',
 }
 

@@ -30,8 +30,8 @@ BATCH_FILES = 256
 GROUP_CHUNKS = 8
 """Of the chunk-wise order: the library's memory for chunks is twice that."""
 
-RANDOM_GETS = 2000
-"""Single gets in fully random order bring a chunk for each file, so a part of the files has to do."""
+RANDOM_GETS = 5000
+"""Single gets in fully random order are a request each, so a part of the files has to do."""
 
 Reading = Callable[[Dataset, Sequence[str]], None]
 

@@ -49,8 +49,6 @@ def _new_folder(tree: SourceTree) -> Path:
 
 def _put(tree: SourceTree) -> Run:
     with running_home(_new_folder(tree)) as home:
-        with home.dataset(is_created=False) as dataset:
-            dataset.create()  # starts the server
         os.sync()
         return measure(lambda: upload_tree(home, tree), {"server": home.server_process()})
 
