@@ -23,9 +23,7 @@ from dieselfs_server.metadata.sqlite import SqliteMetadata
 from dieselfs_server.service import Backends, Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.snapshots import SnapshotShelf
-from dieselfs_server.store.interface import ObjectStore
-from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.store.posix import PosixStore
+from dieselfs_server.store.opening import open_store
 from dieselfs_server.tags import TagShelf
 from dieselfs_server.users import ALL_DATASETS, Right, UserStore, with_grant, with_key
 
@@ -39,19 +37,6 @@ _Identity = tuple[int, int] | None
 """Device and inode of a socket's file; None if it is gone."""
 
 log = logging.getLogger(__name__)
-
-
-def open_store(url: str) -> ObjectStore:
-    """The object store at `url`.
-
-    Raises InvalidInput for an unknown kind, Unavailable if it cannot be used.
-    """
-    scheme, path = split_url(url)
-    if scheme == "posix":
-        return PosixStore(Path(path))
-    if scheme == "memory":
-        return MemoryStore()
-    raise InvalidInput(f"store {url!r}: this version knows posix:///PATH and memory:")
 
 
 def open_metadata(url: str) -> MetadataStore:
@@ -132,6 +117,7 @@ async def open_reception(settings: ServerSettings) -> AsyncIterator[Reception]:
         stack.enter_context(_lock(settings.lock))
         tls = open_tls(settings)
         store = await trio.to_thread.run_sync(open_store, settings.store)
+        stack.callback(store.close)
         metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
         stack.callback(metadata.close)
         users = UserStore(store)

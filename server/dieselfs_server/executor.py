@@ -1,7 +1,14 @@
 """Reads for clients: requests for parts of chunks become few large reads from the object store (DIESEL, section 4).
 
-Which reads to make is decided in `ranges.py`; here they are made, in worker threads, a bounded number at once.
+Which reads to make is decided in `ranges.py`, who shares them in `read_queue.py`: concurrent requests for one chunk,
+also of several clients, are merged. Here are the chunks, their preambles, and the bound on what is under way at once.
 """
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import trio
@@ -10,11 +17,13 @@ from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
-from dieselfs_server.ranges import Ranges, cut_ranges, merge_ranges
+from dieselfs_server.ranges import Ranges
+from dieselfs_server.read_queue import ReadCounters, ReadQueue
 from dieselfs_server.store.interface import ObjectStore
 
-STORE_READS_MAX = 16
-"""Reads from the object store under way at once, over all clients."""
+STORE_READS_MAX = 32
+"""Chunks that are being read at once, over all clients. More than the store takes large reads at once, so that small
+ones get past."""
 
 PREAMBLES_KEPT = 65_536
 """Preambles of chunks that were read before: the next read of the chunk goes straight to its payload."""
@@ -25,13 +34,22 @@ class RequestExecutor:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._limiter = trio.CapacityLimiter(STORE_READS_MAX)
+        self._tokens = trio.CapacityLimiter(STORE_READS_MAX)
+        self._threads = trio.CapacityLimiter(math.inf)  # the tokens bound them
+        self._counters = ReadCounters()
+        self._queues: dict[
+            tuple[bytes, bytes], ReadQueue
+        ] = {}  # those in use; changed only between checkpoints
         self._preambles: dict[tuple[bytes, bytes], Preamble] = {}  # changed only between checkpoints
 
-    async def payload(self, dataset_id: bytes, chunk_id: bytes) -> bytes:
+    def statistics(self) -> ReadCounters:
+        return replace(self._counters)
+
+    async def payload(self, dataset_id: bytes, chunk_id: bytes) -> memoryview:
         """The payload of a chunk. Raises NotFound, Damaged, Unavailable."""
         preamble = await self._preamble(dataset_id, chunk_id)
-        return await self._read(dataset_id, preamble, 0, preamble.payload_length)
+        whole = np.array([[preamble.payload_start, preamble.payload_length]], np.int64)
+        return (await self._read(dataset_id, chunk_id, whole) or [memoryview(b"")])[0]
 
     async def ranges(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
         """Parts of a payload, in the order of `ranges`. Raises InvalidInput if they lie outside, and as `payload`."""
@@ -40,32 +58,39 @@ class RequestExecutor:
             raise InvalidInput(f"a range ends behind the payload of {preamble.payload_length} bytes")
         if int(ranges[:, 1].sum(dtype=np.int64)) > CHUNK_OBJECT_BYTES_MAX:
             raise InvalidInput(f"the ranges have more than {CHUNK_OBJECT_BYTES_MAX} bytes together")
-        spans = merge_ranges(ranges)
-        contents = [await self._read(dataset_id, preamble, start, size) for start, size in spans.tolist()]
-        return cut_ranges(ranges, spans, contents)
+        return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]))
 
     async def _preamble(self, dataset_id: bytes, chunk_id: bytes) -> Preamble:
         if len(chunk_id) != CHUNK_ID_BYTES:
             raise InvalidInput(f"a chunk ID has {CHUNK_ID_BYTES} bytes")
         key = (dataset_id, chunk_id)
         if key not in self._preambles:
-            head = await self._blocking_read(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
+            (head,) = await self._read(dataset_id, chunk_id, np.array([[0, PREAMBLE_BYTES]], np.int64))
             if len(self._preambles) >= PREAMBLES_KEPT:
                 self._preambles.clear()
             self._preambles[key] = decode_preamble(head, f"chunk {chunk_name(chunk_id)}", chunk_id)
         return self._preambles[key]
 
-    async def _read(self, dataset_id: bytes, preamble: Preamble, start: int, length: int) -> bytes:
+    async def _read(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
         try:
-            return await self._blocking_read(
-                dataset_id, preamble.chunk_id, preamble.payload_start + start, length
-            )
+            with self._queue(dataset_id, chunk_id) as queue:
+                return await queue.read(ranges)
         except (Damaged, NotFound):
-            self._preambles.pop((dataset_id, preamble.chunk_id), None)
+            self._preambles.pop((dataset_id, chunk_id), None)
             raise
 
-    async def _blocking_read(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
-        read = self._store.get_range
-        return await trio.to_thread.run_sync(
-            read, dataset_id, chunk_id, offset, length, limiter=self._limiter
-        )
+    @contextmanager
+    def _queue(self, dataset_id: bytes, chunk_id: bytes) -> Iterator[ReadQueue]:
+        """The queue of a chunk, which is there as long as somebody uses it."""
+        key = (dataset_id, chunk_id)
+        if key not in self._queues:
+            read = partial(self._store.get_range, dataset_id, chunk_id)
+            self._queues[key] = ReadQueue(read, self._tokens, self._threads, self._counters)
+        queue = self._queues[key]
+        queue.users += 1
+        try:
+            yield queue
+        finally:
+            queue.users -= 1
+            if not queue.users:
+                del self._queues[key]

@@ -26,10 +26,24 @@ def merge_ranges(ranges: Ranges, gap_bytes_max: int = GAP_BYTES_MAX) -> Ranges:
     return np.stack((starts, reached[lasts] - starts), axis=1)
 
 
+def homes_of(ranges: Ranges, spans: Ranges) -> npt.NDArray[np.int64]:
+    """For each range, which of the ascending spans it lies in, if any covers it."""
+    return np.searchsorted(spans[:, 0], ranges[:, 0], side="right") - 1
+
+
+def covers(spans: Ranges, ranges: Ranges) -> bool:
+    """Whether each range that has bytes lies in one of the ascending disjoint spans."""
+    wanted = ranges[ranges[:, 1] > 0]
+    if len(wanted) == 0 or len(spans) == 0:
+        return len(wanted) == 0
+    homes = homes_of(wanted, spans)
+    return bool(np.all(homes >= 0) and np.all(wanted.sum(axis=1) <= spans.sum(axis=1)[homes]))
+
+
 def cut_ranges(ranges: Ranges, spans: Ranges, contents: list[bytes]) -> list[memoryview]:
     """The bytes of each range, in the order of `ranges`, out of the `contents` of the spans."""
     views = [memoryview(content) for content in contents]
-    homes = np.searchsorted(spans[:, 0], ranges[:, 0], side="right") - 1
+    homes = homes_of(ranges, spans)
     pieces = []
     for (offset, length), home in zip(ranges.tolist(), homes.tolist(), strict=True):
         if length:

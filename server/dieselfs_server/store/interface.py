@@ -70,3 +70,7 @@ class ObjectStore(Protocol):
     def delete_record(self, name: str) -> None:
         """Remove a record; durable when this returns. Without error if it is gone already."""
         ...
+
+    def close(self) -> None:
+        """Let go of threads and connections; once is enough. The store is of no further use."""
+        ...

@@ -71,6 +71,9 @@ class MemoryStore:
         with self._lock:
             self._records.pop(name, None)
 
+    def close(self) -> None:
+        return
+
     def _get(self, dataset_id: bytes, chunk_id: bytes) -> bytes:
         with self._lock:
             content = self._chunks.get(dataset_id, {}).get(chunk_id)

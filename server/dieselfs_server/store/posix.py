@@ -169,6 +169,9 @@ class PosixStore:
             os.unlink(path)
             sync_folder(os.path.dirname(path))
 
+    def close(self) -> None:
+        return
+
     def _dataset_path(self, dataset_id: bytes) -> str:
         if len(dataset_id) != DATASET_ID_BYTES:
             raise InvalidInput(f"a dataset ID has {DATASET_ID_BYTES} bytes, not {len(dataset_id)}")

@@ -1,0 +1,244 @@
+"""The object store in a pool of a Ceph cluster.
+
+    records/...                          records: `rados_records.py`
+    <dataset ID, hex>/chunks/<name>      a chunk, or its first PIECE_BYTES; `name` is its ID as printed
+    <same>.<nonce>.<number>              the rest of a longer one: `rados_pieces.py`; the attribute `pieces` says which
+    datasets                             keys: dataset IDs, hex
+    <dataset ID, hex>/times              keys: the first four characters of names
+    <dataset ID, hex>/times/<name[:4]>   keys: names; and <name>.<nonce>.<pieces> of chunks in pieces
+
+RADOS cannot list objects in an order, nor those of a dataset without looking at all; so the keys are kept, in objects
+of their own, each for the 256 seconds that four characters of a name are. They are written from the top down before
+the chunk, and removed from the bottom up after it: a crash leaves at most keys that lead to nothing, which listing
+skips, and never an object that no key leads to. `docs/object-stores.md` lists the states.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from dieselfs.chunk.format import DATASET_ID_BYTES
+from dieselfs.chunk.ids import CHUNK_NAME_CHARACTERS, chunk_name, earliest_chunk_id, parse_chunk_name
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs_server.store.interface import Buffer
+from dieselfs_server.store.rados_pieces import (
+    PIECE_BYTES,
+    Pieces,
+    keys_of,
+    pieces_of_key,
+    remove_pieces,
+    write_pieces,
+)
+from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
+from dieselfs_server.store.rados_records import RadosRecords
+
+REGISTER_TRIES_MAX = 8
+"""How often a chunk is entered again after somebody removed its dataset at the same time."""
+
+_TIME_CHARACTERS = 4
+_DATASETS = "datasets"
+_PIECES = "pieces"
+_DATASET_KEY = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
+
+
+class RadosStore:
+    """An `ObjectStore`. The pool must be replicated: erasure-coded ones keep no keys.
+
+    Deleting a dataset while somebody puts into it may leave chunks that are not listed; the server drops the dataset's
+    metadata right after, so that nothing leads to them.
+    """
+
+    def __init__(self, pool: RadosPool, piece_bytes: int = PIECE_BYTES) -> None:
+        self._pool = pool
+        self._piece_bytes = piece_bytes
+        self._records = RadosRecords(pool, piece_bytes)
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        content = b"".join(parts)
+        name = chunk_name(chunk_id)
+        self._register(dataset_id, name, name)
+        try:
+            if len(content) < self._piece_bytes:
+                self._pool.create(_chunk_object(dataset_id, name), content)
+            else:
+                self._put_pieces(dataset_id, name, content)
+        except AlreadyExists:
+            raise AlreadyExists(f"chunk {name} is stored already") from None
+
+    def _put_pieces(self, dataset_id: bytes, name: str, content: bytes) -> None:
+        """The first part goes last: with it the chunk is there."""
+        first = _chunk_object(dataset_id, name)
+        pieces = Pieces.new(len(content), -(-len(content) // self._piece_bytes) - 1)
+        self._register(dataset_id, name, pieces.key(name))
+        rest = memoryview(content)[self._piece_bytes :]
+        write_pieces(self._pool, first, pieces, rest, self._piece_bytes)
+        try:
+            self._pool.create(first, content[: self._piece_bytes], [(_PIECES, pieces.encode())])
+        except AlreadyExists:
+            remove_pieces(self._pool, first, pieces)
+            self._pool.remove_keys(_time_object(dataset_id, name), [pieces.key(name)])
+            raise
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        name = chunk_name(chunk_id)
+        first = _chunk_object(dataset_id, name)
+        with _naming(name):
+            if length == 0:
+                self._pool.size(first)
+                return b""
+            if offset + length <= self._piece_bytes:
+                data = self._pool.read(first, offset, length)
+            else:
+                data = self._read_pieces(first, offset, length)
+        if len(data) != length:
+            raise Damaged(
+                f"chunk {name}: offset {offset}: "
+                f"{length} bytes wanted, but the object ends at {offset + len(data)}"
+            )
+        return data
+
+    def _read_pieces(self, first: str, offset: int, length: int) -> bytes:
+        pieces = self._pieces(first)
+        objects = [first, *pieces.objects(first)] if pieces else [first]
+        end = min(offset + length, len(objects) * self._piece_bytes)
+        data = bytearray()
+        for number in range(offset // self._piece_bytes, -(-end // self._piece_bytes)):
+            start = max(offset - number * self._piece_bytes, 0)
+            wanted = min(end - number * self._piece_bytes, self._piece_bytes) - start
+            try:
+                part = self._pool.read(objects[number], start, wanted)
+            except NotFound:
+                if objects[number] == first:
+                    raise
+                raise Damaged(f"{objects[number]}: offset 0: this piece is missing") from None
+            data += part
+            if len(part) != wanted:
+                break
+        return bytes(data)
+
+    def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        name = chunk_name(chunk_id)
+        first = _chunk_object(dataset_id, name)
+        with _naming(name):
+            length = self._pool.size(first)
+            pieces = self._pieces(first) if length == self._piece_bytes else None
+        return pieces.length if pieces else length
+
+    def _pieces(self, first: str) -> Pieces | None:
+        value = self._pool.attribute(first, _PIECES)
+        try:
+            return None if value is None else Pieces.decode(value)
+        except ValueError:
+            raise Damaged(f"{first}: its attribute {_PIECES} says {value!r}") from None
+
+    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        name = chunk_name(chunk_id)
+        times = _time_object(dataset_id, name)
+        keys = list(keys_of(self._pool, times, name))
+        self._remove_chunks(dataset_id, [name, *keys])
+        with suppress(NotFound):
+            self._pool.remove_keys(times, [name, *keys])
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        first = chunk_name(earliest_chunk_id(since_s))
+        times = self._pool.keys(_times_object(dataset_id), after=first[: _TIME_CHARACTERS - 1])
+        for time in times:
+            if time >= first[:_TIME_CHARACTERS]:
+                after = first[:-1] if time == first[:_TIME_CHARACTERS] else ""
+                yield from self._chunks_of(dataset_id, time, after, first)
+
+    def _chunks_of(self, dataset_id: bytes, time: str, after: str, first: str) -> Iterator[bytes]:
+        names: list[str] = []
+        for key in self._pool.keys(f"{_times_object(dataset_id)}/{time}", after):
+            if len(key) == CHUNK_NAME_CHARACTERS and key >= first:
+                names.append(key)
+            if len(names) == STATS_AT_ONCE_MAX:
+                yield from self._stored(dataset_id, names)
+                names.clear()
+        yield from self._stored(dataset_id, names)
+
+    def _stored(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes]:
+        found = self._pool.existing([_chunk_object(dataset_id, name) for name in names])
+        return [parse_chunk_name(name) for name, is_there in zip(names, found, strict=True) if is_there]
+
+    def list_datasets(self) -> Iterator[bytes]:
+        for key in self._pool.keys(_DATASETS):
+            if _DATASET_KEY.fullmatch(key):
+                dataset_id = bytes.fromhex(key)
+                if next(self.list_chunks(dataset_id), None) is not None:
+                    yield dataset_id
+
+    def delete_dataset(self, dataset_id: bytes) -> None:
+        times = _times_object(dataset_id)
+        for time in self._pool.keys(times):
+            self._remove_chunks(dataset_id, self._pool.keys(f"{times}/{time}"))
+            self._pool.remove(f"{times}/{time}")
+        self._pool.remove(times)
+        with suppress(NotFound):
+            self._pool.remove_keys(_DATASETS, [dataset_id.hex()])
+
+    def put_record(self, name: str, content: bytes) -> None:
+        self._records.put(name, content)
+
+    def get_record(self, name: str) -> bytes | None:
+        return self._records.get(name)
+
+    def list_records(self, prefix: str) -> list[str]:
+        return self._records.names(prefix)
+
+    def delete_record(self, name: str) -> None:
+        self._records.delete(name)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _register(self, dataset_id: bytes, name: str, key: str) -> None:
+        """Enter `key` where listing finds it; what lies above is made as far as it is missing, from the top down."""
+        time = _time_object(dataset_id, name)
+        for _ in range(REGISTER_TRIES_MAX):
+            with suppress(NotFound):
+                self._pool.add_key(time, key)
+                return
+            times = _times_object(dataset_id)
+            self._pool.make_keys(_DATASETS)
+            with suppress(NotFound):
+                self._pool.add_key(_DATASETS, dataset_id.hex())
+                self._pool.make_keys(times)
+                self._pool.add_key(times, name[:_TIME_CHARACTERS])
+                self._pool.make_keys(time)
+        raise Unavailable(f"chunk {name}: its dataset is being deleted")
+
+    def _remove_chunks(self, dataset_id: bytes, keys: Iterator[str] | Sequence[str]) -> None:
+        for key in keys:
+            if len(key) == CHUNK_NAME_CHARACTERS:
+                self._pool.remove(_chunk_object(dataset_id, key))
+            else:
+                first = _chunk_object(dataset_id, key[:CHUNK_NAME_CHARACTERS])
+                remove_pieces(self._pool, first, pieces_of_key(key))
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say which chunk it is that is not found."""
+    try:
+        yield
+    except NotFound:
+        raise NotFound(f"chunk {name} is not stored") from None
+
+
+def _dataset_prefix(dataset_id: bytes) -> str:
+    if len(dataset_id) != DATASET_ID_BYTES:
+        raise InvalidInput(f"a dataset ID has {DATASET_ID_BYTES} bytes, not {len(dataset_id)}")
+    return dataset_id.hex()
+
+
+def _chunk_object(dataset_id: bytes, name: str) -> str:
+    return f"{_dataset_prefix(dataset_id)}/chunks/{name}"
+
+
+def _times_object(dataset_id: bytes) -> str:
+    return f"{_dataset_prefix(dataset_id)}/times"
+
+
+def _time_object(dataset_id: bytes, name: str) -> str:
+    return f"{_times_object(dataset_id)}/{name[:_TIME_CHARACTERS]}"

@@ -1,0 +1,212 @@
+"""One pool of a Ceph cluster, through librados: whole objects, ranges, and sorted keys kept in an object (its omap).
+
+The one place that knows librados, which ships no types. Every call that changes something returns once the change is
+on all replicas in service, and takes at most OPERATION_TIMEOUT_S. All methods block, and may be called from any
+number of threads.
+"""
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, Unavailable
+
+CONNECT_TIMEOUT_S = 10
+OPERATION_TIMEOUT_S = 10
+"""A cluster that hangs costs a caller this long, then Unavailable."""
+
+KEYS_PER_READ_MAX = 1000
+STATS_AT_ONCE_MAX = 128
+
+_DEBIAN_PACKAGES = "/usr/lib/python3/dist-packages"
+_CAPACITY = (errno.ENOSPC, errno.EDQUOT)
+_MARK = "."
+"""The key that an object of keys always has; it tells one that was made from one that is gone."""
+
+
+def load_librados() -> Any:
+    """The module `rados`. Debian installs it for its own Python only, so its folder is on the path for this import.
+
+    Raises InvalidInput, naming the package, where it is missing.
+    """
+    path = list(sys.path)
+    sys.path.append(_DEBIAN_PACKAGES)
+    try:
+        return importlib.import_module("rados")
+    except ImportError as error:
+        raise InvalidInput(
+            f"a rados:// store needs librados: install the package python3-rados ({error})"
+        ) from None
+    finally:
+        sys.path[:] = path
+
+
+class RadosPool:
+    """A connection to the pool `pool`, as `user` (`client.NAME`), with the cluster's configuration file `conf`.
+
+    Raises NotFound if there is no such pool, InvalidInput if the configuration cannot be read, Unavailable if the
+    cluster cannot be reached or refuses the user. Every method raises StorageFull when the pool (or the cluster) is
+    full, and Unavailable when the cluster does not answer in time.
+    """
+
+    def __init__(self, pool: str, conf: str, user: str) -> None:
+        self._librados = load_librados()
+        self._pool = pool
+        try:
+            self._cluster = self._librados.Rados(conffile=conf, name=user, conf=_timeouts())
+        except self._librados.Error as error:
+            raise InvalidInput(f"cannot read the Ceph configuration {conf}: {_reason(error)}") from None
+        with self._translated("connect", is_pool=True):
+            self._cluster.connect()
+            self._objects = self._cluster.open_ioctx(pool)
+            self._objects.set_osdmap_full_try()  # a full pool refuses at once; without this it makes us wait
+
+    def close(self) -> None:
+        """Let go of the connection. The pool is of no further use."""
+        self._objects.close()
+        self._cluster.shutdown()
+
+    def create(self, name: str, content: bytes, attributes: Sequence[tuple[str, bytes]] = ()) -> None:
+        """Create an object with its attributes, all or nothing. Raises AlreadyExists."""
+
+        def fill(operation: Any) -> None:
+            operation.new(self._librados.LIBRADOS_CREATE_EXCLUSIVE)
+            operation.write_full(content)
+            for attribute, value in attributes:
+                operation.set_xattr(attribute, value)
+
+        self._change(name, fill)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Create an object, or replace all of it. Readers see the old or the new one, whole."""
+        self._change(name, lambda operation: operation.write_full(content))
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes, more than none, from `offset` on; fewer only where the object ends. Raises NotFound."""
+        with self._translated(name):
+            content: bytes = self._objects.read(name, length, offset)
+            return content
+
+    def size(self, name: str) -> int:
+        """Length in bytes. Raises NotFound."""
+        with self._translated(name):
+            size, _ = self._objects.stat(name)
+            return int(size)
+
+    def attribute(self, name: str, attribute: str) -> bytes | None:
+        """The value of an attribute, None if the object does not have it. Raises NotFound."""
+        with self._translated(name):
+            try:
+                value: bytes = self._objects.get_xattr(name, attribute)
+            except self._librados.NoData:
+                return None
+            return value
+
+    def remove(self, name: str) -> None:
+        """Remove an object; without error if there is none."""
+        try:
+            with self._translated(name):
+                self._objects.remove_object(name)
+        except NotFound:
+            return
+
+    def existing(self, names: Sequence[str]) -> list[bool]:
+        """Whether there is an object of each name. Asks for many at once."""
+        found: list[bool] = []
+        for start in range(0, len(names), STATS_AT_ONCE_MAX):
+            with self._translated(names[start]):
+                asked = [
+                    self._objects.aio_stat(name, lambda completion, size, mtime: None)
+                    for name in names[start : start + STATS_AT_ONCE_MAX]
+                ]
+                for completion in asked:
+                    completion.wait_for_complete_and_cb()
+                found += [self._is_there(completion.get_return_value()) for completion in asked]
+        return found
+
+    def _is_there(self, result: int) -> bool:
+        if result not in (0, -errno.ENOENT):
+            raise self._librados.OSError("stat", errno=-result)
+        return result == 0
+
+    def make_keys(self, name: str) -> None:
+        """Create an object of keys, without any. Without error if there is one."""
+
+        def fill(operation: Any) -> None:
+            operation.new(self._librados.LIBRADOS_CREATE_IDEMPOTENT)
+            self._objects.set_omap(operation, (_MARK,), (b"1",))
+
+        self._change(name, fill)
+
+    def add_key(self, name: str, key: str) -> None:
+        """Add a key. Raises NotFound if there is no such object of keys; it is never made on the way."""
+
+        def fill(operation: Any) -> None:
+            operation.omap_cmp(_MARK, "1", self._librados.LIBRADOS_CMPXATTR_OP_EQ)
+            self._objects.set_omap(operation, (key,), (b"",))
+
+        self._change(name, fill)
+
+    def remove_keys(self, name: str, keys: Sequence[str]) -> None:
+        """Remove keys, as far as there are such. Raises NotFound without such an object."""
+
+        def fill(operation: Any) -> None:
+            operation.omap_cmp(_MARK, "1", self._librados.LIBRADOS_CMPXATTR_OP_EQ)
+            self._objects.remove_omap_keys(operation, tuple(keys))
+
+        self._change(name, fill)
+
+    def keys(self, name: str, after: str = "") -> Iterator[str]:
+        """The keys behind `after`, sorted as bytes; none if there is no such object. Reads as far as is asked."""
+        is_more = True
+        while is_more:
+            try:
+                page = self._page(name, after)
+            except NotFound:
+                return
+            yield from (key for key in page if key != _MARK)
+            is_more = len(page) == KEYS_PER_READ_MAX
+            after = page[-1] if page else after
+
+    def _page(self, name: str, after: str) -> list[str]:
+        with self._translated(name), self._librados.ReadOpCtx() as operation:
+            rows, _ = self._objects.get_omap_keys(operation, after, KEYS_PER_READ_MAX)
+            self._objects.operate_read_op(operation, name)
+            return [key for key, _ in rows]
+
+    def _change(self, name: str, fill: Callable[[Any], None]) -> None:
+        with self._translated(name), self._librados.WriteOpCtx() as operation:
+            fill(operation)
+            self._objects.operate_write_op(operation, name)
+
+    @contextmanager
+    def _translated(self, name: str, is_pool: bool = False) -> Iterator[None]:
+        """Raise our errors, naming the object and the cause, where the block raises one of librados."""
+        try:
+            yield
+        except self._librados.Error as error:
+            number = getattr(error, "errno", None)
+            where = f"object store: pool {self._pool}" + ("" if is_pool else f": {name}")
+            if number in (errno.ENOENT, errno.ECANCELED):  # cancelled: its comparison with the mark failed
+                raise NotFound(f"{where}: there is no such {'pool' if is_pool else 'object'}") from None
+            if number == errno.EEXIST:
+                raise AlreadyExists(f"{where}: is there already") from None
+            failure = StorageFull if number in _CAPACITY else Unavailable
+            raise failure(f"{where}: {_reason(error)}") from error
+
+
+def _timeouts() -> dict[str, str]:
+    return {
+        "client_mount_timeout": str(CONNECT_TIMEOUT_S),
+        "rados_mon_op_timeout": str(OPERATION_TIMEOUT_S),
+        "rados_osd_op_timeout": str(OPERATION_TIMEOUT_S),
+    }
+
+
+def _reason(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if isinstance(number, int) else str(error)

@@ -1,0 +1,148 @@
+"""Tries again what a store could not do just now: a bounded number of times, in bounded time, never all at one moment.
+
+Only Unavailable is tried again, and not where its cause will be the same next time, such as a missing permission.
+All calls of an `ObjectStore` may be repeated. A put whose first try did reach the store raises AlreadyExists, as the
+contract has it for every repeated put.
+"""
+
+import errno
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dieselfs.chunk.ids import chunk_time_s
+from dieselfs.errors import Unavailable
+from dieselfs.limits import REQUEST_TIMEOUT_S
+from dieselfs_server.store.interface import Buffer, ObjectStore
+from dieselfs_server.store.wrapper import StoreWrapper
+
+LASTING = frozenset(
+    (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.EOPNOTSUPP,
+        errno.EMSGSIZE,
+        errno.EFBIG,
+    )
+)
+"""Causes that waiting does not change."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often, and for how long, a call is tried.
+
+    Before try n + 1 it waits a random time between half and all of `first_wait_s` doubled n times, at most
+    `wait_s_max`. After `duration_s_max` no further try is begun.
+    """
+
+    tries_max: int = 5
+    first_wait_s: float = 0.1
+    wait_s_max: float = 2.0
+    duration_s_max: float = 8.0
+
+    def __post_init__(self) -> None:
+        assert self.tries_max > 0 and self.duration_s_max < REQUEST_TIMEOUT_S
+
+
+def wait_before(failed_tries: int, patience: Patience, fraction: float) -> float:
+    """Seconds to wait after so many failed tries; `fraction`, in [0, 1), is the random part."""
+    full_s = min(patience.first_wait_s * 2.0 ** (failed_tries - 1), patience.wait_s_max)
+    return full_s * (1 + fraction) / 2
+
+
+def is_passing(error: Unavailable) -> bool:
+    """Whether it may work next time, by the error that is the cause."""
+    return getattr(error.__cause__, "errno", None) not in LASTING
+
+
+class RetryingStore(StoreWrapper):
+    """An `ObjectStore` over `store`. Raises what the last try raised.
+
+    `clock` and `sleep` count seconds; `source` makes those who failed together not come back together.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        patience: Patience,
+        source: random.Random,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(store)
+        self._patience = patience
+        self._source = source
+        self._clock = clock
+        self._sleep = sleep
+
+    def _try(self, call: Callable[[], _T]) -> _T:
+        started_s = self._clock()
+        failed_tries = 0
+        while True:
+            try:
+                return call()
+            except Unavailable as error:
+                failed_tries += 1
+                wait_s = wait_before(failed_tries, self._patience, self._source.random())
+                is_late = self._clock() + wait_s - started_s > self._patience.duration_s_max
+                if failed_tries >= self._patience.tries_max or is_late or not is_passing(error):
+                    raise
+            self._sleep(wait_s)
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        self._try(lambda: self.store.put(dataset_id, chunk_id, parts))
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        return self._try(lambda: self.store.get_range(dataset_id, chunk_id, offset, length))
+
+    def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        return self._try(lambda: self.store.size(dataset_id, chunk_id))
+
+    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self._try(lambda: self.store.delete(dataset_id, chunk_id))
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        """Goes on behind the last ID that was seen."""
+        seen: bytes | None = None
+        chunk_ids = self.store.list_chunks(dataset_id, since_s)
+
+        def following() -> bytes | None:
+            nonlocal chunk_ids
+            try:
+                return next((chunk_id for chunk_id in chunk_ids if seen is None or chunk_id > seen), None)
+            except Unavailable:
+                chunk_ids = self.store.list_chunks(dataset_id, chunk_time_s(seen) if seen else since_s)
+                raise
+
+        while (chunk_id := self._try(following)) is not None:
+            seen = chunk_id
+            yield chunk_id
+
+    def list_datasets(self) -> Iterator[bytes]:
+        yield from self._try(lambda: list(self.store.list_datasets()))
+
+    def delete_dataset(self, dataset_id: bytes) -> None:
+        self._try(lambda: self.store.delete_dataset(dataset_id))
+
+    def put_record(self, name: str, content: bytes) -> None:
+        self._try(lambda: self.store.put_record(name, content))
+
+    def get_record(self, name: str) -> bytes | None:
+        return self._try(lambda: self.store.get_record(name))
+
+    def list_records(self, prefix: str) -> list[str]:
+        return self._try(lambda: self.store.list_records(prefix))
+
+    def delete_record(self, name: str) -> None:
+        self._try(lambda: self.store.delete_record(name))

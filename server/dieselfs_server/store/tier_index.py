@@ -1,0 +1,101 @@
+"""What the fast tier holds, and what has to leave it for something else. No I/O; for one thread at a time.
+
+The policy: whole chunks; of the dataset that has not been read for longest; in it the chunk that has not been read for
+longest. Never a chunk of the dataset that the room is for: an epoch reads each chunk once, so every one would be pushed
+out before it is read again. And none of a dataset that was read within BUSY_S: two jobs would push each other out. So
+what is in stays in while it is used, and of a dataset that is too large a part is fast.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dieselfs_server.store.fingerprint import Fingerprint
+
+BUSY_S = 300.0
+
+
+@dataclass(slots=True)
+class Copy:
+    """A chunk in the fast tier. Without a fingerprint it was found there, and nobody has looked at it yet."""
+
+    length: int
+    fingerprint: Fingerprint | None
+
+
+@dataclass(slots=True)
+class _Dataset:
+    read_s: float
+    copies: OrderedDict[bytes, Copy] = field(default_factory=OrderedDict)  # least recently read first
+
+
+class TierIndex:
+    """`clock` counts seconds."""
+
+    def __init__(self, capacity_bytes: int, clock: Callable[[], float]) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._clock = clock
+        self._datasets: OrderedDict[bytes, _Dataset] = OrderedDict()  # least recently read first
+
+    def found(self, dataset_id: bytes, chunk_id: bytes, length: int) -> None:
+        """Enter a copy that was there before us, of a dataset that nobody has read yet."""
+        self._enter(dataset_id, chunk_id, Copy(length, None), self._clock() - BUSY_S)
+
+    def add(self, dataset_id: bytes, chunk_id: bytes, fingerprint: Fingerprint) -> None:
+        self._enter(dataset_id, chunk_id, Copy(fingerprint.length, fingerprint), self._clock())
+
+    def _enter(self, dataset_id: bytes, chunk_id: bytes, copy: Copy, read_s: float) -> None:
+        self.remove(dataset_id, chunk_id)
+        copies = self._datasets.setdefault(dataset_id, _Dataset(read_s)).copies
+        copies[chunk_id] = copy
+        self.used_bytes += copy.length
+
+    def read(self, dataset_id: bytes, chunk_id: bytes) -> Copy | None:
+        """The copy, which is being read now; None if there is none."""
+        dataset = self._datasets.get(dataset_id)
+        if dataset is None:
+            return None
+        dataset.read_s = self._clock()
+        self._datasets.move_to_end(dataset_id)
+        if chunk_id in dataset.copies:
+            dataset.copies.move_to_end(chunk_id)
+        return dataset.copies.get(chunk_id)
+
+    def holds(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+        dataset = self._datasets.get(dataset_id)
+        return dataset is not None and chunk_id in dataset.copies
+
+    def remove(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """Forget a copy; without effect if there is none."""
+        dataset = self._datasets.get(dataset_id)
+        copy = dataset.copies.pop(chunk_id, None) if dataset else None
+        if dataset is not None and copy is not None:
+            self.used_bytes -= copy.length
+            if not dataset.copies:
+                del self._datasets[dataset_id]
+
+    def remove_dataset(self, dataset_id: bytes) -> None:
+        dataset = self._datasets.pop(dataset_id, None)
+        if dataset is not None:
+            self.used_bytes -= sum(copy.length for copy in dataset.copies.values())
+
+    def victims(self, dataset_id: bytes, length: int) -> list[tuple[bytes, bytes]] | None:
+        """Dataset and chunk ID of the copies that must go to make room for `length` bytes of a dataset.
+
+        None if there cannot be room; then nothing has to go.
+        """
+        missing = self.used_bytes + length - self.capacity_bytes
+        leaving = []
+        for candidate in self._candidates(dataset_id):
+            if missing <= 0:
+                break
+            leaving.append(candidate[:2])
+            missing -= candidate[2]
+        return leaving if missing <= 0 else None
+
+    def _candidates(self, dataset_id: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+        idle_since_s = self._clock() - BUSY_S
+        for other_id, dataset in self._datasets.items():
+            if other_id != dataset_id and dataset.read_s <= idle_since_s:
+                yield from ((other_id, chunk_id, copy.length) for chunk_id, copy in dataset.copies.items())

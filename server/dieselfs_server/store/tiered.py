@@ -1,0 +1,204 @@
+"""A fast store in front of a slow one: what is read comes from the fast one as far as it is there.
+
+The slow store is the truth: a put is acknowledged when it is there, and lists, sizes and records are always its own.
+The fast store may be lost, truncated, out of date, or hold what somebody else put there, at any time. So what it gives
+is checked against checksums taken when the copy was made, or (for copies found at the start) when it is first used; a
+bad copy is dropped, and the bytes come from the slow store. `tier_index.py` says what leaves when the tier is full.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from threading import Lock
+
+from dieselfs.chunk.format import decode_chunk
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
+from dieselfs_server.store.fingerprint import Fingerprint
+from dieselfs_server.store.interface import Buffer, ObjectStore
+from dieselfs_server.store.tier_filler import SLOW_SHARE, TierFiller
+from dieselfs_server.store.tier_index import TierIndex
+from dieselfs_server.store.wrapper import StoreWrapper
+
+log = logging.getLogger(__name__)
+
+
+def check_chunk(dataset_id: bytes, chunk_id: bytes, content: Buffer) -> None:
+    """Raise Damaged unless `content` is this chunk of this dataset, all of it."""
+    decode_chunk(content, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)
+
+
+class TieredStore(StoreWrapper):
+    """An `ObjectStore` that is `slow`, with copies in `fast`, which nobody else uses, of `capacity_bytes` at most.
+
+    `check` raises Damaged for content that must not be copied. Starts a thread, which ends with `close`.
+    """
+
+    def __init__(
+        self,
+        fast: ObjectStore,
+        slow: ObjectStore,
+        capacity_bytes: int,
+        check: Callable[[bytes, bytes, Buffer], None] = check_chunk,
+        slow_share: float = SLOW_SHARE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(slow)
+        self._fast = fast
+        self._check = check
+        self._lock = Lock()  # guards the two below
+        self._index = TierIndex(capacity_bytes, clock)
+        self._arriving: set[tuple[bytes, bytes]] = set()  # being copied; taken out if deleted meanwhile
+        self._take_stock()
+        self._filler = TierFiller(self._admit, self._lacking, self._fetch, slow_share, clock)
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        self.store.put(dataset_id, chunk_id, parts)
+        self._filler.offer(dataset_id, chunk_id, b"".join(parts))
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        if (data := self._from_copy(dataset_id, chunk_id, offset, length)) is not None:
+            return data
+        data = self.store.get_range(dataset_id, chunk_id, offset, length)
+        self._filler.want(dataset_id)
+        return data
+
+    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self.store.delete(dataset_id, chunk_id)
+        self._drop(dataset_id, chunk_id)
+
+    def delete_dataset(self, dataset_id: bytes) -> None:
+        self._filler.forget(dataset_id)
+        self.store.delete_dataset(dataset_id)
+        with self._lock:
+            self._index.remove_dataset(dataset_id)
+            self._arriving = {chunk for chunk in self._arriving if chunk[0] != dataset_id}
+        with suppress(DieselfsError):  # what stays is out of date, and found out when it is read
+            self._fast.delete_dataset(dataset_id)
+
+    def settle(self) -> None:
+        """Wait until everything that is to be copied has been."""
+        self._filler.settle()
+
+    def close(self) -> None:
+        self._filler.close()
+        self._fast.close()
+        self.store.close()
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def _from_copy(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes | None:
+        """A range out of the fast tier; None if it has to come from the slow one."""
+        with self._lock:
+            copy = self._index.read(dataset_id, chunk_id)
+        if copy is None or length == 0 or offset + length > copy.length:
+            return None
+        fingerprint = copy.fingerprint or self._adopt(dataset_id, chunk_id)
+        if fingerprint is None:
+            return None
+        start, end = fingerprint.blocks_around(offset, length)
+        with suppress(DieselfsError):
+            data = self._fast.get_range(dataset_id, chunk_id, start, end - start)
+            if fingerprint.is_intact(start, data):
+                return data if len(data) == length else data[offset - start : offset - start + length]
+        log.warning("fast tier: the copy of chunk %s is damaged or gone", chunk_name(chunk_id))
+        self._replace(dataset_id, chunk_id)
+        return None
+
+    def _adopt(self, dataset_id: bytes, chunk_id: bytes) -> Fingerprint | None:
+        """Look at a copy that was found; drop it unless it is the whole chunk, which the slow tier still has."""
+        try:
+            length = self.store.size(dataset_id, chunk_id)
+        except NotFound:
+            self._drop(dataset_id, chunk_id)
+            return None
+        try:
+            content = self._fast.get_range(dataset_id, chunk_id, 0, length)
+            if self._fast.size(dataset_id, chunk_id) != length:
+                raise Damaged(f"chunk {chunk_name(chunk_id)}: the copy is longer than {length} bytes")
+            self._check(dataset_id, chunk_id, content)
+        except DieselfsError as error:
+            log.warning("fast tier: the copy is no good: %s", error)
+            self._replace(dataset_id, chunk_id)
+            return None
+        fingerprint = Fingerprint.of(content)
+        with self._lock:
+            if self._index.holds(dataset_id, chunk_id):
+                self._index.add(dataset_id, chunk_id, fingerprint)
+        return fingerprint
+
+    def _replace(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self._drop(dataset_id, chunk_id)
+        self._filler.mend(dataset_id, chunk_id)
+
+    # -- copying -----------------------------------------------------------------------------------------
+
+    def _take_stock(self) -> None:
+        """Enter what is in the fast tier already, as far as there is room; the rest is removed."""
+        for dataset_id in list(self._fast.list_datasets()):
+            for chunk_id in list(self._fast.list_chunks(dataset_id)):
+                with suppress(NotFound):
+                    length = self._fast.size(dataset_id, chunk_id)
+                    if self._index.used_bytes + length <= self._index.capacity_bytes:
+                        self._index.found(dataset_id, chunk_id, length)
+                    else:
+                        self._fast.delete(dataset_id, chunk_id)
+
+    def _lacking(self, dataset_id: bytes) -> Iterator[bytes]:
+        for chunk_id in self.store.list_chunks(dataset_id):
+            with self._lock:
+                is_there = self._index.holds(dataset_id, chunk_id)
+            if not is_there:
+                yield chunk_id
+
+    def _fetch(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+        try:
+            length = self.store.size(dataset_id, chunk_id)
+            if not self._make_room(dataset_id, length):
+                return False
+            content = self.store.get_range(dataset_id, chunk_id, 0, length)
+            self._admit(dataset_id, chunk_id, content)
+        except (NotFound, Damaged) as error:
+            log.warning("fast tier: not copied: %s", error)
+        return True
+
+    def _make_room(self, dataset_id: bytes, length: int) -> bool:
+        with self._lock:
+            victims = self._index.victims(dataset_id, length)
+        for victim in victims or ():
+            self._drop(*victim)
+        return victims is not None
+
+    def _admit(self, dataset_id: bytes, chunk_id: bytes, content: bytes) -> None:
+        """Copy content into the fast tier, if there is room. Raises Damaged, and what the fast store raises."""
+        self._check(dataset_id, chunk_id, content)
+        if not self._make_room(dataset_id, len(content)):
+            return
+        chunk = (dataset_id, chunk_id)
+        with self._lock:
+            self._arriving.add(chunk)
+        is_there = False
+        try:
+            try:
+                self._fast.put(dataset_id, chunk_id, [content])
+            except AlreadyExists:  # not ours, or we would know it
+                self._fast.delete(dataset_id, chunk_id)
+                self._fast.put(dataset_id, chunk_id, [content])
+            is_there = True
+        finally:
+            with self._lock:
+                is_wanted = chunk in self._arriving
+                self._arriving.discard(chunk)
+                if is_there and is_wanted:
+                    self._index.add(dataset_id, chunk_id, Fingerprint.of(content))
+        if not is_wanted:
+            self._fast.delete(dataset_id, chunk_id)
+
+    def _drop(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """Remove a copy from the fast tier, or stop it from getting there."""
+        with self._lock:
+            self._index.remove(dataset_id, chunk_id)
+            self._arriving.discard((dataset_id, chunk_id))
+        with suppress(DieselfsError):  # what stays is out of date, and found out when it is read
+            self._fast.delete(dataset_id, chunk_id)

@@ -1,0 +1,48 @@
+"""A store around a store: passes every call on. What limits, repeats or counts changes the calls that it is about."""
+
+from collections.abc import Iterator, Sequence
+
+from dieselfs_server.store.interface import Buffer, ObjectStore
+
+
+class StoreWrapper:
+    """An `ObjectStore` that is `store`; closing it closes that."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        self.store.put(dataset_id, chunk_id, parts)
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        return self.store.get_range(dataset_id, chunk_id, offset, length)
+
+    def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        return self.store.size(dataset_id, chunk_id)
+
+    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self.store.delete(dataset_id, chunk_id)
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        return self.store.list_chunks(dataset_id, since_s)
+
+    def list_datasets(self) -> Iterator[bytes]:
+        return self.store.list_datasets()
+
+    def delete_dataset(self, dataset_id: bytes) -> None:
+        self.store.delete_dataset(dataset_id)
+
+    def put_record(self, name: str, content: bytes) -> None:
+        self.store.put_record(name, content)
+
+    def get_record(self, name: str) -> bytes | None:
+        return self.store.get_record(name)
+
+    def list_records(self, prefix: str) -> list[str]:
+        return self.store.list_records(prefix)
+
+    def delete_record(self, name: str) -> None:
+        self.store.delete_record(name)
+
+    def close(self) -> None:
+        self.store.close()

@@ -1,0 +1,15 @@
+"""Ceph clusters for the tests of the store that is kept there: one of each kind for all of them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.ceph import CEPHX, NONE, RunningCeph, running_ceph
+
+
+@pytest.fixture(scope="session", params=[NONE, CEPHX])
+def ceph(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCeph]:
+    """A cluster with the pool `data`, once without authentication and once with cephx."""
+    with running_ceph(tmp_path_factory.mktemp("ceph"), request.param) as running:
+        running.make_pool("data")
+        yield running

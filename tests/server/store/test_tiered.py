@@ -1,0 +1,258 @@
+"""The tiered store keeps the contract, and returns what the slow tier has whatever happens to the fast one."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import NotFound
+from dieselfs_server.store.counting import CountingStore
+from dieselfs_server.store.fingerprint import BLOCK_BYTES
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.posix import PosixStore
+from dieselfs_server.store.tier_index import BUSY_S
+from dieselfs_server.store.tiered import TieredStore
+from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
+from tests.support.chunks import chunk_object, sample_fields
+from tests.support.small_disk import small_disk
+
+CAPACITY_BYTES = 64 << 20
+CONTENT = bytes(range(256)) * 1024
+
+
+def anything(dataset_id: bytes, chunk_id: bytes, content: object) -> None:
+    """A check that all content passes."""
+
+
+class TestTieredStore(ChunkStoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[TieredStore]:
+        store = TieredStore(
+            PosixStore(tmp_path / "fast"),
+            PosixStore(tmp_path / "slow"),
+            CAPACITY_BYTES,
+            anything,
+            slow_share=1,
+        )
+        yield store
+        store.close()
+
+
+class Tiers:
+    """A tiered store over a folder and memory, with what is counted on both, and a clock that is set by hand."""
+
+    def __init__(self, folder: Path, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self.folder = folder
+        self.now_s = 0.0
+        self.slow = CountingStore(MemoryStore())
+        self.open(capacity_bytes)
+
+    def open(
+        self, capacity_bytes: int, check: Callable[[bytes, bytes, object], None] | None = anything
+    ) -> None:
+        self.fast = CountingStore(PosixStore(self.folder))
+        options = {"check": check} if check else {}
+        self.store = TieredStore(
+            self.fast, self.slow, capacity_bytes, **options, slow_share=1, clock=lambda: self.now_s
+        )
+
+    def put(self, chunk_id: bytes, content: bytes = CONTENT, dataset_id: bytes = DATASET_ID) -> None:
+        self.store.put(dataset_id, chunk_id, [content])
+        self.store.settle()
+
+    def read(self, chunk_id: bytes, content: bytes = CONTENT, dataset_id: bytes = DATASET_ID) -> bool:
+        """Read a chunk, which must be right; whether it came from the fast tier."""
+        before = self.slow.statistics().reads
+        assert self.store.get_range(dataset_id, chunk_id, 0, len(content)) == content
+        came_from_fast = self.slow.statistics().reads == before
+        self.store.settle()
+        return came_from_fast
+
+    def path(self, chunk_id: bytes, dataset_id: bytes = DATASET_ID) -> Path:
+        name = chunk_name(chunk_id)
+        return self.folder / dataset_id.hex() / name[:3] / name[3:5] / name
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[Tiers]:
+    tiers = Tiers(tmp_path / "fast")
+    yield tiers
+    tiers.store.close()
+
+
+def test_what_was_put_is_read_from_the_fast_tier(tiers: Tiers) -> None:
+    tiers.put(CHUNK_ID)
+    assert tiers.slow.statistics().puts == 1
+    assert tiers.read(CHUNK_ID)
+    for offset, length in ((0, 1), (BLOCK_BYTES - 1, 2), (len(CONTENT) - 1, 1), (5, len(CONTENT) - 5)):
+        assert (
+            tiers.store.get_range(DATASET_ID, CHUNK_ID, offset, length) == CONTENT[offset : offset + length]
+        )
+    assert tiers.slow.statistics().reads == 0
+
+
+def test_a_miss_is_served_at_once_and_the_dataset_follows(tiers: Tiers) -> None:
+    for number in range(5):
+        tiers.slow.put(DATASET_ID, chunk_at(number), [CONTENT])
+    assert not tiers.read(chunk_at(3))
+    assert all(tiers.read(chunk_at(number)) for number in range(5))
+
+
+def test_the_dataset_of_another_stays_while_it_is_read(tmp_path: Path) -> None:
+    tiers = Tiers(tmp_path / "fast", capacity_bytes=4 * len(CONTENT))
+    try:
+        for number in range(4):
+            tiers.put(chunk_at(number))
+            tiers.slow.put(OTHER_ID, chunk_at(number), [CONTENT])
+        assert not tiers.read(chunk_at(0), dataset_id=OTHER_ID)
+        assert all(tiers.read(chunk_at(number)) for number in range(4))
+        tiers.now_s = BUSY_S
+        assert not tiers.read(chunk_at(0), dataset_id=OTHER_ID)
+        assert all(tiers.read(chunk_at(number), dataset_id=OTHER_ID) for number in range(4))
+        assert len([path for path in (tmp_path / "fast").rglob("*") if path.is_file()]) == 4
+    finally:
+        tiers.store.close()
+
+
+def test_of_a_dataset_that_is_too_large_a_part_is_fast(tmp_path: Path) -> None:
+    tiers = Tiers(tmp_path / "fast", capacity_bytes=3 * len(CONTENT))
+    try:
+        for number in range(10):
+            tiers.put(chunk_at(number))
+        for _ in range(2):
+            assert sum(tiers.read(chunk_at(number)) for number in range(10)) == 3
+    finally:
+        tiers.store.close()
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: flip(path, 0),
+        lambda path: flip(path, len(CONTENT) - 1),
+        lambda path: flip(path, len(CONTENT) // 2),
+        lambda path: path.write_bytes(CONTENT[:-1]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(bytes(len(CONTENT))),
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), path.symlink_to("/etc/hostname")),
+    ],
+)
+def test_a_copy_that_is_not_right_is_never_returned(tiers: Tiers, harm: Callable[[Path], object]) -> None:
+    tiers.put(CHUNK_ID)
+    harm(tiers.path(CHUNK_ID))
+    tiers.now_s += 1000
+    assert not tiers.read(CHUNK_ID)
+    if not tiers.path(CHUNK_ID).is_dir():  # a file is replaced by a good copy
+        assert tiers.read(CHUNK_ID)
+
+
+def test_a_read_of_a_part_finds_damage_in_its_blocks(tiers: Tiers) -> None:
+    tiers.put(CHUNK_ID)
+    flip(tiers.path(CHUNK_ID), 3 * BLOCK_BYTES + 7)
+    assert tiers.store.get_range(DATASET_ID, CHUNK_ID, 0, 100) == CONTENT[:100]
+    assert tiers.slow.statistics().reads == 0
+    place = 3 * BLOCK_BYTES + 100
+    assert tiers.store.get_range(DATASET_ID, CHUNK_ID, place, 1) == CONTENT[place : place + 1]
+    assert tiers.slow.statistics().reads == 1
+
+
+def test_the_fast_tier_may_be_wiped_while_it_is_read(tiers: Tiers) -> None:
+    for number in range(5):
+        tiers.put(chunk_at(number))
+    assert tiers.read(chunk_at(0))
+    for path in tiers.folder.iterdir():
+        shutil.rmtree(path)
+    assert not tiers.read(chunk_at(1))
+    tiers.now_s += 1000
+    for number in range(5):
+        tiers.read(chunk_at(number))
+    assert all(tiers.read(chunk_at(number)) for number in range(5))
+
+
+def test_without_its_folder_the_fast_tier_is_left_out(tiers: Tiers) -> None:
+    """It may be a disk that was unmounted: nothing is written to what is below."""
+    tiers.put(CHUNK_ID)
+    shutil.rmtree(tiers.folder)
+    assert not tiers.read(CHUNK_ID)
+    tiers.now_s += 1000
+    tiers.put(chunk_at(1))
+    assert not tiers.read(chunk_at(1)) and not tiers.folder.exists()
+
+
+def real_chunk(chunk_id: bytes, payload: bytes = b"meow\n") -> bytes:
+    return chunk_object({**sample_fields(payload), "dataset_id": DATASET_ID}, payload, chunk_id)
+
+
+def test_copies_of_an_earlier_life_are_looked_at_before_they_are_used(tiers: Tiers) -> None:
+    tiers.store.close()
+    tiers.open(CAPACITY_BYTES, check=None)
+    good, bad, longer, gone, foreign = (chunk_at(number) for number in range(5))
+    for chunk_id in (good, bad, longer, gone):
+        tiers.put(chunk_id, real_chunk(chunk_id))
+    tiers.store.close()
+    flip(tiers.path(bad), 80)
+    tiers.path(longer).write_bytes(real_chunk(longer) + b"x")
+    tiers.slow.delete(DATASET_ID, gone)
+    PosixStore(tiers.folder).put(DATASET_ID, foreign, [b"not a chunk"])
+    tiers.open(CAPACITY_BYTES, check=None)
+    assert [tiers.read(chunk_id, real_chunk(chunk_id)) for chunk_id in (good, good, bad, longer)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    for chunk_id in (gone, foreign):
+        with pytest.raises(NotFound):
+            tiers.store.get_range(DATASET_ID, chunk_id, 0, 5)
+        assert not tiers.path(chunk_id).exists()
+
+
+def test_damage_in_the_slow_tier_is_not_copied(tiers: Tiers) -> None:
+    tiers.store.close()
+    tiers.open(CAPACITY_BYTES, check=None)
+    damaged = real_chunk(CHUNK_ID)[:-1] + b"x"
+    tiers.slow.put(DATASET_ID, CHUNK_ID, [damaged])
+    for _ in range(2):
+        assert not tiers.read(CHUNK_ID, damaged)
+    assert not tiers.path(CHUNK_ID).exists()
+
+
+def test_a_smaller_tier_keeps_what_fits(tiers: Tiers) -> None:
+    for number in range(5):
+        tiers.put(chunk_at(number))
+    tiers.store.close()
+    tiers.open(3 * len(CONTENT))
+    assert sum(tiers.path(chunk_at(number)).exists() for number in range(5)) == 3
+
+
+def test_a_deleted_chunk_is_gone_from_both(tiers: Tiers) -> None:
+    tiers.put(CHUNK_ID)
+    tiers.store.delete(DATASET_ID, CHUNK_ID)
+    assert not tiers.path(CHUNK_ID).exists()
+    tiers.put(CHUNK_ID)
+    tiers.store.delete_dataset(DATASET_ID)
+    assert not tiers.path(CHUNK_ID).exists()
+    with pytest.raises(NotFound):
+        tiers.store.get_range(DATASET_ID, CHUNK_ID, 0, 1)
+
+
+def test_a_full_fast_disk_costs_speed_only(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "fast", "4m") as folder:
+        tiers = Tiers(folder)
+        try:
+            content = CONTENT * 4
+            for number in range(10):
+                tiers.put(chunk_at(number), content)
+            assert 0 < sum(tiers.read(chunk_at(number), content) for number in range(10)) <= 4
+        finally:
+            tiers.store.close()

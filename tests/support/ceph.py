@@ -1,0 +1,171 @@
+"""A real Ceph cluster of one monitor and one OSD in memory, on loopback: up in a few seconds, always stopped again.
+
+What is stored is gone when it stops. Needs Debian's packages ceph-mon, ceph-osd and python3-rados.
+"""
+
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import InvalidInput
+from dieselfs_server.store.rados_pool import load_librados
+from tests.support.server import free_port
+
+COMMAND_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+USER = "client.dieselfs"
+NONE, CEPHX = "none", "cephx"
+
+_SETTINGS = """\
+[global]
+fsid = {fsid}
+mon_host = [v2:127.0.0.1:{port}/0]
+public_addr = 127.0.0.1
+auth_cluster_required = {authentication}
+auth_service_required = {authentication}
+auth_client_required = {authentication}
+auth_allow_insecure_global_id_reclaim = false
+osd_pool_default_size = 1
+osd_pool_default_min_size = 1
+osd_pool_default_pg_autoscale_mode = off
+osd_crush_chooseleaf_type = 0
+mon_allow_pool_size_one = true
+mon_allow_pool_delete = true
+mon_data_avail_crit = 1
+paxos_propose_interval = 0.1
+run_dir = {folder}
+log_file = {folder}/$name.log
+log_to_stderr = false
+admin_socket = {folder}/$name.asok
+mon_data = {folder}/mon
+osd_data = {folder}/osd
+osd_objectstore = memstore
+memstore_device_bytes = {capacity_bytes}
+keyring = {folder}/keyring
+"""
+
+
+@dataclass(frozen=True)
+class RunningCeph:
+    folder: Path
+    osd: subprocess.Popen[bytes]
+
+    @property
+    def conf(self) -> str:
+        return f"{self.folder}/ceph.conf"
+
+    def url(self, pool: str, user: str = USER) -> str:
+        return f"rados://{pool}?conf={self.conf}&user={user}"
+
+    def command(self, *arguments: str) -> str:
+        """Run `ceph` as the administrator."""
+        return _run(["ceph", "-c", self.conf, "--connect-timeout", "20", *arguments])
+
+    def make_pool(self, name: str) -> None:
+        self.command("osd", "pool", "create", name, "8", "8")
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """The OSD does not answer in this block, but its connections stay."""
+        self.osd.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.osd.send_signal(signal.SIGCONT)
+
+
+def missing_ceph() -> str | None:
+    """What is missing here for a cluster, None if nothing is."""
+    for program, package in (("ceph-mon", "ceph-mon"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (package {package})"
+    try:
+        load_librados()
+    except InvalidInput as error:
+        return str(error)
+    return None
+
+
+needs_ceph = pytest.mark.skipif(missing_ceph() is not None, reason=missing_ceph() or "")
+
+
+@contextmanager
+def running_ceph(
+    folder: Path, authentication: str = NONE, capacity_bytes: int = 1 << 30
+) -> Iterator[RunningCeph]:
+    """A cluster that is stopped in the end, whatever happens. `folder` must be new or empty."""
+    identity, osd_identity, port = str(uuid.uuid4()), str(uuid.uuid4()), free_port()
+    for place in (folder, folder / "mon", folder / "osd"):
+        place.mkdir(parents=True, exist_ok=True)
+    conf = folder / "ceph.conf"
+    conf.write_text(
+        _SETTINGS.format(
+            fsid=identity,
+            port=port,
+            authentication=authentication,
+            folder=folder,
+            capacity_bytes=capacity_bytes,
+        )
+    )
+    _make_keys(folder / "keyring")
+    monmap = str(folder / "monmap")
+    _run(["monmaptool", "--create", "--fsid", identity, "--addv", "a", f"[v2:127.0.0.1:{port}]", monmap])
+    mon, osd = ["ceph-mon", "-c", str(conf), "-i", "a"], ["ceph-osd", "-c", str(conf), "-i", "0"]
+    _run([*mon, "--mkfs", "--monmap", monmap, "--keyring", str(folder / "keyring")])
+    with ExitStack() as stack:
+        stack.enter_context(_daemon([*mon, "-f"], folder / "mon.out"))
+        _run(["ceph", "-c", str(conf), "--connect-timeout", "20", "osd", "new", osd_identity])
+        _run([*osd, "--mkfs", "--osd-uuid", osd_identity])
+        yield RunningCeph(folder, stack.enter_context(_daemon([*osd, "-f"], folder / "osd.out")))
+
+
+def _make_keys(keyring: Path) -> None:
+    everything = ["--cap", "mon", "allow *", "--cap", "osd", "allow *", "--cap", "mgr", "allow *"]
+    rights = {
+        "mon.": ["--cap", "mon", "allow *"],
+        "client.admin": everything,
+        "osd.0": ["--cap", "mon", "allow profile osd", "--cap", "osd", "allow *"],
+        USER: ["--cap", "mon", "allow r", "--cap", "osd", "allow rw pool=data"],
+    }
+    keyring.touch(mode=0o600)
+    for name, caps in rights.items():
+        _run(["ceph-authtool", str(keyring), "--gen-key", "-n", name, *caps])
+    # The monitor takes the users over from here when it makes its store.
+
+
+@contextmanager
+def _daemon(command: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with open(output, "wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMMAND_TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, (
+        f"{' '.join(command)}: exit code {done.returncode}: {done.stderr}{done.stdout}"
+    )
+    return done.stdout
