@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from dieselfs import errors
 from dieselfs_tools.dlcmd import described, dlcmd, run
 from tests.support.dlcmd import Dlcmd
+from tests.support.documents import REPOSITORY
 from tests.support.server import RunningServer, free_port
 
 
@@ -247,3 +249,25 @@ def test_errors_as_line_and_exit_code(error: BaseException, exit_code: int, text
     message, code = described(error)
     assert text in message
     assert code == exit_code
+
+
+def test_the_document_is_about_this_command(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (REPOSITORY / "docs" / "dlcmd.md").read_text(encoding="utf-8")
+    headings = {
+        name for line in document.splitlines() if line.startswith("### ") for name in line[4:].split(", ")
+    }
+    assert headings == set(dlcmd.commands)
+    rows = {int(row[1]) for row in re.finditer(r"^\| (\d+) \|", document, re.MULTILINE)}
+    run(["--help"])
+    table = capsys.readouterr().out.partition("Exit codes:\n")[2]
+    assert {int(line.split()[0]) for line in table.splitlines() if line.strip()} | {70, 141} == rows
+    known = {name for verb in [(), *verbs()] for name in option_names(verb)}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", document)) <= known
+
+
+def option_names(verb: tuple[str, ...]) -> set[str]:
+    command: click.Command = dlcmd
+    for name in verb:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return {name for parameter in command.params for name in parameter.opts} | {"--help"}
