@@ -5,6 +5,7 @@ library is asked in the chunk-wise order too, which is what it is made for; it k
 """
 
 import os
+import subprocess
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,7 @@ def _cold(home: Home, mountpoint: Path, tree: SourceTree, rounds: int) -> Trial:
         f"{_title(tree)}, cold",
         [
             _side(tree, "mount", partial(_read_new_mount, home, mountpoint, paths), paths),
+            _side(tree, "mount, after find", partial(_read_new_mount, home, mountpoint, paths, True), paths),
             _side(tree, local, partial(_read_cold, tree.folder, paths), paths),
             _side(tree, "library, get", partial(_ask, home, _get, some), some),
             _side(tree, "library, get, chunk-wise", partial(_ask, home, _get, in_chunks), in_chunks),
@@ -122,10 +124,13 @@ def _read_cold(folder: Path, paths: Sequence[str]) -> Run:
     return _timed(_read, folder, paths)
 
 
-def _read_new_mount(home: Home, mountpoint: Path, paths: Sequence[str]) -> Run:
+def _read_new_mount(home: Home, mountpoint: Path, paths: Sequence[str], is_walked: bool = False) -> Run:
+    """`is_walked`: the files were listed before, as most training programs do at their start."""
     with mounted(home, mountpoint) as mount:
         processes = {"daemon": mount.process, "server": home.server_process()}
         drop_caches()
+        if is_walked:
+            subprocess.run(["find", mountpoint], stdout=subprocess.DEVNULL, check=True)
         return _timed(_read, mountpoint, paths, processes)
 
 
