@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE, MountError
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, MountError
 from dieselfs_client import control
 from dieselfs_tools.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
+from tests.support.server import RunningServer, free_port
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this machine has no /dev/fuse")
 
@@ -45,6 +46,30 @@ def test_a_dataset_is_mounted_listed_read_and_unmounted(dlcmd: Dlcmd, pets: str,
     assert dlcmd("umount", place).text == f"unmounted {place}\n"
     assert os.listdir(place) == []
     assert "no dataset is mounted there" in dlcmd("umount", place, exit_code=EXIT_USAGE).stderr
+
+
+def test_the_options_of_all_verbs_hold_for_the_mount(
+    dlcmd: Dlcmd, pets: str, place: Path, server: RunningServer
+) -> None:
+    elsewhere = {"DIESELFS_SERVER": f"tcp://127.0.0.1:{free_port()}"}
+    Dlcmd(dlcmd.home, dlcmd.folder, elsewhere)("--server", "embedded", "mount", pets, place)
+    assert (place / "train" / "cat.txt").read_bytes() == b"xxxxx"
+    dlcmd("umount", place)
+
+    dlcmd("--server", server.unix, "put", "pets/train/cat.txt", "dl://mounted-over-tcp/")
+    key = server.user("mounts", **{"mounted-over-tcp": "read"}).rename(dlcmd.folder / "key")
+    over_tcp = ("mount", "mounted-over-tcp", place, "--server", server.tcp, "--key-file")
+    dlcmd(*over_tcp, "key")
+    assert os.listdir(place) == ["cat.txt"]
+    dlcmd("umount", place)
+    config = dlcmd.folder / ".config" / "dieselfs" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'server = "{server.tcp}"\nkey_file = "~/key"\n')
+    dlcmd("mount", "mounted-over-tcp", place)
+    assert os.listdir(place) == ["cat.txt"]
+    dlcmd("umount", place)
+    key.write_text(key.read_text()[:-10] + "AAAAAAAA=\n")
+    assert dlcmd(*over_tcp, "key", exit_code=EXIT_REFUSED).stderr.startswith("dlcmd: ")
 
 
 def test_an_older_generation_can_be_mounted(dlcmd: Dlcmd, pets: str, place: Path) -> None:

@@ -4,7 +4,6 @@ import click
 
 from dieselfs.errors import EXIT_OK
 from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
-from dieselfs.names import SCHEME, parse_location
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.options import MountOptions, parse_options
@@ -56,11 +55,9 @@ def mount(
 
     The command returns when the mount can be used; 'dlcmd umount' ends it.
     """
-    settings = session.settings()
-    chosen = MountOptions(
-        server=settings.server,
-        key_file=settings.key_file,
-        home=str(settings.home),
+    chosen = MountOptions(  # the environment and the configuration are read by the daemon as by us
+        server=session.server,
+        key_file=session.key_file,
         generation=generation,
         memory_bytes=memory_bytes,
         allow_other=is_open_to_others,
@@ -69,8 +66,8 @@ def mount(
     for text in others:
         chosen = parse_options(text, chosen)
     place = resolved_mountpoint(mountpoint)
-    record = session.client.dataset(parse_location(SCHEME + dataset).dataset)
-    fields = {"dataset": dataset, "mountpoint": place, "generation": generation or record.generation}
+    data = session.dataset(dataset)
+    fields = {"dataset": dataset, "mountpoint": place, "generation": generation or data.generation}
     if is_dry_run:
         prepare_mountpoint(place)
         return session.output.summary(f"would mount dl://{dataset} on {place}", {"dry_run": True, **fields})
