@@ -1,4 +1,4 @@
-"""Where a server is: `tcp://host:port` or `unix:PATH`. No I/O."""
+"""Where a server is: `tcp://host:port` or `unix:PATH`. Where several are: a list of these, or `etcd://`. No I/O."""
 
 import re
 from dataclasses import dataclass
@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from dieselfs.errors import InvalidInput
 
 DEFAULT_PORT = 7070
+ETCD_PORT = 2379
 
 _TCP = re.compile(
     r"(?:tcp://|dl://)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>\d{1,5}))?/?"
 )
+
+
+_ETCD = "etcd://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,30 @@ class UnixAddress:
 Address = TcpAddress | UnixAddress
 
 
+@dataclass(frozen=True, slots=True)
+class ServerList:
+    """Several servers over the same stores; any of them will do."""
+
+    servers: tuple[Address, ...]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.servers))
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAddress:
+    """The members of an etcd cluster, which knows the servers."""
+
+    members: tuple[TcpAddress, ...]
+
+    def __str__(self) -> str:
+        return "etcd://" + ",".join(str(member).removeprefix("tcp://") for member in self.members)
+
+
+Servers = TcpAddress | UnixAddress | ServerList | EtcdAddress
+"""What a client is told about where to go."""
+
+
 def parse_address(text: str) -> Address:
     """Parse `tcp://host:port` (the scheme and the port may be left out) or `unix:PATH`.
 
@@ -47,8 +75,32 @@ def parse_address(text: str) -> Address:
         if not path or "\0" in path:
             raise InvalidInput(f"server address {text!r} has no path: write unix:/run/dieselfs/server.sock")
         return UnixAddress(path)
-    match = _TCP.fullmatch(text)
-    port = int(match["port"] or DEFAULT_PORT) if match else 0
-    if match is None or port > 65535:
+    address = _parse_tcp(text, DEFAULT_PORT)
+    if address is None:
         raise InvalidInput(f"server address {text!r} is neither tcp://HOST:PORT nor unix:PATH")
-    return TcpAddress(match["v6"] or match["host"], port)
+    return address
+
+
+def parse_servers(text: str) -> Servers:
+    """Parse one address, several with commas between, or `etcd://host:port[,host:port]`. Raises InvalidInput."""
+    if text.startswith(_ETCD):
+        return parse_etcd(text)
+    servers = tuple(dict.fromkeys(parse_address(part) for part in text.split(",")))
+    return servers[0] if len(servers) == 1 else ServerList(servers)
+
+
+def parse_etcd(text: str) -> EtcdAddress:
+    """Parse `host:port[,host:port]`, the members of an etcd cluster; `etcd://` may stand before. Raises InvalidInput."""
+    members = [
+        _parse_tcp(part, ETCD_PORT) if "://" not in part else None
+        for part in text.removeprefix(_ETCD).split(",")
+    ]
+    if None in members:
+        raise InvalidInput(f"etcd address {text!r} is not etcd://HOST:PORT[,HOST:PORT]")
+    return EtcdAddress(tuple(dict.fromkeys(member for member in members if member is not None)))
+
+
+def _parse_tcp(text: str, default_port: int) -> TcpAddress | None:
+    match = _TCP.fullmatch(text)
+    port = int(match["port"] or default_port) if match else 0
+    return TcpAddress(match["v6"] or match["host"], port) if match and port <= 65535 else None
