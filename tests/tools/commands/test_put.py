@@ -5,18 +5,24 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from dieselfs.config import EMBEDDED, Settings
-from dieselfs.errors import EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE, NotFound
+from dieselfs.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
+    EXIT_PARTIAL,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    NotFound,
+)
 from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs_tools.comparison import compare_trees
-from tests.support.dlcmd import Dlcmd
-from tests.support.server import running_server
+from tests.support.dlcmd import Dlcmd, wait_until
+from tests.support.server import running_server, start_server
 from tests.support.trees import odd_tree
 
 
@@ -166,8 +172,8 @@ def test_standard_input_is_stored_under_the_name_given(dlcmd: Dlcmd, dataset: st
     assert os.listdir(dlcmd.folder) == []
 
 
-def stored_files(dlcmd: Dlcmd, dataset: str) -> int:
-    client = ServerClient(Settings.load(EMBEDDED, home=dlcmd.home))
+def stored_files(settings: Settings, dataset: str) -> int:
+    client = ServerClient(settings)
     try:
         return client.dataset(dataset).files
     except NotFound:
@@ -176,16 +182,21 @@ def stored_files(dlcmd: Dlcmd, dataset: str) -> int:
         client.close()
 
 
-def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dataset: str) -> None:
-    source, files = dlcmd.folder / "many", 300
-    source.mkdir()
+def many_files(folder: Path, files: int) -> Path:
+    """Files of 1 MiB, each another."""
+    (folder / "many").mkdir()
     for number in range(files):
-        (source / f"{number}").write_bytes(number.to_bytes(2, "little") * (MIB // 2))
+        (folder / "many" / str(number)).write_bytes(number.to_bytes(2, "little") * (MIB // 2))
+    return folder / "many"
+
+
+def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dataset: str) -> None:
+    files = 300
+    source = many_files(dlcmd.folder, files)
     put = ("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
     process = dlcmd.start(*put, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    deadline_s = time.monotonic() + 60
-    while stored_files(dlcmd, dataset) == 0 and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    embedded = Settings.load(EMBEDDED, home=dlcmd.home)
+    wait_until(lambda: stored_files(embedded, dataset) > 0)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == EXIT_INTERRUPTED, (out, err)
@@ -193,18 +204,38 @@ def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dat
         err.splitlines()[-1]
         == b"dlcmd: interrupted; run the same command again, and it continues where it was"
     )
-    before = stored_files(dlcmd, dataset)
+    before = stored_files(embedded, dataset)
     assert 0 < before < files
 
     summary = dlcmd(*put, "--json").summary
     assert summary["skipped"] >= before
-    assert stored_files(dlcmd, dataset) == files
+    assert stored_files(embedded, dataset) == files
     # A file that was stored twice would have left a dead entry in a chunk.
     purge = dlcmd("purge", "-n", f"dl://{dataset}", "--json").summary
     assert (purge["removed_chunks"], purge["rewritten_chunks"], purge["waiting_chunks"]) == (0, 0, 0)
     info = dlcmd("info", "--json", f"dl://{dataset}").objects[0]
     assert info["bytes"] == files * MIB
     shutil.rmtree(source)
+
+
+def test_a_put_survives_the_death_of_the_server(tmp_path: Path) -> None:
+    files = 200
+    many_files(tmp_path, files)
+    server = start_server(tmp_path / "server")
+    dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
+    put = ("put", "-r", "many/", "dl://d/", "--chunk-size", "1M")
+    try:
+        process = dlcmd.start(*put, stderr=subprocess.PIPE)
+        wait_until(lambda: stored_files(server.settings(), "d") > 0)
+    finally:
+        server.kill()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_UNAVAILABLE
+    assert err.splitlines()[-1].startswith(b"dlcmd: ") and b"Traceback" not in err
+    with running_server(tmp_path / "server"):
+        assert dlcmd(*put, "--json").summary["skipped"] > 0
+        assert dlcmd("info", "--json", "dl://d").objects[0]["bytes"] == files * MIB
+    shutil.rmtree(tmp_path / "many")
 
 
 def test_progress_goes_to_stderr_and_quiet_leaves_the_summary(dlcmd: Dlcmd, dataset: str) -> None:
