@@ -52,6 +52,34 @@ MAINTENANCE_TIMEOUT_S = 24 * 3600.0
 CONNECTIONS_MAX = 1024
 CONNECTIONS_PER_PEER_MAX = 256
 
+# Metadata in Redis --------------------------------------------------------------------------------------
+REDIS_CONNECT_TIMEOUT_S = 2.0
+REDIS_REQUEST_TIMEOUT_S = 10.0
+"""A node of Redis that is silent for this long does not answer."""
+REDIS_PATIENCE_S = 10.0
+"""How long calls are made again while a node is away, starts, or is replaced; then they are given up."""
+REDIS_RETRY_S = 0.1
+REDIS_CONNECTIONS_MAX = 32
+"""To each node, from each server process."""
+REDIS_SWAPS_MAX = 256
+"""A change that others were ahead of is worked out anew this often. Each time, one of them was done."""
+REDIS_SCAN_ENTRIES = 8_192
+"""Entries that Redis gives at once while a whole dataset is read; it does nothing else for 2 to 3 ms."""
+REDIS_HOLD_S = 15.0
+"""Writers wait this long for a reader of the whole dataset that gives no sign of life."""
+
+# Several servers --------------------------------------------------------------------------------------
+FAILOVER_TIMEOUT_S = 60.0
+"""A call that fails goes to no further server once it has taken this long; then it fails."""
+SERVER_AVOIDED_S = 10.0
+"""A server that failed gets no new connections for this long, as long as there are others."""
+SERVERS_REFRESH_S = 10.0
+"""A client asks etcd for the servers anew when it needs a connection and its list is older than this."""
+SERVER_LEASE_S = 10
+"""A server that dies is on etcd's list for at most this long."""
+ETCD_TIMEOUT_S = 3.0
+"""One request to one member of etcd."""
+
 # Mount ------------------------------------------------------------------------------------------------
 READ_TIMEOUT_S = 30.0
 """A read through the mount is answered within this time, with its bytes or with EIO."""
@@ -77,3 +105,6 @@ assert INLINE_FILE_BYTES_MAX <= CHUNK_PAYLOAD_BYTES_MAX
 assert RANGES_PER_REQUEST_MAX * 8 < FRAME_BYTES_MAX
 assert CHUNK_ENTRIES_MAX <= VERSIONS_PER_REQUEST_MAX
 assert LISTING_ENTRIES_MAX * (NAME_BYTES_MAX + 128) < FRAME_BYTES_MAX
+assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
+assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
+assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S

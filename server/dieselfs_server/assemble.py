@@ -19,6 +19,8 @@ from dieselfs_server import handlers as handlers  # makes them known to the serv
 from dieselfs_server.commit import catch_up
 from dieselfs_server.listener import Reception, open_listeners
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.metadata.redis import RedisMetadata
+from dieselfs_server.metadata.redis_url import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite import SqliteMetadata
 from dieselfs_server.service import Backends, Service
 from dieselfs_server.settings import ServerSettings, split_url
@@ -49,7 +51,12 @@ def open_metadata(url: str) -> MetadataStore:
         return SqliteMetadata(path)
     if scheme == "memory":
         return SqliteMetadata(":memory:")
-    raise InvalidInput(f"metadata {url!r}: this version knows sqlite:///FILE and memory:")
+    if scheme in REDIS_SCHEMES:
+        return RedisMetadata.open(url)
+    raise InvalidInput(
+        f"metadata {url!r}: this version knows sqlite:///FILE, redis://HOST:PORT/DATABASE, "
+        "redis+cluster://HOST:PORT,HOST:PORT, redis+unix:///SOCKET and memory:"
+    )
 
 
 def open_tls(settings: ServerSettings) -> ssl.SSLContext | None:

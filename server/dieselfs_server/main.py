@@ -34,7 +34,9 @@ Exit codes: 0 stopped as asked, 1 usage or settings, 6 a store or an address can
     help=f"tcp://HOST:PORT or unix:PATH; again for more. [{DEFAULT_LISTEN}]",
 )
 @click.option("--store", metavar="URL", help="Where chunks are kept: posix:///PATH.")
-@click.option("--metadata", metavar="URL", help="Where metadata is kept: sqlite:///FILE.")
+@click.option(
+    "--metadata", metavar="URL", help="Where metadata is kept: sqlite:///FILE or redis://HOST:PORT/DATABASE."
+)
 @click.option("--state", metavar="PATH", help="Folder for snapshots; can be lost. [beside the SQLite file]")
 @click.option("--admin-key", metavar="FILE", help="On first start, make user 'admin' and leave the key here.")
 @click.option("--tls-certificate", metavar="FILE", help="PEM chain; switches TLS on for TCP.")
