@@ -1,0 +1,105 @@
+"""Values and leases in a real etcd, over members that are dead, and with users."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
+from dieselfs.etcd import Etcd, EtcdAccess
+from dieselfs.limits import ETCD_TIMEOUT_S
+from dieselfs.rpc.address import EtcdAddress, TcpAddress
+from tests.support.etcd import RunningEtcd, running_etcd
+from tests.support.server import free_port
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEtcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+def test_values_under_a_prefix(etcd: RunningEtcd) -> None:
+    client = etcd.client()
+    client.put("/values/a", "1")
+    client.put("/values/b", b"\xff")
+    client.put("/valuesx", "3")
+    assert client.values("/values/") == {"/values/a": b"1", "/values/b": b"\xff"}
+    assert client.values("/nothing/") == {}
+
+
+def test_a_value_lasts_as_long_as_its_lease(etcd: RunningEtcd) -> None:
+    client = etcd.client()
+    kept, lost, ended = (client.grant_lease(2) for _ in range(3))
+    for name, lease in (("kept", kept), ("lost", lost), ("ended", ended)):
+        client.put(f"/leases/{name}", "x", lease)
+    client.revoke(ended)
+    client.revoke(ended)  # is no error
+    assert set(client.values("/leases/")) == {"/leases/kept", "/leases/lost"}
+    deadline_s = time.monotonic() + 15
+    while set(client.values("/leases/")) != {"/leases/kept"}:
+        assert client.keep_alive(kept)
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    assert client.keep_alive(kept)
+    assert not client.keep_alive(lost)
+
+
+def test_a_value_that_is_put_again_outlives_its_first_lease(etcd: RunningEtcd) -> None:
+    """So a server that is started again takes the place of the one that died."""
+    client = etcd.client()
+    first, second = client.grant_lease(60), client.grant_lease(60)
+    client.put("/again/x", "1", first)
+    client.put("/again/x", "2", second)
+    client.revoke(first)
+    assert client.values("/again/") == {"/again/x": b"2"}
+
+
+def test_dead_members_are_passed_over(etcd: RunningEtcd) -> None:
+    dead = TcpAddress("127.0.0.1", free_port())
+    client = Etcd(EtcdAddress((dead, *etcd.address.members)), EtcdAccess())
+    client.put("/members/x", "1")
+    assert client.values("/members/") == {"/members/x": b"1"}
+
+
+def test_nobody_there_is_one_clear_line_in_time() -> None:
+    address = EtcdAddress((TcpAddress("127.0.0.1", free_port()), TcpAddress("127.0.0.1", free_port())))
+    started_s = time.monotonic()
+    with pytest.raises(Unavailable, match=r"^cannot reach etcd at etcd://.* \(127.*no connection; .*\)$"):
+        Etcd(address, EtcdAccess()).values("/")
+    assert time.monotonic() - started_s < 2 * ETCD_TIMEOUT_S + 2
+
+
+def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyetcd", None)
+    with pytest.raises(InvalidInput, match=r"pip install 'dieselfs\[etcd\]'"):
+        Etcd(EtcdAddress((TcpAddress("127.0.0.1", 1),)), EtcdAccess())
+
+
+def test_who_is_let_in(tmp_path: Path) -> None:
+    right, wrong, loose = tmp_path / "right", tmp_path / "wrong", tmp_path / "loose"
+    for path, text in ((right, "secret word\n"), (wrong, "other"), (loose, "secret word")):
+        path.write_text(text)
+        path.chmod(0o644 if path == loose else 0o600)
+    with running_etcd(tmp_path) as etcd:
+        etcd.require_user("root", "secret word")
+        etcd.client(EtcdAccess("root", str(right))).put("/who/x", "1")
+        for access in (EtcdAccess(), EtcdAccess("root", str(wrong)), EtcdAccess("nobody", str(right))):
+            with pytest.raises(AccessDenied, match="refuses user") as caught:
+                etcd.client(access).values("/who/")
+            assert "secret" not in str(caught.value)
+        with pytest.raises(AccessDenied, match="chmod 600"):
+            etcd.client(EtcdAccess("root", str(loose))).values("/who/")
+        with pytest.raises(AccessDenied, match="No such file"):
+            etcd.client(EtcdAccess("root", str(tmp_path / "none"))).values("/who/")
+
+
+def test_half_of_a_pair_of_settings_is_refused() -> None:
+    assert EtcdAccess.of({"etcd_user": "a", "etcd_password_file": "/x", "store": "y"}) == EtcdAccess(
+        "a", "/x"
+    )
+    for half in ("etcd_user", "etcd_password_file", "etcd_tls_certificate", "etcd_tls_key"):
+        with pytest.raises(InvalidInput, match="needs both"):
+            EtcdAccess.of({half: "x"})

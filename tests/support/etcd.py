@@ -1,0 +1,101 @@
+"""A real etcd of one member for tests, on loopback and in a folder of its own, always stopped again."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import Unavailable
+from dieselfs.etcd import Etcd, EtcdAccess
+from dieselfs.rpc.address import EtcdAddress, TcpAddress
+from tests.support.server import free_port
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.05
+
+
+@dataclass
+class RunningEtcd:
+    """`start` and `kill` may take turns; its content stays."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    peer_port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> EtcdAddress:
+        return EtcdAddress((TcpAddress("127.0.0.1", self.port),))
+
+    def client(self, access: EtcdAccess | None = None) -> Etcd:
+        return Etcd(self.address, access or EtcdAccess())
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
+        command = [
+            *("etcd", "--name", "test", "--data-dir", str(self.folder / "etcd")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"test={peer}"),
+            *(
+                "--heartbeat-interval",
+                "50",
+                "--election-timeout",
+                "500",
+            ),  # leases may be as short as a second
+        ]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "etcd.log", "ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            assert self.process.poll() is None and time.monotonic() < deadline_s, "etcd did not start"
+            time.sleep(_POLL_S)
+
+    def _answers(self) -> bool:
+        try:
+            self.client().values("/")
+        except Unavailable:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """As a power cut does it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(STOP_TIMEOUT_S)
+            self.process = None
+
+    def require_user(self, name: str, password: str) -> None:
+        """From now on only those who are known are let in; `root` may do everything."""
+        import pyetcd
+        from pyetcd import etcdrpc
+
+        with pyetcd.MultiEndpointEtcd3Client(
+            [pyetcd.Endpoint("127.0.0.1", self.port, secure=False)], STOP_TIMEOUT_S
+        ) as session:
+            session.authstub.UserAdd(etcdrpc.AuthUserAddRequest(name=name, password=password))
+            session.authstub.RoleAdd(etcdrpc.AuthRoleAddRequest(name="root"))
+            session.authstub.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user=name, role="root"))
+            session.authstub.AuthEnable(etcdrpc.AuthEnableRequest())
+
+
+@contextmanager
+def running_etcd(folder: Path) -> Iterator[RunningEtcd]:
+    """etcd over `folder`, stopped in the end, whatever happens. Skips the test where there is no etcd."""
+    if shutil.which("etcd") is None:
+        pytest.skip("needs etcd: apt-get install etcd-server")
+    pytest.importorskip("pyetcd", reason="needs the extra 'etcd'")
+    etcd = RunningEtcd(folder)
+    try:
+        etcd.start()
+        yield etcd
+    finally:
+        etcd.kill()
