@@ -86,9 +86,7 @@ class Destination:
 
     def finish_folder(self, path: bytes, wanted: Stat) -> None:
         """Give a folder the mode and the time that it is to have, once everything is in it."""
-        descriptor = self._folder(path)
-        os.fchmod(descriptor, wanted.mode & PERMISSIONS_KEPT)
-        os.utime(descriptor, ns=(wanted.mtime_ns, wanted.mtime_ns))
+        _finish(self._folder(path), wanted)
 
     def make_link(self, path: bytes, target: bytes, mtime_ns: int) -> None:
         """Make a symbolic link, replacing what is no folder."""
@@ -105,16 +103,23 @@ class Destination:
 
     def write_file(self, path: bytes, content: bytes | memoryview, wanted: Stat) -> None:
         """Write a whole file: it is there as it should be, or as it was."""
-        aside = self.begin_file(path)
-        try:
-            self.write_piece(path, aside, content, 0)
-            self.finish_file(path, aside, wanted)
-        except BaseException:
-            self.discard_file(path, aside)
-            raise
+        folder, name = split_path(check_path(path))
+        descriptor, aside = self._folder(folder), aside_name()
+        with _room(self.folder):
+            file = os.open(aside, _NEW_FILE, 0o600, dir_fd=descriptor)
+            try:
+                try:
+                    _write(file, content, 0)
+                    _finish(file, wanted)
+                finally:
+                    os.close(file)
+                os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+            except BaseException:
+                self.discard_file(path, aside)
+                raise
 
     def begin_file(self, path: bytes) -> bytes:
-        """Make an empty file beside `path`; returns its name."""
+        """Make an empty file beside `path`, for its pieces; returns its name."""
         descriptor, aside = self._folder(split_path(check_path(path))[0]), aside_name()
         with _room(self.folder):
             os.close(os.open(aside, _NEW_FILE, 0o600, dir_fd=descriptor))
@@ -122,34 +127,43 @@ class Destination:
 
     def write_piece(self, path: bytes, aside: bytes, content: bytes | memoryview, place: int) -> None:
         """Write bytes of the file that was begun beside `path`, from `place` on."""
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(aside, flags, dir_fd=self._folder(split_path(path)[0]))
-        try:
-            left = memoryview(content)
-            with _room(self.folder):
-                while left:
-                    written = os.pwrite(file, left, place)
-                    left, place = left[written:], place + written
-        finally:
-            os.close(file)
+        with _room(self.folder), self._begun(path, aside) as file:
+            _write(file, content, place)
 
     def finish_file(self, path: bytes, aside: bytes, wanted: Stat) -> None:
         """Give the file that was begun beside `path` its mode, its time and its name."""
-        folder, name = split_path(path)
-        descriptor = self._folder(folder)
-        file = os.open(aside, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        with _room(self.folder):
+            with self._begun(path, aside) as file:
+                _finish(file, wanted)
+            folder, name = split_path(path)
+            descriptor = self._folder(folder)
+            os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+
+    @contextmanager
+    def _begun(self, path: bytes, aside: bytes) -> Iterator[int]:
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(aside, flags, dir_fd=self._folder(split_path(path)[0]))
         try:
-            os.fchmod(file, wanted.mode & PERMISSIONS_KEPT)
-            os.utime(file, ns=(wanted.mtime_ns, wanted.mtime_ns))
+            yield file
         finally:
             os.close(file)
-        with _room(self.folder):
-            os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
 
     def discard_file(self, path: bytes, aside: bytes) -> None:
         """Remove the file that was begun beside `path`. Does not raise."""
         with suppress(OSError):
             os.unlink(aside, dir_fd=self._folder(split_path(path)[0]))
+
+
+def _write(file: int, content: bytes | memoryview, place: int) -> None:
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(file, left, place)
+        left, place = left[written:], place + written
+
+
+def _finish(file: int, wanted: Stat) -> None:
+    os.fchmod(file, wanted.mode & PERMISSIONS_KEPT)
+    os.utime(file, ns=(wanted.mtime_ns, wanted.mtime_ns))
 
 
 def aside_name() -> bytes:

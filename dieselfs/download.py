@@ -21,7 +21,8 @@ from dieselfs.reader import ChunkReader
 
 Content = bytes | memoryview
 
-DEFAULT_JOBS = 4
+DEFAULT_JOBS = 2
+"""One fetches while another writes; more get into each other's way."""
 FAILURES_KEPT_MAX = 1000
 
 _WHOLE_SHARE = 4
