@@ -23,6 +23,14 @@ STOP_TIMEOUT_S = 20.0
 USER = "client.dieselfs"
 NONE, CEPHX = "none", "cephx"
 
+_PROGRAMS = (
+    ("ceph-mon", "ceph-mon"),
+    ("ceph-osd", "ceph-osd"),
+    ("ceph", "ceph-common"),
+    ("setpriv", "util-linux"),
+)
+"""What has to be there, and the Debian package that has it."""
+
 _SETTINGS = """\
 [global]
 fsid = {fsid}
@@ -40,6 +48,8 @@ mon_allow_pool_size_one = true
 mon_allow_pool_delete = true
 mon_data_avail_crit = 1
 paxos_propose_interval = 0.1
+osd_heartbeat_interval = 1
+osd_heartbeat_grace = 60
 run_dir = {folder}
 log_file = {folder}/$name.log
 log_to_stderr = false
@@ -71,6 +81,9 @@ class RunningCeph:
     def make_pool(self, name: str) -> None:
         self.command("osd", "pool", "create", name, "8", "8")
 
+    def object_names(self, pool: str) -> list[str]:
+        return sorted(_run(["rados", "-c", self.conf, "-p", pool, "ls"]).splitlines())
+
     @contextmanager
     def hung(self) -> Iterator[None]:
         """The OSD does not answer in this block, but its connections stay."""
@@ -83,7 +96,7 @@ class RunningCeph:
 
 def missing_ceph() -> str | None:
     """What is missing here for a cluster, None if nothing is."""
-    for program, package in (("ceph-mon", "ceph-mon"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")):
+    for program, package in _PROGRAMS:
         if shutil.which(program) is None:
             return f"{program} is not installed (package {package})"
     try:
@@ -143,7 +156,12 @@ def _make_keys(keyring: Path) -> None:
 @contextmanager
 def _daemon(command: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
     with open(output, "wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],  # also if the test is killed
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
     try:
         yield process
     finally:

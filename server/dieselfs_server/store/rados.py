@@ -24,6 +24,7 @@ from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.rados_pieces import (
     PIECE_BYTES,
     Pieces,
+    just_before,
     keys_of,
     pieces_of_key,
     remove_pieces,
@@ -141,16 +142,13 @@ class RadosStore:
 
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
         first = chunk_name(earliest_chunk_id(since_s))
-        times = self._pool.keys(_times_object(dataset_id), after=first[: _TIME_CHARACTERS - 1])
-        for time in times:
-            if time >= first[:_TIME_CHARACTERS]:
-                after = first[:-1] if time == first[:_TIME_CHARACTERS] else ""
-                yield from self._chunks_of(dataset_id, time, after, first)
+        for time in self._pool.keys(_times_object(dataset_id), after=just_before(first[:_TIME_CHARACTERS])):
+            yield from self._chunks_of(dataset_id, time, first)
 
-    def _chunks_of(self, dataset_id: bytes, time: str, after: str, first: str) -> Iterator[bytes]:
+    def _chunks_of(self, dataset_id: bytes, time: str, first: str) -> Iterator[bytes]:
         names: list[str] = []
-        for key in self._pool.keys(f"{_times_object(dataset_id)}/{time}", after):
-            if len(key) == CHUNK_NAME_CHARACTERS and key >= first:
+        for key in self._pool.keys(f"{_times_object(dataset_id)}/{time}", after=just_before(first)):
+            if len(key) == CHUNK_NAME_CHARACTERS:
                 names.append(key)
             if len(names) == STATS_AT_ONCE_MAX:
                 yield from self._stored(dataset_id, names)

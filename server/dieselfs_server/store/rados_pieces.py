@@ -9,6 +9,7 @@ that what a crash leaves is found and removed with the object.
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from dieselfs.limits import MIB
 from dieselfs_server.store.rados_pool import RadosPool
@@ -64,10 +65,11 @@ def remove_pieces(pool: RadosPool, base: str, pieces: Pieces) -> None:
         pool.remove(name)
 
 
+def just_before(key: str) -> str:
+    """What sorts behind all that sorts before `key`, which is not empty: from there on, `key` and what follows it."""
+    return f"{key[:-1]}{chr(ord(key[-1]) - 1)}\x7f"
+
+
 def keys_of(pool: RadosPool, keys: str, prefix: str) -> Iterator[str]:
     """The keys in the object `keys` that begin with `prefix`, which is not empty, sorted."""
-    for key in pool.keys(keys, after=prefix[:-1]):
-        if key.startswith(prefix):
-            yield key
-        elif key > prefix:
-            return
+    return takewhile(lambda key: key.startswith(prefix), pool.keys(keys, after=just_before(prefix)))

@@ -1,8 +1,8 @@
 """One pool of a Ceph cluster, through librados: whole objects, ranges, and sorted keys kept in an object (its omap).
 
 The one place that knows librados, which ships no types. Every call that changes something returns once the change is
-on all replicas in service, and takes at most OPERATION_TIMEOUT_S. All methods block, and may be called from any
-number of threads.
+on all replicas in service, and takes at most OPERATION_TIMEOUT_S, unless told otherwise. All methods block, and may be
+called from any number of threads.
 """
 
 import errno
@@ -15,8 +15,8 @@ from typing import Any
 
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, Unavailable
 
-CONNECT_TIMEOUT_S = 10
-OPERATION_TIMEOUT_S = 10
+CONNECT_TIMEOUT_S = 10.0
+OPERATION_TIMEOUT_S = 10.0
 """A cluster that hangs costs a caller this long, then Unavailable."""
 
 KEYS_PER_READ_MAX = 1000
@@ -53,11 +53,15 @@ class RadosPool:
     full, and Unavailable when the cluster does not answer in time.
     """
 
-    def __init__(self, pool: str, conf: str, user: str) -> None:
+    def __init__(
+        self, pool: str, conf: str, user: str, operation_timeout_s: float = OPERATION_TIMEOUT_S
+    ) -> None:
         self._librados = load_librados()
         self._pool = pool
         try:
-            self._cluster = self._librados.Rados(conffile=conf, name=user, conf=_timeouts())
+            self._cluster = self._librados.Rados(
+                conffile=conf, name=user, conf=_timeouts(operation_timeout_s)
+            )
         except self._librados.Error as error:
             raise InvalidInput(f"cannot read the Ceph configuration {conf}: {_reason(error)}") from None
         with self._translated("connect", is_pool=True):
@@ -199,11 +203,11 @@ class RadosPool:
             raise failure(f"{where}: {_reason(error)}") from error
 
 
-def _timeouts() -> dict[str, str]:
+def _timeouts(operation_timeout_s: float) -> dict[str, str]:
     return {
-        "client_mount_timeout": str(CONNECT_TIMEOUT_S),
-        "rados_mon_op_timeout": str(OPERATION_TIMEOUT_S),
-        "rados_osd_op_timeout": str(OPERATION_TIMEOUT_S),
+        "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
+        "rados_mon_op_timeout": f"{operation_timeout_s:g}",
+        "rados_osd_op_timeout": f"{operation_timeout_s:g}",
     }
 
 
