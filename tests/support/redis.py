@@ -21,6 +21,7 @@ STOP_TIMEOUT_S = 20.0
 NODE_TIMEOUT_MS = 1000
 """A node of the cluster that is silent for this long is taken to be dead by the others."""
 _POLL_S = 0.02
+_CREATE_OPTIONS = ("--cluster-replicas", "1", "--cluster-yes")
 
 needs_redis = pytest.mark.skipif(
     shutil.which("redis-server") is None, reason="redis-server is not installed (Debian: redis-server)"
@@ -140,8 +141,7 @@ def running_cluster(folder: Path) -> Iterator[RedisCluster]:
         for node in nodes:
             node.start()
         subprocess.run(
-            ["redis-cli", "--cluster", "create", *(f"{HOST}:{port}" for port in ports)]
-            + ["--cluster-replicas", "1", "--cluster-yes"],
+            ["redis-cli", "--cluster", "create", *(f"{HOST}:{port}" for port in ports), *_CREATE_OPTIONS],
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=START_TIMEOUT_S,

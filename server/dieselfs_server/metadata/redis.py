@@ -123,8 +123,13 @@ class RedisMetadata:
 
         return self._on(dataset_id, reserve)
 
-    def apply(self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int) -> int:
-        return self._on(dataset_id, lambda keys: self._application(keys, preamble, header, now_ns).apply())
+    def apply(
+        self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
+    ) -> int:
+        def apply(keys: DatasetKeys) -> int:
+            return self._application(keys, preamble, header, now_ns, is_again).apply()
+
+        return self._on(dataset_id, apply)
 
     def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
         def look(keys: DatasetKeys) -> bool:
@@ -272,11 +277,11 @@ class RedisMetadata:
         raise NotFound(f"there is no dataset {dataset_id.hex()}")
 
     def _application(
-        self, keys: DatasetKeys, preamble: Preamble, header: ChunkHeader, now_ns: int
+        self, keys: DatasetKeys, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
     ) -> ChunkApplication:
         with self._commits_lock:
             lock = self._commits[keys.token]
-        return ChunkApplication(self._link, keys, lambda: lock, preamble, header, now_ns)
+        return ChunkApplication(self._link, keys, lambda: lock, preamble, header, now_ns, is_again)
 
     def _check(self, keys: DatasetKeys, bucket: int | None = None) -> None:
         """Raise DatasetGone without the dataset, Damaged if the bucket has lost something."""

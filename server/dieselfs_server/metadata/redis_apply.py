@@ -21,6 +21,7 @@ from dieselfs.chunk.format import ChunkHeader, Preamble
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Unavailable
 from dieselfs.limits import REDIS_HOLD_S, REDIS_PATIENCE_S, REDIS_RETRY_S, REDIS_SWAPS_MAX
+from dieselfs.meta.records import DatasetRecord
 from dieselfs.names import split_path
 from dieselfs_server.metadata.effects import Effects, change_folders
 from dieselfs_server.metadata.redis_cells import Change, Read, Request, Swap, Swapped
@@ -69,6 +70,8 @@ class ChunkApplication:
     preamble: Preamble
     header: ChunkHeader
     now_ns: int
+    is_again: bool = False
+    """Look at every entry, whatever record and receipts say, and put back what is missing; nothing is counted twice."""
 
     def apply(self) -> int:
         """The dataset's generation then. Raises DatasetGone, Damaged, and what `Link.ask` does."""
@@ -101,9 +104,9 @@ class ChunkApplication:
         for _ in range(REDIS_SWAPS_MAX):
             (record, versions, hold), (chunk,), (pending,) = ask(self.link, [wanted])[0]
             state = live_state(keys, record)
-            if chunk is not None:
+            if chunk is not None and not self.is_again:
                 return state.record.generation
-            if pending is not None:
+            if pending is not None or chunk is not None:
                 return None
             while hold is not None and watch.is_held(hold):
                 time.sleep(REDIS_RETRY_S)
@@ -156,7 +159,7 @@ class ChunkApplication:
         if not swapped.stale:
             return _Applied(part, swapped.changes, effects)
         for drawer, name, value in swapped.stale:
-            if drawer is part.keys.receipts and value is not None:
+            if drawer is part.keys.receipts and value is not None and not self.is_again:
                 return _Applied(part, swapped.changes, receipt_of(unseal(drawer, name, value)))
             seen.note_stale(part.keys, drawer, name, value)
         return None
@@ -202,6 +205,7 @@ class _Commit:
         self._preamble = application.preamble
         self._entries = len(application.header)
         self._now_ns = application.now_ns
+        self._is_again = application.is_again
         self._applied = applied
         self._effects: Effects[bytes] = Effects()
         for each in applied:
@@ -225,16 +229,20 @@ class _Commit:
         (record, *buckets), (chunk,), (pending,), bitmaps, counts = found
         state = live_state(self._keys, record)
         if chunk is not None:
-            return [], state.record.generation
+            # What was put back was counted long ago; but a bucket that had lost something counts its changes anew.
+            noted = [self._buckets(buckets, is_reset=True)] if self._is_again and self._applied else []
+            return noted, state.record.generation
         if pending is None:
             return [], None
         done, recorded = Change(self._keys.pending), Change(self._keys.chunks)
         chunk_id = self._preamble.chunk_id
         done.add(chunk_id, b"", pending)
         recorded.add(chunk_id, seal(recorded.drawer, chunk_id, self._chunk_state().body()), None)
-        dataset, generation = self._dataset(state, record, buckets)
+        new = self._record(state.record)
+        dataset = self._buckets(buckets, is_reset=self._is_again)
+        dataset.add(RECORD, seal(dataset.drawer, RECORD, DatasetState(new).body()), record)
         changes = [done, recorded, dataset, self._deleted(bitmaps), self._tree(counts)]
-        return [change for change in changes if change.names], generation
+        return [change for change in changes if change.names], new.generation
 
     def _chunk_state(self) -> ChunkState:
         bits = sum(1 << each.part.number for each in self._applied)
@@ -247,23 +255,22 @@ class _Commit:
             bits.to_bytes(BUCKETS // 8, "little"),
         )
 
-    def _dataset(
-        self, state: DatasetState, record: bytes | None, buckets: Sequence[bytes | None]
-    ) -> tuple[Change, int]:
-        change = Change(self._keys.dataset)
-        drawer = change.drawer
-        new = replace(
-            renewed(state.record, self._now_ns),
-            files=state.record.files + self._effects.files,
-            total_bytes=state.record.total_bytes + self._effects.total_bytes,
-            chunks=state.record.chunks + 1,
+    def _record(self, record: DatasetRecord) -> DatasetRecord:
+        return replace(
+            renewed(record, self._now_ns),
+            files=record.files + self._effects.files,
+            total_bytes=record.total_bytes + self._effects.total_bytes,
+            chunks=record.chunks + 1,
         )
-        change.add(RECORD, seal(drawer, RECORD, DatasetState(new).body()), record)
+
+    def _buckets(self, buckets: Sequence[bytes | None], is_reset: bool) -> Change:
+        """How often each bucket was changed, at least."""
+        change = Change(self._keys.dataset)
         for each, value in zip(self._applied, buckets, strict=True):
             name = bucket_name(each.part.number)
-            known = 0 if value is None else number_of(unseal(drawer, name, value))
-            change.add(name, seal(drawer, name, number_body(max(known, each.changes))), value)
-        return change, new.generation
+            known = 0 if value is None or is_reset else number_of(unseal(change.drawer, name, value))
+            change.add(name, seal(change.drawer, name, number_body(max(known, each.changes))), value)
+        return change
 
     def _deleted(self, bitmaps: Sequence[bytes | None]) -> Change:
         change = Change(self._keys.deleted)

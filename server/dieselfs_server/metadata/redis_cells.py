@@ -73,7 +73,7 @@ class Change:
     """New values for cells of one drawer: the empty value removes a cell.
 
     `expected` has the present values by position, where there are any; `in_hash` the positions of values that go to the
-    hash of a drawer which has both.
+    hash of a drawer which has both. With `is_constant`, cells that already have the new value are as expected too.
     """
 
     drawer: Drawer
@@ -81,6 +81,7 @@ class Change:
     values: list[bytes] = field(default_factory=list)
     expected: dict[int, bytes] = field(default_factory=dict)
     in_hash: list[int] = field(default_factory=list)
+    is_constant: bool = False
 
     def keep(self, name: bytes, value: bytes | None) -> None:
         """Change nothing, but only if this is the present value."""
@@ -124,6 +125,7 @@ class Swap:
                 {position + 1: value[-SEAL_BYTES:] for position, value in change.expected.items()},
                 change.values,
                 dict.fromkeys((position + 1 for position in change.in_hash), True),
+                change.is_constant,
             )
             for change in self.changes
         ]

@@ -54,8 +54,9 @@ return cmsgpack.pack(found)
 _SWAP = (
     _CURRENT
     + f"""
--- ARGV[1]: a list of {{sorted set or 0, hash or 0, names, seals, values, in hash}}: `seals` by position, of the values
--- that are expected (none: no cell is), `values` as long as names ('' removes the cell), `in hash` by position.
+-- ARGV[1]: a list of {{sorted set or 0, hash or 0, names, seals, values, in hash, constant}}: `seals` by position, of
+-- the values that are expected (none: no cell is), `values` as long as names ('' removes the cell), `in hash` by
+-- position; where `constant`, a cell that has its new value already is as expected.
 -- ARGV[2]: '' or the field of the hash KEYS[1] that counts the changes.
 -- All or nothing. Returns {{changes, list of {{group, position, value or false}} that is not as expected}}.
 local groups = cmsgpack.unpack(ARGV[1])
@@ -65,7 +66,7 @@ for g, group in ipairs(groups) do
     local seals = group[4]
     for i = 1, #group[3] do
         local value = current[i]
-        if (value and string.sub(value, -8) or nil) ~= seals[i] then
+        if (value and string.sub(value, -8) or nil) ~= seals[i] and not (group[7] and value == group[5][i]) then
             stale[#stale + 1] = {{g - 1, i - 1, value or false}}
         end
     end

@@ -5,11 +5,11 @@ tells otherwise. Where pieces are involved, `settle` says what must be read firs
 `interface.py`; the state of a path depends only on which entries were applied to it, not on their order or number.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from xxhash import xxh3_64_digest
 
 from dieselfs.chunk.format import ChunkHeader, Op
 from dieselfs_server.metadata.effects import Effects
@@ -39,11 +39,14 @@ class ChunkEntries:
     header: ChunkHeader
     bodies: Sequence[bytes]
     is_piece: Sequence[bool]
+    is_delete: Sequence[bool]
 
     @classmethod
     def of(cls, chunk_id: bytes, header: ChunkHeader) -> "ChunkEntries":
+        """Raises ValueError for a header that no decoder gives."""
+        bodies = bodies_of(chunk_id, header)
         is_piece = (header.ops == Op.FILE) & (header.lengths != header.sizes)
-        return cls(chunk_id, header, bodies_of(chunk_id, header), is_piece.tolist())
+        return cls(chunk_id, header, bodies, is_piece.tolist(), (header.ops == Op.DELETE).tolist())
 
     def piece(self, entry: int) -> StoredPiece:
         header = self.header
@@ -101,18 +104,21 @@ def split_by_bucket(keys: DatasetKeys, paths: Sequence[bytes]) -> list[Part]:
 
 @dataclass(eq=False)
 class Seen:
-    """What was read so far of a bucket. `pieces` by name; `files` in pieces of which all pieces were read."""
+    """What was read so far of a bucket. `pieces` by name; `files` in pieces of which all pieces were read.
+
+    `receipt` is there only if the entries are looked at again all the same: it then stays as it is.
+    """
 
     standings: dict[tuple[bytes, bytes], bytes | None] = field(default_factory=dict)
     """By key and name."""
     pieces: dict[bytes, bytes | None] = field(default_factory=dict)
     files: set[tuple[bytes, int, int]] = field(default_factory=set)
-    folders: dict[bytes, bytes | None] = field(default_factory=dict)
+    receipt: bytes | None = None
 
     def note_stale(self, bucket: BucketKeys, drawer: Drawer, name: bytes, value: bytes | None) -> None:
         """Take over what a swap has found. Pieces are changed together with their path's standing, and forgotten."""
-        if drawer is bucket.folders:
-            self.folders[name] = value
+        if drawer is bucket.receipts:
+            self.receipt = value
         elif drawer is not bucket.pieces:
             self.standings[drawer.key, name] = value
         self.pieces.clear()
@@ -160,19 +166,18 @@ def settle(part: Part, chunk: ChunkEntries, seen: Seen) -> Settled | Needs:
     effects: Effects[bytes] = Effects()
     needs = Needs()
     pieces = Change(part.keys.pieces)
-    index = Change(part.keys.folders)
+    index = Change(part.keys.folders, is_constant=True)
     changes = [index, pieces]
     for folder in part.folders:
         change = Change(folder.drawer)
         _settle_folder(part, folder, chunk, seen, _Outcome(change, pieces, effects, needs))
         changes.append(change)
-        known = seen.folders.get(folder.folder_hash)
-        if known is None:
-            index.add(folder.folder_hash, seal(index.drawer, folder.folder_hash, folder.folder), None)
+        index.add(folder.folder_hash, seal(index.drawer, folder.folder_hash, folder.folder), None)
     if needs:
         return needs
     receipt = Change(part.keys.receipts)
-    receipt.add(chunk.chunk_id, seal(receipt.drawer, chunk.chunk_id, receipt_body(effects)), None)
+    value = seen.receipt or seal(receipt.drawer, chunk.chunk_id, receipt_body(effects))
+    receipt.add(chunk.chunk_id, value, seen.receipt)
     return Settled([receipt, *(change for change in changes if change.names)], effects)
 
 
@@ -189,32 +194,38 @@ class _Outcome:
 def _settle_folder(
     part: Part, folder: FolderPart, chunk: ChunkEntries, seen: Seen, outcome: _Outcome
 ) -> None:
-    by_name: defaultdict[bytes, list[int]] = defaultdict(list)
-    for name, entry in zip(folder.names, folder.entries, strict=True):
-        by_name[name].append(entry)
     drawer, key = folder.drawer, folder.drawer.key
-    fresh: list[int] = []
-    for name, entries in by_name.items():
+    entries_of: dict[bytes, list[int]] = {}
+    for name, entry in zip(folder.names, folder.entries, strict=True):
+        entries_of.setdefault(name, []).append(entry)
+    fresh: list[tuple[bytes, int]] = []
+    for name, entries in entries_of.items():
         value = seen.standings.get((key, name))
-        if value is None and len(entries) == 1 and not chunk.is_piece[entries[0]]:
-            entry = entries[0]
-            fresh.append(entry)
-            is_delete = chunk.header.ops[entry] == Op.DELETE
-            outcome.standings.add(
-                name, seal(drawer, name, chunk.bodies[entry]), None, in_hash=bool(is_delete)
-            )
-            continue
-        if (key, name) not in seen.standings and any(chunk.is_piece[entry] for entry in entries):
+        has_pieces = any(chunk.is_piece[entry] for entry in entries)
+        if value is None and len(entries) == 1 and not has_pieces:
+            fresh.append((name, entries[0]))
+        elif value is None and has_pieces and (key, name) not in seen.standings:
             outcome.needs.standings.append((drawer, name))
-            continue
-        current = Standing.of(unseal(drawer, name, value)) if value is not None else Standing()
-        path = _Path(folder.path(name), current, part.keys.pieces, chunk, seen, outcome)
-        settled = path.settle(entries)
-        if settled is not None and settled != current:
-            _count(outcome.effects, folder.folder, current, settled)
-            sealed = seal(drawer, name, settled.body())
-            outcome.standings.add(name, sealed, value, in_hash=not settled.is_live)
-    _count_fresh(outcome.effects, folder.folder, chunk.header, fresh)
+        else:
+            current = Standing.of(unseal(drawer, name, value)) if value is not None else Standing()
+            path = _Path(folder.path(name), current, part.keys.pieces, chunk, seen, outcome)
+            settled = path.settle(entries)
+            if settled is not None and settled != current:
+                _count(outcome.effects, folder.folder, current, settled)
+                sealed = seal(drawer, name, settled.body())
+                outcome.standings.add(name, sealed, value, in_hash=not settled.is_live)
+    _put_fresh(outcome.standings, chunk, fresh)
+    _count_fresh(outcome.effects, folder.folder, chunk.header, [entry for _, entry in fresh])
+
+
+def _put_fresh(change: Change, chunk: ChunkEntries, fresh: Sequence[tuple[bytes, int]]) -> None:
+    """Whole entries at paths where nothing stood: nearly all there ever are, so all at once."""
+    first, bodies, seed = len(change.names), chunk.bodies, change.drawer.seed
+    change.names += [name for name, _ in fresh]
+    change.values += [
+        bodies[entry] + xxh3_64_digest(name + b"\0" + bodies[entry], seed) for name, entry in fresh
+    ]
+    change.in_hash += [place for place, (_, entry) in enumerate(fresh, first) if chunk.is_delete[entry]]
 
 
 def _count_fresh(effects: Effects[bytes], folder: bytes, header: ChunkHeader, entries: list[int]) -> None:
@@ -260,6 +271,11 @@ class _Path:
 
     def settle(self, entries: Sequence[int]) -> Standing | None:
         """What stands at the path then; None if something must be read first."""
+        if not self._gathered and not any(self._chunk.is_piece[entry] for entry in entries):
+            for entry in entries:
+                self._contend(Standing.of(self._chunk.bodies[entry]))
+            self._put_down()
+            return self._best
         needs_before = _size(self._outcome.needs)
         for entry in entries:
             if not self._chunk.is_piece[entry]:
