@@ -27,11 +27,16 @@ def is_alive(process: int) -> bool:
         return False
 
 
+def listed(mountpoint: Path) -> control.Mount:
+    (mount,) = [mount for mount in control.mounts() if mount.mountpoint == str(mountpoint)]
+    return mount
+
+
 def test_mount_list_unmount(options: MountOptions, mountpoint: Path) -> None:
     process = control.mount("letters", mountpoint, options)
     for path, content in FILES.items():
         assert (mountpoint / path).read_bytes() == content
-    (mount,) = [mount for mount in control.mounts() if mount.mountpoint == str(mountpoint)]
+    mount = listed(mountpoint)
     assert (mount.dataset, mount.process, mount.is_stale) == ("letters", process, False)
     assert os.getsid(process) != os.getsid(0), "Ctrl-C here must not reach it"
     assert os.readlink(f"/proc/{process}/cwd") == "/"
@@ -60,7 +65,7 @@ def test_a_mount_holds_no_descriptor_of_ours(options: MountOptions, mountpoint: 
 
 def test_a_dataset_by_its_location(options: MountOptions, mountpoint: Path) -> None:
     control.mount("dl://letters/", mountpoint, options)
-    assert control.mounts()[-1].dataset == "letters"
+    assert listed(mountpoint).dataset == "letters"
     control.unmount(mountpoint)
 
 
@@ -100,8 +105,8 @@ def test_a_daemon_that_was_killed_is_replaced(options: MountOptions, mountpoint:
     os.kill(killed, signal.SIGKILL)
     while is_alive(killed):
         time.sleep(0.01)
-    assert control.mounts()[-1].is_stale
-    assert control.mounts()[-1].process is None
+    assert listed(mountpoint).is_stale
+    assert listed(mountpoint).process is None
     control.mount("letters", mountpoint, options)
     assert len(os.listdir(mountpoint / "train")) == len(FILES)
     control.unmount(mountpoint)

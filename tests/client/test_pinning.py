@@ -11,9 +11,12 @@ from dieselfs_client.pinning import PIN_INTERVAL_S, PIN_LEASE_S, holder_name, ke
 from tests.support.dataset import TreeEntry, pack_entries
 
 HEADER = pack_entries([TreeEntry(b"f", 0o100644, 0, b"x")]).snapshot.header
+THREAD_S = 0.3
+"""The clock does not see that a thread is at work, and must not jump while one is."""
 
 
 async def test_it_is_renewed_and_taken_back(autojump_clock: trio.testing.MockClock) -> None:
+    autojump_clock.autojump_threshold = THREAD_S
     told: list[tuple[str, str, int, int, int]] = []
     with trio.move_on_after(PIN_INTERVAL_S * 3.5):
         await keep_pinned(lambda *words: told.append(words), HEADER, "me")
@@ -27,6 +30,7 @@ async def test_a_server_that_is_away_does_not_end_the_mount(
     def away(*words: object) -> None:
         raise Unavailable("the server is away")
 
+    autojump_clock.autojump_threshold = THREAD_S
     with trio.move_on_after(PIN_INTERVAL_S * 2.5) as lived:
         await keep_pinned(away, HEADER, "me")
     assert lived.cancelled_caught

@@ -1,5 +1,6 @@
 """Mounting without being root: through fusermount3. The process that serves gives its rights up before it mounts."""
 
+import fcntl
 import os
 import signal
 import stat
@@ -29,11 +30,19 @@ def packed() -> PackedDataset:
 
 @pytest.fixture(autouse=True)
 def device_for_all() -> Iterator[None]:
-    """`/dev/fuse` as udev sets it up everywhere; a machine without udev has it for root only."""
-    mode = stat.S_IMODE(os.stat(DEVICE).st_mode)
-    os.chmod(DEVICE, 0o666)
-    yield
-    os.chmod(DEVICE, mode)
+    """`/dev/fuse` as udev sets it up everywhere; a machine without udev has it for root only.
+
+    One run of these tests at a time, or one would take away what another has just allowed.
+    """
+    lock = os.open(os.path.dirname(DEVICE), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mode = stat.S_IMODE(os.stat(DEVICE).st_mode)
+        os.chmod(DEVICE, 0o666)
+        yield
+        os.chmod(DEVICE, mode)
+    finally:
+        os.close(lock)
 
 
 @pytest.fixture
