@@ -16,7 +16,7 @@ from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted
-from tests.support.users import NOBODY, as_nobody, let_others_in
+from tests.support.users import NOBODY, as_nobody
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
@@ -90,18 +90,16 @@ def test_read_ahead_is_raised(packed: PackedDataset, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_a_mount_is_private_unless_others_are_allowed(packed: PackedDataset, tmp_path: Path) -> None:
-    let_others_in(tmp_path)
-    with mounted(packed, tmp_path) as running:
+def test_a_mount_is_private_unless_others_are_allowed(packed: PackedDataset, open_path: Path) -> None:
+    with mounted(packed, open_path) as running:
         done = as_nobody("cat", str(running.path / "open"))
         assert (done.returncode, done.stdout) == (1, b"")
         assert b"Permission denied" in done.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_modes_hold_for_others_who_are_allowed(packed: PackedDataset, tmp_path: Path) -> None:
-    let_others_in(tmp_path)
-    with mounted(packed, tmp_path, options=MountOptions(allow_other=True)) as running:
+def test_modes_hold_for_others_who_are_allowed(packed: PackedDataset, open_path: Path) -> None:
+    with mounted(packed, open_path, options=MountOptions(allow_other=True)) as running:
         assert as_nobody("cat", str(running.path / "open")).stdout == b"for all"
         closed = as_nobody("cat", str(running.path / "closed"))
         assert (closed.returncode, closed.stdout) == (1, b"")
@@ -110,10 +108,9 @@ def test_modes_hold_for_others_who_are_allowed(packed: PackedDataset, tmp_path: 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
-def test_files_can_be_given_to_a_user(packed: PackedDataset, tmp_path: Path) -> None:
-    let_others_in(tmp_path)
+def test_files_can_be_given_to_a_user(packed: PackedDataset, open_path: Path) -> None:
     options = MountOptions(allow_other=True, uid=NOBODY, gid=NOBODY)
-    with mounted(packed, tmp_path, options=options) as running:
+    with mounted(packed, open_path, options=options) as running:
         status = (running.path / "closed").stat()
         assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY)
         assert os.listdir(running.path) == ["closed", "open", "program"]

@@ -14,7 +14,7 @@ from dieselfs_client.mount.mounting import DEVICE
 from dieselfs_client.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted
-from tests.support.users import NOBODY, as_nobody, become_nobody, let_others_in
+from tests.support.users import NOBODY, as_nobody, become_nobody
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user"),
@@ -46,10 +46,9 @@ def device_for_all() -> Iterator[None]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(open_path: Path) -> Path:
     """A folder of nobody's."""
-    let_others_in(tmp_path)
-    own = tmp_path / "own"
+    own = open_path / "own"
     (own / "mount").mkdir(parents=True)
     os.chown(own, NOBODY, NOBODY)
     os.chown(own / "mount", NOBODY, NOBODY)
