@@ -35,6 +35,7 @@ system:
 	@missing=; \
 	command -v fusermount3 >/dev/null || missing="$$missing fuse3"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
+	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

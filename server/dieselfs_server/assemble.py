@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 
 from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.etcd import Etcd
 from dieselfs.rpc.address import TcpAddress, UnixAddress
 from dieselfs.rpc.auth import Key
 from dieselfs_server import handlers as handlers  # makes them known to the service
@@ -22,6 +23,7 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis import RedisMetadata
 from dieselfs_server.metadata.redis_url import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite import SqliteMetadata
+from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Backends, Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.snapshots import SnapshotShelf
@@ -168,6 +170,9 @@ async def run_server(settings: ServerSettings, ready: Callable[[], None]) -> Non
                 nursery.start_soon(
                     _stop_when_idle, settings.idle_exit_s, own, reception, nursery.cancel_scope
                 )
+            if settings.registry is not None:
+                etcd = Etcd(settings.registry.etcd, settings.registry.access)
+                nursery.start_soon(stay_registered, etcd, settings.registry.addresses)
             ready()
             nursery.start_soon(_stop_at_signal, signals, nursery.cancel_scope)
 

@@ -41,6 +41,20 @@ Exit codes: 0 stopped as asked, 1 usage or settings, 6 a store or an address can
 @click.option("--admin-key", metavar="FILE", help="On first start, make user 'admin' and leave the key here.")
 @click.option("--tls-certificate", metavar="FILE", help="PEM chain; switches TLS on for TCP.")
 @click.option("--tls-key", metavar="FILE", help="PEM key of the certificate.")
+@click.option(
+    "--etcd", metavar="HOST:PORT,...", help="Register there, and take from there what is not given here."
+)
+@click.option(
+    "--advertise",
+    multiple=True,
+    metavar="ADDRESS",
+    help="tcp://HOST:PORT under which clients reach this server. [those of --listen]",
+)
+@click.option("--etcd-user", metavar="NAME", help="Who we are to etcd.")
+@click.option("--etcd-password-file", metavar="FILE", help="That user's password; 0600.")
+@click.option("--etcd-tls-ca", metavar="FILE", help="PEM certificates to trust; switches TLS on for etcd.")
+@click.option("--etcd-tls-certificate", metavar="FILE", help="PEM certificate that we show to etcd.")
+@click.option("--etcd-tls-key", metavar="FILE", help="PEM key of that certificate.")
 @click.option("--verbose", is_flag=True, help="Log what each client does.")
 @click.option("--embedded", type=click.Path(path_type=Path), hidden=True)
 @click.option("--idle-exit-s", type=float, default=EMBEDDED_IDLE_EXIT_S, hidden=True)

@@ -1,4 +1,4 @@
-"""What a server is told: options and a TOML file with the same names. This module opens files.
+"""What a server is told: options, a TOML file, and etcd, with the same names. This module opens files and sockets.
 
 listen = ["tcp://10.0.0.5:7070", "unix:/run/dieselfs/server.sock"]
 store = "posix:///lustre/dieselfs"
@@ -6,6 +6,8 @@ metadata = "sqlite:///var/lib/dieselfs/metadata.db"
 state = "/var/lib/dieselfs"              # snapshots and the like; can be lost
 tls_certificate = "/etc/dieselfs/server.pem"
 tls_key = "/etc/dieselfs/server.key"
+etcd = "10.0.0.1:2379,10.0.0.2:2379"     # register there; what is not set here is taken from there
+advertise = ["tcp://storage-1:7070"]     # as what; otherwise the addresses of `listen`
 """
 
 import tomllib
@@ -16,11 +18,25 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dieselfs.errors import InvalidInput
-from dieselfs.rpc.address import Address, UnixAddress, parse_address
+from dieselfs.etcd import ETCD_SETTINGS, Etcd, EtcdAccess
+from dieselfs.etcd_keys import CONFIG_PREFIX, decode_settings
+from dieselfs.rpc.address import Address, EtcdAddress, TcpAddress, UnixAddress, parse_address, parse_etcd
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
 
-_TEXTS = {"store", "metadata", "state", "tls_certificate", "tls_key", "admin_key"}
+_SHARED = frozenset({"store", "metadata", "state", "tls_certificate", "tls_key", "admin_key"})
+"""What may stand in etcd, for all servers."""
+_TEXTS = _SHARED | {"etcd"} | ETCD_SETTINGS
+_LISTS = frozenset({"listen", "advertise"})
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySettings:
+    """Where a server registers, and under which addresses clients reach it."""
+
+    etcd: EtcdAddress
+    access: EtcdAccess
+    addresses: Sequence[TcpAddress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,7 @@ class ServerSettings:
     tls_certificate: str | None = None
     tls_key: str | None = None
     admin_key: str | None = None
+    registry: RegistrySettings | None = None
     lock: Path | None = None
     idle_exit_s: float | None = None
 
@@ -52,25 +69,33 @@ class ServerSettings:
 
     @classmethod
     def load(cls, config: Path | None, options: dict[str, Any]) -> "ServerSettings":
-        """Settings from a TOML file and options; options that are not None (or empty) win. Raises
-        InvalidInput.
+        """Settings from options, then the TOML file, then etcd, if either of these names one.
+
+        Options that are None or empty count as not given. Raises InvalidInput; Unavailable and AccessDenied for etcd.
         """
         values = _read(config) if config else {}
         values |= {name: value for name, value in options.items() if value}
+        etcd = parse_etcd(values["etcd"]) if "etcd" in values else None
+        access = EtcdAccess.of(values)
+        if etcd is not None:
+            values = _read_etcd(etcd, access) | values
         for name in ("store", "metadata"):
             if name not in values:
                 raise InvalidInput(f"--{name} is missing: say where, for example {_EXAMPLES[name]}")
         if bool(values.get("tls_certificate")) != bool(values.get("tls_key")):
             raise InvalidInput("TLS needs both --tls-certificate and --tls-key")
         state = values.get("state")
+        listen = [parse_address(text) for text in values.get("listen") or [DEFAULT_LISTEN]]
+        advertise = [parse_address(text) for text in values.get("advertise") or []]
         return cls(
-            listen=[parse_address(text) for text in values.get("listen") or [DEFAULT_LISTEN]],
+            listen=listen,
             store=values["store"],
             metadata=values["metadata"],
             state=Path(state) if state else _default_state(values["metadata"]),
             tls_certificate=values.get("tls_certificate"),
             tls_key=values.get("tls_key"),
             admin_key=values.get("admin_key"),
+            registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
         )
 
 
@@ -94,6 +119,32 @@ def split_url(url: str) -> tuple[str, str]:
     return parts.scheme, path
 
 
+def advertised(listen: Sequence[Address], advertise: Sequence[Address]) -> list[TcpAddress]:
+    """Under which addresses clients are to reach a server. Raises InvalidInput if they could not."""
+    addresses = [address for address in advertise or listen if isinstance(address, TcpAddress)]
+    if not addresses:
+        raise InvalidInput("--etcd is for servers that are reached by TCP: add --listen tcp://HOST:PORT")
+    for address in addresses:
+        if address.host in _WILDCARDS:
+            raise InvalidInput(
+                f"{address} leads nowhere: say with --advertise tcp://HOST:PORT where clients reach this server"
+            )
+    return addresses
+
+
+_WILDCARDS = ("0.0.0.0", "::")
+
+
+def _read_etcd(address: EtcdAddress, access: EtcdAccess) -> dict[str, Any]:
+    settings = decode_settings(Etcd(address, access).values(CONFIG_PREFIX))
+    for name in settings:
+        if name not in _SHARED:
+            raise InvalidInput(
+                f"etcd key {CONFIG_PREFIX}{name}: no such setting (known: {', '.join(sorted(_SHARED))})"
+            )
+    return dict(settings)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text("utf-8"))
@@ -102,7 +153,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"configuration file {path}: {error}") from None
     for name, value in values.items():
-        if name == "listen":
+        if name in _LISTS:
             is_right = isinstance(value, list) and all(isinstance(text, str) for text in value)
         elif name in _TEXTS:
             is_right = isinstance(value, str)

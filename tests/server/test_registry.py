@@ -1,0 +1,120 @@
+"""A server's entry in a real etcd: there while the server lives, and soon gone when it does not."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import trio
+
+from dieselfs.etcd import Etcd, EtcdAccess
+from dieselfs.etcd_keys import SERVERS_PREFIX, decode_servers
+from dieselfs.limits import SERVER_LEASE_S
+from dieselfs.rpc.address import TcpAddress
+from dieselfs_server.registry import stay_registered
+from tests.support.etcd import RunningEtcd, running_etcd
+from tests.support.server import RunningServer, start_server
+
+LEASE_S = 2
+WAIT_S = SERVER_LEASE_S + 10.0
+A = TcpAddress("10.0.0.5", 7070)
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[RunningEtcd]:
+    with running_etcd(tmp_path / "etcd") as running:
+        yield running
+
+
+def registered(etcd: RunningEtcd) -> list[str]:
+    return [str(address) for address in decode_servers(etcd.client().values(SERVERS_PREFIX))]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    with trio.fail_after(WAIT_S):
+        while not await trio.to_thread.run_sync(is_so):
+            await trio.sleep(0.05)
+
+
+async def test_an_entry_lives_as_long_as_its_server(etcd: RunningEtcd) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stay_registered, etcd.client(), [A], LEASE_S)
+        await until(lambda: registered(etcd) == [str(A)])
+        (entry,) = etcd.client().values(SERVERS_PREFIX)
+        await trio.sleep(2 * LEASE_S)  # a lease that nobody kept alive would have run out
+        assert list(etcd.client().values(SERVERS_PREFIX)) == [entry]
+        nursery.cancel_scope.cancel()
+    assert registered(etcd) == []  # taken back at once, not by the lease
+
+
+async def test_it_comes_back_after_etcd_was_away(etcd: RunningEtcd, caplog: pytest.LogCaptureFixture) -> None:
+    etcd.kill()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stay_registered, etcd.client(), [A], LEASE_S)
+        await until(lambda: "not registered" in caplog.text)
+        await trio.to_thread.run_sync(etcd.start)
+        await until(lambda: registered(etcd) == [str(A)])
+        nursery.cancel_scope.cancel()
+    assert caplog.text.count("not registered") == 1
+
+
+async def test_it_comes_back_when_its_lease_was_lost(etcd: RunningEtcd) -> None:
+    leases = []
+
+    class Noting(Etcd):
+        def grant_lease(self, duration_s: int) -> int:
+            leases.append(super().grant_lease(duration_s))
+            return leases[-1]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stay_registered, Noting(etcd.address, EtcdAccess()), [A], LEASE_S)
+        await until(lambda: registered(etcd) == [str(A)])
+        etcd.client().revoke(leases[0])
+        assert registered(etcd) == []
+        await until(lambda: registered(etcd) == [str(A)])
+        nursery.cancel_scope.cancel()
+
+
+def start_registered(folder: Path, etcd: RunningEtcd, options: Sequence[str] = ()) -> RunningServer:
+    return start_server(folder, ["--etcd", str(etcd.address), *options])
+
+
+def wait_until(is_so: Callable[[], bool]) -> float:
+    started_s = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - started_s < WAIT_S
+        time.sleep(0.05)
+    return time.monotonic() - started_s
+
+
+def test_servers_that_stop_and_servers_that_die(etcd: RunningEtcd, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = [start_registered(tmp_path / name, etcd) for name in "abc"]
+        for server in servers:
+            stack.callback(server.kill)
+        wait_until(lambda: set(registered(etcd)) == {server.tcp for server in servers})
+        stopped, killed, alive = servers
+        assert stopped.stop() == 0
+        assert stopped.tcp not in registered(etcd)
+        killed.kill()
+        gone_s = wait_until(lambda: registered(etcd) == [alive.tcp])
+        assert gone_s < SERVER_LEASE_S + 3  # etcd looks every half second, and this machine may be busy
+        etcd.kill()
+        client = alive.client()
+        assert client.datasets() == []  # goes on without etcd
+        client.close()
+        assert alive.stop() == 0
+
+
+def test_a_user_and_a_password(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("word")
+    password.chmod(0o600)
+    with running_etcd(tmp_path / "etcd") as etcd, ExitStack() as stack:
+        etcd.require_user("root", "word")
+        access = ("--etcd-user", "root", "--etcd-password-file", str(password))
+        server = start_registered(tmp_path / "server", etcd, access)
+        stack.callback(server.kill)
+        seen = etcd.client(EtcdAccess("root", str(password)))
+        wait_until(lambda: decode_servers(seen.values(SERVERS_PREFIX)) != ())

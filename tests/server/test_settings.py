@@ -1,0 +1,81 @@
+"""Options go before the TOML file, the file before etcd; a mistake is one line that names it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.rpc.address import TcpAddress, UnixAddress
+from dieselfs_server.settings import ServerSettings, advertised
+from tests.support.etcd import running_etcd
+from tests.support.server import free_port
+
+STORES = {"store": "posix:///chunks", "metadata": "sqlite:///data/metadata.db"}
+A, B = TcpAddress("a", 1), TcpAddress("b", 2)
+
+
+def written(path: Path, **values: str) -> Path:
+    path.write_text("".join(f'{name} = "{value}"\n' for name, value in values.items()))
+    return path
+
+
+def test_options_then_file_then_etcd(tmp_path: Path) -> None:
+    with running_etcd(tmp_path) as etcd:
+        client = etcd.client()
+        for name in ("store", "metadata", "state"):
+            client.put(f"/dieselfs/config/{name}", f"posix:///etcd-{name}")
+        address = str(etcd.address).removeprefix("etcd://")
+        config = written(
+            tmp_path / "server.toml", etcd=address, metadata="sqlite:///file-metadata", store="posix:///x"
+        )
+        settings = ServerSettings.load(config, {"store": "posix:///option-store", "listen": ("tcp://a:1",)})
+        assert settings.store == "posix:///option-store"
+        assert settings.metadata == "sqlite:///file-metadata"
+        assert settings.state == Path("posix:///etcd-state")
+        assert settings.registry is not None
+        assert (settings.registry.etcd, settings.registry.addresses) == (etcd.address, [A])
+        client.put("/dieselfs/config/stroe", "posix:///x")
+        with pytest.raises(InvalidInput, match="/dieselfs/config/stroe"):
+            ServerSettings.load(config, {})
+
+
+def test_the_file_alone_serves_the_same(tmp_path: Path) -> None:
+    settings = ServerSettings.load(written(tmp_path / "server.toml", state="/s", **STORES), {})
+    assert (settings.store, settings.metadata, settings.state) == (*STORES.values(), Path("/s"))
+    assert settings.registry is None
+
+
+def test_etcd_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(Unavailable, match=r"^cannot reach etcd at etcd://127.*no connection\)$"):
+        ServerSettings.load(None, {"etcd": f"127.0.0.1:{free_port()}", **STORES})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"etcd": "http://x", **STORES}, "etcd://HOST:PORT"),
+        ({"etcd_user": "ada", **STORES}, "etcd_password_file"),
+        ({"store": "posix:///x"}, "--metadata is missing"),
+        ({"tls_key": "/x", **STORES}, "--tls-certificate"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        ServerSettings.load(None, options)
+
+
+@pytest.mark.parametrize("line", ['colour = "red"', "listen = 1", "store = 1", "advertise = [1]", "="])
+def test_mistakes_in_the_file_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(line)
+    with pytest.raises(InvalidInput, match=str(path)):
+        ServerSettings.load(path, dict(STORES))
+
+
+def test_what_is_registered() -> None:
+    assert advertised([A, UnixAddress("/x"), B], []) == [A, B]
+    assert advertised([TcpAddress("0.0.0.0", 1)], [B]) == [B]
+    for listen in ([UnixAddress("/x")], [TcpAddress("0.0.0.0", 1)], [A, TcpAddress("::", 1)]):
+        with pytest.raises(InvalidInput):
+            advertised(listen, [])
