@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -33,129 +33,9 @@ from tests.support.metadata_chunks import (
     table_records,
 )
 from tests.support.metadata_model import MetadataModel
+from tests.support.metadata_scenarios import CHUNKS, PATHS, SCENARIOS, cut_files
 
 OTHER_ID = bytes(16)
-
-_PATHS = [b"a", b"a/b", b"a/b/c", b"a-", b"x/d/\xff\n", b"x/d/f", b"x/d"]
-"""Files that are folders to others, a name that sorts between a folder and its content, bytes that are no text."""
-
-
-def _pieces_of(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, int, int]]:
-    """`(size, place, length)` of a piece, now and then a whole file."""
-    return sizes.flatmap(
-        lambda size: st.integers(0, size - 1).flatmap(
-            lambda place: st.integers(1, size - place).map(lambda length: (size, place, length))
-        )
-    )
-
-
-_versions = st.integers(1, 6)
-_puts = st.one_of(
-    st.builds(Put, st.sampled_from(_PATHS), _versions, size=st.integers(0, 3), mtime_ns=st.integers(-3, 3)),
-    st.builds(delete, st.sampled_from(_PATHS), _versions),
-    st.builds(
-        Put, st.sampled_from([b"", *_PATHS]), _versions, st.just(Op.DIRECTORY), mode=st.integers(0, 0o7777)
-    ),
-    st.builds(
-        Put,
-        st.sampled_from(_PATHS),
-        _versions,
-        st.just(Op.SYMLINK),
-        target=st.sampled_from([b"t", b"../x\xff"]),
-    ),
-    st.builds(
-        lambda path, version, piece: Put(path, version, Op.FILE, *piece),
-        st.sampled_from([b"a", b"a/b", b"x/d"]),
-        st.integers(1, 3),
-        _pieces_of(st.integers(1, 6)),
-    ),
-)
-_chunks = st.lists(st.lists(_puts, max_size=6), min_size=1, max_size=6)
-
-
-@st.composite
-def _cut_files(draw: st.DrawFn) -> list[list[Put]]:
-    """Chunks in which one path is put again and again, mostly in pieces that do cover the file."""
-    puts: list[Put] = []
-    for _ in range(draw(st.integers(1, 5))):
-        version, size = draw(st.integers(1, 3)), draw(st.sampled_from([2, 3, 3, 4]))
-        kind = draw(st.sampled_from(["cut", "cut", "cut", "piece", "whole", "delete"]))
-        if kind == "delete":
-            puts.append(delete(b"x/d/f", version))
-        elif kind == "whole":
-            puts.append(Put(b"x/d/f", version, size=size))
-        else:
-            ends = sorted({size, *draw(st.lists(st.integers(1, size - 1), max_size=2))})
-            pieces = [
-                Put(
-                    b"x/d/f",
-                    version,
-                    Op.FILE,
-                    size,
-                    start,
-                    end - start,
-                    mode=draw(st.sampled_from([0o600, 0o644])),
-                )
-                for start, end in pairwise([0, *ends])
-            ]
-            puts += pieces if kind == "cut" else pieces[:1]
-    chunks: list[list[Put]] = [[] for _ in range(draw(st.integers(1, 5)))]
-    for put in puts:
-        chunks[draw(st.integers(0, len(chunks) - 1))].append(put)
-    return chunks
-
-
-def _piece(version: int, size: int, place: int, length: int, mode: int = 0o644) -> Put:
-    return Put(b"x/d/f", version, Op.FILE, size, place, length, mode)
-
-
-_SCENARIOS: dict[str, list[list[Put]]] = {
-    "pieces end a deletion, and are deleted": [
-        [delete(b"x/d/f", 1)],
-        [_piece(2, 5, 0, 2)],
-        [_piece(2, 5, 2, 3)],
-        [delete(b"x/d/f", 3)],
-    ],
-    "a file cut in two ways is read in the longest pieces": [
-        [_piece(1, 4, 0, 1), _piece(1, 4, 1, 1), _piece(1, 4, 2, 2)],
-        [_piece(1, 4, 0, 2)],
-        [_piece(1, 4, 0, 3), _piece(1, 4, 3, 1)],
-    ],
-    "a way that has a gap is no way": [
-        [_piece(1, 4, 0, 3)],
-        [_piece(1, 4, 0, 2), _piece(1, 4, 1, 3)],
-        [_piece(1, 4, 2, 2)],
-    ],
-    "a whole entry goes before pieces of its version": [
-        [_piece(1, 4, 0, 2), _piece(1, 4, 2, 2)],
-        [Put(b"x/d/f", 1, size=4)],
-        [_piece(1, 4, 0, 2, mode=0o600)],
-    ],
-    "of two sizes of one version the larger counts": [
-        [_piece(1, 2, 0, 1), _piece(1, 2, 1, 1)],
-        [_piece(1, 3, 0, 1), _piece(1, 3, 1, 2)],
-        [_piece(1, 2, 1, 1)],
-    ],
-    "two versions in pieces in one chunk": [
-        [_piece(2, 2, 0, 1), _piece(1, 2, 0, 1), _piece(1, 2, 1, 1), _piece(2, 2, 1, 1)],
-        [_piece(1, 2, 1, 1)],
-    ],
-    "the newest copy of the first piece lends mode and time": [
-        [_piece(1, 2, 0, 1, mode=0o600)],
-        [_piece(1, 2, 0, 1, mode=0o640), _piece(1, 2, 1, 1, mode=0o400)],
-        [_piece(1, 2, 1, 1, mode=0o444)],
-    ],
-    "several members come and go at once": [
-        [Put(b"x/d/f", 1), Put(b"x/d/g", 2), Put(b"x/d/h/i", 3)],
-        [delete(b"x/d/f", 4), delete(b"x/d/g", 5)],
-        [delete(b"x/d/h/i", 6), Put(b"x/d/k", 7, Op.SYMLINK, target=b"t")],
-        [delete(b"x/d/k", 8)],
-    ],
-    "one path many times in a chunk": [
-        [Put(b"x/d/f", 3, size=1), Put(b"x/d/f", 5, size=2), delete(b"x/d/f", 4), Put(b"x/d/f", 5, size=3)],
-        [Put(b"x/d/f", 4, size=9)],
-    ],
-}
 
 
 def check_against_model(store: MetadataStore, headers: dict[bytes, ChunkHeader]) -> None:
@@ -164,9 +44,9 @@ def check_against_model(store: MetadataStore, headers: dict[bytes, ChunkHeader])
     unversioned = {path: replace(record, version=0) for path, record in model.records.items()}
     table = store.entry_table(DATASET_ID)
     assert table_records(table) == unversioned
-    for path in [b"", b"nowhere", *_PATHS]:
+    for path in [b"", b"nowhere", *PATHS]:
         assert store.lookup(DATASET_ID, path) == model.records.get(path)
-    for folder in {b"nowhere", *_PATHS, *(split_path(path)[0] for path in _PATHS)}:
+    for folder in {b"nowhere", *PATHS, *(split_path(path)[0] for path in PATHS)}:
         expected = [replace(record, extents=()) for record in model.folder(folder)]
         assert list_all(store, folder, limit=1) == expected
         assert list_all(store, folder) == expected
@@ -475,10 +355,10 @@ class MetadataSuite:
         store.apply(DATASET_ID, preamble, header, NOW_NS)
         check_against_model(store, {chunk_id(1): header})
 
-    @pytest.mark.parametrize("scenario", _SCENARIOS)
+    @pytest.mark.parametrize("scenario", SCENARIOS)
     def test_every_order_gives_what_the_rule_says(self, scenario: str, tmp_path: Path) -> None:
         packed = {
-            chunk_id(number): pack(puts, chunk_id(number)) for number, puts in enumerate(_SCENARIOS[scenario])
+            chunk_id(number): pack(puts, chunk_id(number)) for number, puts in enumerate(SCENARIOS[scenario])
         }
         with closing(self.make_store(tmp_path)) as store:
             for order in permutations(packed):
@@ -492,12 +372,12 @@ class MetadataSuite:
                 store.drop_dataset(DATASET_ID)
 
     @_model_settings
-    @given(chunks=_chunks, data=st.data())
+    @given(chunks=CHUNKS, data=st.data())
     def test_any_order_gives_what_the_rule_says(self, chunks: list[list[Put]], data: st.DataObject) -> None:
         self._check_any_order(chunks, data)
 
     @_model_settings
-    @given(chunks=_cut_files(), data=st.data())
+    @given(chunks=cut_files(), data=st.data())
     def test_pieces_in_any_order_give_what_the_rule_says(
         self, chunks: list[list[Put]], data: st.DataObject
     ) -> None:
