@@ -216,7 +216,7 @@ class RedisMetadata:
                 if not standing.is_live:
                     return None
                 if standing.kind != Kind.SPANNING:
-                    return standing.record(path)
+                    return standing.record(path, standing.extents)
                 extents = self._extents(bucket, path, standing)
                 if extents is not None:
                     return standing.record(path, extents)
@@ -244,9 +244,9 @@ class RedisMetadata:
             records = []
             for member in entries:
                 name, value = split_member(member)
-                records.append(Standing.of(unseal(drawer, name, value)).record(prefix + name))
+                records.append(Standing.of(unseal(drawer, name, value)).record(prefix + name, ()))
             return merge_listing(
-                [_without_extents(record) for record in records],
+                records,
                 [prefix + _tree_child(keys.tree, folder, member) for member in folders],
                 limit,
             )
@@ -369,10 +369,6 @@ class RedisMetadata:
 def _shown(record: DatasetRecord) -> DatasetRecord:
     """A later chunk may be counted before an earlier one that is still on its way: less than nothing is not shown."""
     return replace(record, files=max(record.files, 0), total_bytes=max(record.total_bytes, 0))
-
-
-def _without_extents(record: FileRecord) -> FileRecord:
-    return replace(record, extents=())
 
 
 def _tree_child(tree: Drawer, folder: bytes, member: bytes) -> bytes:

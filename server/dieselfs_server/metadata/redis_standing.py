@@ -145,11 +145,16 @@ class Standing:
             sequence,
         )
 
-    def record(self, path: bytes, extents: tuple[Extent, ...] = ()) -> FileRecord:
-        """The record of a live entry; `extents` are those of a file in pieces."""
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Of a file that lies in one chunk."""
+        if self.kind != Kind.FILE or not self.size:
+            return ()
+        return (Extent(0, self.chunk_id, self.offset, self.size, self.checksum),)
+
+    def record(self, path: bytes, extents: tuple[Extent, ...]) -> FileRecord:
+        """The record of a live entry."""
         op = Op.FILE if self.kind == Kind.SPANNING else self.kind
-        if self.kind == Kind.FILE and self.size:
-            extents = (Extent(0, self.chunk_id, self.offset, self.size, self.checksum),)
         return FileRecord(path, op, self.mode, self.mtime_ns, self.size, self.version, self.target, extents)
 
 
