@@ -20,6 +20,7 @@ from bench.reading import reading
 from bench.report import trial_fields, trial_lines
 from bench.scale import FULL, QUICK, Scale
 from bench.snapshot import snapshot
+from bench.stores import stores
 from bench.upload import upload
 
 BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
@@ -27,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "snapshot": snapshot,
     "listing": listing,
     "reading": reading,
+    "stores": stores,
 }
 
 

@@ -54,6 +54,7 @@ class RadosRecords:
 
     def get(self, name: str) -> bytes | None:
         place = _object(name)
+        before = None
         for _ in range(READ_TRIES_MAX):
             try:
                 head = self._pool.read(place, 0, self._piece_bytes + len(_WHOLE))
@@ -61,8 +62,12 @@ class RadosRecords:
                 return None
             if head[:1] == _WHOLE:
                 return head[1:]
-            with suppress(NotFound):  # replaced meanwhile: its pieces are gone
-                return self._join(place, _decode(place, head))
+            pieces = _decode(place, head)
+            if pieces == before:
+                raise Damaged(f"{place}: offset 0: pieces are missing of what it names")
+            with suppress(NotFound):  # perhaps it was replaced meanwhile
+                return self._join(place, pieces)
+            before = pieces
         raise Unavailable(f"record {name}: it is replaced all the time")
 
     def _join(self, place: str, pieces: Pieces) -> bytes:

@@ -1,0 +1,76 @@
+"""The URLs of object stores."""
+
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import GIB, KIB
+from dieselfs_server.store.opening import open_store, parse_size, tier_options
+from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID
+from tests.support.ceph import RunningCeph, needs_ceph
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory:",
+        "posix://{folder}/chunks",
+        "tiered:fast=posix://{folder}/fast,slow=posix://{folder}/slow,size=1GiB",
+    ],
+)
+def test_a_store_is_opened_and_works(url: str, tmp_path: Path) -> None:
+    store = open_store(url.format(folder=tmp_path))
+    try:
+        store.put(DATASET_ID, CHUNK_ID, [b"content"])
+        assert store.get_range(DATASET_ID, CHUNK_ID, 0, 7) == b"content"
+        store.put_record("users", b"x")
+        assert list(store.list_datasets()) == [DATASET_ID]
+    finally:
+        store.close()
+
+
+@needs_ceph
+def test_a_pool_is_opened_and_works(ceph: RunningCeph) -> None:
+    store = open_store(ceph.url("data"))
+    try:
+        store.put_record("opened", b"x")
+        assert store.get_record("opened") == b"x"
+        store.delete_record("opened")
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "posix:",
+        "s3://bucket",
+        "/folder",
+        "rados://?conf=x",
+        "rados://pool?config=x",
+        "rados://pool?user=admin",
+        "tiered:fast=memory:,slow=memory:",
+        "tiered:fast=memory:,slow=memory:,size=1GB",
+        "tiered:fast=memory:,slow=memory:,size=0GiB",
+        "tiered:fast=memory:,slow=memory:,size=1GiB,size=2GiB",
+        "tiered:fast=tiered:x,slow=memory:,size=1GiB",
+        "tiered:fast=memory:,slow=nothing:,size=1GiB",
+    ],
+)
+def test_what_is_no_store_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        open_store(url)
+
+
+def test_values_of_tiers_may_hold_commas() -> None:
+    slow = "rados://pool?conf=/etc/a,b.conf&user=client.x"
+    assert tier_options(f"tiered:slow={slow},fast=posix:///ssd,1,size=3TiB") == {
+        "slow": slow,
+        "fast": "posix:///ssd,1",
+        "size": "3TiB",
+    }
+
+
+def test_sizes_have_units() -> None:
+    assert (parse_size("7KiB"), parse_size("3TiB")) == (7 * KIB, 3072 * GIB)
