@@ -1,22 +1,25 @@
 """Settings of a client: options, then environment, then configuration file. This module opens files.
 
     # ~/.config/dieselfs/config.toml, or /etc/dieselfs/config.toml
-    server = "tcp://storage-1:7070"
+    server = "tcp://storage-1:7070"      # or several with commas between, or etcd://etcd-1:2379,etcd-2:2379
     key_file = "~/.config/dieselfs/key"
     tls_ca = "/etc/dieselfs/ca.pem"      # switches TLS on
+    etcd_user = "dieselfs"               # for etcd://; also etcd_tls_ca, etcd_tls_certificate, etcd_tls_key
+    etcd_password_file = "/etc/dieselfs/etcd.password"
 
-Environment: DIESELFS_SERVER, DIESELFS_KEY_FILE, DIESELFS_TLS_CA, DIESELFS_CONFIG (another file),
+Environment: the same names in capitals behind DIESELFS_ (DIESELFS_SERVER), DIESELFS_CONFIG (another file),
 DIESELFS_HOME (where embedded data lives). Without a server anywhere, everything is embedded in that home.
 """
 
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dieselfs.errors import InvalidInput
+from dieselfs.etcd import ETCD_SETTINGS, EtcdAccess
 
 EMBEDDED = "embedded"
 """As a server: the private one in the home, even if the configuration names another."""
@@ -33,6 +36,7 @@ class Settings:
     server: str | None = None
     key_file: str | None = None
     tls_ca: str | None = None
+    etcd: EtcdAccess = field(default_factory=EtcdAccess)
 
     @classmethod
     def load(
@@ -56,17 +60,23 @@ class Settings:
                 if candidate.exists():
                     values = read_config(candidate)
                     break
+        values |= {
+            name: environment[f"DIESELFS_{name.upper()}"]
+            for name in _KEYS
+            if environment.get(f"DIESELFS_{name.upper()}")
+        }
         settings = cls(
             home=Path(own_home or data / "dieselfs").expanduser().absolute(),
             cache=Path(own_home).expanduser().absolute() / "cache" if own_home else cache / "dieselfs",
-            server=server or environment.get("DIESELFS_SERVER") or values.get("server"),
-            key_file=key_file or environment.get("DIESELFS_KEY_FILE") or values.get("key_file"),
-            tls_ca=tls_ca or environment.get("DIESELFS_TLS_CA") or values.get("tls_ca"),
+            server=server or values.get("server"),
+            key_file=key_file or values.get("key_file"),
+            tls_ca=tls_ca or values.get("tls_ca"),
+            etcd=EtcdAccess.of(values),
         )
         return replace(settings, server=None) if settings.server == EMBEDDED else settings
 
 
-_KEYS = {"server", "key_file", "tls_ca"}
+_KEYS = frozenset({"server", "key_file", "tls_ca"}) | ETCD_SETTINGS
 
 
 def read_config(path: Path) -> dict[str, Any]:

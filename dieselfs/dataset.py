@@ -346,7 +346,8 @@ def connect(
 ) -> Dataset:
     """Open a dataset by its name, at a tag by `name@tag`; either may begin with `dl://` (DL_connect).
 
-    `server` is `tcp://host:port` or `unix:PATH`; by default what the environment or the configuration file
+    `server` is `tcp://host:port`, several of these with commas between, `etcd://host:port` (which knows the
+    servers), or `unix:PATH`; by default what the environment or the configuration file
     says, and with nothing there, an embedded server over `home`. The user is the one of the key file. With
     `create`, a dataset that does not exist is made at the first put. Raises NotFound, AccessDenied,
     Unavailable, InvalidInput.

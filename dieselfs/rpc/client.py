@@ -20,8 +20,9 @@ from dieselfs.errors import AccessDenied, ProtocolError, Unavailable
 from dieselfs.limits import MAINTENANCE_TIMEOUT_S, REQUEST_TIMEOUT_S, SNAPSHOT_BUILD_TIMEOUT_S
 from dieselfs.meta.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
-from dieselfs.rpc.address import Address, UnixAddress, parse_address
+from dieselfs.rpc.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.rpc.connection import Buffer, Connection, open_socket
+from dieselfs.rpc.endpoints import Endpoints, Tries, open_endpoints
 from dieselfs.rpc.records import (
     FsckReport,
     KeyRecord,
@@ -42,24 +43,26 @@ _T = TypeVar("_T")
 
 
 class ServerClient:
-    """Calls a server. Every method raises Unavailable, ProtocolError, AccessDenied, and what its docstring
-    names.
+    """Calls a server, or one of several over the same stores. Every method raises Unavailable, ProtocolError,
+    AccessDenied, and what its docstring names.
 
     Every call is bounded: each wait for bytes to move ends after 30 s (a snapshot may take longer to be
-    built). A call that fails on a connection that had been idle is made once more on a new one.
+    built). A call that fails on one server is made again on the next, each is tried once, none after 60 s. But
+    calls that must not happen twice only go on to another server while no connection could be made.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.address: Address = (
-            parse_address(settings.server)
+        self.address: Servers = (
+            parse_servers(settings.server)
             if settings.server
             else UnixAddress(str(socket_path(settings.home)))
         )
         self._key = auth.read_key_file(settings.key_file) if settings.server and settings.key_file else None
         self._tls = _tls_context(settings.tls_ca) if settings.server and settings.tls_ca else None
-        self._lock = Lock()  # guards the three below
+        self._lock = Lock()  # guards the four below
         self._process_id = os.getpid()
+        self._endpoints: Endpoints = open_endpoints(self.address, settings.etcd)
         self._idle: list[Connection] = []
         self._is_closed = False
 
@@ -71,26 +74,46 @@ class ServerClient:
         for connection in idle:
             connection.close()
 
-    def _connect(self) -> Connection:
-        sock: socket.socket
-        if self.settings.server is None:
-            sock = connect_embedded(self.settings.home)
-        else:
-            sock = open_socket(self.address, self._tls)
-        return Connection(sock, self.address, self._key)
+    def _connect(self, tries: Tries) -> Connection:
+        while True:
+            server = tries.next()
+            try:
+                return Connection(self._open_socket(server), server, self._key)
+            except Unavailable as error:
+                tries.failed(server, error)
 
-    def _take(self) -> tuple[Connection, bool]:
-        """`(connection, whether it is a new one)`."""
+    def _open_socket(self, server: Address) -> socket.socket:
+        if self.settings.server is None:
+            return connect_embedded(self.settings.home)
+        return open_socket(server, self._tls)
+
+    def _tries(self) -> Tries:
         with self._lock:
-            if os.getpid() != self._process_id:  # after a fork these are our parent's, who is using them
+            if (
+                os.getpid() != self._process_id
+            ):  # after a fork the connections are our parent's, who is using them
                 self._process_id = os.getpid()
                 self._idle = []
-            while self._idle:
+                self._endpoints = self._endpoints.forked()
+            return self._endpoints.tries()
+
+    def _take(self, tries: Tries) -> tuple[Connection, bool]:
+        """`(connection, whether it is a new one)`."""
+        with self._lock:
+            while self._idle and not tries.has_failed:
                 connection = self._idle.pop()
                 if connection.is_usable:
                     return connection, False
                 connection.close()
-        return self._connect(), True
+        return self._connect(tries), True
+
+    def _close_idle(self, server: Address) -> None:
+        """A connection to `server` failed: the idle ones to it would too, each after its own wait."""
+        with self._lock:
+            failed = [connection for connection in self._idle if connection.address == server]
+            self._idle = [connection for connection in self._idle if connection.address != server]
+        for connection in failed:
+            connection.close()
 
     def _give_back(self, connection: Connection) -> None:
         with self._lock:
@@ -107,13 +130,18 @@ class ServerClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
         is_repeatable: bool = True,
     ) -> tuple[Any, bytearray | None]:
+        tries = self._tries()
         while True:
-            connection, is_new = self._take()
+            connection, is_new = self._take(tries)
             try:
                 return connection.call(method, arguments, bulk, timeout_s)
-            except Unavailable:
-                if is_new or connection.is_open or not is_repeatable:
+            except Unavailable as error:
+                if connection.is_open or not is_repeatable:
                     raise
+                self._close_idle(connection.address)
+                tries.failed(
+                    connection.address, error, is_final=is_new
+                )  # the server may just have been restarted
             finally:
                 self._give_back(connection)
 

@@ -72,7 +72,7 @@ class Connection:
         Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
         """
         self._socket = sock
-        self._address = address
+        self.address = address
         self._sequence = count(1)
         try:
             self._shake_hands(key)
@@ -90,7 +90,7 @@ class Connection:
             if challenge.is_trusted:
                 return
             raise AccessDenied(
-                f"the server at {self._address} wants a key: name a key file with --key-file, DIESELFS_KEY_FILE "
+                f"the server at {self.address} wants a key: name a key file with --key-file, DIESELFS_KEY_FILE "
                 "or the configuration file"
             )
         said = auth.transcript(user, key_id, nonce, challenge.server_nonce)
@@ -98,7 +98,7 @@ class Connection:
         welcome = self._exchange("prove", {"proof": proof}, (), HANDSHAKE_FRAME_BYTES_MAX)
         if not auth.is_server_proof(key, said, welcome.proof):
             raise AccessDenied(
-                f"the server at {self._address} does not know the key of {user!r}: it is not the real one"
+                f"the server at {self.address} does not know the key of {user!r}: it is not the real one"
             )
 
     def call(
@@ -124,7 +124,7 @@ class Connection:
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError | ValueError | OverflowError):
-                raise ProtocolError(f"the server at {self._address} announces {length} bytes") from None
+                raise ProtocolError(f"the server at {self.address} announces {length} bytes") from None
             raise
         return reply, received
 
@@ -179,7 +179,7 @@ class Connection:
 
     def _lost(self, error: OSError) -> Unavailable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return Unavailable(f"lost the server at {self._address}: {reason}")
+        return Unavailable(f"lost the server at {self.address}: {reason}")
 
     @property
     def is_open(self) -> bool:

@@ -114,7 +114,8 @@ def _common_options() -> list[click.Parameter]:
             "--server",
             change=_set_server,
             metavar="ADDRESS",
-            help="tcp://HOST:PORT, unix:PATH, or 'embedded'. [DIESELFS_SERVER, the configuration file]",
+            help="tcp://HOST:PORT[,...], etcd://HOST:PORT, unix:PATH, or 'embedded'. "
+            "[DIESELFS_SERVER, the configuration file]",
         ),
         option(
             "--key-file",

@@ -1,0 +1,167 @@
+"""The servers that a client may use, and which of them is next. This module asks etcd.
+
+Servers are stateless over the same stores, so any will do. Each new connection goes to the next server of the list;
+every process begins somewhere else, so that many processes spread over all of them. A server that failed is passed over
+for a while, as long as there is another.
+"""
+
+import random
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from threading import Lock
+from typing import Protocol
+
+from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.etcd import Etcd, EtcdAccess
+from dieselfs.etcd_helper import read_values
+from dieselfs.etcd_keys import SERVERS_PREFIX, decode_servers
+from dieselfs.limits import FAILOVER_TIMEOUT_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.rpc.address import Address, EtcdAddress, ServerList, Servers
+
+Clock = Callable[[], float]
+
+
+class ServerSource(Protocol):
+    def servers(self) -> Sequence[Address]:
+        """The servers there are, at least one. Raises Unavailable, AccessDenied."""
+
+    def forked(self) -> "ServerSource":
+        """The same for a child of this process, which must not wait for locks of its parent's threads."""
+
+
+class StaticServers:
+    def __init__(self, servers: Sequence[Address]) -> None:
+        self._servers = servers
+
+    def servers(self) -> Sequence[Address]:
+        return self._servers
+
+    def forked(self) -> "StaticServers":
+        return self
+
+
+class EtcdServers:
+    """The servers in etcd's registry, asked for again by whoever needs them when the list is old.
+
+    While etcd is away or empty, the last list that was found goes on being used: servers do not need etcd to serve.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, bytes]],
+        name: str,
+        clock: Clock = time.monotonic,
+        known: Sequence[Address] = (),
+    ) -> None:
+        self._read = read
+        self._name = name
+        self._clock = clock
+        self._lock = Lock()  # guards the two below; one thread asks, the others wait for what it finds
+        self._known = known
+        self._asked_s = clock() if known else float("-inf")
+
+    def servers(self) -> Sequence[Address]:
+        with self._lock:
+            if self._clock() - self._asked_s >= SERVERS_REFRESH_S:
+                try:
+                    self._known = decode_servers(self._read()) or self._known
+                except DieselfsError:
+                    if not self._known:
+                        raise
+                self._asked_s = self._clock()
+            if not self._known:
+                self._asked_s = float("-inf")
+                raise Unavailable(
+                    f"no server is registered at {self._name}: start one with dieselfs-server --etcd"
+                )
+            return self._known
+
+    def forked(self) -> "EtcdServers":
+        return EtcdServers(self._read, self._name, self._clock, self._known)
+
+
+class Endpoints:
+    """Chooses servers for new connections. Safe between threads."""
+
+    def __init__(self, source: ServerSource, start: int | None = None, clock: Clock = time.monotonic) -> None:
+        """`start`: the place in the list where this process begins; None for a random one."""
+        self._source = source
+        self._clock = clock
+        self._lock = Lock()  # guards the two below
+        self._turn = random.SystemRandom().randrange(1 << 30) if start is None else start
+        self._avoided_until_s: dict[Address, float] = {}
+
+    def forked(self) -> "Endpoints":
+        """For a child of this process: it begins somewhere else."""
+        return Endpoints(self._source.forked(), None, self._clock)
+
+    def choose(self, tried: Container[Address]) -> Address | None:
+        """The server for a new connection; None if all have been tried. Raises as `ServerSource.servers`."""
+        servers = self._source.servers()
+        with self._lock:
+            turn, self._turn = self._turn, self._turn + 1
+            return next_server(servers, turn, tried, self._avoided_until_s, self._clock())
+
+    def avoid(self, server: Address) -> None:
+        """Give `server` no new connections for a while, because it failed."""
+        with self._lock:
+            self._avoided_until_s[server] = self._clock() + SERVER_AVOIDED_S
+
+    def tries(self) -> "Tries":
+        """A new call begins."""
+        return Tries(self, self._clock)
+
+
+def next_server(
+    servers: Sequence[Address],
+    turn: int,
+    tried: Container[Address],
+    avoided_until_s: Mapping[Address, float],
+    now_s: float,
+) -> Address | None:
+    """Whose turn it is: the first in the ring that was not tried and is not avoided.
+
+    If all the others are avoided, it is the one whose time is over first. None if all have been tried.
+    """
+    ring = [servers[(turn + place) % len(servers)] for place in range(len(servers))]
+    untried = [server for server in ring if server not in tried]
+    return min(untried, key=lambda server: max(avoided_until_s.get(server, now_s), now_s), default=None)
+
+
+class Tries:
+    """The servers that one call has tried, each once, and what came of it."""
+
+    def __init__(self, endpoints: Endpoints, clock: Clock) -> None:
+        self._endpoints = endpoints
+        self._clock = clock
+        self._deadline_s = clock() + FAILOVER_TIMEOUT_S
+        self._failed: dict[Address, Unavailable] = {}  # in order
+        self.has_failed = False
+
+    def next(self) -> Address:
+        """The server to try now. Raises Unavailable, from the last one that failed, when there is none left to try or
+        no time.
+        """
+        if not self._failed or self._clock() < self._deadline_s:
+            server = self._endpoints.choose(self._failed)
+            if server is not None:
+                return server
+        *others, last = self._failed.values()
+        if not others:
+            raise last
+        raise Unavailable(f"none of {len(self._failed)} servers answers; the last one: {last}") from last
+
+    def failed(self, server: Address, error: Unavailable, is_final: bool = True) -> None:
+        """Note that `server` failed; unless it is final, this call may try it again once there is no better one."""
+        self.has_failed = True
+        if is_final:
+            self._failed[server] = error
+        self._endpoints.avoid(server)
+
+
+def open_endpoints(servers: Servers, access: EtcdAccess) -> Endpoints:
+    """Raises InvalidInput if etcd is asked for and its package is not installed."""
+    if isinstance(servers, EtcdAddress):
+        etcd = Etcd(servers, access)
+        return Endpoints(EtcdServers(lambda: read_values(etcd, SERVERS_PREFIX), str(servers)))
+    return Endpoints(StaticServers(servers.servers if isinstance(servers, ServerList) else [servers]))

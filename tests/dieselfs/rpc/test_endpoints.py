@@ -1,0 +1,156 @@
+"""Which server is next: whose turn it is, who is avoided, how long a call goes on."""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
+from dieselfs.etcd import EtcdAccess
+from dieselfs.etcd_keys import encode_server
+from dieselfs.limits import FAILOVER_TIMEOUT_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.rpc.address import EtcdAddress, ServerList, TcpAddress
+from dieselfs.rpc.endpoints import Endpoints, EtcdServers, StaticServers, next_server, open_endpoints
+
+A, B, C = (TcpAddress(name, 7070) for name in "abc")
+SERVERS = (A, B, C)
+GONE = Unavailable("gone")
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Registry:
+    """etcd, as far as its readers know."""
+
+    def __init__(self, *servers: TcpAddress) -> None:
+        self.servers = servers
+        self.error: DieselfsError | None = None
+        self.reads = 0
+
+    def read(self) -> Mapping[str, bytes]:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return {str(server): encode_server([server]) for server in self.servers}
+
+
+@pytest.mark.parametrize(
+    ("turn", "tried", "avoided", "server"),
+    [
+        (0, [], {}, A),
+        (4, [], {}, B),
+        (0, [A], {}, B),
+        (0, [], {A: 1.0}, B),
+        (2, [], {C: 1.0, A: 2.0}, B),
+        (0, [B], {A: 2.0, C: 1.0}, C),
+        (0, [], {A: 3.0, B: 2.0, C: 1.0}, C),
+        (1, [], {A: 0.0, B: 0.0, C: 0.0}, B),  # long over
+        (0, [A, B, C], {}, None),
+    ],
+)
+def test_whose_turn_it_is(
+    turn: int, tried: list[TcpAddress], avoided: dict[TcpAddress, float], server: TcpAddress | None
+) -> None:
+    assert next_server(SERVERS, turn, tried, dict(avoided), now_s=0.5) == server
+
+
+def test_connections_of_one_process_and_of_many_go_to_all_servers() -> None:
+    one = Endpoints(StaticServers(SERVERS), start=7)
+    assert Counter(one.choose(()) for _ in range(30)) == {A: 10, B: 10, C: 10}
+    first = Counter(Endpoints(StaticServers(SERVERS), start).choose(()) for start in range(30))
+    assert first == {A: 10, B: 10, C: 10}
+
+
+def test_where_a_process_begins_is_random_also_for_its_forks() -> None:
+    many = tuple(TcpAddress("h", 1 + number) for number in range(1000))
+    endpoints = Endpoints(StaticServers(many))
+    firsts = {Endpoints(StaticServers(many)).choose(()) for _ in range(20)}
+    forks = {endpoints.forked().choose(()) for _ in range(20)}
+    assert len(firsts) > 10 and len(forks) > 10
+
+
+def test_a_server_that_failed_is_avoided_for_a_while() -> None:
+    clock = Clock()
+    endpoints = Endpoints(StaticServers(SERVERS), 0, clock)
+    endpoints.avoid(A)
+    assert A not in [endpoints.choose(()) for _ in range(9)]
+    clock.now_s += SERVER_AVOIDED_S
+    assert A in [endpoints.choose(()) for _ in range(3)]
+
+
+def test_a_call_tries_each_server_once() -> None:
+    tries = Endpoints(StaticServers(SERVERS), 1, Clock()).tries()
+    seen = []
+    for number in range(3):
+        seen.append(tries.next())
+        tries.failed(seen[-1], Unavailable(f"failure {number}"))
+    assert seen == [B, C, A]
+    with pytest.raises(Unavailable, match="none of 3 servers answers; the last one: failure 2"):
+        tries.next()
+
+
+def test_of_one_server_the_error_is_its_own() -> None:
+    tries = Endpoints(StaticServers([A])).tries()
+    tries.failed(tries.next(), GONE, is_final=False)
+    assert tries.has_failed
+    tries.failed(tries.next(), GONE)
+    with pytest.raises(Unavailable) as caught:
+        tries.next()
+    assert caught.value is GONE
+
+
+def test_a_call_goes_on_for_a_bounded_time_but_tries_one_server_in_any_case() -> None:
+    clock = Clock()
+    tries = Endpoints(StaticServers(SERVERS), 0, clock).tries()
+    clock.now_s += FAILOVER_TIMEOUT_S
+    tries.failed(tries.next(), GONE)
+    with pytest.raises(Unavailable) as caught:
+        tries.next()
+    assert caught.value is GONE
+
+
+def test_etcd_is_asked_again_when_the_list_is_old() -> None:
+    clock, registry = Clock(), Registry(A)
+    source = EtcdServers(registry.read, "etcd://x", clock)
+    assert (source.servers(), source.servers(), registry.reads) == ((A,), (A,), 1)
+    registry.servers = (B, C)
+    clock.now_s += SERVERS_REFRESH_S
+    assert source.servers() == (B, C)
+
+
+@pytest.mark.parametrize("error", [None, GONE, AccessDenied("not any more")])
+def test_the_last_list_stays_while_etcd_is_away_or_empty(error: DieselfsError | None) -> None:
+    clock, registry = Clock(), Registry(A)
+    source = EtcdServers(registry.read, "etcd://x", clock)
+    source.servers()
+    registry.servers, registry.error = (), error
+    clock.now_s += SERVERS_REFRESH_S
+    assert (source.servers(), source.servers(), registry.reads) == ((A,), (A,), 2)
+    assert source.forked().servers() == (A,)
+
+
+def test_without_any_list_the_reason_is_told_and_etcd_asked_again_at_once() -> None:
+    registry = Registry()
+    source = EtcdServers(registry.read, "etcd://x", Clock())
+    with pytest.raises(Unavailable, match="no server is registered at etcd://x"):
+        source.servers()
+    registry.error = GONE
+    with pytest.raises(Unavailable, match="gone"):
+        source.servers()
+    registry.error, registry.servers = None, (A,)
+    assert source.servers() == (A,)
+
+
+def test_what_the_address_says_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_endpoints(A, EtcdAccess()).choose(()) == A
+    assert open_endpoints(ServerList((A, B)), EtcdAccess()).choose([A]) == B
+    monkeypatch.setitem(sys.modules, "pyetcd", None)
+    assert open_endpoints(A, EtcdAccess()).choose(()) == A  # etcd's package is needed only for etcd
+    with pytest.raises(InvalidInput, match="pip install"):
+        open_endpoints(EtcdAddress((A,)), EtcdAccess())
