@@ -50,7 +50,7 @@ class SqliteMetadata:
     def create_dataset(
         self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
     ) -> DatasetRecord:
-        with self._connections.writing() as connection:
+        with self._connections.writing(is_durable=True) as connection:
             taken = connection.execute(
                 "SELECT name FROM dataset WHERE name = ? OR dataset_id = ?", (name, dataset_id)
             ).fetchone()
@@ -77,7 +77,7 @@ class SqliteMetadata:
         return [DatasetRecord(*row) for row in rows]
 
     def drop_dataset(self, dataset_id: bytes) -> None:
-        with self._connections.writing() as connection:
+        with self._connections.writing(is_durable=True) as connection:
             number = _dataset_number(connection, dataset_id)
             for table in DATASET_TABLES:
                 connection.execute(f"DELETE FROM {table} WHERE dataset = ?", (number,))

@@ -54,10 +54,14 @@ class Connections:
                 raise
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that may write; nobody else writes meanwhile. Rolled back if the block raises."""
+    def writing(self, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """A transaction that may write; nobody else writes meanwhile. Rolled back if the block raises.
+
+        With `is_durable` it survives a power cut, with all before it, once the block is left.
+        """
         with self._translated(), self._write_lock:
             self._check_open()
+            self._writer.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
             with _transaction(self._writer, "BEGIN IMMEDIATE"):
                 yield self._writer
 
