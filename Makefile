@@ -35,7 +35,11 @@ system:
 	@missing=; \
 	command -v fusermount3 >/dev/null || missing="$$missing fuse3"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
+	command -v mkfs.xfs >/dev/null || missing="$$missing xfsprogs"; \
+	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
+	command -v ceph-osd >/dev/null && command -v ceph-mon >/dev/null || missing="$$missing ceph-mon ceph-osd"; \
+	ls /usr/lib/python3/dist-packages/rados* >/dev/null 2>&1 || missing="$$missing python3-rados"; \
 	$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
