@@ -43,8 +43,15 @@ class EtcdAccess:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "EtcdAccess":
-        """From settings called `etcd_user`, `etcd_password_file` and so on. Raises InvalidInput."""
-        access = cls(**{name: settings.get(f"etcd_{name}") for name in cls.__slots__})
+        """From settings called `etcd_user`, `etcd_password_file` and so on. Raises InvalidInput.
+
+        Files are found again after a change of folder.
+        """
+        values = {name: settings.get(f"etcd_{name}") for name in cls.__slots__}
+        for name, value in values.items():
+            if value and name != "user":
+                values[name] = os.path.abspath(os.path.expanduser(value))
+        access = cls(**values)
         if bool(access.user) != bool(access.password_file):
             raise InvalidInput("a user of etcd needs both etcd_user and etcd_password_file")
         if bool(access.tls_certificate) != bool(access.tls_key):
@@ -183,7 +190,7 @@ def _import_client() -> tuple[Any, Any]:
 
 def _read_file(name: str, is_secret: bool = False) -> bytes:
     """Raises AccessDenied if it cannot be read, or if it is a secret that others can read too."""
-    path = Path(name).expanduser()
+    path = Path(name)
     try:
         with path.open("rb") as file:
             if is_secret and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:

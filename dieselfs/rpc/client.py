@@ -22,7 +22,7 @@ from dieselfs.meta.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.rpc.connection import Buffer, Connection, open_socket
-from dieselfs.rpc.endpoints import Endpoints, Tries, open_endpoints
+from dieselfs.rpc.endpoints import Tries, open_endpoints
 from dieselfs.rpc.records import (
     FsckReport,
     KeyRecord,
@@ -51,7 +51,8 @@ class ServerClient:
     calls that must not happen twice only go on to another server while no connection could be made.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, start: int | None = None) -> None:
+        """`start`: which of several servers is called first; None for a random one."""
         self.settings = settings
         self.address: Servers = (
             parse_servers(settings.server)
@@ -62,7 +63,7 @@ class ServerClient:
         self._tls = _tls_context(settings.tls_ca) if settings.server and settings.tls_ca else None
         self._lock = Lock()  # guards the four below
         self._process_id = os.getpid()
-        self._endpoints: Endpoints = open_endpoints(self.address, settings.etcd)
+        self._endpoints = open_endpoints(self.address, settings.etcd, start)
         self._idle: list[Connection] = []
         self._is_closed = False
 

@@ -159,9 +159,12 @@ class Tries:
         self._endpoints.avoid(server)
 
 
-def open_endpoints(servers: Servers, access: EtcdAccess) -> Endpoints:
+def open_endpoints(servers: Servers, access: EtcdAccess, start: int | None = None) -> Endpoints:
     """Raises InvalidInput if etcd is asked for and its package is not installed."""
+    source: ServerSource
     if isinstance(servers, EtcdAddress):
         etcd = Etcd(servers, access)
-        return Endpoints(EtcdServers(lambda: read_values(etcd, SERVERS_PREFIX), str(servers)))
-    return Endpoints(StaticServers(servers.servers if isinstance(servers, ServerList) else [servers]))
+        source = EtcdServers(lambda: read_values(etcd, SERVERS_PREFIX), str(servers))
+    else:
+        source = StaticServers(servers.servers if isinstance(servers, ServerList) else [servers])
+    return Endpoints(source, start)

@@ -6,8 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,3 +115,18 @@ def running_server(folder: Path, options: Sequence[str] = ()) -> Iterator[Runnin
     finally:
         if server.process.poll() is None:
             server.stop()
+
+
+@contextmanager
+def running_servers(
+    folder: Path, names: Iterable[str], options: Sequence[str] = ()
+) -> Iterator[list[RunningServer]]:
+    """Servers side by side over the chunks and the metadata of the first, each stopped in the end, if it still runs."""
+    with ExitStack() as stack:
+        servers: list[RunningServer] = []
+        for name in names:
+            first = servers[0].folder if servers else folder / name
+            stores = ("--store", f"posix://{first}/chunks", "--metadata", f"sqlite://{first}/metadata.db")
+            own = ("--state", str(folder / name / "state"))
+            servers.append(stack.enter_context(running_server(folder / name, [*stores, *own, *options])))
+        yield servers

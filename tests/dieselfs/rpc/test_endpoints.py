@@ -10,7 +10,7 @@ from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailab
 from dieselfs.etcd import EtcdAccess
 from dieselfs.etcd_keys import encode_server
 from dieselfs.limits import FAILOVER_TIMEOUT_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
-from dieselfs.rpc.address import EtcdAddress, ServerList, TcpAddress
+from dieselfs.rpc.address import Address, EtcdAddress, ServerList, TcpAddress
 from dieselfs.rpc.endpoints import Endpoints, EtcdServers, StaticServers, next_server, open_endpoints
 
 A, B, C = (TcpAddress(name, 7070) for name in "abc")
@@ -55,9 +55,9 @@ class Registry:
     ],
 )
 def test_whose_turn_it_is(
-    turn: int, tried: list[TcpAddress], avoided: dict[TcpAddress, float], server: TcpAddress | None
+    turn: int, tried: list[TcpAddress], avoided: dict[Address, float], server: TcpAddress | None
 ) -> None:
-    assert next_server(SERVERS, turn, tried, dict(avoided), now_s=0.5) == server
+    assert next_server(SERVERS, turn, tried, avoided, now_s=0.5) == server
 
 
 def test_connections_of_one_process_and_of_many_go_to_all_servers() -> None:
