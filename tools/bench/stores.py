@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from bench.figures import Aim, Quantity, Run, Side, Trial
 from bench.machine import filesystem_type
-from bench.scale import FULL, Scale
+from bench.scale import Scale
 from bench.stopwatch import measure
 from bench.trees import can_drop_caches, drop_caches
 from dieselfs.chunk.ids import ChunkIdSource
@@ -28,24 +28,20 @@ from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.opening import open_store
 
 STREAMS = 4
-FULL_CHUNKS = 256
-QUICK_CHUNKS = 32
 RAW_AIM = Aim(Quantity.RATIO, 0.8)
 _SECONDS_MAX = "600"
 
 
 def stores(folder: Path, scale: Scale) -> Generator[Trial]:
-    count = FULL_CHUNKS if scale == FULL else QUICK_CHUNKS
     with closing(open_store(f"posix://{folder}/chunks")) as store:
-        yield from _trials(store, filesystem_type(folder), count, scale.rounds, _Dd(folder, count))
+        yield from _trials(store, filesystem_type(folder), scale, _Dd(folder, scale.chunks))
     for url in os.environ.get("DIESELFS_BENCH_STORES", "").split():
         with closing(open_store(url)) as store:
-            yield from _trials(store, "rados", count, scale.rounds, _RadosBench(url, count))
+            yield from _trials(store, "rados", scale, _RadosBench(url, scale.chunks))
 
 
-def _trials(
-    store: ObjectStore, name: str, count: int, rounds: int, raw: "_Dd | _RadosBench"
-) -> Generator[Trial]:
+def _trials(store: ObjectStore, name: str, scale: Scale, raw: "_Dd | _RadosBench") -> Generator[Trial]:
+    count = scale.chunks
     chunks = _Chunks(store, count)
     try:
         for title, run, raw_run in (("put", chunks.put, raw.write), ("get", chunks.get, raw.read)):
@@ -53,7 +49,7 @@ def _trials(
             yield Trial(
                 f"{name}: {title} {count} chunks of 4 MiB, {STREAMS} at once",
                 [Side("store", run, *amounts, RAW_AIM), Side(raw.name, raw_run, *amounts)],
-                rounds,
+                scale.rounds,
                 base=raw.name,
             )
     finally:
