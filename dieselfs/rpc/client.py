@@ -5,8 +5,8 @@ child never touches the connections of its parent).
 """
 
 import os
-import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, TypeVar
@@ -35,6 +35,9 @@ from dieselfs.rpc.records import (
     TagRecord,
     UserRecord,
 )
+
+EMBEDDED_TRIES_MAX = 3
+EMBEDDED_PAUSE_S = 0.05
 
 POOL_CONNECTIONS_MAX = 16
 """Idle connections kept; more are opened when more threads call, and closed afterwards."""
@@ -76,17 +79,24 @@ class ServerClient:
             connection.close()
 
     def _connect(self, tries: Tries) -> Connection:
+        if self.settings.server is None:
+            return self._connect_embedded()
         while True:
             server = tries.next()
             try:
-                return Connection(self._open_socket(server), server, self._key)
+                return Connection(open_socket(server, self._tls), server, self._key)
             except Unavailable as error:
                 tries.failed(server, error)
 
-    def _open_socket(self, server: Address) -> socket.socket:
-        if self.settings.server is None:
-            return connect_embedded(self.settings.home)
-        return open_socket(server, self._tls)
+    def _connect_embedded(self) -> Connection:
+        """A server that is just ending may still take a connection and drop it; then another is started."""
+        address = UnixAddress(str(socket_path(self.settings.home)))
+        for _ in range(EMBEDDED_TRIES_MAX - 1):
+            try:
+                return Connection(connect_embedded(self.settings.home), address, None)
+            except Unavailable:
+                time.sleep(EMBEDDED_PAUSE_S)
+        return Connection(connect_embedded(self.settings.home), address, None)
 
     def _tries(self) -> Tries:
         with self._lock:

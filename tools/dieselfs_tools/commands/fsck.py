@@ -41,6 +41,11 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
         "problems": report.problem_count,
         "unmended": report.unmended_count,
     }
+    if report.unmended_count:
+        hint = "" if is_repair else "; --repair mends what can be mended"
+        output.error(f"dl://{dataset}: {count(report.unmended_count, 'problem')} not mended{hint}")
+    elif report.problem_count:
+        output.error(f"dl://{dataset}: {count(report.problem_count, 'problem')} found, all of them mended")
     return output.summary(text, fields, _exit_code(report))
 
 

@@ -1,0 +1,26 @@
+"""dlcmd fsck: clean, mended, or damaged."""
+
+from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND
+from tests.support.dlcmd import Dlcmd
+
+
+def test_a_healthy_dataset_is_clean(dlcmd: Dlcmd, pets: str) -> None:
+    assert dlcmd("fsck", f"dl://{pets}").text.rstrip().endswith("clean")
+    deep = dlcmd("fsck", "--deep", "--json", f"dl://{pets}").summary
+    assert (deep["problems"], deep["unmended"], deep["deep"]) == (0, 0, True)
+
+
+def test_a_damaged_chunk_is_named_with_its_files(dlcmd: Dlcmd, pets: str) -> None:
+    dataset_id = dlcmd("info", "--json", f"dl://{pets}").objects[0]["dataset_id"]
+    (chunk,) = (path for path in (dlcmd.home / "chunks" / dataset_id).glob("???/??/*") if path.is_file())
+    content = bytearray(chunk.read_bytes())
+    content[-1] ^= 1
+    chunk.chmod(0o600)
+    chunk.write_bytes(content)
+    found = dlcmd("fsck", "--deep", "--json", f"dl://{pets}", exit_code=EXIT_DAMAGED)
+    assert any(problem["kind"] == "chunk" and chunk.name in problem["what"] for problem in found.objects)
+    assert found.summary["unmended"] == found.summary["problems"] > 0
+
+
+def test_a_dataset_that_is_not_there_cannot_be_checked(dlcmd: Dlcmd) -> None:
+    dlcmd("fsck", "dl://no-such-dataset", exit_code=EXIT_NOT_FOUND)
