@@ -18,7 +18,9 @@ from bench.listing import listing
 from bench.machine import machine_facts
 from bench.reading import reading
 from bench.report import trial_fields, trial_lines
+from bench.requests import requests
 from bench.scale import FULL, QUICK, Scale
+from bench.servers import servers
 from bench.snapshot import snapshot
 from bench.stores import stores
 from bench.upload import upload
@@ -29,6 +31,8 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "listing": listing,
     "reading": reading,
     "stores": stores,
+    "requests": requests,
+    "servers": servers,
 }
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`rounds`: how often each side is run; `entries`: of the large dataset; `chunks`: in a store; the others: files
-    of the source trees.
+    """`rounds`: how often each side is run; `entries`: of the large dataset; `chunks`: in a store; `requests`: of
+    all clients together; the others: files of the source trees.
     """
 
     rounds: int
@@ -14,7 +14,8 @@ class Scale:
     small_files: int
     large_files: int
     chunks: int
+    requests: int
 
 
-QUICK = Scale(rounds=3, entries=50_000, small_files=5_000, large_files=300, chunks=32)
-FULL = Scale(rounds=5, entries=1_280_000, small_files=100_000, large_files=5_000, chunks=256)
+QUICK = Scale(rounds=3, entries=50_000, small_files=5_000, large_files=300, chunks=32, requests=2_000)
+FULL = Scale(rounds=5, entries=1_280_000, small_files=100_000, large_files=5_000, chunks=256, requests=12_000)
