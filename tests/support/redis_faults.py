@@ -56,25 +56,28 @@ def store_with(url: str, wrap: Callable[[Link], Link] = lambda link: link) -> Re
     return RedisMetadata(wrap(RedisLink(location, patience_s=1.0)), location.prefix)
 
 
-def altered_values(client: "redis.Redis", prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Alter each value below `prefix`, one bit at a time, put it back afterwards; yields its key and what it was.
+def altered_values(client: "redis.Redis", prefix: bytes) -> Iterator[bytes]:
+    """Alter each value below `prefix`, one after the other, and put it back afterwards; yields its key.
 
     Only the count of a bucket's changes is left out: it is a number in plain text, and no value of ours.
     """
-    for key in sorted(client.keys(prefix + b"*")):
-        if client.type(key) == b"hash":
-            for name, value in sorted(client.hgetall(key).items()):
-                if not key.endswith(b":changes"):
-                    client.hset(key, name, flipped(value))
-                    yield key, value
-                    client.hset(key, name, value)
+    do: Callable[..., Any] = client.execute_command
+    for key in sorted(do("KEYS", prefix + b"*")):
+        if key.endswith(b":changes"):
+            continue
+        if do("TYPE", key) in (b"hash", "hash"):
+            for name in sorted(do("HKEYS", key)):
+                value = do("HGET", key, name)
+                do("HSET", key, name, flipped(value))
+                yield key
+                do("HSET", key, name, value)
         else:
-            for member in client.zrange(key, 0, -1):
-                client.zrem(key, member)
-                client.zadd(key, {flipped(member): 0})
-                yield key, member
-                client.zrem(key, flipped(member))
-                client.zadd(key, {member: 0})
+            for member in do("ZRANGE", key, 0, -1):
+                do("ZREM", key, member)
+                do("ZADD", key, 0, flipped(member))
+                yield key
+                do("ZREM", key, flipped(member))
+                do("ZADD", key, 0, member)
 
 
 def flipped(value: bytes) -> bytes:

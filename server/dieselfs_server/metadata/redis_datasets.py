@@ -27,7 +27,6 @@ from dieselfs_server.metadata.redis_values import (
     DatasetState,
     Registered,
     number_body,
-    number_of,
     seal,
     unseal,
 )
@@ -131,7 +130,7 @@ class Datasets:
             registered = Registered(record.dataset_id, keys.token)
             listed = Change(self._registry)
             listed.add(name, seal(self._registry, name, registered.body()), cells.get(name))
-            listed.add(REGISTRY_CHANGES, self._next(changes), changes)
+            listed.add(REGISTRY_CHANGES, seal(self._registry, REGISTRY_CHANGES, keys.token), changes)
             if not ask(self._link, [Swap([listed])])[0].stale:
                 self._note(name, registered)
                 return
@@ -206,10 +205,6 @@ class Datasets:
                 known = DatasetKeys(self._prefix, name.decode(), registered.token)
                 self._known[registered.dataset_id] = known
             return known
-
-    def _next(self, changes: bytes | None) -> bytes:
-        number = 0 if changes is None else number_of(unseal(self._registry, REGISTRY_CHANGES, changes))
-        return seal(self._registry, REGISTRY_CHANGES, number_body(number + 1))
 
 
 def renewed(record: DatasetRecord, now_ns: int) -> DatasetRecord:

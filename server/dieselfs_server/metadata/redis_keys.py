@@ -5,7 +5,7 @@ nothing is mistaken for what an older dataset left), NN a bucket (00 to ff: the 
 folder's hash. Redis Cluster puts keys with the same text in braces on one node, where a script can change them at once.
 
     key                        kind    cells: name -> value
-    PREFIX{datasets}           hash    dataset name -> dataset ID, token;   / -> changes of this hash
+    PREFIX{datasets}           hash    dataset name -> dataset ID, token;   / -> the token that was given last
     PREFIX{T}:dataset          hash    record -> generation, time, totals;  versions -> last version;
                                        hold -> who reads all of it;         NN -> changes of bucket NN, at least
     PREFIX{T}:chunks           sorted  chunk ID -> time, lengths, checksum, entries, buckets

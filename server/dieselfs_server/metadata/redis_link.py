@@ -51,6 +51,7 @@ SLOTS = 16384
 _LOST = (ConnectionError, TimeoutError)
 _PASSING = (MovedError, AskError, ClusterDownError, TryAgainError, BusyLoadingError, ReadOnlyError)
 """Answers that mean: another node, or a little later."""
+_REFUSED = (AuthenticationError, AuthorizationError)  # redis counts them among lost connections
 
 log = logging.getLogger(__name__)
 
@@ -124,10 +125,15 @@ class RedisLink:
             return calls, _describe(error)
         again: _Calls = []
         trouble = ""
-        for answer in [self._send(node, part) for node, part in by_node.items()]:
-            for place, call, reply in answer():
+        waiting = [self._send(node, part) for node, part in by_node.items()]
+        for answers in [
+            answer() for answer in waiting
+        ]:  # all are read, so that every connection is free again
+            for place, call, reply in answers:
                 if isinstance(reply, NoScriptError) and call.script is not None:
                     again.append((place, call))
+                elif isinstance(reply, _REFUSED):
+                    raise self._translate(reply)
                 elif isinstance(reply, (*_LOST, *_PASSING)):
                     again.append((place, call))
                     trouble = _describe(reply)
@@ -218,7 +224,7 @@ class RedisLink:
         trouble: RedisError = ConnectionError("no node of the cluster answers")
         for node in known:
             ((_, _, reply),) = self._send(node, [(0, Call(b"", (b"CLUSTER", b"SLOTS")))])()
-            if isinstance(reply, (AuthenticationError, AuthorizationError, NoPermissionError)):
+            if isinstance(reply, (*_REFUSED, NoPermissionError)):
                 raise self._translate(reply)
             if isinstance(reply, RedisError):
                 trouble = reply
@@ -238,7 +244,7 @@ class RedisLink:
             return StorageFull(
                 f"{where}: it has used all the memory it may (maxmemory); raise that, and try again"
             )
-        if isinstance(error, AuthenticationError | AuthorizationError):
+        if isinstance(error, _REFUSED):
             return Unavailable(
                 f"{where}: it refuses our user or password; see ?password_file=FILE in the URL"
             )

@@ -198,44 +198,71 @@ def _settle_folder(
     entries_of: dict[bytes, list[int]] = {}
     for name, entry in zip(folder.names, folder.entries, strict=True):
         entries_of.setdefault(name, []).append(entry)
-    fresh: list[tuple[bytes, int]] = []
+    winners: list[_Winner] = []
+    versions, chunk_id = chunk.header.versions, chunk.chunk_id
     for name, entries in entries_of.items():
         value = seen.standings.get((key, name))
         has_pieces = any(chunk.is_piece[entry] for entry in entries)
-        if value is None and len(entries) == 1 and not has_pieces:
-            fresh.append((name, entries[0]))
-        elif value is None and has_pieces and (key, name) not in seen.standings:
+        is_simple = len(entries) == 1 and not has_pieces
+        if value is None and is_simple:
+            winners.append((name, entries[0], None))
+            continue
+        if value is None and has_pieces and (key, name) not in seen.standings:
             outcome.needs.standings.append((drawer, name))
-        else:
-            current = Standing.of(unseal(drawer, name, value)) if value is not None else Standing()
-            path = _Path(folder.path(name), current, part.keys.pieces, chunk, seen, outcome)
-            settled = path.settle(entries)
-            if settled is not None and settled != current:
-                _count(outcome.effects, folder.folder, current, settled)
-                sealed = seal(drawer, name, settled.body())
-                outcome.standings.add(name, sealed, value, in_hash=not settled.is_live)
-    _put_fresh(outcome.standings, chunk, fresh)
-    _count_fresh(outcome.effects, folder.folder, chunk.header, [entry for _, entry in fresh])
+            continue
+        current = Standing.of(unseal(drawer, name, value)) if value is not None else Standing()
+        if is_simple and not current.gathered:
+            rank = (int(versions[entries[0]]), 1, 0, chunk_id, entries[0])
+            if rank > current.rank:
+                winners.append((name, entries[0], value))
+                _discount(outcome.effects, folder.folder, current)
+            elif rank < current.rank:
+                outcome.effects.dead[chunk_id].append(entries[0])
+            continue
+        settled = _Path(folder.path(name), current, part.keys.pieces, chunk, seen, outcome).settle(entries)
+        if settled is not None and settled != current:
+            _count(outcome.effects, folder.folder, current, settled)
+            sealed = seal(drawer, name, settled.body())
+            outcome.standings.add(name, sealed, value, in_hash=not settled.is_live)
+    _put_winners(outcome.standings, chunk, winners)
+    _count_winners(outcome.effects, folder.folder, chunk.header, [entry for _, entry, _ in winners])
 
 
-def _put_fresh(change: Change, chunk: ChunkEntries, fresh: Sequence[tuple[bytes, int]]) -> None:
-    """Whole entries at paths where nothing stood: nearly all there ever are, so all at once."""
+_Winner = tuple[bytes, int, bytes | None]
+"""Name, entry, and the present value at the path of a whole entry that counts: nearly all there ever are."""
+
+
+def _put_winners(change: Change, chunk: ChunkEntries, winners: Sequence[_Winner]) -> None:
     first, bodies, seed = len(change.names), chunk.bodies, change.drawer.seed
-    change.names += [name for name, _ in fresh]
+    change.names += [name for name, _, _ in winners]
     change.values += [
-        bodies[entry] + xxh3_64_digest(name + b"\0" + bodies[entry], seed) for name, entry in fresh
+        bodies[entry] + xxh3_64_digest(name + b"\0" + bodies[entry], seed) for name, entry, _ in winners
     ]
-    change.in_hash += [place for place, (_, entry) in enumerate(fresh, first) if chunk.is_delete[entry]]
+    for place, (_, entry, value) in enumerate(winners, first):
+        if chunk.is_delete[entry]:
+            change.in_hash.append(place)
+        if value is not None:
+            change.expected[place] = value
 
 
-def _count_fresh(effects: Effects[bytes], folder: bytes, header: ChunkHeader, entries: list[int]) -> None:
-    """Count whole entries at paths where nothing stood."""
+def _count_winners(effects: Effects[bytes], folder: bytes, header: ChunkHeader, entries: list[int]) -> None:
+    """Count whole entries, as if nothing stood at their paths."""
     rows = np.array(entries, np.int64)
     ops = header.ops[rows]
     effects.files += int((ops == Op.FILE).sum())
     effects.total_bytes += sum(header.sizes[rows].tolist())
     if live := int((ops != Op.DELETE).sum()):
         effects.members[folder] += live
+
+
+def _discount(effects: Effects[bytes], folder: bytes, before: Standing) -> None:
+    """What stood at a path counts no more."""
+    if before.is_whole:
+        effects.dead[before.chunk_id].append(before.entry)
+    effects.files -= before.is_file
+    effects.total_bytes -= before.size
+    if before.is_live:
+        effects.members[folder] -= 1
 
 
 def _count(effects: Effects[bytes], folder: bytes, before: Standing, after: Standing) -> None:
@@ -271,11 +298,6 @@ class _Path:
 
     def settle(self, entries: Sequence[int]) -> Standing | None:
         """What stands at the path then; None if something must be read first."""
-        if not self._gathered and not any(self._chunk.is_piece[entry] for entry in entries):
-            for entry in entries:
-                self._contend(Standing.of(self._chunk.bodies[entry]))
-            self._put_down()
-            return self._best
         needs_before = _size(self._outcome.needs)
         for entry in entries:
             if not self._chunk.is_piece[entry]:

@@ -1,8 +1,10 @@
 """Whatever is cut off while a chunk is applied, applying it again makes it as if nothing had happened."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,13 @@ from tests.support.redis_faults import BreakingLink, CallingLink, store_with
 
 pytestmark = needs_redis
 
-FIRST = [Put(b"a", 1, size=3), Put(b"x/d/f", 2, size=4), Put(b"x/d", 3, size=1), Put(b"a/b/c", 4), delete(b"a-", 9)]
+FIRST = [
+    Put(b"a", 1, size=3),
+    Put(b"x/d/f", 2, size=4),
+    Put(b"x/d", 3, size=1),
+    Put(b"a/b/c", 4),
+    delete(b"a-", 9),
+]
 SECOND = [
     Put(b"a", 11, size=5),
     delete(b"x/d/f", 12),
@@ -27,17 +35,15 @@ SECOND = [
     Put(b"x/d", 3, size=1),
 ]
 THIRD = [Put(b"x/d/f", 21, size=9), delete(b"a", 22), delete(b"x/d/\xff\n", 23), delete(b"a/b", 24)]
-CHUNKS = {chunk_id(number): pack(puts, chunk_id(number)) for number, puts in enumerate([FIRST, SECOND, THIRD])}
+CHUNKS = {
+    chunk_id(number): pack(puts, chunk_id(number)) for number, puts in enumerate([FIRST, SECOND, THIRD])
+}
 HEADERS = {identity: header for identity, (_, header) in CHUNKS.items()}
 
 
 def apply_all(store: RedisMetadata, *numbers: int, is_again: bool = False) -> None:
     for number in numbers:
         store.apply(DATASET_ID, *CHUNKS[chunk_id(number)], NOW_NS, is_again=is_again)
-
-
-def applied(*numbers: int) -> dict[bytes, object]:
-    return {chunk_id(number): HEADERS[chunk_id(number)] for number in numbers}
 
 
 def cut_off(url: str, batches: int, is_answer_lost: bool) -> bool:
@@ -52,7 +58,9 @@ def cut_off(url: str, batches: int, is_answer_lost: bool) -> bool:
 
 @pytest.mark.parametrize("is_answer_lost", [False, True])
 @pytest.mark.parametrize("mended_by", ["the same chunk", "a later chunk first", "a reader of everything"])
-def test_a_process_killed_between_any_two_batches(redis_url: str, is_answer_lost: bool, mended_by: str) -> None:
+def test_a_process_killed_between_any_two_batches(
+    redis_url: str, is_answer_lost: bool, mended_by: str
+) -> None:
     with closing(store_with(redis_url)) as store:
         for batches in count():
             store.create_dataset(DATASET, DATASET_ID)
@@ -81,7 +89,8 @@ def test_a_process_killed_between_any_two_batches(redis_url: str, is_answer_lost
 def test_two_servers_apply_the_same_chunks_at_once(redis_url: str) -> None:
     chunks = {
         chunk_id(number): pack(
-            [Put(b"d%d/f%d" % (i % 3, i), 1 + (number * 7 + i) % 40, size=i % 5) for i in range(30)], chunk_id(number)
+            [Put(b"d%d/f%d" % (i % 3, i), 1 + (number * 7 + i) % 40, size=i % 5) for i in range(30)],
+            chunk_id(number),
         )
         for number in range(8)
     }
@@ -97,35 +106,41 @@ def test_two_servers_apply_the_same_chunks_at_once(redis_url: str) -> None:
         check_against_model(one, {identity: header for identity, (_, header) in chunks.items()})
 
 
+def _after(batches: int, server: RedisProcess) -> Callable[[], None]:
+    """Empties the server when it is called once more than `batches` times."""
+    calls = count()
+
+    def empty() -> None:
+        if next(calls) == batches:
+            with server.client() as client:
+                client.flushall()
+
+    return empty
+
+
 def test_emptied_between_any_two_batches(redis_server: RedisProcess, redis_url: str) -> None:
     """FLUSHALL: the apply is refused, or was done before; nothing of the old dataset shows in the new one."""
     for batches in range(8):
-        steps = iter(range(100))
-
-        def empty(steps: "object" = steps, batches: int = batches) -> None:
-            if next(steps) == batches:  # type: ignore[call-overload]  # an iterator, bound early
-                with redis_server.client() as client:
-                    client.flushall()
-
-        with closing(store_with(redis_url)) as store, closing(
-            store_with(redis_url, lambda link, empty=empty: CallingLink(link, empty))
-        ) as emptied:
+        empty = _after(batches, redis_server)
+        with (
+            closing(store_with(redis_url)) as store,
+            closing(store_with(redis_url, partial(CallingLink, between=empty))) as emptied,
+        ):
             store.create_dataset(DATASET, DATASET_ID)
             apply_all(store, 0)
-            try:
+            with suppress(NotFound):
                 apply_all(emptied, 1)
-            except NotFound:
-                pass
-            with redis_server.client() as client:
-                client.flushall() if store.datasets() else None
-            for ask in (
-                lambda store=store: store.dataset(DATASET),
-                lambda store=store: store.lookup(DATASET_ID, b"a"),
-                lambda store=store: store.entry_table(DATASET_ID),
-                lambda store=store: apply_all(store, 2),
-            ):
-                with pytest.raises(NotFound):
-                    ask()
+            if store.datasets():
+                with redis_server.client() as client:
+                    client.flushall()
+            with pytest.raises(NotFound):
+                store.dataset(DATASET)
+            with pytest.raises(NotFound):
+                store.lookup(DATASET_ID, b"a")
+            with pytest.raises(NotFound):
+                store.entry_table(DATASET_ID)
+            with pytest.raises(NotFound):
+                apply_all(store, 2)
             store.create_dataset(DATASET, DATASET_ID)
             assert store.reserve_versions(DATASET_ID, 1, NOW_NS) == NOW_NS
             apply_all(store, 2, 0, 1)
@@ -133,40 +148,42 @@ def test_emptied_between_any_two_batches(redis_server: RedisProcess, redis_url: 
             store.drop_dataset(DATASET_ID)
 
 
-def test_redis_restarts_from_nothing_while_many_apply(tmp_path: "object", redis_url: str) -> None:
-    from pathlib import Path
-
+def test_redis_restarts_from_nothing_while_many_apply(tmp_path: Path) -> None:
     chunks = {
-        chunk_id(number): pack([Put(b"d%d/f" % (i % 7), number + 1, size=i) for i in range(20)], chunk_id(number))
+        chunk_id(number): pack(
+            [Put(b"d%d/f" % (i % 7), number + 1, size=i) for i in range(20)], chunk_id(number)
+        )
         for number in range(24)
     }
-    with running_redis(Path(str(tmp_path)) / "own") as server:
-        with closing(store_with(f"redis://127.0.0.1:{server.port}")) as store:
-            store.create_dataset(DATASET, DATASET_ID)
+    with (
+        running_redis(tmp_path / "own") as server,
+        closing(store_with(f"redis://127.0.0.1:{server.port}")) as store,
+    ):
+        store.create_dataset(DATASET, DATASET_ID)
 
-            def try_to_apply(number: int) -> bool:
-                if number == 10:
-                    server.kill()
-                    server.start()
-                try:
-                    store.apply(DATASET_ID, *chunks[chunk_id(number)], NOW_NS)
-                except (NotFound, Unavailable):
-                    return False
-                return True
+        def try_to_apply(number: int) -> bool:
+            if number == 10:
+                server.kill()
+                server.start()
+            try:
+                store.apply(DATASET_ID, *chunks[chunk_id(number)], NOW_NS)
+            except (NotFound, Unavailable):
+                return False
+            return True
 
-            with ThreadPoolExecutor(3) as threads:
-                assert not all(threads.map(try_to_apply, range(24)))
-            with pytest.raises(NotFound):
-                store.dataset(DATASET)
-            store.create_dataset(DATASET, DATASET_ID, generation=7)
-            for preamble, header in chunks.values():
-                store.apply(DATASET_ID, preamble, header, NOW_NS, is_again=True)
-            assert store.dataset(DATASET).generation == 7 + 24
-            store.drop_dataset(DATASET_ID)
-            store.create_dataset(DATASET, DATASET_ID)
-            for preamble, header in reversed(chunks.values()):
-                store.apply(DATASET_ID, preamble, header, NOW_NS)
-            check_against_model(store, {identity: header for identity, (_, header) in chunks.items()})
+        with ThreadPoolExecutor(3) as threads:
+            assert not all(threads.map(try_to_apply, range(24)))
+        with pytest.raises(NotFound):
+            store.dataset(DATASET)
+        store.create_dataset(DATASET, DATASET_ID, generation=7)
+        for preamble, header in chunks.values():
+            store.apply(DATASET_ID, preamble, header, NOW_NS, is_again=True)
+        assert store.dataset(DATASET).generation == 7 + 24
+        store.drop_dataset(DATASET_ID)
+        store.create_dataset(DATASET, DATASET_ID)
+        for preamble, header in reversed(chunks.values()):
+            store.apply(DATASET_ID, preamble, header, NOW_NS)
+        check_against_model(store, {identity: header for identity, (_, header) in chunks.items()})
 
 
 def test_what_was_lost_is_put_back_and_not_counted_twice(redis_server: RedisProcess, redis_url: str) -> None:

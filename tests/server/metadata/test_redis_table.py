@@ -51,7 +51,8 @@ def test_a_table_is_of_one_instant_while_others_upload(redis_url: str) -> None:
             number = next(numbers)
             identity = chunk_id(number)
             preamble, header = pack(
-                [Put(b"d%d/same" % (number % 3), number + 1, size=number), Put(b"f%d" % number, number + 1)], identity
+                [Put(b"d%d/same" % (number % 3), number + 1, size=number), Put(b"f%d" % number, number + 1)],
+                identity,
             )
             headers[identity] = header
             writer.apply(DATASET_ID, preamble, header, NOW_NS)
@@ -92,7 +93,7 @@ def test_an_altered_value_is_noticed_and_rebuilt(redis_server: RedisProcess, red
         listed = {folder: list_all(store, folder) for folder in (b"", b"x", b"x/d")}
         table = table_records(store.entry_table(DATASET_ID))
         noticed = set()
-        for key, _ in altered_values(client, prefix):
+        for key in altered_values(client, prefix):
             with closing(store_with(redis_url)) as fresh:  # without what the other remembers
                 for path in paths:
                     with suppress(Damaged, NotFound):
@@ -111,7 +112,9 @@ def test_an_altered_value_is_noticed_and_rebuilt(redis_server: RedisProcess, red
         assert any(key.endswith(b"live") for key in noticed)
 
 
-def test_whatever_is_altered_dropping_and_applying_mends_it(redis_server: RedisProcess, redis_url: str) -> None:
+def test_whatever_is_altered_dropping_and_applying_mends_it(
+    redis_server: RedisProcess, redis_url: str
+) -> None:
     prefix = redis_url.rpartition("=")[2].encode()
     packed = {chunk_id(1): pack(ENTRIES, chunk_id(1)), chunk_id(2): pack([Put(b"x/old", 7)], chunk_id(2))}
     with redis_server.client() as client:
@@ -171,5 +174,3 @@ def _leave_hold(store: RedisMetadata) -> None:
     from dieselfs_server.metadata.redis_table import _Hold
 
     _Hold(store._link, store._datasets.keys(DATASET_ID)).renew()
-
-
