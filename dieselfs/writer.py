@@ -4,6 +4,7 @@ This module waits for sockets (through its sender).
 """
 
 import time
+from collections.abc import Iterable
 from threading import Lock
 
 from dieselfs.chunk.builder import ChunkBuilder
@@ -30,24 +31,29 @@ class DatasetWriter:
     ) -> None:
         """Add a file. Raises InvalidInput for a bad path, and what sending earlier chunks raised."""
         stamp_ns = time.time_ns() if mtime_ns is None else mtime_ns
+        if len(data) > CHUNK_TARGET_BYTES:
+            view = memoryview(data)
+            places = range(0, len(data), CHUNK_TARGET_BYTES)
+            pieces = (bytes(view[place : place + CHUNK_TARGET_BYTES]) for place in places)
+            self.put_pieces(path, pieces, len(data), mode, stamp_ns)
+            return
         with self._lock:
-            if len(data) <= CHUNK_TARGET_BYTES:
-                self._builder.add_file(path, data, mode, stamp_ns)
-                self._seal_if_full()
-            else:
-                version = self._sender.reserve_version()
-                view = memoryview(data)
-                for place in range(0, len(data), CHUNK_TARGET_BYTES):
-                    piece = bytes(view[place : place + CHUNK_TARGET_BYTES])
-                    self._add_piece(path, piece, mode, stamp_ns, len(data), place, version)
+            self._builder.add_file(path, data, mode, stamp_ns)
+            self._seal_if_full()
 
-    def _add_piece(
-        self, path: bytes, piece: bytes, mode: int, mtime_ns: int, size: int, place: int, version: int
-    ) -> None:
-        if self._builder.room_bytes < len(piece):
-            self._seal()
-        self._builder.add_file(path, piece, mode, mtime_ns, size, place, version)
-        self._seal_if_full()
+    def put_pieces(self, path: bytes, pieces: Iterable[bytes], size: int, mode: int, mtime_ns: int) -> None:
+        """Add a file that spans chunks, from pieces that follow each other.
+
+        It becomes visible when all are stored.
+        """
+        version, place = self._sender.reserve_version(), 0
+        for piece in pieces:
+            with self._lock:
+                if self._builder.room_bytes < len(piece):
+                    self._seal()
+                self._builder.add_file(path, piece, mode, mtime_ns, size, place, version)
+                self._seal_if_full()
+            place += len(piece)
 
     def put_folder(self, path: bytes, mode: int = DEFAULT_FOLDER_MODE, mtime_ns: int | None = None) -> None:
         """Add a folder, which may stay empty."""

@@ -10,7 +10,7 @@ import pytest
 
 import dieselfs
 from dieselfs.dataset import Dataset
-from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, InvalidInput, NotFound
 from tests.support.server import RunningServer
 
 JPEG = b"\xff\xd8" + bytes(range(256)) * 16
@@ -82,6 +82,21 @@ def test_a_reader_sees_one_frozen_generation_until_it_refreshes(data: Dataset, s
         assert reader.ls() == ["file"]
         assert reader.refresh() == data.generation
         assert reader.get("file") == b"new"
+
+
+def test_a_rename_keeps_everything_but_the_path(data: Dataset) -> None:
+    large = os.urandom(9_000_000)
+    data.put("a/large", large, mode=0o600, mtime_ns=5)
+    data.put("a/b/small", b"small")
+    data.writer.put_link(b"a/link", b"b/small")
+    data.flush()
+    data.rename("a", "moved/here")
+    assert data.get("moved/here/large") == large and data.get("moved/here/link") == b"small"
+    assert data.stat("moved/here/large")[1:] == (0o100600, len(large), 5)
+    assert data.ls() == ["moved"]
+    for old, new in (("moved/here", "moved/here/below"), ("moved/here/large", "moved/here/b/small")):
+        with pytest.raises((InvalidInput, AlreadyExists)):
+            data.rename(old, new)
 
 
 def test_links_are_followed_inside_the_dataset_only(data: Dataset) -> None:

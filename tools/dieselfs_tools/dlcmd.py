@@ -19,6 +19,7 @@ from dieselfs_tools.commands.info import info
 from dieselfs_tools.commands.ls import ls
 from dieselfs_tools.commands.mount import mount
 from dieselfs_tools.commands.mounts import mounts
+from dieselfs_tools.commands.mv import mv
 from dieselfs_tools.commands.purge import purge
 from dieselfs_tools.commands.put import put
 from dieselfs_tools.commands.rb import rb
@@ -75,6 +76,7 @@ for command in (
     ls,
     stat,
     cat,
+    mv,
     rm,
     du,
     info,
