@@ -171,6 +171,10 @@ async def run_server(settings: ServerSettings, ready: Callable[[], None]) -> Non
                     _stop_when_idle, settings.idle_exit_s, own, reception, nursery.cancel_scope
                 )
             if settings.registry is not None:
+                if settings.registry.is_open:
+                    log.warning(
+                        "%s lets everybody in: give it users (docs/operations.md)", settings.registry.etcd
+                    )
                 etcd = Etcd(settings.registry.etcd, settings.registry.access)
                 nursery.start_soon(stay_registered, etcd, settings.registry.addresses)
             ready()

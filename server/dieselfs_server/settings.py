@@ -24,9 +24,9 @@ from dieselfs.rpc.address import Address, EtcdAddress, TcpAddress, UnixAddress, 
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
 
-_SHARED = frozenset({"store", "metadata", "state", "tls_certificate", "tls_key", "admin_key"})
+SHARED = frozenset({"store", "metadata", "state", "tls_certificate", "tls_key", "admin_key"})
 """What may stand in etcd, for all servers."""
-_TEXTS = _SHARED | {"etcd"} | ETCD_SETTINGS
+_TEXTS = SHARED | {"etcd"} | ETCD_SETTINGS
 _LISTS = frozenset({"listen", "advertise"})
 
 
@@ -37,6 +37,11 @@ class RegistrySettings:
     etcd: EtcdAddress
     access: EtcdAccess
     addresses: Sequence[TcpAddress]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others on the network can do there what we can."""
+        return self.access == EtcdAccess() and not all(member.is_loopback for member in self.etcd.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +143,9 @@ _WILDCARDS = ("0.0.0.0", "::")
 def _read_etcd(address: EtcdAddress, access: EtcdAccess) -> dict[str, Any]:
     settings = decode_settings(Etcd(address, access).values(CONFIG_PREFIX))
     for name in settings:
-        if name not in _SHARED:
+        if name not in SHARED:
             raise InvalidInput(
-                f"etcd key {CONFIG_PREFIX}{name}: no such setting (known: {', '.join(sorted(_SHARED))})"
+                f"etcd key {CONFIG_PREFIX}{name}: no such setting (known: {', '.join(sorted(SHARED))})"
             )
     return dict(settings)
 

@@ -84,16 +84,18 @@ def test_who_is_let_in(tmp_path: Path) -> None:
         path.write_text(text)
         path.chmod(0o644 if path == loose else 0o600)
     with running_etcd(tmp_path) as etcd:
-        etcd.require_user("root", "secret word")
-        etcd.client(EtcdAccess("root", str(right))).put("/who/x", "1")
-        for access in (EtcdAccess(), EtcdAccess("root", str(wrong)), EtcdAccess("nobody", str(right))):
+        etcd.require_users(("ada", "secret word", {"/who/": "READWRITE"}))
+        etcd.client(EtcdAccess("ada", str(right))).put("/who/x", "1")
+        for access in (EtcdAccess(), EtcdAccess("ada", str(wrong)), EtcdAccess("nobody", str(right))):
             with pytest.raises(AccessDenied, match="refuses user") as caught:
                 etcd.client(access).values("/who/")
             assert "secret" not in str(caught.value)
+        with pytest.raises(AccessDenied, match="permission denied"):
+            etcd.client(EtcdAccess("ada", str(right))).values("/elsewhere/")
         with pytest.raises(AccessDenied, match="chmod 600"):
-            etcd.client(EtcdAccess("root", str(loose))).values("/who/")
+            etcd.client(EtcdAccess("ada", str(loose))).values("/who/")
         with pytest.raises(AccessDenied, match="No such file"):
-            etcd.client(EtcdAccess("root", str(tmp_path / "none"))).values("/who/")
+            etcd.client(EtcdAccess("ada", str(tmp_path / "none"))).values("/who/")
 
 
 def test_half_of_a_pair_of_settings_is_refused() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from dieselfs.errors import AccessDenied
 from dieselfs.etcd import Etcd, EtcdAccess
-from dieselfs.etcd_keys import SERVERS_PREFIX, decode_servers
+from dieselfs.etcd_keys import CONFIG_PREFIX, SERVERS_PREFIX, decode_servers, server_key
 from dieselfs.limits import SERVER_LEASE_S
 from dieselfs.rpc.address import TcpAddress
 from dieselfs_server.registry import stay_registered
@@ -107,14 +108,23 @@ def test_servers_that_stop_and_servers_that_die(etcd: RunningEtcd, tmp_path: Pat
         assert alive.stop() == 0
 
 
-def test_a_user_and_a_password(tmp_path: Path) -> None:
+def test_users_with_no_more_rights_than_they_need(tmp_path: Path) -> None:
+    """Those that docs/operations.md advises."""
     password = tmp_path / "password"
     password.write_text("word")
     password.chmod(0o600)
     with running_etcd(tmp_path / "etcd") as etcd, ExitStack() as stack:
-        etcd.require_user("root", "word")
-        access = ("--etcd-user", "root", "--etcd-password-file", str(password))
+        etcd.client().put(f"{CONFIG_PREFIX}state", str(tmp_path / "state"))
+        etcd.require_users(
+            ("server", "word", {CONFIG_PREFIX: "READ", SERVERS_PREFIX: "READWRITE"}),
+            ("client", "word", {SERVERS_PREFIX: "READ"}),
+        )
+        access = ("--etcd-user", "server", "--etcd-password-file", str(password))
         server = start_registered(tmp_path / "server", etcd, access)
         stack.callback(server.kill)
-        seen = etcd.client(EtcdAccess("root", str(password)))
-        wait_until(lambda: decode_servers(seen.values(SERVERS_PREFIX)) != ())
+        client = etcd.client(EtcdAccess("client", str(password)))
+        wait_until(lambda: decode_servers(client.values(SERVERS_PREFIX)) != ())
+        with pytest.raises(AccessDenied):
+            client.put(server_key("10.0.0.6:7070"), "x")
+        assert server.stop() == 0
+        assert client.values(SERVERS_PREFIX) == {}

@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 
 from dieselfs.errors import InvalidInput, Unavailable
-from dieselfs.rpc.address import TcpAddress, UnixAddress
-from dieselfs_server.settings import ServerSettings, advertised
+from dieselfs.etcd import ETCD_SETTINGS, EtcdAccess
+from dieselfs.etcd_keys import CONFIG_PREFIX, SERVERS_PREFIX
+from dieselfs.limits import SERVER_LEASE_S
+from dieselfs.rpc.address import TcpAddress, UnixAddress, parse_etcd
+from dieselfs_server.settings import SHARED, RegistrySettings, ServerSettings, advertised
+from tests.support.documents import REPOSITORY
 from tests.support.etcd import running_etcd
 from tests.support.server import free_port
 
@@ -79,3 +83,23 @@ def test_what_is_registered() -> None:
     for listen in ([UnixAddress("/x")], [TcpAddress("0.0.0.0", 1)], [A, TcpAddress("::", 1)]):
         with pytest.raises(InvalidInput):
             advertised(listen, [])
+
+
+@pytest.mark.parametrize(
+    ("etcd", "access", "is_open"),
+    [
+        ("127.0.0.1,localhost", EtcdAccess(), False),
+        ("127.0.0.1,10.0.0.1", EtcdAccess(), True),
+        ("10.0.0.1", EtcdAccess("dieselfs", "/password"), False),
+        ("10.0.0.1", EtcdAccess(tls_certificate="/c", tls_key="/k"), False),
+    ],
+)
+def test_an_etcd_that_lets_everybody_in_is_known(etcd: str, access: EtcdAccess, is_open: bool) -> None:
+    assert RegistrySettings(parse_etcd(etcd), access, [A]).is_open == is_open
+
+
+def test_the_document_says_what_may_stand_in_etcd() -> None:
+    document = (REPOSITORY / "docs" / "operations.md").read_text()
+    assert f"`{CONFIG_PREFIX}<name>`" in document and f"`{SERVERS_PREFIX}<host>:<port>`" in document
+    assert all(f"`{name}`" in document for name in SHARED | ETCD_SETTINGS)
+    assert f"lease of {SERVER_LEASE_S} s" in document

@@ -73,18 +73,29 @@ class RunningEtcd:
             self.process.wait(STOP_TIMEOUT_S)
             self.process = None
 
-    def require_user(self, name: str, password: str) -> None:
-        """From now on only those who are known are let in; `root` may do everything."""
+    def require_users(self, *others: tuple[str, str, dict[str, str]]) -> None:
+        """From now on only those who are known are let in: `root`, whose password is `word`, and `others`, each with a
+        password and with the permission (`READ`, `READWRITE`) that they have on each prefix.
+        """
         import pyetcd
         from pyetcd import etcdrpc
+        from pyetcd.utils import prefix_range_end
 
         with pyetcd.MultiEndpointEtcd3Client(
             [pyetcd.Endpoint("127.0.0.1", self.port, secure=False)], STOP_TIMEOUT_S
         ) as session:
-            session.authstub.UserAdd(etcdrpc.AuthUserAddRequest(name=name, password=password))
-            session.authstub.RoleAdd(etcdrpc.AuthRoleAddRequest(name="root"))
-            session.authstub.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user=name, role="root"))
-            session.authstub.AuthEnable(etcdrpc.AuthEnableRequest())
+            auth = session.authstub
+            for name, password, prefixes in (("root", "word", {}), *others):
+                auth.UserAdd(etcdrpc.AuthUserAddRequest(name=name, password=password))
+                auth.RoleAdd(etcdrpc.AuthRoleAddRequest(name=name))
+                auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user=name, role=name))
+                for prefix, kind in prefixes.items():
+                    key = prefix.encode()
+                    permission = {"permType": kind, "key": key, "range_end": prefix_range_end(key)}
+                    auth.RoleGrantPermission(
+                        etcdrpc.AuthRoleGrantPermissionRequest(name=name, perm=permission)
+                    )
+            auth.AuthEnable(etcdrpc.AuthEnableRequest())
 
 
 @contextmanager
