@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
 from dieselfs.etcd import Etcd, EtcdAccess
 from dieselfs.limits import ETCD_TIMEOUT_S
 from dieselfs.rpc.address import EtcdAddress, TcpAddress
+from tests.support.certificates import make_certificate
 from tests.support.etcd import RunningEtcd, running_etcd
 from tests.support.server import free_port
 
@@ -96,6 +98,25 @@ def test_who_is_let_in(tmp_path: Path) -> None:
             etcd.client(EtcdAccess("ada", str(loose))).values("/who/")
         with pytest.raises(AccessDenied, match="No such file"):
             etcd.client(EtcdAccess("ada", str(tmp_path / "none"))).values("/who/")
+
+
+def test_tls_both_ways(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    stranger, strangers_key = map(str, make_certificate(other))
+    with running_etcd(tmp_path, make_certificate(own)) as etcd:
+        etcd.client().put("/tls/x", "1")
+        assert etcd.client().values("/tls/") == {"/tls/x": b"1"}
+        trusting = etcd.access.tls_ca
+        for access in (
+            EtcdAccess(),
+            EtcdAccess(tls_ca=trusting),
+            EtcdAccess(tls_ca=trusting, tls_certificate=stranger, tls_key=strangers_key),
+            replace(etcd.access, tls_ca=stranger),
+        ):
+            with pytest.raises(Unavailable, match="no connection"):
+                etcd.client(access).values("/tls/")
 
 
 def test_half_of_a_pair_of_settings_is_refused() -> None:

@@ -22,9 +22,12 @@ _POLL_S = 0.05
 
 @dataclass
 class RunningEtcd:
-    """`start` and `kill` may take turns; its content stays."""
+    """`start` and `kill` may take turns; its content stays. With a certificate and its key, it speaks TLS with those
+    who show the same one.
+    """
 
     folder: Path
+    certificate: tuple[Path, Path] | None = None
     port: int = field(default_factory=free_port)
     peer_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -33,23 +36,37 @@ class RunningEtcd:
     def address(self) -> EtcdAddress:
         return EtcdAddress((TcpAddress("127.0.0.1", self.port),))
 
+    @property
+    def access(self) -> EtcdAccess:
+        if self.certificate is None:
+            return EtcdAccess()
+        certificate, key = map(str, self.certificate)
+        return EtcdAccess(tls_ca=certificate, tls_certificate=certificate, tls_key=key)
+
     def client(self, access: EtcdAccess | None = None) -> Etcd:
-        return Etcd(self.address, access or EtcdAccess())
+        return Etcd(self.address, access or self.access)
+
+    def _tls_options(self) -> list[str]:
+        if self.certificate is None:
+            return []
+        certificate, key = map(str, self.certificate)
+        return [
+            *("--cert-file", certificate, "--key-file", key),
+            *("--client-cert-auth", "--trusted-ca-file", certificate),
+        ]
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
+        scheme = "https" if self.certificate else "http"
+        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
         command = [
             *("etcd", "--name", "test", "--data-dir", str(self.folder / "etcd")),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"test={peer}"),
-            *(
-                "--heartbeat-interval",
-                "50",
-                "--election-timeout",
-                "500",
-            ),  # leases may be as short as a second
+            *("--heartbeat-interval", "50"),
+            *("--election-timeout", "500"),  # leases may be as short as a second
+            *self._tls_options(),
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "etcd.log", "ab") as log:
@@ -99,12 +116,12 @@ class RunningEtcd:
 
 
 @contextmanager
-def running_etcd(folder: Path) -> Iterator[RunningEtcd]:
+def running_etcd(folder: Path, certificate: tuple[Path, Path] | None = None) -> Iterator[RunningEtcd]:
     """etcd over `folder`, stopped in the end, whatever happens. Skips the test where there is no etcd."""
     if shutil.which("etcd") is None:
         pytest.skip("needs etcd: apt-get install etcd-server")
     pytest.importorskip("pyetcd", reason="needs the extra 'etcd'")
-    etcd = RunningEtcd(folder)
+    etcd = RunningEtcd(folder, certificate)
     try:
         etcd.start()
         yield etcd
