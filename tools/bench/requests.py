@@ -29,6 +29,9 @@ from dieselfs_server.store.counting import CountingStore
 from dieselfs_server.store.opening import open_store
 
 CLIENTS = 8
+CHUNKS_AHEAD = 4
+"""Chunks that a client asks for at once."""
+
 FILES_PER_CHUNK = 38
 _SEED = 11
 
@@ -141,11 +144,19 @@ def _by_executor(chunks: _Chunks, plan: Plan) -> Run:
 
 
 def _run(plan: Plan, make_reader: Callable[[], Reader]) -> Run:
-    """All clients at once; each waits for an answer before it asks again."""
+    """All clients at once; each has a few requests under way."""
 
     async def client(read: Reader, wanted: list[Request]) -> None:
-        for request in wanted:
+        ahead = trio.Semaphore(CHUNKS_AHEAD)
+
+        async def ask(request: Request) -> None:
             await read(request)
+            ahead.release()
+
+        async with trio.open_nursery() as nursery:
+            for request in wanted:
+                await ahead.acquire()
+                nursery.start_soon(ask, request)
 
     async def serve() -> None:
         read = make_reader()
