@@ -17,6 +17,7 @@ from bench.figures import Figure, Run, Trial, figures
 from bench.listing import listing
 from bench.machine import machine_facts
 from bench.reading import reading
+from bench.rebuild import rebuild
 from bench.report import trial_fields, trial_lines
 from bench.requests import requests
 from bench.scale import FULL, QUICK, Scale
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "snapshot": snapshot,
     "listing": listing,
     "reading": reading,
+    "rebuild": rebuild,
     "stores": stores,
     "requests": requests,
     "servers": servers,
