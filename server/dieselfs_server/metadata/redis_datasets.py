@@ -52,12 +52,13 @@ def live_state(keys: DatasetKeys, value: bytes | None) -> DatasetState:
 def sweep(link: Link, keys: DatasetKeys, buckets: Iterable[int]) -> None:
     """Remove what is in the buckets of a dataset that is gone."""
     bucket_keys = [keys.bucket(number) for number in buckets]
-    for bucket, folders in zip(
-        bucket_keys, ask(link, [ReadAll(b.folders) for b in bucket_keys]), strict=True
-    ):
+    indexes = ask(link, [ReadAll(bucket.folders) for bucket in bucket_keys])
+    removals = []
+    for bucket, folders in zip(bucket_keys, indexes, strict=True):
         drawers = [bucket.folder(folder_hash) for folder_hash in folders]
         doomed = [key for drawer in drawers for key in (drawer.sorted_key, drawer.hash_key)]
-        ask(link, [Remove([*doomed, *bucket.own_keys])])
+        removals.append(Remove([*doomed, *bucket.own_keys]))
+    ask(link, removals)
 
 
 class Datasets:
@@ -88,7 +89,7 @@ class Datasets:
 
     def find(self, name: str) -> DatasetRecord:
         """Raises NotFound, Damaged."""
-        ((((value,),)),) = (ask(self._link, [Read([(self._registry, [name.encode()])])])[0],)
+        (((value,),),) = ask(self._link, [Read([(self._registry, [name.encode()])])])
         if value is not None:
             keys = self._note(name.encode(), Registered.of(unseal(self._registry, name.encode(), value)))
             (((record,),),) = ask(self._link, [Read([(keys.dataset, [RECORD])])])
@@ -158,7 +159,7 @@ class Datasets:
         """Remove all that belongs to a dropped dataset: its name last but one, so that it can be found till then."""
         sweep(self._link, keys, range(BUCKETS))
         name = keys.name.encode()
-        ((((value,),)),) = (ask(self._link, [Read([(self._registry, [name])])])[0],)
+        (((value,),),) = ask(self._link, [Read([(self._registry, [name])])])
         if value is not None:
             registered = self._decoded(name, value)
             if registered is not None and registered.token == keys.token:
