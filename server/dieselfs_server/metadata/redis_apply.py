@@ -37,7 +37,8 @@ from dieselfs_server.metadata.redis_keys import (
     tree_name,
 )
 from dieselfs_server.metadata.redis_link import Link, ask
-from dieselfs_server.metadata.redis_settle import ChunkEntries, Needs, Part, Seen, settle, split_by_bucket
+from dieselfs_server.metadata.redis_parts import ChunkEntries, Part, split_by_bucket
+from dieselfs_server.metadata.redis_settle import Needs, Seen, settle
 from dieselfs_server.metadata.redis_values import (
     ChunkState,
     DatasetState,
