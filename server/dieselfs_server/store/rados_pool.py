@@ -64,10 +64,14 @@ class RadosPool:
             )
         except self._librados.Error as error:
             raise InvalidInput(f"cannot read the Ceph configuration {conf}: {_reason(error)}") from None
-        with self._translated("connect", is_pool=True):
-            self._cluster.connect()
-            self._objects = self._cluster.open_ioctx(pool)
-            self._objects.set_osdmap_full_try()  # a full pool refuses at once; without this it makes us wait
+        try:
+            with self._translated("connect", is_pool=True):
+                self._cluster.connect()
+                self._objects = self._cluster.open_ioctx(pool)
+                self._objects.set_osdmap_full_try()  # a full pool refuses at once; without this it makes us wait
+        except BaseException:
+            self._cluster.shutdown()
+            raise
 
     def close(self) -> None:
         """Let go of the connection. The pool is of no further use."""

@@ -1,7 +1,11 @@
 """The tiered store keeps the contract, and returns what the slow tier has whatever happens to the fast one."""
 
+import os
+import random
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -256,3 +260,44 @@ def test_a_full_fast_disk_costs_speed_only(tmp_path: Path) -> None:
             assert 0 < sum(tiers.read(chunk_at(number), content) for number in range(10)) <= 4
         finally:
             tiers.store.close()
+
+
+HARMS: list[Callable[[Path], object]] = [
+    lambda path: flip(path, 70_000),
+    lambda path: os.truncate(path, 100_000),
+    lambda path: path.unlink(),
+    lambda path: path.write_bytes(b"foreign"),
+]
+
+
+def test_readers_are_right_while_copies_are_spoilt_under_them(tiers: Tiers) -> None:
+    chunk_ids = [chunk_at(number) for number in range(8)]
+    contents = {chunk_id: random.Random(chunk_id).randbytes(200_000) for chunk_id in chunk_ids}
+    for chunk_id, content in contents.items():
+        tiers.put(chunk_id, content)
+
+    def read_many(seed: int) -> int:
+        source = random.Random(seed)
+        for _ in range(400):
+            chunk_id = source.choice(chunk_ids)
+            offset = source.randrange(200_000)
+            length = source.randint(1, 200_000 - offset)
+            data = tiers.store.get_range(DATASET_ID, chunk_id, offset, length)
+            assert data == contents[chunk_id][offset : offset + length]
+        return seed
+
+    source = random.Random(9)
+    for chunk_id in chunk_ids[:4]:
+        flip(tiers.path(chunk_id), 70_000)
+    with ThreadPoolExecutor(4) as threads:
+        readers = [threads.submit(read_many, seed) for seed in range(4)]
+        while not all(reader.done() for reader in readers):
+            with suppress(OSError, IndexError):  # gone, or too short to be spoilt there
+                source.choice(HARMS)(tiers.path(source.choice(chunk_ids)))
+        assert [reader.result() for reader in readers] == [0, 1, 2, 3]
+    assert tiers.fast.statistics().reads > 0 and tiers.slow.statistics().reads > 0
+    for _ in range(3):
+        tiers.store.settle()
+        tiers.now_s += 1000
+        came_from_fast = [tiers.read(chunk_id, contents[chunk_id]) for chunk_id in chunk_ids]
+    assert all(came_from_fast)
