@@ -78,10 +78,12 @@ class Etcd:
     def values(self, prefix: str) -> dict[str, bytes]:
         """All values under `prefix`, by key."""
         return self._run(
-            lambda client: {item.key.decode(): value for value, item in client.get_prefix(prefix)}
+            lambda client: {
+                item.key.decode("utf-8", "replace"): value for value, item in client.get_prefix(prefix)
+            }
         )
 
-    def put(self, key: str, value: bytes | str, lease: int = 0) -> None:
+    def put(self, key: str | bytes, value: bytes | str, lease: int = 0) -> None:
         """Set a value. With a lease, it is gone when the lease is."""
         self._run(lambda client: client.put(key, value, lease or None))
 
@@ -169,12 +171,11 @@ class Etcd:
 def _reason(error: Any) -> str:
     """What went wrong, in a few words; errors of gRPC itself carry many lines."""
     name = error.code().name if hasattr(error, "code") else type(error).__name__
-    return {
-        "UNAVAILABLE": "no connection",
-        "ConnectionFailedError": "no connection",
-        "DEADLINE_EXCEEDED": "no answer in time",
-        "ConnectionTimeoutError": "no answer in time",
-    }.get(name, str(name))
+    if name in ("UNAVAILABLE", "ConnectionFailedError"):
+        return "no connection"
+    if name in ("DEADLINE_EXCEEDED", "ConnectionTimeoutError"):
+        return "no answer in time"
+    return str(error.details()) if hasattr(error, "details") else str(name)
 
 
 def _import_client() -> tuple[Any, Any]:

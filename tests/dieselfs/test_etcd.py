@@ -27,8 +27,13 @@ def test_values_under_a_prefix(etcd: RunningEtcd) -> None:
     client = etcd.client()
     client.put("/values/a", "1")
     client.put("/values/b", b"\xff")
+    client.put(b"/values/\xff", "any bytes")
     client.put("/valuesx", "3")
-    assert client.values("/values/") == {"/values/a": b"1", "/values/b": b"\xff"}
+    assert client.values("/values/") == {
+        "/values/a": b"1",
+        "/values/b": b"\xff",
+        "/values/\ufffd": b"any bytes",
+    }
     assert client.values("/nothing/") == {}
 
 
@@ -98,6 +103,14 @@ def test_who_is_let_in(tmp_path: Path) -> None:
             etcd.client(EtcdAccess("ada", str(loose))).values("/who/")
         with pytest.raises(AccessDenied, match="No such file"):
             etcd.client(EtcdAccess("ada", str(tmp_path / "none"))).values("/who/")
+
+
+def test_a_user_where_there_are_none_is_said_to_be_one(etcd: RunningEtcd, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("word")
+    password.chmod(0o600)
+    with pytest.raises(Unavailable, match="authentication is not enabled"):
+        etcd.client(EtcdAccess("ada", str(password))).values("/")
 
 
 def test_tls_both_ways(tmp_path: Path) -> None:

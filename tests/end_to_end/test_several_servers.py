@@ -2,6 +2,7 @@
 
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -135,6 +136,20 @@ def test_a_call_that_must_not_happen_twice_fails_where_it_may_have_happened(
         assert [user.name for user in client.users()] == []  # this one may be repeated, and was
         client.close()
         assert false.calls == 2
+
+
+def test_a_server_that_hangs_is_passed_over(
+    servers: list[RunningServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dieselfs.rpc.connection.CONNECT_TIMEOUT_S", 0.3)
+    path = tmp_path / "hanging.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()  # the kernel takes connections, and nobody ever answers
+        settings = replace(servers[0].settings(), server=f"unix:{path},{servers[0].unix}")
+        client = ServerClient(settings, start=0)
+        assert client.datasets() == []
+        client.close()
 
 
 def test_connections_of_many_clients_go_to_all_servers(servers: list[RunningServer]) -> None:

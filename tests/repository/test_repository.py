@@ -55,7 +55,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/rebuild.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/tags.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/main.py": "tests/support/server.py starts every server of the tests with it",
-    "server/dieselfs_server/settings.py": "tests/support/server.py starts every server of the tests with it",
     "server/dieselfs_server/metadata/interface.py": "a contract; tests/conformance/metadata_suite.py holds it",
     "server/dieselfs_server/metadata/sqlite_*.py": "parts of one store: tests/server/metadata/test_sqlite.py",
     "server/dieselfs_server/store/interface.py": "a contract; each store is held to it",
