@@ -90,7 +90,7 @@ def parse_servers(text: str) -> Servers:
 
 
 def parse_etcd(text: str) -> EtcdAddress:
-    """Parse `host:port[,host:port]`, the members of an etcd cluster; `etcd://` may stand before. Raises InvalidInput."""
+    """Parse `host:port[,host:port]`, members of an etcd cluster; `etcd://` may stand before. Raises InvalidInput."""
     members = [
         _parse_tcp(part, ETCD_PORT) if "://" not in part else None
         for part in text.removeprefix(_ETCD).split(",")
