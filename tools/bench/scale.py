@@ -17,5 +17,5 @@ class Scale:
     requests: int
 
 
-QUICK = Scale(rounds=3, entries=50_000, small_files=5_000, large_files=300, chunks=32, requests=2_000)
+QUICK = Scale(rounds=3, entries=50_000, small_files=5_000, large_files=300, chunks=32, requests=3_000)
 FULL = Scale(rounds=5, entries=1_280_000, small_files=100_000, large_files=5_000, chunks=256, requests=12_000)
