@@ -46,7 +46,7 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "--folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=Path(tempfile.gettempdir()),
-    help="Where to work: on the file system to compare with. Takes 12 GB.  [the folder for temporary files]",
+    help="Where to work: on the file system to compare with. Takes 25 GB.  [the folder for temporary files]",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all runs to this file too.")
 def main(
