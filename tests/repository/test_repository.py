@@ -52,7 +52,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/handshake.py": "tests/server/test_listener.py, with strangers and false servers",
     "server/dieselfs_server/fsck.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/purge.py": "tests/server/test_maintenance.py",
-    "server/dieselfs_server/rebuild.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/tags.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/main.py": "tests/support/server.py starts every server of the tests with it",
     "server/dieselfs_server/metadata/interface.py": "a contract; tests/conformance/metadata_suite.py holds it",
