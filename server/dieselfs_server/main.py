@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -92,7 +93,8 @@ def serve(
 def _report(ready_fd: int | None, text: str) -> None:
     """Tell the process that started us, if it waits."""
     if ready_fd is not None:
-        os.write(ready_fd, text.encode() + b"\n")
+        with suppress(BrokenPipeError):  # it has given up waiting
+            os.write(ready_fd, text.encode() + b"\n")
         os.close(ready_fd)
 
 
