@@ -88,6 +88,7 @@ class RunningCeph:
     def hung(self) -> Iterator[None]:
         """The OSD does not answer in this block, but its connections stay."""
         self.osd.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.osd.pid, os.WSTOPPED | os.WNOWAIT)  # until then, some threads still answer
         try:
             yield
         finally:
