@@ -3,6 +3,7 @@
 What is stored is gone when it stops. Needs Debian's packages ceph-mon, ceph-osd and python3-rados.
 """
 
+import os
 import shutil
 import signal
 import subprocess
