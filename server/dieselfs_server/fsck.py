@@ -17,6 +17,7 @@ import numpy as np
 from dieselfs.chunk.format import ChunkHeader, Preamble, decode_chunk
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError, NotFound
+from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.meta.records import DatasetRecord, EntryTable
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.meta.snapshot_builder import build_snapshot
@@ -25,12 +26,9 @@ from dieselfs.rpc.records import FsckReport, Problem
 from dieselfs_server.commit import read_header
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite import SqliteMetadata
-from dieselfs_server.rebuild import rebuild
+from dieselfs_server.rebuild import rebuild, report_line
 from dieselfs_server.snapshots import SnapshotShelf
 from dieselfs_server.store.interface import ObjectStore
-
-PROBLEMS_KEPT_MAX = 1000
-"""More problems are counted, not listed."""
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +43,8 @@ class _Findings:
         log.warning("fsck: %s: %s%s", kind, what, " (mended)" if is_mended else "")
         self.count += 1
         self.unmended += not is_mended
-        if len(self.problems) < PROBLEMS_KEPT_MAX:
-            self.problems.append(Problem(kind, what, is_mended))
+        if len(self.problems) < REPORT_LINES_MAX:
+            self.problems.append(Problem(kind, report_line(what), is_mended))
 
 
 def fsck(

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dieselfs.errors import AlreadyExists, Damaged, NotFound
+from dieselfs.limits import REPORT_LINE_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.meta.records import DatasetRecord
 from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.commit import read_header
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
-
-DAMAGED_KEPT_MAX = 1000
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +46,18 @@ def rebuild(
                 preamble, header = read_header(store, dataset_id, chunk_id)
             except (Damaged, NotFound) as error:
                 log.error("rebuild of %s: %s", name, error)
-                damaged = [*damaged, str(error)][:DAMAGED_KEPT_MAX]
+                damaged = [*damaged, report_line(str(error))][:REPORT_LINES_MAX]
                 continue
             metadata.apply(dataset_id, preamble, header, now_ns, is_again=True)
             chunks, entries = chunks + 1, entries + len(header)
     record = metadata.dataset(name)
     log.info("rebuilt %s: %d chunks, %d entries, %d files", name, chunks, entries, record.files)
     return RebuildReport(chunks, entries, record.files, record.generation, tuple(damaged))
+
+
+def report_line(text: str) -> str:
+    """`text`, cut so that a reply can hold many such lines."""
+    return text.encode("utf-8", "replace")[:REPORT_LINE_BYTES_MAX].decode("utf-8", "ignore")
 
 
 def _known(metadata: MetadataStore, name: str) -> DatasetRecord | None:

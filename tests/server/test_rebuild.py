@@ -4,9 +4,10 @@ import pytest
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
 from dieselfs.errors import Unavailable
+from dieselfs.limits import REPORT_LINE_BYTES_MAX
 from dieselfs_server.catalog import Catalog
 from dieselfs_server.metadata.sqlite import SqliteMetadata
-from dieselfs_server.rebuild import rebuild
+from dieselfs_server.rebuild import rebuild, report_line
 from tests.server.test_purge import DATASET, NOW_NS, World
 
 
@@ -44,6 +45,11 @@ def test_it_is_marked_until_it_has_gone_through(number: int) -> None:
     catalog.check_built(metadata.dataset("data"), NOW_NS)
     world.metadata = metadata
     assert world.read() == world.files
+
+
+def test_lines_of_reports_are_cut_between_characters() -> None:
+    assert report_line("short") == "short"
+    assert report_line("ü" * 5000) == "ü" * (REPORT_LINE_BYTES_MAX // 2)
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_there() -> None:

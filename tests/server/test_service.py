@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dieselfs.chunk.format import Op
+from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
-from dieselfs.limits import INLINE_FILE_BYTES_MAX
+from dieselfs.limits import INLINE_FILE_BYTES_MAX, LISTING_ENTRIES_MAX, PATH_BYTES_MAX
 from dieselfs.rpc.client import ServerClient
 from tests.support.server import RunningServer, running_server
 
@@ -69,6 +70,21 @@ def test_a_folder_is_listed_page_by_page(admin: ServerClient) -> None:
     listed: list[bytes] = []
     while page := admin.list_folder(dataset, b"f", listed[-1] if listed else b"", 10):
         listed += [entry.name for entry in page]
+    assert listed == names
+
+
+def test_links_with_long_targets_are_listed_in_shorter_pages(server: RunningServer) -> None:
+    names = [b"%04d" % n for n in range(LISTING_ENTRIES_MAX)]
+    with Dataset(server.settings(), "long-links", is_created=False) as data:
+        for name in names:
+            data.writer.put_link(b"f/" + name, b"x" * PATH_BYTES_MAX)
+        data.flush()
+        listed: list[bytes] = []
+        while page := data.client.list_folder(
+            data.name, b"f", listed[-1] if listed else b"", LISTING_ENTRIES_MAX
+        ):
+            assert len(page) < LISTING_ENTRIES_MAX
+            listed += [entry.name for entry in page]
     assert listed == names
 
 

@@ -8,7 +8,12 @@ import trio
 
 from dieselfs.chunk.format import Op
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.limits import INLINE_FILE_BYTES_MAX, LISTING_ENTRIES_MAX, RANGES_PER_REQUEST_MAX
+from dieselfs.limits import (
+    INLINE_FILE_BYTES_MAX,
+    LISTING_BYTES_MAX,
+    LISTING_ENTRIES_MAX,
+    RANGES_PER_REQUEST_MAX,
+)
 from dieselfs.meta.records import DatasetRecord, FileRecord
 from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE
 from dieselfs.names import check_path, printable, split_path
@@ -64,6 +69,16 @@ async def stat(service: Service, caller: Caller, arguments: Any, _: object) -> R
     return Reply(_entry_info(record))
 
 
+def page_of(records: Sequence[FileRecord]) -> Sequence[FileRecord]:
+    """As many of the first records as fit into one message, at least one: link targets may be long."""
+    total_bytes = 0
+    for number, record in enumerate(records):
+        total_bytes += len(split_path(record.path)[1]) + len(record.target)
+        if number and total_bytes > LISTING_BYTES_MAX:
+            return records[:number]
+    return records
+
+
 def _find(metadata: MetadataStore, dataset: DatasetRecord, path: bytes) -> FileRecord:
     """The live entry at `path`, or what a folder without one looks like. Blocks. Raises NotFound."""
     record = metadata.lookup(dataset.dataset_id, path)
@@ -86,7 +101,7 @@ async def list_folder(service: Service, caller: Caller, arguments: Any, _: objec
     def listing() -> Sequence[FileRecord]:
         if _find(metadata, dataset, path).op != Op.DIRECTORY:
             raise InvalidInput(f"dl://{dataset.name}/{printable(path)}: not a folder")
-        return metadata.list_folder(dataset.dataset_id, path, arguments.after, arguments.limit)
+        return page_of(metadata.list_folder(dataset.dataset_id, path, arguments.after, arguments.limit))
 
     return Reply([_entry_info(record) for record in await trio.to_thread.run_sync(listing)])
 
