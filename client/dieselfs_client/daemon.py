@@ -22,6 +22,7 @@ from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, raise_read_ahead, unmount
 from dieselfs_client.options import MountOptions
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned
+from dieselfs_client.reads import Reads
 from dieselfs_client.residency import ChunkResidency, ChunkSource
 
 STOP_GRACE_S = 5.0
@@ -56,7 +57,9 @@ async def serve(
                 residency = ChunkResidency(snapshot, source, options.memory_bytes, nursery, options.timeout_s)
                 user = os.getuid() if options.uid is None else options.uid
                 group = os.getgid() if options.gid is None else options.gid
-                driver = KernelDriver(device, MountCore(snapshot), residency, user, group, options.timeout_s)
+                core = MountCore(snapshot)
+                reads = Reads(core, residency, options.timeout_s)
+                driver = KernelDriver(device, core, reads, user, group)
                 nursery.start_soon(_announce, driver, mountpoint, on_ready, nursery.cancel_scope)
                 if pin is not None:
                     nursery.start_soon(keep_pinned, pin, snapshot.header, holder_name(mountpoint))

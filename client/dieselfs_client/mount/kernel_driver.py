@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 import trio
 
-from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, ProtocolError, Unavailable
-from dieselfs.limits import NAME_BYTES_MAX, READ_AHEAD_BYTES, READ_TIMEOUT_S
+from dieselfs.errors import DieselfsError, InvalidInput, NotFound, ProtocolError
+from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs.names import printable
 from dieselfs_client.mount import kernel_protocol as protocol
-from dieselfs_client.mount.core import MountCore, Piece, Siblings
+from dieselfs_client.mount.core import MountCore, Siblings
 from dieselfs_client.mount.kernel_protocol import Opcode, Request
-from dieselfs_client.read_order import ReadOrder
-from dieselfs_client.residency import ChunkResidency
+from dieselfs_client.reads import Buffers, Reads
 
 LINGER_MS = 1
 """After the last request the loop waits so long on the device itself: much faster than a trip through the scheduler,
@@ -63,8 +62,6 @@ again: so it is with OPEN and OPENDIR too, and from then on files are opened wit
 
 _log = logging.getLogger(__name__)
 
-_Buffers = list[memoryview]
-
 
 class _Refused(Exception):
     """Carries the errno that answers a request."""
@@ -85,19 +82,16 @@ class KernelDriver:
         self,
         device: int,
         core: MountCore,
-        residency: ChunkResidency,
+        reads: Reads,
         user: int,
         group: int,
-        read_timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
         self.agreed = trio.Event()
         self.refusal: str | None = None
         self._device = device
         self._core = core
-        self._residency = residency
+        self._reads = reads
         self._encoder = protocol.Encoder(user, group)
-        self._read_timeout_s = read_timeout_s
-        self._read_order = ReadOrder()
         # READs that wait for bytes, by `unique`; changed only between checkpoints.
         self._waiting: dict[int, trio.CancelScope] = {}
         self._answers: dict[int, Callable[[Request], bytes]] = {
@@ -251,37 +245,20 @@ class KernelDriver:
 
     def _read(self, request: Request, nursery: trio.Nursery) -> None:
         offset, size = protocol.decode_read(request.body)
-        inode = request.inode
-        pieces = self._core.pieces(inode, offset, size)
-        buffers: _Buffers = []
-        for piece in pieces:
-            buffer = self._residency.resident_piece(piece.extent, piece.start, piece.length)
-            if buffer is None:
-                # Known as waiting from now on: the next request may be the one that interrupts it.
-                scope = self._waiting[request.unique] = trio.move_on_after(self._read_timeout_s)
-                nursery.start_soon(self._read_later, request, pieces, scope)
-                break
-            buffers.append(buffer)
-        else:
-            self._reply_pieces(request.unique, pieces, buffers)
-        end = offset + size
-        if self._read_order.goes_on(inode, offset, end):
-            for chunk in self._core.chunks_ahead(inode, end, READ_AHEAD_BYTES):
-                self._residency.prefetch(chunk)
+        buffers = self._reads.at_once(request.inode, offset, size)
+        if buffers is not None:
+            self._reply_buffers(request.unique, buffers)
+            return
+        # Known as waiting from now on: the next request may be the one that interrupts it.
+        scope = self._waiting[request.unique] = trio.CancelScope()
+        nursery.start_soon(self._read_later, request, offset, size, scope)
 
-    async def _read_later(self, request: Request, pieces: list[Piece], scope: trio.CancelScope) -> None:
-        unique = request.unique  # all else of it lies in the loop's buffer, and is overwritten by now
+    async def _read_later(self, request: Request, offset: int, size: int, scope: trio.CancelScope) -> None:
+        unique = request.unique  # the body lies in the loop's buffer, and is overwritten by now
         try:
             with scope:
-                for piece in pieces[1:]:
-                    self._residency.prefetch(piece.extent.chunk)
-                fetch = self._residency.fetch_piece
-                buffers = [await fetch(piece.extent, piece.start, piece.length) for piece in pieces]
-            if not scope.cancelled_caught:
-                self._reply_pieces(unique, pieces, buffers)
-            elif unique in self._waiting:
-                raise Unavailable(f"its bytes did not come within {self._read_timeout_s:g} s")
-            else:
+                self._reply_buffers(unique, await self._reads.fetch(request.inode, offset, size))
+            if scope.cancelled_caught:
                 self._refuse(unique, errno.EINTR)
         except Exception as error:
             self._fail(request, error)
@@ -294,12 +271,8 @@ class KernelDriver:
         if scope is not None:
             scope.cancel()
 
-    def _reply_pieces(self, unique: int, pieces: list[Piece], buffers: _Buffers) -> None:
-        """Send exactly the bytes that were planned. Raises Damaged if there are not as many."""
-        length = sum(map(len, buffers))
-        if length != sum(piece.length for piece in pieces):
-            raise Damaged(f"{length} bytes came of a read in {len(pieces)} pieces: a chunk is too short")
-        header = protocol.encode_header(unique, length)
+    def _reply_buffers(self, unique: int, buffers: Buffers) -> None:
+        header = protocol.encode_header(unique, sum(map(len, buffers)))
         if len(buffers) < BUFFERS_PER_REPLY_MAX:
             self._write(header, *buffers)
         else:

@@ -14,6 +14,7 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.kernel_protocol import Opcode
+from dieselfs_client.reads import Reads
 from dieselfs_client.residency import ChunkResidency
 from tests.support.dataset import MemoryChunkSource
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
@@ -37,7 +38,8 @@ def answers(packets: Sequence[bytes]) -> dict[int, tuple[int, bytes]]:
             async with trio.open_nursery() as nursery:
                 source = MemoryChunkSource(SNAPSHOT, {0: bytearray(1 << 16), 1: bytearray(1 << 16)})
                 residency = ChunkResidency(SNAPSHOT, source, 1 << 20, nursery)
-                nursery.start_soon(KernelDriver(theirs.fileno(), MountCore(SNAPSHOT), residency, 0, 0).run)
+                core = MountCore(SNAPSHOT)
+                nursery.start_soon(KernelDriver(theirs.fileno(), core, Reads(core, residency), 0, 0).run)
                 for sent in [*packets, packet(Opcode.STATFS, unique=LAST_UNIQUE)]:
                     await kernel.send(sent)
                 with trio.fail_after(10):
