@@ -75,7 +75,8 @@ class KernelDriver:
     """Serves one connection to the kernel. Used from one trio thread.
 
     `device` is an open descriptor of `/dev/fuse`, mounted; the caller closes it. All files belong to `user` and
-    `group`. `agreed` is set once kernel and driver have agreed (then `refusal` is None) or found that they cannot.
+    `group`. `agreed` is set once kernel and driver have agreed (then `refusal` is None) or found that they cannot. With
+    `is_taken_over`, somebody else may have agreed before: then it is set when nothing is left that he did not answer.
     """
 
     def __init__(
@@ -85,12 +86,15 @@ class KernelDriver:
         reads: Reads,
         user: int,
         group: int,
+        is_taken_over: bool = False,
     ) -> None:
         self.agreed = trio.Event()
         self.refusal: str | None = None
         self._device = device
         self._core = core
         self._reads = reads
+        self._is_taken_over = is_taken_over
+        self._taking = trio.CancelScope()
         self._encoder = protocol.Encoder(user, group)
         # READs that wait for bytes, by `unique`; changed only between checkpoints.
         self._waiting: dict[int, trio.CancelScope] = {}
@@ -107,30 +111,41 @@ class KernelDriver:
     async def run(self) -> None:
         """Serve until the filesystem is unmounted. If cancelled, requests under way stay unanswered."""
         os.set_blocking(self._device, False)
+        async with trio.open_nursery() as nursery:
+            with self._taking:
+                await self._take_requests(nursery)
+                nursery.cancel_scope.cancel()
+
+    def finish(self) -> None:
+        """Take no more requests; `run` returns when those under way are answered."""
+        self._taking.cancel()
+
+    async def _take_requests(self, nursery: trio.Nursery) -> None:
+        """Returns when the filesystem is unmounted. If cancelled, each request that was taken is answered or under way."""
         readiness = select.poll()
         readiness.register(self._device, select.POLLIN)
         buffer = bytearray(protocol.REQUEST_BYTES_MAX)
         packet = memoryview(buffer)
         in_a_row = 0
-        async with trio.open_nursery() as nursery:
-            while True:
-                if not readiness.poll(0 if self._waiting else LINGER_MS):
-                    await trio.lowlevel.wait_readable(self._device)
-                    in_a_row = 0
-                try:
-                    length = os.readv(self._device, [buffer])
-                except OSError as error:
-                    if error.errno in (errno.EAGAIN, errno.ENOENT):  # it was given up before we took it
-                        continue
-                    if error.errno in (errno.ENODEV, errno.ECONNABORTED):  # unmounted
-                        break
-                    raise
-                self._serve(packet[:length], nursery)
-                in_a_row += 1
-                if in_a_row >= REQUESTS_IN_A_ROW_MAX:
-                    await trio.lowlevel.checkpoint()
-                    in_a_row = 0
-            nursery.cancel_scope.cancel()
+        while True:
+            if not readiness.poll(0 if self._waiting else LINGER_MS):
+                if self._is_taken_over:
+                    self.agreed.set()
+                await trio.lowlevel.wait_readable(self._device)
+                in_a_row = 0
+            try:
+                length = os.readv(self._device, [buffer])
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.ENOENT):  # it was given up before we took it
+                    continue
+                if error.errno in (errno.ENODEV, errno.ECONNABORTED):  # unmounted
+                    return
+                raise
+            self._serve(packet[:length], nursery)
+            in_a_row += 1
+            if in_a_row >= REQUESTS_IN_A_ROW_MAX:
+                await trio.lowlevel.checkpoint()
+                in_a_row = 0
 
     def _serve(self, packet: memoryview, nursery: trio.Nursery) -> None:
         """Answer one request, or start the task that will. Never raises: this is the outer guard."""
