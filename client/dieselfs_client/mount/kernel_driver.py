@@ -121,7 +121,7 @@ class KernelDriver:
         self._taking.cancel()
 
     async def _take_requests(self, nursery: trio.Nursery) -> None:
-        """Returns when the filesystem is unmounted. If cancelled, each request that was taken is answered or under way."""
+        """Returns when the filesystem is unmounted. If cancelled, whatever was taken is answered or under way."""
         readiness = select.poll()
         readiness.register(self._device, select.POLLIN)
         buffer = bytearray(protocol.REQUEST_BYTES_MAX)
