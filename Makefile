@@ -33,6 +33,7 @@ $(VENV)/installed: pyproject.toml | system
 # What is asked for, and the Debian package that has it.
 system:
 	@missing=; \
+	command -v tc >/dev/null || missing="$$missing iproute2"; \
 	command -v fusermount3 >/dev/null || missing="$$missing fuse3"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
 	command -v mkfs.xfs >/dev/null || missing="$$missing xfsprogs"; \
