@@ -16,7 +16,7 @@ check: venv  ## lint, format, types
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-bench: venv  ## the figures of docs/performance.md (BENCH=--quick tries it out)
+bench: $(VENV)/installed-bench  ## the figures of docs/performance.md (BENCH=--quick tries it out)
 	PYTHONPATH=tools $(PYTHON) -m bench $(BENCH)
 
 demo: venv  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
@@ -30,6 +30,10 @@ $(VENV)/installed: pyproject.toml | system
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@
 
+$(VENV)/installed-bench: $(VENV)/installed
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test,bench]'
+	touch $@
+
 # What is asked for, and the Debian package that has it.
 system:
 	@missing=; \
@@ -37,6 +41,8 @@ system:
 	command -v fusermount3 >/dev/null || missing="$$missing fuse3"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
 	command -v mkfs.xfs >/dev/null || missing="$$missing xfsprogs"; \
+	command -v mksquashfs >/dev/null || missing="$$missing squashfs-tools"; \
+	command -v squashfuse_ll >/dev/null || missing="$$missing squashfuse"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	command -v ceph-osd >/dev/null && command -v ceph-mon >/dev/null || missing="$$missing ceph-mon ceph-osd"; \

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from bench.figures import Figure, Run, Trial, figures
+from bench.figures import Figure, Run, RunFailed, Trial, figures
 from bench.listing import listing
 from bench.machine import machine_facts
 from bench.reading import reading
@@ -25,6 +26,7 @@ from bench.servers import servers
 from bench.snapshot import snapshot
 from bench.stores import stores
 from bench.upload import upload
+from dieselfs.errors import DieselfsError
 
 BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "upload": upload,
@@ -66,9 +68,9 @@ def main(
             (place / name).mkdir()
             with closing(BENCHMARKS[name](place / name, scale)) as trials:
                 for trial in trials:
-                    found = run_trial(trial)
-                    print("", *trial_lines(trial, found), sep="\n", flush=True)
-                    measured.append(trial_fields(trial, found))
+                    done, found = run_trial(trial)
+                    print("", *trial_lines(done, found), sep="\n", flush=True)
+                    measured.append(trial_fields(done, found))
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": facts, "trials": measured}, indent=1) + "\n")
 
@@ -84,13 +86,21 @@ def workplace(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_trial(trial: Trial) -> list[Figure]:
-    """Run the sides in turn, as often as the trial says."""
+def run_trial(trial: Trial) -> tuple[Trial, list[Figure]]:
+    """Run the sides in turn, as often as the trial says. A side that fails is left out, with the reason."""
     runs: dict[str, list[Run]] = {side.name: [] for side in trial.sides}
+    left_out = dict(trial.left_out)
     for number in range(trial.rounds):
         for side in trial.order(number):
-            runs[side.name].append(side.run())
-    return figures(trial, runs)
+            if side.name not in left_out:
+                try:
+                    runs[side.name].append(side.run())
+                except (RunFailed, DieselfsError, OSError, subprocess.SubprocessError) as error:
+                    left_out[side.name] = f"it failed: {error}"
+    done = replace(
+        trial, sides=[side for side in trial.sides if side.name not in left_out], left_out=left_out
+    )
+    return done, figures(done, runs)
 
 
 if __name__ == "__main__":

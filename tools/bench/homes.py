@@ -123,7 +123,7 @@ def mounted(home: Home, mountpoint: Path) -> Iterator[MountedDataset]:
     """The home's dataset, mounted until the end of the block."""
     mountpoint.mkdir(exist_ok=True)
     options = MountOptions(
-        home=str(home.folder), memory_bytes=MOUNT_MEMORY_BYTES, log_file=str(home.folder / "mount.log")
+        home=str(home.folder), memory_bytes=MOUNT_MEMORY_BYTES, log_file=f"{mountpoint}.log"
     )
     try:
         with uninterrupted():

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 from bench.figures import Aim, Figure, Quantity, Trial
 
-_HEADINGS = ("median s", "min - max s", "per s", "MB/s", "ratio", "processor s")
+_HEADINGS = ("median s", "min - max s", "per s", "MB/s", "ratio", "processor s", "seen")
 
 
 def trial_lines(trial: Trial, figures: Sequence[Figure]) -> list[str]:
-    """The table of a trial: its title with the headings, then a line for each side. Empty columns are left out."""
+    """The table of a trial: its title with the headings, then a line for each side, and why others are not there.
+
+    Empty columns are left out.
+    """
     heads = [*_HEADINGS[:4], f"x {trial.base}", *_HEADINGS[5:]]
     cells = [_cells(figure) for figure in figures]
     columns = [column for column in range(len(heads)) if any(row[column] for row in cells)]
@@ -18,13 +21,14 @@ def trial_lines(trial: Trial, figures: Sequence[Figure]) -> list[str]:
     if not any(row[-1] for row in rows[1:]):
         rows[0][-1] = ""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
+    lines = [
         "  ".join(
             cell.ljust(width) if place in (0, len(widths) - 1) else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
+    return [*lines, *(f"  {name}: left out, {reason}" for name, reason in trial.left_out.items())]
 
 
 def _cells(figure: Figure) -> list[str]:
@@ -38,6 +42,7 @@ def _cells(figure: Figure) -> list[str]:
         f"{figure.byte_rate / 1e6:,.0f}" if side.size_bytes else "",
         "" if ratio is None else f"{ratio:.2f}",
         ", ".join(f"{name} {duration_s:.2f}" for name, duration_s in figure.parts.items()),
+        ", ".join(f"{name} {value:,.4g}" for name, value in figure.seen.items()),
     ]
 
 
@@ -45,8 +50,8 @@ def _short(duration_s: float) -> str:
     return f"{duration_s:.2f}" if duration_s >= 1 else f"{duration_s:.3g}"
 
 
-def aim_text(aim: Aim, unit: str, base: str | None) -> str:
-    return aim.quantity.value.format(aim.bound, unit=unit, base=base)
+def aim_text(aim: Aim, unit: str, rivals: Sequence[str]) -> str:
+    return aim.quantity.value.format(aim.bound, unit=unit, base=" and of ".join(rivals))
 
 
 def verdict(figure: Figure) -> str:
@@ -54,7 +59,7 @@ def verdict(figure: Figure) -> str:
     aim, reached = figure.side.aim, figure.reached
     if aim is None or reached is None:
         return ""
-    text = aim_text(aim, figure.side.unit, figure.base.name if figure.base else None)
+    text = aim_text(aim, figure.side.unit, [rival.side.name for rival in figure.rivals])
     if reached >= 1:
         return f"{text}: reached"
     if aim.quantity is Quantity.DURATION_S:
@@ -67,6 +72,7 @@ def trial_fields(trial: Trial, figures: Sequence[Figure]) -> dict[str, object]:
     return {
         "title": trial.title,
         "base": trial.base,
+        "left_out": dict(trial.left_out),
         "sides": [
             {
                 "name": figure.side.name.strip(),
@@ -78,6 +84,7 @@ def trial_fields(trial: Trial, figures: Sequence[Figure]) -> dict[str, object]:
                 "rate": figure.rate,
                 "ratio": figure.ratio,
                 "processor_s": figure.parts,
+                "seen": figure.seen,
                 "aim": verdict(figure),
             }
             for figure in figures

@@ -61,6 +61,12 @@ def can_drop_caches() -> bool:
     return os.access("/proc/sys/vm/drop_caches", os.W_OK)
 
 
+def drop_pages() -> None:
+    """Write back what is dirty and empty the kernel's cache of pages; names and inodes stay. For root only."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
 def drop_caches() -> None:
     """Write back what is dirty and empty the kernel's caches of pages, names and inodes. For root only."""
     os.sync()

@@ -1,6 +1,7 @@
 import json
+from dataclasses import replace
 
-from bench.figures import Aim, Figure, Quantity, Run, Side, Trial, figures
+from bench.figures import Aim, Quantity, Run, Side, Trial, figures
 from bench.report import trial_fields, trial_lines, verdict
 
 
@@ -27,8 +28,8 @@ def test_a_table_has_a_line_for_each_side_and_no_empty_columns() -> None:
 
 
 def verdict_on(aim: Aim, duration_s: float) -> str:
-    base = side("ext4")
-    return verdict(Figure(side("mount", aim), [Run(duration_s)], base, [Run(1.0)]))
+    trial = Trial("", [side("mount", aim), side("ext4")], rounds=1, base="ext4")
+    return verdict(figures(trial, {"mount": [Run(duration_s)], "ext4": [Run(1.0)]})[0])
 
 
 def test_a_verdict_says_by_how_much_an_aim_is_missed() -> None:
@@ -36,6 +37,33 @@ def test_a_verdict_says_by_how_much_an_aim_is_missed() -> None:
     assert verdict_on(Aim(Quantity.RATIO, 0.7), 2.0) == "at least 0.7 of ext4: missed by 29%"
     assert verdict_on(Aim(Quantity.DURATION_S, 15), 14.0) == "under 15 s: reached"
     assert verdict_on(Aim(Quantity.DURATION_S, 15), 18.0) == "under 15 s: missed, 1.20 times as long"
+
+
+def test_an_aim_names_whom_it_is_about() -> None:
+    trial = Trial(
+        "",
+        [side("get", Aim(Quantity.RATIO, 1, of=("lmdb", "tar"))), side("lmdb"), side("tar")],
+        rounds=1,
+        base="tar",
+    )
+    get, *_ = figures(trial, {name: [Run(1.0)] for name in ("get", "lmdb", "tar")})
+    assert verdict(get) == "at least 1 of lmdb and of tar: reached"
+
+
+def test_sides_that_were_not_run_stand_below_the_table_with_the_reason() -> None:
+    trial = replace(TRIAL, left_out={"squashfuse_ll": "there is no squashfuse_ll"})
+    assert trial_lines(trial, FIGURES) == [
+        *trial_lines(TRIAL, FIGURES),
+        "  squashfuse_ll: left out, there is no squashfuse_ll",
+    ]
+    assert trial_fields(trial, FIGURES)["left_out"] == {"squashfuse_ll": "there is no squashfuse_ll"}
+
+
+def test_what_was_seen_has_a_column() -> None:
+    trial = Trial("Reading", [side("mount")], rounds=1)
+    heading, line = trial_lines(trial, figures(trial, {"mount": [Run(2.0, seen={"failed reads": 0})]}))
+    assert heading.split("  ")[-1].strip() == "seen"
+    assert line.endswith("failed reads 0")
 
 
 def test_json_has_every_run() -> None:

@@ -1,0 +1,222 @@
+"""Files opened, read and closed by programs: on mounts of dieselfs, on local file systems, through squashfuse.
+
+Cold: the kernel's caches dropped on every side, and for dieselfs a new server and a new mount, with it an empty daemon.
+Warm: everything was read before on the same mount. In between: the kernel's pages dropped, but not what daemons hold.
+The random order is the same for all sides; under a plan it is that of the plan, which readers take from the mount while
+the clock runs. Several readers read a part each.
+"""
+
+import itertools
+import subprocess
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench.figures import Aim, Quantity, Run, RunFailed, Side, Trial
+from bench.forms import Forms
+from bench.homes import mounted
+from bench.machine import filesystem_type
+from bench.peers import squashfuse, squashfuse_lack
+from bench.readers import Work, plain_reader, planned_reader, python_reader, read_together
+from bench.trees import SMALL_FILE_BYTES, can_drop_caches, drop_caches, drop_pages, shuffled
+
+COLD_SMALL_AIM = Aim(Quantity.RATIO, 7)
+COLD_LARGE_AIM = Aim(Quantity.RATIO, 1.4)
+WARM_AIM = Aim(Quantity.RATIO, 0.9)
+RESIDENT_AIM = Aim(Quantity.RATE, 15_000)
+
+SEED = 1
+GROUP_CHUNKS = 8
+SOME_FILES = 10_000
+"""Of sides that are so slow that all files would take minutes."""
+
+PLAN, RANDOM, SQUASHFUSE = "mount, plan", "mount, random", "squashfuse_ll"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder to read in, and the processes that serve it, by a name."""
+
+    folder: Path
+    processes: Mapping[str, int]
+
+
+Opening = Callable[[], AbstractContextManager[Place]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all readers of a run do together, and how many files that are."""
+
+    run: Callable[[Place], Run]
+    files: int
+
+
+def cold_trial(forms: Forms, readers: int, rounds: int) -> Trial:
+    local = partial(_source, forms)
+    everything, some = _in_random_order(forms, readers), _in_random_order(forms, readers, SOME_FILES)
+    planned, mount = _in_planned_order(forms, readers), partial(_new_mount, forms)
+    base = filesystem_type(forms.tree.folder)
+    aim = COLD_SMALL_AIM if forms.tree.file_bytes == SMALL_FILE_BYTES else COLD_LARGE_AIM
+    sides = [
+        _side(forms, base, everything, partial(_read_cold, local, everything)),
+        _side(forms, PLAN, planned, partial(_read_cold, mount, planned), aim),
+        _side(forms, RANDOM, everything, partial(_read_cold, mount, everything)),
+        _side(forms, f"{RANDOM}, after find", everything, partial(_read_cold, mount, everything, _find)),
+    ]
+    left_out = {}
+    lack = squashfuse_lack()
+    if lack is None:
+        image = partial(_new_squashfuse, forms)
+        sides.append(_side(forms, SQUASHFUSE, some, partial(_read_cold, image, some)))
+    else:
+        left_out[SQUASHFUSE] = lack
+    return Trial(f"{_title(forms, readers)}, cold", sides, rounds, base, left_out)
+
+
+def warm_trials(forms: Forms, readers: Sequence[int], rounds: int) -> Generator[Trial]:
+    """For each number of readers: everything in the page cache; then in the daemons only, if we may drop pages."""
+    with ExitStack() as stack:
+        places = {
+            filesystem_type(forms.tree.folder): stack.enter_context(_source(forms)),
+            "tmpfs": Place(forms.in_memory, {}),
+            PLAN: stack.enter_context(_new_mount(forms, "planned")),
+            RANDOM: stack.enter_context(_new_mount(forms)),
+        }
+        left_out = {}
+        lack = squashfuse_lack()
+        if lack is None:
+            places[SQUASHFUSE] = stack.enter_context(_new_squashfuse(forms))
+        else:
+            left_out[SQUASHFUSE] = lack
+        for name, place in list(places.items()):
+            try:
+                _reading(forms, name, 1).run(place)
+            except RunFailed as error:
+                left_out[name] = str(error)
+                del places[name]
+        for count in readers:
+            yield _warm_trial(forms, count, places, left_out, rounds)
+        if can_drop_caches() and RANDOM in places:
+            for count in readers:
+                yield _unpaged_trial(forms, count, places[RANDOM], rounds)
+
+
+def _warm_trial(
+    forms: Forms, readers: int, places: Mapping[str, Place], left_out: Mapping[str, str], rounds: int
+) -> Trial:
+    sides = []
+    for name, place in places.items():
+        reading = _reading(forms, name, readers)
+        aim = WARM_AIM if name in (PLAN, RANDOM) else None
+        sides.append(_side(forms, name, reading, partial(reading.run, place), aim))
+    base = filesystem_type(forms.tree.folder)
+    with_open = _in_random_order(forms, readers, reader=python_reader)
+    for name in [name for name in (base, RANDOM) if name in places]:
+        run = partial(with_open.run, places[name])
+        sides.append(_side(forms, f"{name}, Python's open()", with_open, run))
+    return Trial(f"{_title(forms, readers)}, warm", sides, rounds, base, left_out)
+
+
+def _reading(forms: Forms, side: str, readers: int) -> Reading:
+    return _in_planned_order(forms, readers) if side == PLAN else _in_random_order(forms, readers)
+
+
+def _unpaged_trial(forms: Forms, readers: int, mount: Place, rounds: int) -> Trial:
+    everything = _in_random_order(forms, readers)
+    aim = RESIDENT_AIM if forms.tree.file_bytes == SMALL_FILE_BYTES else None
+    sides = [_side(forms, RANDOM, everything, partial(_read_unpaged, mount, everything), aim)]
+    return Trial(f"{_title(forms, readers)}, in the daemon's memory, not in the page cache", sides, rounds)
+
+
+def _title(forms: Forms, readers: int) -> str:
+    return f"{forms.title}, {readers} reader{'s' if readers > 1 else ''}"
+
+
+def _side(forms: Forms, name: str, reading: Reading, run: Callable[[], Run], aim: Aim | None = None) -> Side:
+    is_part = reading.files < forms.tree.files
+    name = f"{name} ({reading.files:,} files)" if is_part else name
+    return Side(name, run, reading.files, "files", reading.files * forms.tree.file_bytes, aim)
+
+
+# -- how it is read --------------------------------------------------------------------------------------
+
+
+def _in_random_order(
+    forms: Forms,
+    readers: int,
+    files: int | None = None,
+    reader: Callable[[Path, Sequence[str], int], Work] = plain_reader,
+) -> Reading:
+    """The first `files` of the random order; all by default."""
+    paths = shuffled(forms.tree.paths())[:files]
+    shares = shares_of(paths, readers)
+
+    def run(place: Place) -> Run:
+        works = [partial(reader, place.folder, share, forms.tree.file_bytes) for share in shares]
+        return read_together(works, len(paths), place.processes)
+
+    return Reading(run, len(paths))
+
+
+def shares_of(paths: Sequence[str], readers: int) -> list[Sequence[str]]:
+    return [paths[number::readers] for number in range(readers)]
+
+
+def _in_planned_order(forms: Forms, readers: int) -> Reading:
+    """Each run takes the plan of another epoch."""
+    epochs = itertools.count()
+
+    def run(place: Place) -> Run:
+        plan = f"seed={SEED},epoch={next(epochs)},group={GROUP_CHUNKS},world={readers}"
+        works = [
+            partial(planned_reader, place.folder, f"{plan},rank={rank}", forms.tree.file_bytes)
+            for rank in range(readers)
+        ]
+        return read_together(works, forms.tree.files, place.processes)
+
+    return Reading(run, forms.tree.files)
+
+
+def _read_cold(opening: Opening, reading: Reading, first: Callable[[Path], None] = lambda _: None) -> Run:
+    """`first` is done before the clock runs."""
+    with opening() as place:
+        drop_caches()
+        first(place.folder)
+        return reading.run(place)
+
+
+def _read_unpaged(place: Place, reading: Reading) -> Run:
+    drop_pages()
+    return reading.run(place)
+
+
+def _find(folder: Path) -> None:
+    """List all files, as most training programs do at their start."""
+    subprocess.run(["find", folder], stdout=subprocess.DEVNULL, check=True)
+
+
+# -- where it is read ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _source(forms: Forms) -> Iterator[Place]:
+    yield Place(forms.tree.folder, {})
+
+
+@contextmanager
+def _new_mount(forms: Forms, name: str = "mount") -> Iterator[Place]:
+    """A new server and a new mount."""
+    forms.home.stop_server()
+    mountpoint = forms.folder / name
+    with mounted(forms.home, mountpoint) as mount:
+        yield Place(mountpoint, {"mount": mount.process, "server": forms.home.server_process()})
+
+
+@contextmanager
+def _new_squashfuse(forms: Forms) -> Iterator[Place]:
+    mountpoint = forms.folder / "squashfuse"
+    with squashfuse(forms.image, mountpoint) as process:
+        yield Place(mountpoint, {"squashfuse": process})
