@@ -7,7 +7,7 @@ with dieselfs.connect("imagenet") as data:
         train(data.get(path))
 """
 
-from dieselfs.dataset import Dataset, ShuffledPaths, connect
+from dieselfs.dataset import Dataset, connect
 from dieselfs.errors import (
     AccessDenied,
     AlreadyExists,
@@ -21,16 +21,21 @@ from dieselfs.errors import (
     Unavailable,
 )
 from dieselfs.meta.snapshot import Stat
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
 
 __all__ = [
     "AccessDenied",
     "AlreadyExists",
+    "Cursor",
     "Damaged",
     "Dataset",
     "DieselfsError",
     "InvalidInput",
     "NotFound",
+    "Plan",
     "ProtocolError",
+    "Share",
     "ShuffledPaths",
     "SourceChanged",
     "Stat",

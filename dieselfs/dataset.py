@@ -13,13 +13,10 @@ its settings and its generation), so it can be an attribute of a PyTorch `Datase
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from threading import RLock
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from dieselfs.config import Settings
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
@@ -30,7 +27,10 @@ from dieselfs.reader import ChunkReader, FileReader
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import PurgeReport
 from dieselfs.sender import ChunkSender
-from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS, epoch_order
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS, Layout
+from dieselfs.shuffle.plan import Plan, ShuffledPaths
+from dieselfs.shuffle.skips import Skips
 from dieselfs.snapshot_cache import SnapshotCache, load_snapshot
 from dieselfs.writer import DatasetWriter
 
@@ -64,6 +64,7 @@ class Dataset:
         self._reader: FileReader | None = None
         self._chunk_reader: ChunkReader | None = None
         self._writing: tuple[int, ChunkSender, DatasetWriter] | None = None  # with the process that writes
+        self._layout: tuple[Snapshot, Layout] | None = None  # made anew by whoever finds another snapshot's
         if is_created:
             try:
                 self._record = self._client.dataset(self._name)
@@ -173,15 +174,44 @@ class Dataset:
 
     def shuffle(
         self, seed: int = 0, epoch: int = 0, group_chunks: int = DEFAULT_GROUP_CHUNKS
-    ) -> "ShuffledPaths":
+    ) -> ShuffledPaths:
         """The files in the order of an epoch (DL_shuffle): chunk-wise in groups of `group_chunks`, fully with
         0.
 
         The same on every machine for the same snapshot, seed, epoch and group size. A sequence: paths are
         made when asked for.
         """
+        return self.plan(seed, epoch, group_chunks).share().paths
+
+    def plan(
+        self,
+        seed: int = 0,
+        epoch: int = 0,
+        group_chunks: int = DEFAULT_GROUP_CHUNKS,
+        skips: Skips | Iterable[range] = (),
+    ) -> Plan:
+        """The order of an epoch, to be dealt out to ranks and workers, and begun anywhere: `Plan.share`.
+
+        `skips` are positions of the whole order to leave out.
+        """
         snapshot = self.snapshot
-        return ShuffledPaths(snapshot, epoch_order(snapshot, seed, epoch, group_chunks))
+        return Plan(snapshot, seed, epoch, group_chunks, skips, self._layout_of(snapshot))
+
+    def plan_at(self, cursor: Cursor | str) -> Plan:
+        """The plan that a cursor stands in; go on with `plan.share(start=cursor.position)`. Raises InvalidInput
+        if the cursor is of another snapshot.
+        """
+        snapshot = self.snapshot
+        return Plan.at(
+            snapshot, Cursor.parse(cursor) if isinstance(cursor, str) else cursor, self._layout_of(snapshot)
+        )
+
+    def _layout_of(self, snapshot: Snapshot) -> Layout:
+        """The layout of a snapshot, made once for all epochs of it."""
+        kept = self._layout
+        if kept is None or kept[0] is not snapshot:
+            self._layout = kept = snapshot, Layout.of(snapshot)
+        return kept[1]
 
     # -- metadata files ----------------------------------------------------------------------------------
 
@@ -355,22 +385,6 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<dieselfs.Dataset {self._name!r} at {self._client.address}>"
-
-
-class ShuffledPaths(Sequence[str]):
-    """Paths of an epoch, in order. `nodes` are their numbers in the snapshot."""
-
-    def __init__(self, snapshot: Snapshot, nodes: npt.NDArray[np.uint32]) -> None:
-        self._snapshot = snapshot
-        self.nodes = nodes
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return ShuffledPaths(self._snapshot, self.nodes[index])
-        return os.fsdecode(self._snapshot.path(int(self.nodes[index])))
 
 
 def connect(

@@ -85,6 +85,36 @@ SERVER_LEASE_S = 10
 ETCD_TIMEOUT_S = 3.0
 """One request to one member of etcd."""
 
+# Plans ------------------------------------------------------------------------------------------------
+SKIP_RANGES_MAX = 8
+"""Ranges that are skipped in one epoch; they are part of every cursor."""
+CURSOR_CHARACTERS_MAX = 320
+BATCH_FILES_MAX = 1 << 32
+"""Files of one step, of all ranks together."""
+RANKS_MAX = 1 << 20
+WORKERS_MAX = 1 << 16
+"""Of one rank."""
+
+# Jobs -------------------------------------------------------------------------------------------------
+JOB_NAME_CHARACTERS_MAX = 128
+NODE_NAME_CHARACTERS_MAX = 128
+MEMBER_BYTES_MAX = 512
+"""A member of a job as the others get it: its name, address, memory, and proof."""
+MEMBER_MEMORY_BYTES_MAX = 1 << 50
+JOB_NODES_MAX = 4_096
+JOB_MESSAGES_PER_S = 100
+"""Of all members of one job together, at the servers: the more members, the more seldom each one asks."""
+JOB_INTERVAL_S_MIN = 1.0
+JOB_LEASE_S_MIN = 10.0
+"""A member that dies is on the roll of its job for at most this long, in jobs of up to 300 nodes."""
+JOB_LEASE_INTERVALS = 3
+"""So messages of a member may be lost, or late, without its being taken for dead."""
+JOB_SECRET_FILE_BYTES_MAX = 4 * KIB
+NOTES_AT_ONCE_MAX = 8_192
+"""Notes of a dataset that are read at one instant."""
+NOTE_TRIES_MAX = 256
+"""A change of notes that others were ahead of is worked out anew this often. Each time, one of them was done."""
+
 # Mount ------------------------------------------------------------------------------------------------
 READ_TIMEOUT_S = 30.0
 """A read through the mount is answered within this time, with its bytes or with EIO."""
@@ -101,6 +131,12 @@ MOUNT_START_TIMEOUT_S = SNAPSHOT_BUILD_TIMEOUT_S + 60.0
 UNMOUNT_TIMEOUT_S = 10.0
 MOUNT_PROBE_TIMEOUT_S = 2.0
 """A mount that does not answer `statfs` within this time is alive, but stuck."""
+CONTROL_FILES_MAX = 1024
+"""Files of `.dieselfs/` that the kernel holds; with more, the oldest cannot be read any more."""
+SHUFFLES_KEPT_MAX = 16
+"""Lists of files that `.dieselfs/shuffle/` keeps for those who ask for the same again; 4 bytes a file."""
+ERRORS_KEPT_MAX = 256
+"""Lines of `.dieselfs/errors`."""
 
 assert CHUNK_TARGET_BYTES <= CHUNK_PAYLOAD_BYTES_MAX
 assert PATH_BYTES_MAX < CHUNK_PATH_BYTES_MAX < CHUNK_HEADER_BYTES_MAX
@@ -115,3 +151,6 @@ assert REPORT_LINES_MAX * (REPORT_LINE_BYTES_MAX + 128) < FRAME_BYTES_MAX
 assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
 assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S
+assert JOB_NODES_MAX < NOTES_AT_ONCE_MAX <= REDIS_SCAN_ENTRIES
+assert JOB_NAME_CHARACTERS_MAX + NODE_NAME_CHARACTERS_MAX < MEMBER_BYTES_MAX
+assert JOB_LEASE_INTERVALS * JOB_INTERVAL_S_MIN < JOB_LEASE_S_MIN

@@ -2,9 +2,8 @@
 
 Shuffle the chunks, cut them into groups of G, shuffle the files of each group; a full shuffle is one group of
 all chunks. The order is a function of (snapshot, seed, epoch, group size) alone, and the same on every
-machine, with every version of Python and NumPy: no library's random numbers are used. Each chunk and each
-file gets a 64-bit key from a mixer, and is sorted by it; equal keys fall back to the number of the chunk or
-node.
+machine, with every version of Python and NumPy: no library's random numbers are used. `docs/order.md`
+specifies it to the bit.
 """
 
 import stat
@@ -15,54 +14,131 @@ import numpy.typing as npt
 from dieselfs.errors import InvalidInput
 from dieselfs.meta.snapshot import Snapshot
 
+Numbers = npt.NDArray[np.int64]
+Nodes = npt.NDArray[np.uint32]
+Keys = npt.NDArray[np.uint64]
+
+SPEC_VERSION = 1
 DEFAULT_GROUP_CHUNKS = 100
 SEED_MAX = (1 << 64) - 1
+GROUP_CHUNKS_MAX = (1 << 32) - 1
 
-_CHUNKS, _FILES = 1, 2  # so that chunk 7 and file 7 get keys that have nothing to do with each other
+_CHUNKS, _FILES = (
+    1,
+    2,
+)  # so that a chunk and a file of the same name get keys that have nothing to do with each other
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64 on `value + golden ratio`, modulo 2^64, element by element."""
+def mix(values: Keys) -> Keys:
+    """The finaliser of SplitMix64 on `value + golden ratio`, modulo 2^64, element by element. One-to-one."""
     mixed = values + _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def keys(seed: int, epoch: int, kind: int, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The sort keys of chunks or files in one epoch."""
-    stream = mix(np.array([seed], np.uint64))
+def stream(seed: int, epoch: int, kind: int) -> Keys:
+    """What sets the keys of one epoch's chunks, or files, apart from all others: an array of one number."""
+    state = mix(np.array([seed], np.uint64))
     for part in (epoch, kind):
-        stream = mix(stream ^ np.uint64(part))
-    return mix(stream ^ mix(numbers))
+        state = mix(state ^ np.uint64(part))
+    return state
 
 
-def epoch_order(
-    snapshot: Snapshot, seed: int = 0, epoch: int = 0, group_chunks: int = DEFAULT_GROUP_CHUNKS
-) -> npt.NDArray[np.uint32]:
-    """All files of the snapshot, as node numbers, in the order of one epoch.
+class Layout:
+    """Which files begin in which chunk: all that the orders of one snapshot have in common.
 
-    `group_chunks` is G; 0 shuffles fully. A file that spans chunks belongs to its first one; empty files,
-    which have none, go with chunk 0. Raises InvalidInput for numbers out of range.
+    Made once for a snapshot (30 ms for a million files, 4 bytes a file) and shared by all its epochs. Never
+    changes.
     """
-    if not 0 <= seed <= SEED_MAX or not 0 <= epoch <= SEED_MAX or group_chunks < 0:
-        raise InvalidInput("seed and epoch are numbers from 0 to 2^64 - 1, a group has at least one chunk")
-    files = np.flatnonzero((snapshot.column("modes") & 0o170000) == stat.S_IFREG)
-    extents = snapshot.column("extent_chunks")
-    has_bytes = snapshot.column("counts")[files] > 0
-    chunks = np.zeros(len(files), np.int64)
-    chunks[has_bytes] = extents[snapshot.column("firsts")[files[has_bytes]]]
 
-    chunk_count = max(snapshot.chunk_count, 1)
-    chunk_numbers = np.arange(chunk_count, dtype=np.uint64)
-    shuffled_chunks = np.lexsort((chunk_numbers, keys(seed, epoch, _CHUNKS, chunk_numbers)))
-    group_of_chunk = np.empty(chunk_count, np.int64)
-    group_of_chunk[shuffled_chunks] = np.arange(chunk_count) // (group_chunks or chunk_count)
+    def __init__(self, chunk_ids: Keys, files: Nodes, chunks: Numbers) -> None:
+        """`chunk_ids`: the two halves of each ID as numbers, one row per chunk, rows ascending. `files`: node
+        numbers, ascending; `chunks`: the row of the chunk that each of them belongs to.
+        """
+        self.chunk_names = mix(mix(chunk_ids[:, 0]) ^ chunk_ids[:, 1])
+        self.counts = np.bincount(chunks, minlength=len(chunk_ids)).astype(np.int64)
+        self._starts = np.cumsum(self.counts) - self.counts
+        self._nodes = files[_stable_argsort(chunks)]
 
-    file_keys = keys(seed, epoch, _FILES, files.astype(np.uint64))
-    order = np.lexsort((files, file_keys, group_of_chunk[chunks]))
-    return files[order].astype(np.uint32)
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "Layout":
+        """The layout of a snapshot: a file belongs to the chunk that it begins in; one without bytes to the
+        chunk whose number is its node modulo the number of chunks.
+        """
+        nodes = np.flatnonzero((snapshot.column("modes") & 0o170000) == stat.S_IFREG)
+        # A dataset without a chunk has no file with bytes; its files lie in a made-up one.
+        chunk_ids = snapshot.column("chunk_ids").view(">u8").astype(np.uint64).reshape(-1, 2)
+        if not len(chunk_ids):
+            chunk_ids = np.zeros((1, 2), np.uint64)
+        chunks = nodes % len(chunk_ids)
+        has_bytes = snapshot.column("counts")[nodes] > 0
+        chunks[has_bytes] = snapshot.column("extent_chunks")[snapshot.column("firsts")[nodes[has_bytes]]]
+        return cls(chunk_ids, nodes.astype(np.uint32), chunks)
+
+    def __len__(self) -> int:
+        """Number of files."""
+        return len(self._nodes)
+
+    def files_of(self, chunks: Numbers) -> Nodes:
+        """The files of these chunks, chunk by chunk."""
+        counts = self.counts[chunks]
+        shifts = self._starts[chunks] - (np.cumsum(counts) - counts)
+        return self._nodes[np.repeat(shifts, counts) + np.arange(int(counts.sum()))]
+
+
+class Order:
+    """The order of one epoch. Nothing is sorted but the chunks until the files of a group are asked for."""
+
+    def __init__(self, layout: Layout, seed: int, epoch: int, group_chunks: int) -> None:
+        """`group_chunks` is G; 0 shuffles fully. Raises InvalidInput for numbers out of range."""
+        if not (0 <= seed <= SEED_MAX and 0 <= epoch <= SEED_MAX and 0 <= group_chunks <= GROUP_CHUNKS_MAX):
+            raise InvalidInput(
+                f"seed {seed}, epoch {epoch}, group of {group_chunks} chunks: seed and epoch are numbers from 0 to "
+                f"2^64 - 1, a group has 1 to {GROUP_CHUNKS_MAX} chunks, or 0 for all"
+            )
+        self._layout = layout
+        self._stream = stream(seed, epoch, _FILES)
+        chunk_keys = mix(stream(seed, epoch, _CHUNKS) ^ layout.chunk_names)
+        self.chunks: Numbers = np.argsort(chunk_keys, kind="stable")  # equal keys: the smaller ID first
+        self._group_chunks = min(group_chunks or len(self.chunks), len(self.chunks))
+        ends = np.cumsum(layout.counts[self.chunks])
+        self.bounds: Numbers = np.append(
+            0, np.append(ends[self._group_chunks - 1 : -1 : self._group_chunks], ends[-1])
+        )
+        """Where each group begins, as a position, and behind the last one where it ends."""
+
+    @property
+    def group_count(self) -> int:
+        return len(self.bounds) - 1
+
+    def nodes(self, first_group: int, end_group: int) -> Nodes:
+        """The files of some groups that follow one another, as node numbers, in order.
+
+        About 0.4 ms for a group of 100 chunks with 37 files each; 0.2 s for a million files.
+        """
+        size = self._group_chunks
+        nodes = self._layout.files_of(self.chunks[first_group * size : end_group * size])
+        # No two files have the same key, because `mix` is one-to-one: any sort gives the same order.
+        by_key = np.argsort(mix(self._stream ^ mix(nodes.astype(np.uint64))))
+        if end_group - first_group > 1:
+            counts = np.diff(self.bounds[first_group : end_group + 1])
+            groups = np.repeat(np.arange(len(counts)), counts)
+            by_key = by_key[_stable_argsort(groups[by_key])]
+        return nodes[by_key]
+
+
+def _stable_argsort(numbers: Numbers) -> Numbers:
+    """Indices that sort numbers from 0 to 2^32 - 1, equal ones in the order in which they stand.
+
+    By halves of 16 bits, for which NumPy has a radix sort: thirty times faster than for wider numbers.
+    """
+    order: Numbers = np.argsort(numbers.astype(np.uint16), kind="stable")
+    high = numbers >> 16
+    if high.any():
+        order = order[np.argsort(high[order].astype(np.uint16), kind="stable")]
+    return order

@@ -1,17 +1,40 @@
-"""The order of an epoch: a permutation, group by group, the same everywhere."""
+"""The order of an epoch: a permutation, group by group, the same everywhere, and as its page says."""
 
 from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
-from dieselfs.shuffle.order import epoch_order, keys, mix
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.order import SEED_MAX, Layout, Order, mix, stream
+from tests.support import reference_order
 from tests.support.dataset import TreeEntry, pack_entries
+from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
 
 FILES = [TreeEntry(b"d%d/f%03d" % (n % 7, n), 0o100644, n, b"x" * (n % 50)) for n in range(400)]
-DATASET = pack_entries(FILES, chunk_bytes=200)
-GRID = list(product((0, 1, 2**64 - 1), (0, 1, 7), (1, 3, 10, 0)))
+SNAPSHOT = pack_entries(FILES, chunk_bytes=200).snapshot
+GRID = list(product((0, 1, SEED_MAX), (0, 1, 7), (1, 3, 10, 0)))
+
+NUMBERS = st.integers(0, SEED_MAX)
+
+
+def order_of(
+    snapshot: Snapshot = SNAPSHOT, seed: int = 0, epoch: int = 0, group_chunks: int = 0
+) -> list[int]:
+    order = Order(Layout.of(snapshot), seed, epoch, group_chunks)
+    return [int(node) for node in order.nodes(0, order.group_count)]
+
+
+def first_chunks(snapshot: Snapshot) -> dict[int, int | None]:
+    """Of each file, the chunk that it begins in."""
+    return {
+        node: extents[0].chunk if (extents := snapshot.extents(node)) else None
+        for node in range(len(snapshot))
+        if snapshot.stat(node).is_file
+    }
 
 
 def test_the_mixer_is_splitmix64() -> None:
@@ -28,37 +51,121 @@ def test_the_mixer_is_splitmix64() -> None:
 def test_every_epoch_is_a_permutation_of_the_files_in_whole_groups(
     seed: int, epoch: int, group_chunks: int
 ) -> None:
-    snapshot = DATASET.snapshot
-    order = epoch_order(snapshot, seed, epoch, group_chunks).tolist()
-    files = [node for node in range(len(snapshot)) if snapshot.stat(node).is_file]
-    assert sorted(order) == files
-    chunks = [extents[0].chunk if (extents := snapshot.extents(node)) else 0 for node in order]
+    order = order_of(SNAPSHOT, seed, epoch, group_chunks)
+    files = first_chunks(SNAPSHOT)
+    assert sorted(order) == list(files)
+    chunks = [chunk for node in order if (chunk := files[node]) is not None]
     for chunk in set(chunks):  # the files of a chunk all lie in one group
-        positions = [position for position, other in enumerate(chunks) if other == chunk]
-        inside = set(chunks[positions[0] : positions[-1] + 1])
-        assert len(inside) <= (group_chunks or snapshot.chunk_count)
-    assert order == epoch_order(snapshot, seed, epoch, group_chunks).tolist()
+        places = [place for place, other in enumerate(chunks) if other == chunk]
+        inside = set(chunks[places[0] : places[-1] + 1])
+        assert len(inside) <= (group_chunks or SNAPSHOT.chunk_count)
+    assert order == order_of(SNAPSHOT, seed, epoch, group_chunks)
+
+
+@settings(derandomize=True, deadline=None)
+@given(NUMBERS, NUMBERS, st.integers(0, 1000))
+def test_the_order_is_that_of_its_page(seed: int, epoch: int, group_chunks: int) -> None:
+    ids = [SNAPSHOT.chunk_id(chunk) for chunk in range(SNAPSHOT.chunk_count)]
+    expected = reference_order.order(ids, first_chunks(SNAPSHOT), seed, epoch, group_chunks)
+    assert order_of(SNAPSHOT, seed, epoch, group_chunks) == expected
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20, unique=True).map(sorted),
+    st.dictionaries(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), max_size=60),
+    NUMBERS,
+    st.integers(0, 25),
+)
+def test_any_ids_and_numbers_are_ordered_as_the_page_says(
+    ids: list[bytes], files: dict[int, int], seed: int, group_chunks: int
+) -> None:
+    chunk_of = {node: files[node] % len(ids) for node in sorted(files)}
+    layout = Layout(
+        np.frombuffer(b"".join(ids), ">u8").astype(np.uint64).reshape(-1, 2),
+        np.array(list(chunk_of), np.uint32),
+        np.array(list(chunk_of.values()), np.int64),
+    )
+    order = Order(layout, seed, 3, group_chunks)
+    expected = reference_order.order(ids, chunk_of, seed, 3, group_chunks)
+    assert order.nodes(0, order.group_count).tolist() == expected
+
+
+def test_a_group_can_be_had_without_the_others() -> None:
+    order = Order(Layout.of(SNAPSHOT), 5, 6, 7)
+    whole = order.nodes(0, order.group_count).tolist()
+    assert order.group_count > 5 and order.bounds[-1] == len(whole)
+    for group, (first, end) in enumerate(zip(order.bounds, order.bounds[1:], strict=False)):
+        assert order.nodes(group, group + 1).tolist() == whole[first:end]
+    assert order.nodes(2, 5).tolist() == whole[order.bounds[2] : order.bounds[5]]
+
+
+def test_chunks_of_equal_keys_come_in_the_order_of_their_ids() -> None:
+    # For any first half there is a second half that gives the same key: the mixer can be undone by search of its
+    # argument, mix(first half) XOR second half.
+    halves = np.array([9, 4, 7, 1], np.uint64)
+    ids = np.stack([halves, mix(halves) ^ np.uint64(12345)], axis=1)
+    ids = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
+    layout = Layout(ids, np.arange(4, dtype=np.uint32), np.arange(4))
+    assert len(set(layout.chunk_names.tolist())) == 1
+    for seed in range(10):
+        assert Order(layout, seed, 0, 1).nodes(0, 4).tolist() == [0, 1, 2, 3]
+
+
+def test_more_groups_and_chunks_than_sixteen_bits_can_count() -> None:
+    count = 70_000
+    ids = np.stack([np.zeros(count, np.uint64), np.arange(count, dtype=np.uint64)], axis=1)
+    chunks = np.arange(count)[::-1].copy()
+    order = Order(Layout(ids, np.arange(count, dtype=np.uint32), chunks), 1, 1, 1)
+    assert (order.nodes(0, count) == count - 1 - order.chunks).all()
+
+
+def test_a_chunk_more_leaves_the_order_of_the_others() -> None:
+    ids = np.stack([np.arange(100, dtype=np.uint64)] * 2, axis=1)
+
+    def chunks_in_order(kept: list[int]) -> list[int]:
+        layout = Layout(ids[kept], np.arange(len(kept), dtype=np.uint32), np.arange(len(kept)))
+        return [kept[chunk] for chunk in Order(layout, 8, 9, 10).chunks]
+
+    fewer = [chunk for chunk in range(100) if chunk not in (0, 31, 99)]
+    assert [chunk for chunk in chunks_in_order(list(range(100))) if chunk in fewer] == chunks_in_order(fewer)
+
+
+def test_a_full_shuffle_does_not_depend_on_how_files_lie_in_chunks() -> None:
+    other = pack_entries(FILES[::-1], chunk_bytes=1000).snapshot
+    assert other.chunk_count != SNAPSHOT.chunk_count
+    assert order_of(other, 3, 4) == order_of(SNAPSHOT, 3, 4)
+
+
+def test_files_without_bytes_are_spread_over_the_chunks() -> None:
+    tree = {b"%03d" % number: file_of() for number in range(300)}
+    snapshot = Snapshot(snapshot_bytes(tree, chunks=3), SOURCE)
+    order = Order(Layout.of(snapshot), 0, 0, 1)
+    assert np.diff(order.bounds).tolist() == [100, 100, 100]
+    assert order_of(snapshot, 1, 1, 1) == reference_order.order(
+        [snapshot.chunk_id(chunk) for chunk in range(3)], first_chunks(snapshot), 1, 1, 1
+    )
+
+
+@pytest.mark.parametrize("names", [(), (b"a", b"b", b"c")])
+def test_a_dataset_without_chunks_has_one_group(names: tuple[bytes, ...]) -> None:
+    snapshot = Snapshot(snapshot_bytes({name: file_of() for name in names}, chunks=0), SOURCE)
+    assert sorted(order_of(snapshot, 1, 2, 1)) == list(range(1, len(names) + 1))
+    assert order_of(snapshot, 1, 2, 1) == reference_order.order([], first_chunks(snapshot), 1, 2, 1)
 
 
 def test_seeds_epochs_and_groups_give_different_orders() -> None:
-    orders = {tuple(epoch_order(DATASET.snapshot, *cell).tolist()) for cell in GRID}
+    orders = {tuple(order_of(SNAPSHOT, *cell)) for cell in GRID}
     assert len(orders) == len(GRID)
 
 
-def test_a_full_shuffle_moves_files_far() -> None:
-    order = epoch_order(DATASET.snapshot, seed=3, group_chunks=0).astype(np.int64)
-    moved = np.abs(np.argsort(np.argsort(order)) - np.arange(len(order))).mean() / len(order)
-    assert 0.28 < moved < 0.39  # a third, for random permutations
-
-
-def test_chunks_and_files_of_one_number_get_unrelated_keys() -> None:
-    numbers = np.arange(1000, dtype=np.uint64)
-    assert not (keys(1, 1, 1, numbers) == keys(1, 1, 2, numbers)).any()
+def test_chunks_and_files_of_one_name_get_unrelated_keys() -> None:
+    assert stream(1, 1, 1) != stream(1, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("seed", "epoch", "group_chunks"), [(-1, 0, 1), (2**64, 0, 1), (0, -1, 1), (0, 0, -1)]
+    ("seed", "epoch", "group_chunks"), [(-1, 0, 1), (2**64, 0, 1), (0, -1, 1), (0, 0, -1), (0, 0, 2**32)]
 )
 def test_numbers_out_of_range_are_refused(seed: int, epoch: int, group_chunks: int) -> None:
-    with pytest.raises(InvalidInput):
-        epoch_order(DATASET.snapshot, seed, epoch, group_chunks)
+    with pytest.raises(InvalidInput, match="from 0 to"):
+        Order(Layout.of(SNAPSHOT), seed, epoch, group_chunks)

@@ -1,0 +1,53 @@
+"""The order of an epoch a second time, from `docs/order.md` alone: Python's own integers, no NumPy, nothing of ours."""
+
+from collections.abc import Mapping, Sequence
+
+MASK = (1 << 64) - 1
+
+
+def mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def key(seed: int, epoch: int, kind: int, name: int) -> int:
+    return mix(mix(mix(mix(seed) ^ epoch) ^ kind) ^ name)
+
+
+def chunk_name(chunk_id: bytes) -> int:
+    return mix(mix(int.from_bytes(chunk_id[:8], "big")) ^ int.from_bytes(chunk_id[8:], "big"))
+
+
+def order(
+    chunk_ids: Sequence[bytes], first_chunks: Mapping[int, int | None], seed: int, epoch: int, group: int
+) -> list[int]:
+    """Nodes in order. `first_chunks`: for each file's node the number of its first chunk; None without bytes."""
+    ids = list(chunk_ids) or [bytes(16)]
+    chunks = sorted(
+        range(len(ids)), key=lambda chunk: (key(seed, epoch, 1, chunk_name(ids[chunk])), ids[chunk])
+    )
+    group_of = {chunk: place // (group or len(ids)) for place, chunk in enumerate(chunks)}
+
+    def place(node: int) -> tuple[int, int]:
+        chunk = first_chunks[node]
+        return group_of[node % len(ids) if chunk is None else chunk], key(seed, epoch, 2, mix(node))
+
+    return sorted(first_chunks, key=place)
+
+
+def kept(whole: Sequence[int], skips: Sequence[range]) -> list[int]:
+    """The order after skips."""
+    return [node for place, node in enumerate(whole) if not any(place in one for one in skips)]
+
+
+def read_by(total: int, rank: int, world: int, batch: int, start: int, drop_last: bool) -> list[list[int]]:
+    """The positions that a rank reads, step by step."""
+    steps = []
+    for step in range(-(-total // batch)):
+        places = [place for place in range(total) if place // batch == step and place >= start]
+        if (step + 1) * batch <= total or not drop_last:
+            size = len(places)
+            steps.append(places[rank * size // world : (rank + 1) * size // world])
+    return [mine for step, mine in enumerate(steps) if (step + 1) * batch > start and start < total]
