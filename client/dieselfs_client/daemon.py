@@ -16,14 +16,14 @@ import trio
 from dieselfs.errors import MountError
 from dieselfs.limits import MIB
 from dieselfs.meta.snapshot import Snapshot
-from dieselfs_client.mount.core import MountCore
+from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, raise_read_ahead, unmount
+from dieselfs_client.mount.page_cache import PageCache
+from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.options import MountOptions
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned
-from dieselfs_client.reads import Reads
-from dieselfs_client.residency import ChunkResidency, ChunkSource
 
 STOP_GRACE_S = 5.0
 """After a signal to stop, files that are open are served for so long."""
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 async def serve(
     snapshot: Snapshot,
-    source: ChunkSource,
+    source: NodeSource,
     mountpoint: str,
     options: MountOptions,
     on_ready: Callable[[], None] = lambda: None,
@@ -46,6 +46,7 @@ async def serve(
     `on_ready` is called once the mount can be used; `pin` keeps the server from purging what is mounted. Raises
     MountError. However it ends, cancelled or by a fault, the mount is gone afterwards.
     """
+    allotment = allotment_of(snapshot, options)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         await trio.to_thread.run_sync(prepare_mountpoint, mountpoint)
         device = await trio.to_thread.run_sync(
@@ -53,22 +54,23 @@ async def serve(
         )
         record = mount_at(mountpoint)
         try:
-            async with trio.open_nursery() as nursery:
-                residency = ChunkResidency(snapshot, source, options.memory_bytes, nursery, options.timeout_s)
-                user = os.getuid() if options.uid is None else options.uid
-                group = os.getgid() if options.gid is None else options.gid
-                core = MountCore(snapshot)
-                reads = Reads(core, residency, options.timeout_s)
-                driver = KernelDriver(device, core, reads, user, group)
-                nursery.start_soon(_announce, driver, mountpoint, on_ready, nursery.cancel_scope)
-                if pin is not None:
-                    nursery.start_soon(keep_pinned, pin, snapshot.header, holder_name(mountpoint))
-                nursery.start_soon(_stop_at_signal, signals, mountpoint, nursery.cancel_scope)
-                _log.info(
-                    "serving generation %d of %s on %s", snapshot.generation, snapshot.dataset, mountpoint
-                )
-                await driver.run()
-                nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as answering:
+                # The kernel is answered for as long as anything else runs: pushing waits for its lookups.
+                async with trio.open_nursery() as nursery:
+                    pages = PageCache(device, mountpoint, snapshot)
+                    node = Node(snapshot, source, options, allotment, pages, nursery)
+                    user = os.getuid() if options.uid is None else options.uid
+                    group = os.getgid() if options.gid is None else options.gid
+                    driver = KernelDriver(device, node.core, node.reads, node.control, user, group)
+                    answering.start_soon(_answer, driver, nursery.cancel_scope)
+                    nursery.start_soon(_announce, driver, mountpoint, on_ready, nursery.cancel_scope)
+                    if pin is not None:
+                        nursery.start_soon(keep_pinned, pin, snapshot.header, holder_name(mountpoint))
+                    nursery.start_soon(_stop_at_signal, signals, mountpoint, nursery.cancel_scope)
+                    _log.info(
+                        "serving generation %d of %s on %s", snapshot.generation, snapshot.dataset, mountpoint
+                    )
+                answering.cancel_scope.cancel()
         finally:
             os.close(device)  # whatever still waits is answered by the kernel now
             if record is not None and mount_at(mountpoint) == record:
@@ -77,6 +79,12 @@ async def serve(
             _log.info("%s is unmounted", mountpoint)
         if driver.refusal is not None:
             raise MountError(f"{mountpoint}: {driver.refusal}")
+
+
+async def _answer(driver: KernelDriver, others: trio.CancelScope) -> None:
+    """Answer the kernel until the mount is gone; nothing else has a purpose then."""
+    await driver.run()
+    others.cancel()
 
 
 async def _announce(

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
+from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
+
+POLICIES = ("on-demand", "oneshot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,8 @@ class MountOptions:
 
     - `server`, `key_file`, `home`: as for `dieselfs.connect`; None means what the configuration says
     - `generation`: which generation of the dataset; 0 for the newest
-    - `memory_bytes`: what the chunks in memory may take
+    - `memory_bytes`: what may be held of the dataset in memory; 0 for 1 GiB, or less where the system allows less
+    - `policy`: `oneshot` fetches what memory can keep at once, `on-demand` when it is read
     - `allow_other`: other users see the mount too, as far as the modes of the files allow
     - `noexec`: programs on the mount cannot be run
     - `uid`, `gid`: who owns the files; None for the user who mounts
@@ -27,7 +30,8 @@ class MountOptions:
     key_file: str | None = None
     home: str | None = None
     generation: int = 0
-    memory_bytes: int = MOUNT_MEMORY_BYTES
+    memory_bytes: int = 0
+    policy: str = "on-demand"
     allow_other: bool = False
     noexec: bool = False
     uid: int | None = None
@@ -36,8 +40,10 @@ class MountOptions:
     log_file: str | None = None
 
     def __post_init__(self) -> None:
-        if self.memory_bytes < MOUNT_MEMORY_BYTES_MIN:
+        if 0 < self.memory_bytes < MOUNT_MEMORY_BYTES_MIN:
             raise InvalidInput(f"memory must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
+        if self.policy not in POLICIES:
+            raise InvalidInput(f"policy {self.policy!r}: it is one of {', '.join(POLICIES)}")
         if not 0 < self.timeout_s < float("inf"):
             raise InvalidInput("timeout must be a number of seconds above 0")
 
@@ -74,6 +80,7 @@ _VALUE_PARSERS: dict[str, Callable[[str], object]] = {
     "home": str,
     "generation": int,
     "memory": parse_size,
+    "policy": str,
     "uid": int,
     "gid": int,
     "timeout": float,

@@ -93,11 +93,8 @@ class ChunkResidency:
         if payload is not None:
             first = extent.offset + start
             return payload[first : first + length]
-        if extent.chunk in self._damaged:
-            payload = self.resident(extent)
-            if payload is not None:
-                return payload[start : start + length]
-        return None
+        payload = self.resident(extent)
+        return None if payload is None else payload[start : start + length]
 
     def prefetch(self, chunk: int) -> None:
         """Start to fetch a chunk, unless it is in memory, on its way, or known to be damaged.
@@ -131,12 +128,16 @@ class ChunkResidency:
         try:
             payload = await self.fetch(extent.chunk)
         except Damaged:
-            alone = self.resident(extent)
-            if alone is None:
-                alone = await self._landed(extent)
-            return alone[start : start + length]
+            return await self.fetch_alone(extent, start, length)
         first = extent.offset + start
         return payload[first : first + length]
+
+    async def fetch_alone(self, extent: ExtentRef, start: int, length: int) -> memoryview:
+        """As `fetch_piece`, without the rest of the chunk."""
+        payload = self.resident(extent)
+        if payload is None:
+            payload = await self._landed(extent)
+        return payload[start : start + length]
 
     def _name(self, chunk: int) -> str:
         return chunk_name(self._snapshot.chunk_id(chunk))

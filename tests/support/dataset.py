@@ -6,7 +6,7 @@ the real reader checks them, and can be told to damage them.
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,9 @@ class MemoryChunkSource:
             name = self.chunk_names[extent.chunk]
             raise Damaged(f"chunk {name}: payload offset {extent.offset}: checksum of a piece does not match")
         return data
+
+    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
+        return [self.fetch_extent(extent) for extent in extents]
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ import trio
 
 from dieselfs.errors import MountError
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.daemon import open_log, serve
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.options import MountOptions
-from dieselfs_client.residency import ChunkSource
 from tests.support.dataset import PackedDataset
 
 START_TIMEOUT_S = 60.0
@@ -53,7 +53,7 @@ class RunningMount:
 
 def _serve(
     content: bytes,
-    source: ChunkSource,
+    source: NodeSource,
     mountpoint: str,
     options: MountOptions,
     log_file: Path,
@@ -70,7 +70,7 @@ def _serve(
 def mounted(
     dataset: PackedDataset,
     folder: Path,
-    source: ChunkSource | None = None,
+    source: NodeSource | None = None,
     options: MountOptions | None = None,
     sabotage: Callable[[], None] | None = None,
 ) -> Iterator[RunningMount]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -72,6 +72,9 @@ class SwitchedSource:
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         return self._source.fetch_extent(extent)
+
+    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
+        return [self.fetch_extent(extent) for extent in extents]
 
 
 @pytest.fixture
@@ -233,6 +236,9 @@ class ShortSource:
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         return self._source.fetch_extent(extent)
+
+    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
+        return [self.fetch_extent(extent) for extent in extents]
 
 
 def break_lookup() -> None:

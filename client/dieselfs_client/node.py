@@ -1,0 +1,153 @@
+"""What one node holds of a dataset for its readers: memory, stock and plans put together, and what they tell.
+
+This module reads files of /proc for `stats`.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.order import Layout
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.skips import Skips
+from dieselfs_client.counted_source import CountedSource, NodeSource
+from dieselfs_client.memory import Allotment, allot, granted, room_bytes
+from dieselfs_client.mount.control_tree import ControlTree
+from dieselfs_client.mount.core import MountCore
+from dieselfs_client.mount.error_log import ErrorLog
+from dieselfs_client.options import MountOptions
+from dieselfs_client.pieces import PieceTable
+from dieselfs_client.reads import Reads
+from dieselfs_client.residency import ChunkResidency
+from dieselfs_client.stock import Pages, Stock
+
+
+def allotment_of(snapshot: Snapshot, options: MountOptions) -> Allotment:
+    """How the memory of a mount is split, within what the user and the system allow. Raises InvalidInput."""
+    table = PieceTable(snapshot)
+    lengths = snapshot.column("chunk_payload_lengths")
+    return allot(
+        granted(options.memory_bytes, *room_bytes()),
+        len(snapshot.content),
+        len(snapshot),
+        table.total_page_bytes(),
+        int(lengths.max()) if len(lengths) else 0,
+    )
+
+
+class Node:
+    """Used from one trio thread, but for `plan`. What it starts runs in `nursery`, until that is cancelled."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        source: NodeSource,
+        options: MountOptions,
+        allotment: Allotment,
+        pages: Pages,
+        nursery: trio.Nursery,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        counted = CountedSource(source)
+        self.core = MountCore(snapshot)
+        self.control = ControlTree(snapshot, self, ErrorLog())
+        self._snapshot = snapshot
+        self._options = options
+        self._allotment = allotment
+        self._source = counted
+        self._clock = clock
+        self._started_s = clock()
+        self._residency = ChunkResidency(snapshot, counted, allotment.transit, nursery, options.timeout_s)
+        self._stock = Stock(snapshot, self._residency, counted, pages, allotment, nursery, clock)
+        self.reads = Reads(self.core, self._residency, self._stock, options.timeout_s)
+        if options.policy == "oneshot":
+            nursery.start_soon(self._stock.warm)
+
+    # -- what `.dieselfs/` shows ---------------------------------------------------------------------------
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout.of(self._snapshot)
+
+    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips) -> Plan:
+        """The plan of these numbers. May be called from any thread. Raises InvalidInput."""
+        return Plan(self._snapshot, seed, epoch, group_chunks, skips, self._layout)
+
+    def declare(self, share: Share) -> None:
+        """A reader begins to read its share of a plan: fetch ahead of it."""
+        self._stock.declare(share)
+
+    def cursors(self) -> list[str]:
+        """Where the slowest reader of each plan is, as far as is known: what was read may be a little more."""
+        return [str(window.plan.cursor(window.position)) for window in self._stock.windows.values()]
+
+    def info(self) -> dict[str, Any]:
+        header = self._snapshot.header
+        return {
+            "dataset": header.dataset,
+            "generation": header.generation,
+            "digest": header.digest.hex(),
+            "files": header.files,
+            "chunks": header.chunks,
+            "snapshot": str(self._snapshot.source),
+            "server": self._options.server,
+            "home": self._options.home,
+            "version": version("dieselfs"),
+            "options": {name: value for name, value in asdict(self._options).items() if value is not None},
+        }
+
+    def stats(self) -> dict[str, Any]:
+        stock, figures = self._stock, self._stock.figures
+        dataset_bytes = max(stock.dataset_bytes, 1)
+        planned = figures.planned_bytes
+        return {
+            "uptime_s": round(self._clock() - self._started_s, 3),
+            "memory": {
+                "granted_bytes": self._allotment.total,
+                "allotted": asdict(self._allotment),
+                "used": {
+                    "transit": self._residency.resident_bytes,
+                    "window": stock.window_bytes,
+                    "kept": stock.kept_bytes,
+                    "tripwires": stock.wire_bytes,
+                },
+                "process_bytes": process_bytes(),
+            },
+            "hit_rate": {
+                "best_possible": round(min(self._allotment.kept / dataset_bytes, 1), 4),
+                "actual": round(figures.planned_hit_bytes / planned, 4) if planned else None,
+            },
+            "reads": asdict(self.reads.figures),
+            "fetches": self._source.figures(),
+            "stock": asdict(figures),
+            "plans": [
+                {
+                    "seed": window.plan.seed,
+                    "epoch": window.plan.epoch,
+                    "group": window.plan.group_chunks,
+                    "positions": len(window.plan),
+                    "fetched_to": window.ahead,
+                    "dropped_to": window.behind,
+                    "files_per_s": window.rate(),
+                    "readers": [
+                        {"rank": share.rank, "world": share.world, "position": position}
+                        for share, position in window.positions()
+                    ],
+                }
+                for window in stock.windows.values()
+            ],
+        }
+
+
+def process_bytes() -> int:
+    """What this process has in memory of its own, in bytes: without files that are mapped, and others could map too."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
