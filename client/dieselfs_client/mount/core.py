@@ -19,6 +19,8 @@ STAT_BLOCK_BYTES = 512
 """Unit of `st_blocks`, whatever the block size."""
 IO_BLOCK_BYTES = 4096
 ROOT_INODE = ROOT + 1
+CONTROL_FOLDER = b".dieselfs"
+"""The folder in the root with which a mount is asked about itself; it hides what a dataset has of that name."""
 
 
 class Attributes(NamedTuple):
@@ -49,7 +51,10 @@ class FilesystemTotals:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Siblings:
-    """Some neighbours in one folder, as columns: element `i` of each belongs to entry `i`."""
+    """Some neighbours in one folder, as columns: element `i` of each belongs to entry `i`.
+
+    Unless they are `for_keeps`, the kernel is told their names only, and looks each one up when it is used.
+    """
 
     inodes: npt.NDArray[np.uint64]
     modes: npt.NDArray[np.uint32]
@@ -57,6 +62,7 @@ class Siblings:
     mtimes_ns: npt.NDArray[np.int64]
     name_lengths: npt.NDArray[np.uint8]
     names: list[bytes]
+    for_keeps: bool = True
 
 
 class MountCore:
@@ -72,6 +78,7 @@ class MountCore:
         self._name_lengths = snapshot.column("name_lengths")
         self._path_ends = snapshot.column("path_ends")
         self._paths = snapshot.column("paths")
+        self._hidden = snapshot.find(CONTROL_FOLDER)
 
     def node(self, inode: int) -> int:
         """The node of an inode. Raises NotFound."""
@@ -113,6 +120,12 @@ class MountCore:
         if not stat.S_ISDIR(self.snapshot.mode(node)):
             raise InvalidInput(f"{printable(self.snapshot.path(node))}: not a folder")
         return self.snapshot.children(node)
+
+    def listed(self, nodes: range) -> range:
+        """The first run of `nodes`, of one folder, that a listing shows: all of them, but for what is hidden."""
+        if self._hidden in nodes:
+            return range(nodes.start, self._hidden) or range(self._hidden + 1, nodes.stop)
+        return nodes
 
     def name_lengths(self, nodes: range) -> npt.NDArray[np.uint8]:
         return self._name_lengths[nodes.start : nodes.stop]

@@ -9,16 +9,18 @@ import errno
 import logging
 import os
 import select
-from collections.abc import Callable
+import stat
+from collections.abc import Awaitable, Callable
 
 import trio
 
-from dieselfs.errors import DieselfsError, InvalidInput, NotFound, ProtocolError
+from dieselfs.errors import ProtocolError
 from dieselfs.limits import NAME_BYTES_MAX
-from dieselfs.names import printable
 from dieselfs_client.mount import kernel_protocol as protocol
-from dieselfs_client.mount.core import MountCore, Siblings
-from dieselfs_client.mount.kernel_protocol import Opcode, Request
+from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE, ControlTree
+from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, MountCore, Siblings
+from dieselfs_client.mount.failures import Failures, Refused
+from dieselfs_client.mount.kernel_protocol import FOREVER_S, Opcode, Request
 from dieselfs_client.reads import Buffers, Reads
 
 LINGER_MS = 1
@@ -32,7 +34,7 @@ BUFFERS_PER_REPLY_MAX = 256
 
 _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
-_UNANSWERED = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.DESTROY, Opcode.NOTIFY_REPLY})
+_UNANSWERED = frozenset({Opcode.DESTROY, Opcode.NOTIFY_REPLY})
 _CHANGING = frozenset(
     {
         Opcode.SETATTR,
@@ -63,14 +65,6 @@ again: so it is with OPEN and OPENDIR too, and from then on files are opened wit
 _log = logging.getLogger(__name__)
 
 
-class _Refused(Exception):
-    """Carries the errno that answers a request."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(os.strerror(code))
-        self.code = code
-
-
 class KernelDriver:
     """Serves one connection to the kernel. Used from one trio thread.
 
@@ -84,6 +78,7 @@ class KernelDriver:
         device: int,
         core: MountCore,
         reads: Reads,
+        control: ControlTree,
         user: int,
         group: int,
         is_taken_over: bool = False,
@@ -93,12 +88,16 @@ class KernelDriver:
         self._device = device
         self._core = core
         self._reads = reads
+        self._control = control
+        self._failures = Failures(core, control.errors)
         self._is_taken_over = is_taken_over
         self._taking = trio.CancelScope()
         self._encoder = protocol.Encoder(user, group)
-        # READs that wait for bytes, by `unique`; changed only between checkpoints.
+        # Requests that wait, by `unique`; changed only between checkpoints.
         self._waiting: dict[int, trio.CancelScope] = {}
-        self._answers: dict[int, Callable[[Request], bytes]] = {
+        # Each returns its answer; None if there is none, or if it is given in another way.
+        self._answers: dict[int, Callable[[Request, trio.Nursery], bytes | None]] = {
+            Opcode.READ: self._read,
             Opcode.LOOKUP: self._lookup,
             Opcode.GETATTR: self._get_attributes,
             Opcode.READLINK: self._read_link,
@@ -106,6 +105,9 @@ class KernelDriver:
             Opcode.READDIR: self._list,
             Opcode.STATFS: self._statfs,
             Opcode.INIT: self._init,
+            Opcode.INTERRUPT: self._interrupt,
+            Opcode.FORGET: self._forget,
+            Opcode.BATCH_FORGET: self._forget_batch,
         }
 
     async def run(self) -> None:
@@ -154,12 +156,9 @@ class KernelDriver:
             request = protocol.decode_request(packet)
             answer = self._answers.get(request.opcode)
             if answer is not None:
-                payload = answer(request)
-                self._write(protocol.encode_header(request.unique, len(payload)), payload)
-            elif request.opcode == Opcode.READ:
-                self._read(request, nursery)
-            elif request.opcode == Opcode.INTERRUPT:
-                self._interrupt(protocol.decode_interrupt(request.body))
+                payload = answer(request, nursery)
+                if payload is not None:
+                    self._write(protocol.encode_header(request.unique, len(payload)), payload)
             elif request.opcode not in _UNANSWERED:
                 self._refuse(request.unique, _ERRNO_BY_OPCODE.get(request.opcode, errno.ENOSYS))
         except Exception as error:
@@ -182,107 +181,36 @@ class KernelDriver:
 
     def _fail(self, request: Request, error: Exception) -> None:
         """Answer a request with the errno that the error means."""
-        if isinstance(error, _Refused):
-            code = error.code
-        elif isinstance(error, NotFound):
-            code = errno.ESTALE
-        elif isinstance(error, InvalidInput):
-            code = errno.EINVAL
-        elif isinstance(error, DieselfsError):
-            code = errno.EIO
-            _log.error("%s: %s", self._path(request.inode), error)
-        else:
-            code = errno.EIO
-            what = f"request {request.opcode} about {self._path(request.inode)}"
-            _log.error("%s failed", what, exc_info=error)
+        what = f"request {request.opcode}"
         try:
-            self._refuse(request.unique, code)
+            self._refuse(request.unique, self._failures.code(what, request.inode, error))
         except OSError:
-            _log.exception("request %d cannot be answered", request.opcode)
+            _log.exception("%s cannot be answered", what)
 
-    def _path(self, inode: int) -> str:
-        """What to call an inode in the log."""
-        try:
-            return printable(self._core.snapshot.path(self._core.node(inode))) or "the root"
-        except NotFound:
-            return f"inode {inode}"
-
-    # -- what the snapshot answers -------------------------------------------------------------------------
-
-    def _init(self, request: Request) -> bytes:
-        try:
-            return protocol.encode_init(protocol.decode_init(request.body))
-        except ProtocolError as error:
-            self.refusal = str(error)
-            raise
-        finally:
-            self.agreed.set()
-
-    def _lookup(self, request: Request) -> bytes:
-        name = protocol.decode_name(request.body)
-        if len(name) > NAME_BYTES_MAX:
-            raise _Refused(errno.ENAMETOOLONG)
-        inode = self._core.lookup(request.inode, name)
-        return self._encoder.entry(self._core.attributes(inode)) if inode else protocol.NO_SUCH_ENTRY
-
-    def _get_attributes(self, request: Request) -> bytes:
-        return self._encoder.attributes(self._core.attributes(request.inode))
-
-    def _read_link(self, request: Request) -> bytes:
-        return self._core.target(request.inode)
-
-    def _statfs(self, request: Request) -> bytes:
-        return protocol.encode_statfs(self._core.totals())
-
-    def _list_plus(self, request: Request) -> bytes:
-        return self._listing(request, protocol.DIRENT_PLUS_BYTES, self._encoder.listing_plus)
-
-    def _list(self, request: Request) -> bytes:
-        return self._listing(request, protocol.DIRENT_BYTES, protocol.encode_listing)
-
-    def _listing(
-        self, request: Request, record_bytes: int, encode: Callable[[Siblings, int], bytes]
-    ) -> bytes:
-        position, room_bytes = protocol.decode_read(request.body)
-        nodes = self._core.child_nodes(request.inode)
-        dots = b""
-        if position < _DOTS:
-            dots = encode(self._core.dots(request.inode), 0)[position * (record_bytes + 8) :]
-            position = _DOTS
-        nodes = nodes[position - _DOTS :][: max(room_bytes // record_bytes, 1)]
-        left_bytes = room_bytes - len(dots)
-        fitting = protocol.count_that_fit(self._core.name_lengths(nodes), record_bytes, left_bytes)
-        if fitting == 0 and nodes and not dots:  # an empty reply would mean the end of the folder
-            raise _Refused(errno.EINVAL)
-        return dots + encode(self._core.siblings(nodes[:fitting]), position)
-
-    # -- reads -------------------------------------------------------------------------------------------
-
-    def _read(self, request: Request, nursery: trio.Nursery) -> None:
-        offset, size = protocol.decode_read(request.body)
-        buffers = self._reads.at_once(request.inode, offset, size)
-        if buffers is not None:
-            self._reply_buffers(request.unique, buffers)
-            return
+    def _answer_later(
+        self, request: Request, nursery: trio.Nursery, answer: Callable[[], Awaitable[Buffers]]
+    ) -> None:
+        """Answer when `answer` returns. It must set itself a limit of time, and not look at the request's body."""
         # Known as waiting from now on: the next request may be the one that interrupts it.
         scope = self._waiting[request.unique] = trio.CancelScope()
-        nursery.start_soon(self._read_later, request, offset, size, scope)
+        nursery.start_soon(self._wait, request, answer, scope)
 
-    async def _read_later(self, request: Request, offset: int, size: int, scope: trio.CancelScope) -> None:
-        unique = request.unique  # the body lies in the loop's buffer, and is overwritten by now
+    async def _wait(
+        self, request: Request, answer: Callable[[], Awaitable[Buffers]], scope: trio.CancelScope
+    ) -> None:
         try:
             with scope:
-                self._reply_buffers(unique, await self._reads.fetch(request.inode, offset, size))
+                self._reply_buffers(request.unique, await answer())
             if scope.cancelled_caught:
-                self._refuse(unique, errno.EINTR)
+                self._refuse(request.unique, errno.EINTR)
         except Exception as error:
             self._fail(request, error)
         finally:
-            self._waiting.pop(unique, None)
+            self._waiting.pop(request.unique, None)
 
-    def _interrupt(self, unique: int) -> None:
-        """Give up a waiting READ: whoever asked got a signal. One that is answered already is left alone."""
-        scope = self._waiting.pop(unique, None)
+    def _interrupt(self, request: Request, _: trio.Nursery) -> None:
+        """Give up what waits: whoever asked got a signal. What is answered already is left alone."""
+        scope = self._waiting.pop(protocol.decode_interrupt(request.body), None)
         if scope is not None:
             scope.cancel()
 
@@ -292,3 +220,100 @@ class KernelDriver:
             self._write(header, *buffers)
         else:
             self._write(header, b"".join(buffers))
+
+    # -- what the snapshot answers -------------------------------------------------------------------------
+
+    def _init(self, request: Request, _: trio.Nursery) -> bytes:
+        try:
+            return protocol.encode_init(protocol.decode_init(request.body))
+        except ProtocolError as error:
+            self.refusal = str(error)
+            raise
+        finally:
+            self.agreed.set()
+
+    def _lookup(self, request: Request, nursery: trio.Nursery) -> bytes | None:
+        name = protocol.decode_name(request.body)
+        if len(name) > NAME_BYTES_MAX:
+            raise Refused(errno.ENAMETOOLONG)
+        if request.inode >= CONTROL_INODE:
+            return self._lookup_control(request, name, nursery)
+        if name == CONTROL_FOLDER and request.inode == ROOT_INODE:
+            return self._encoder.entry(self._control.attributes(CONTROL_INODE))
+        inode = self._core.lookup(request.inode, name)
+        return self._encoder.entry(self._core.attributes(inode)) if inode else protocol.NO_SUCH_ENTRY
+
+    def _get_attributes(self, request: Request, _: trio.Nursery) -> bytes:
+        of = self._control if request.inode >= CONTROL_INODE else self._core
+        return self._encoder.attributes(of.attributes(request.inode))
+
+    def _read_link(self, request: Request, _: trio.Nursery) -> bytes:
+        return self._core.target(request.inode)
+
+    def _statfs(self, request: Request, _: trio.Nursery) -> bytes:
+        return protocol.encode_statfs(self._core.totals())
+
+    def _list_plus(self, request: Request, _: trio.Nursery) -> bytes:
+        return self._listing(request, protocol.DIRENT_PLUS_BYTES, self._encoder.listing_plus)
+
+    def _list(self, request: Request, _: trio.Nursery) -> bytes:
+        return self._listing(request, protocol.DIRENT_BYTES, protocol.encode_listing)
+
+    def _listing(
+        self, request: Request, record_bytes: int, encode: Callable[[Siblings, int], bytes]
+    ) -> bytes:
+        position, room_bytes = protocol.decode_read(request.body)
+        tree = self._control if request.inode >= CONTROL_INODE else self._core
+        nodes = tree.child_nodes(request.inode)
+        first_node = nodes.start
+        dots = b""
+        if position < _DOTS:
+            dots = encode(tree.dots(request.inode), 0)[position * (record_bytes + 8) :]
+            position = _DOTS
+        nodes = tree.listed(nodes[position - _DOTS :][: max(room_bytes // record_bytes, 1)])
+        left_bytes = room_bytes - len(dots)
+        fitting = protocol.count_that_fit(tree.name_lengths(nodes), record_bytes, left_bytes)
+        if not fitting:
+            if nodes and not dots:  # an empty reply would mean the end of the folder
+                raise Refused(errno.EINVAL)
+            return dots
+        return dots + encode(tree.siblings(nodes[:fitting]), _DOTS + nodes.start - first_node)
+
+    # -- the control tree ----------------------------------------------------------------------------------
+
+    def _lookup_control(self, request: Request, name: bytes, nursery: trio.Nursery) -> bytes | None:
+        if request.inode == SHUFFLE_INODE and name not in (b".", b".."):
+
+            async def shuffle() -> Buffers:
+                return [memoryview(self._entry(await self._control.lookup_shuffle(name)))]
+
+            self._answer_later(request, nursery, shuffle)
+            return None
+        found = self._control.lookup(request.inode, name)
+        return protocol.NO_SUCH_ENTRY if found is None else self._entry(found)
+
+    def _entry(self, of: Attributes) -> bytes:
+        """An entry of the control tree: the next lookup of a file finds another."""
+        return self._encoder.entry(of, FOREVER_S if stat.S_ISDIR(of.mode) else 0)
+
+    def _forget(self, request: Request, _: trio.Nursery) -> None:
+        if request.inode >= CONTROL_INODE:
+            self._control.forget(request.inode, protocol.decode_forget(request.body))
+
+    def _forget_batch(self, request: Request, _: trio.Nursery) -> None:
+        for inode, lookups in protocol.decode_batch_forget(request.body):
+            if inode >= CONTROL_INODE:
+                self._control.forget(inode, lookups)
+
+    # -- reads -------------------------------------------------------------------------------------------
+
+    def _read(self, request: Request, nursery: trio.Nursery) -> bytes | None:
+        inode, offset, size = request.inode, *protocol.decode_read(request.body)
+        if inode >= CONTROL_INODE:
+            return self._control.read(inode, offset, size)
+        buffers = self._reads.at_once(inode, offset, size)
+        if buffers is not None:
+            self._reply_buffers(request.unique, buffers)
+        else:
+            self._answer_later(request, nursery, lambda: self._reads.fetch(inode, offset, size))
+        return None

@@ -108,6 +108,9 @@ _INIT_IN = struct.Struct("=IIII")
 _INIT_OUT = struct.Struct("=IIIIHHIIHHI28x")
 _STATFS_OUT = struct.Struct("=QQQQQIII28x")
 _INTERRUPT_IN = struct.Struct("=Q")
+_FORGET_IN = struct.Struct("=Q")
+_BATCH_FORGET_IN = struct.Struct("=II")
+_FORGET_ONE = struct.Struct("=QQ")
 _DIRENT = np.dtype([("inode", "u8"), ("next_position", "u8"), ("name_length", "u4"), ("type", "u4")])
 _ATTRIBUTE_FIELDS = [
     ("inode", "u8"),
@@ -140,9 +143,22 @@ _DIRENT_PLUS = np.dtype(
     ]
 )
 IN_HEADER_BYTES = _IN_HEADER.size
+_STORE = np.dtype(
+    [
+        ("length", "u4"),
+        ("code", "i4"),
+        ("unique", "u8"),
+        ("inode", "u8"),
+        ("offset", "u8"),
+        ("size", "u4"),
+        ("padding", "u4"),
+    ]
+)
+_NOTIFY_STORE = 4
 OUT_HEADER_BYTES = _OUT_HEADER.size
 DIRENT_BYTES = _DIRENT.itemsize
 DIRENT_PLUS_BYTES = _DIRENT_PLUS.itemsize
+assert _STORE.itemsize == 40
 assert (IN_HEADER_BYTES, OUT_HEADER_BYTES, DIRENT_BYTES, DIRENT_PLUS_BYTES) == (40, 16, 24, 152)
 assert (_ENTRY_OUT.size, _ATTR_OUT.size, _INIT_OUT.size, _STATFS_OUT.size) == (128, 104, 64, 80)
 
@@ -203,6 +219,20 @@ def decode_interrupt(body: memoryview) -> int:
     return _unpack(_INTERRUPT_IN, body, "INTERRUPT")[0]
 
 
+def decode_forget(body: memoryview) -> int:
+    """How many lookups of the inode are given back."""
+    return _unpack(_FORGET_IN, body, "FORGET")[0]
+
+
+def decode_batch_forget(body: memoryview) -> list[tuple[int, int]]:
+    """Inodes, and how many lookups of each are given back."""
+    count, _ = _unpack(_BATCH_FORGET_IN, body, "BATCH_FORGET")
+    entries = body[_BATCH_FORGET_IN.size :]
+    if len(entries) != count * _FORGET_ONE.size:
+        raise ProtocolError(f"BATCH_FORGET of {len(entries)} bytes from the kernel announces {count} inodes")
+    return list(_FORGET_ONE.iter_unpack(entries))
+
+
 def decode_name(body: memoryview) -> bytes:
     """The name that LOOKUP asks for: all up to the NUL."""
     return bytes(body).partition(b"\0")[0]
@@ -261,9 +291,9 @@ class Encoder:
             *(of.mode, 1, self._user, self._group, 0, IO_BLOCK_BYTES, 0),
         )
 
-    def entry(self, of: Attributes) -> bytes:
-        """Answer to LOOKUP."""
-        return _ENTRY_OUT.pack(of.inode, 0, FOREVER_S, FOREVER_S, 0, 0, *self._attribute_fields(of))
+    def entry(self, of: Attributes, name_valid_s: int = FOREVER_S) -> bytes:
+        """Answer to LOOKUP. The attributes hold for ever, the name for `name_valid_s`."""
+        return _ENTRY_OUT.pack(of.inode, 0, name_valid_s, FOREVER_S, 0, 0, *self._attribute_fields(of))
 
     def attributes(self, of: Attributes) -> bytes:
         """Answer to GETATTR."""
@@ -272,7 +302,7 @@ class Encoder:
     def listing_plus(self, entries: Siblings, first_position: int) -> bytes:
         """Entries for READDIRPLUS; the first of them stands at `first_position` in its folder."""
         records = np.repeat(self._blank, len(entries.names))
-        records["node"] = entries.inodes
+        records["node"] = entries.inodes if entries.for_keeps else 0
         attributes = records["attr"]
         attributes["inode"] = entries.inodes
         attributes["size"] = entries.sizes
@@ -314,6 +344,20 @@ def count_that_fit(name_lengths: npt.NDArray[np.uint8], record_bytes: int, room_
     """How many entries, from the first on, fit into a reply."""
     ends = np.cumsum(record_bytes + ((name_lengths.astype(np.int64) + 7) & ~7))
     return int(np.searchsorted(ends, room_bytes, side="right"))
+
+
+def encode_stores(
+    inodes: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> list[bytes]:
+    """The headers of notices that put bytes of files into the page cache; each is followed by its bytes."""
+    records = np.zeros(len(inodes), _STORE)
+    records["length"] = lengths + _STORE.itemsize
+    records["code"] = _NOTIFY_STORE
+    records["inode"] = inodes
+    records["offset"] = offsets
+    records["size"] = lengths
+    packed, step = records.tobytes(), _STORE.itemsize
+    return [packed[start : start + step] for start in range(0, len(packed), step)]
 
 
 def encode_statfs(totals: FilesystemTotals) -> bytes:

@@ -128,3 +128,23 @@ def test_chunks_ahead() -> None:
     assert core.chunks_ahead(2, 5, 20) == [0, 1, 2]
     assert core.chunks_ahead(2, 35, 100) == [3]
     assert core.chunks_ahead(2, 40, 100) == []
+
+
+def test_what_the_control_folder_hides_is_not_listed() -> None:
+    """Wherever it stands among its neighbours, and wherever a listing goes on."""
+    for names in ([b".dieselfs"], [b".a", b".dieselfs", b"b"], [b".dieselfs", b"z"], [b".a", b".dieselfs"]):
+        core = MountCore(Snapshot(snapshot_bytes({name + b"/file": file_of() for name in names}), SOURCE))
+        nodes = core.child_nodes(ROOT_INODE)
+        assert len(nodes) == len(names)
+        found: list[bytes] = []
+        while run := core.listed(nodes):
+            found += core.siblings(run).names
+            nodes = range(run.stop, nodes.stop)
+        assert found == [name for name in names if name != b".dieselfs"]
+        assert core.listed(core.child_nodes(core.lookup(ROOT_INODE, names[0])))
+
+
+def test_the_name_is_hidden_in_the_root_only() -> None:
+    core = MountCore(Snapshot(snapshot_bytes({b"a/.dieselfs": file_of()}), SOURCE))
+    nodes = core.child_nodes(core.lookup(ROOT_INODE, b"a"))
+    assert core.listed(nodes) == nodes

@@ -4,6 +4,7 @@ import errno
 import socket
 import struct
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import pytest
 import trio
@@ -11,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.plan import Plan
+from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.kernel_protocol import Opcode
 from dieselfs_client.reads import Reads
 from dieselfs_client.residency import ChunkResidency
+from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
 
@@ -28,8 +32,10 @@ def packet(opcode: int, body: bytes = b"", inode: int = 1, unique: int = 2) -> b
     return struct.pack("=IIQQIIII", 40 + len(body), opcode, unique, inode, 0, 0, 0, 0) + body
 
 
-def answers(packets: Sequence[bytes]) -> dict[int, tuple[int, bytes]]:
-    """Errno and payload of each reply, by `unique`. STATFS is asked last, so that its reply says that all is done."""
+def answers(packets: Sequence[bytes], late: AbstractSet[int] = frozenset()) -> dict[int, tuple[int, bytes]]:
+    """Errno and payload of each reply, by `unique`. STATFS is asked last, so that its reply says that all is done, but
+    for the requests (by `unique`) that are answered `late`.
+    """
     replies: dict[int, tuple[int, bytes]] = {}
 
     async def main() -> None:
@@ -39,11 +45,12 @@ def answers(packets: Sequence[bytes]) -> dict[int, tuple[int, bytes]]:
                 source = MemoryChunkSource(SNAPSHOT, {0: bytearray(1 << 16), 1: bytearray(1 << 16)})
                 residency = ChunkResidency(SNAPSHOT, source, 1 << 20, nursery)
                 core = MountCore(SNAPSHOT)
-                nursery.start_soon(KernelDriver(theirs.fileno(), core, Reads(core, residency), 0, 0).run)
+                reads, control = Reads(core, residency), simple_control(SNAPSHOT)
+                nursery.start_soon(KernelDriver(theirs.fileno(), core, reads, control, 0, 0).run)
                 for sent in [*packets, packet(Opcode.STATFS, unique=LAST_UNIQUE)]:
                     await kernel.send(sent)
                 with trio.fail_after(10):
-                    while LAST_UNIQUE not in replies:
+                    while not replies.keys() >= late | {LAST_UNIQUE}:
                         reply = await kernel.recv(REPLY_BYTES_MAX)
                         length, code, unique = struct.unpack_from("=IiQ", reply)
                         assert length == len(reply)
@@ -87,12 +94,18 @@ def test_what_is_not_answered_is_said_to_be_unknown(opcode: int) -> None:
     assert error_of(opcode, bytes(40)) == errno.ENOSYS
 
 
-@pytest.mark.parametrize("opcode", [Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.DESTROY, Opcode.INTERRUPT])
+@pytest.mark.parametrize("opcode", [Opcode.FORGET, Opcode.DESTROY, Opcode.INTERRUPT])
 def test_what_wants_no_reply_gets_none(opcode: Opcode) -> None:
     assert error_of(opcode, bytes(16)) is None
 
 
-@pytest.mark.parametrize("inode", [0, len(SNAPSHOT) + 1, (1 << 64) - 1])
+def test_many_inodes_are_forgotten_without_a_reply() -> None:
+    assert error_of(Opcode.BATCH_FORGET, struct.pack("=II4Q", 2, 0, 5, 1, CONTROL_INODE + 99, 1)) is None
+
+
+@pytest.mark.parametrize(
+    "inode", [0, len(SNAPSHOT) + 1, CONTROL_INODE - 1, CONTROL_INODE + 99, (1 << 64) - 1]
+)
 @pytest.mark.parametrize(
     ("opcode", "body"),
     [
@@ -114,6 +127,39 @@ def test_the_wrong_kind_of_inode() -> None:
     assert error_of(Opcode.READ, READ_BODY, folder) == errno.EINVAL
     assert error_of(Opcode.READDIRPLUS, READ_BODY, link) == errno.EINVAL
     assert error_of(Opcode.READLINK, b"", folder) == errno.EINVAL
+
+
+def lookup(folder: int, name: bytes, unique: int) -> bytes:
+    return packet(Opcode.LOOKUP, name + b"\0", folder, unique)
+
+
+def test_the_control_folder_is_found_but_not_listed() -> None:
+    body = struct.pack("=QQIIQII", 0, 0, 4096, 0, 0, 0, 0)
+    replies = answers([lookup(1, b".dieselfs", 2), packet(Opcode.READDIRPLUS, body, unique=3)])
+    assert struct.unpack_from("=QQQQ", replies[2][1])[0] == CONTROL_INODE
+    assert replies[3][0] == 0 and b".dieselfs" not in replies[3][1]
+
+
+def test_a_file_of_the_control_folder_is_looked_up_each_time() -> None:
+    replies = answers([lookup(CONTROL_INODE, b"info", 2), lookup(CONTROL_INODE, b"info", 3)])
+    first, second = (struct.unpack_from("=QQQQ", replies[unique][1]) for unique in (2, 3))
+    assert first[0] != second[0]
+    assert first[2] == second[2] == 0, "the kernel keeps no name"
+    assert first[3] > 0, "but all of what it was told of the inode"
+    body = struct.pack("=QQIIQII", 0, 0, 4096, 0, 0, 0, 0)
+    listing = answers([packet(Opcode.READDIRPLUS, body, CONTROL_INODE)])[2][1]
+    assert b"shuffle" in listing
+    assert struct.unpack_from("=Q", listing)[0] == 0, "nor an inode from a listing"
+
+
+def test_a_shuffle_is_found_and_a_bad_one_is_refused() -> None:
+    replies = answers([lookup(SHUFFLE_INODE, b"seed=1", 2), lookup(SHUFFLE_INODE, b"seed=x", 3)], late={2, 3})
+    assert replies[3] == (errno.EINVAL, b"")
+    code, entry = replies[2]
+    assert code == 0 and struct.unpack_from("=Q", entry)[0] > CONTROL_INODE
+    assert struct.unpack_from("=QQ", entry, 40)[1] == sum(
+        len(path) + 1 for path in Plan(SNAPSHOT).share().paths
+    )
 
 
 def test_no_room_for_an_entry_is_not_the_end_of_the_folder() -> None:

@@ -70,10 +70,20 @@ def test_no_bytes_can_make_a_decoder_fail_otherwise(data: bytes) -> None:
         protocol.decode_init,
         protocol.decode_read,
         protocol.decode_interrupt,
+        protocol.decode_forget,
+        protocol.decode_batch_forget,
         protocol.decode_name,
     ):
         with suppress(ProtocolError):
             decode(packet)
+
+
+def test_what_is_forgotten() -> None:
+    assert protocol.decode_forget(memoryview(struct.pack("=Q", 3))) == 3
+    batch = struct.pack("=II4Q", 2, 0, 5, 1, 6, 7)
+    assert protocol.decode_batch_forget(memoryview(batch)) == [(5, 1), (6, 7)]
+    with pytest.raises(ProtocolError, match="announces 2 inodes"):
+        protocol.decode_batch_forget(memoryview(batch[:-8]))
 
 
 def test_a_request_that_lies_about_its_length_is_refused() -> None:
@@ -139,6 +149,8 @@ def test_an_entry_is_a_node_and_its_attributes() -> None:
     reply = encoder.entry(FILE)
     assert ENTRY.unpack_from(reply) == (7, 0, protocol.FOREVER_S, protocol.FOREVER_S, 0, 0)
     assert reply[ENTRY.size :] == encoder.attributes(FILE)[16:]
+    reply = encoder.entry(FILE, name_valid_s=0)
+    assert ENTRY.unpack_from(reply) == (7, 0, 0, protocol.FOREVER_S, 0, 0)
 
 
 def test_a_name_that_does_not_exist_is_remembered() -> None:

@@ -1,0 +1,264 @@
+"""The folder `.dieselfs/` in the root of a mount, which is found but not listed. No I/O; long work in worker threads.
+
+    .dieselfs/stats     what the daemon does, JSON         .dieselfs/cursor    how far the readers of plans are
+    .dieselfs/info      what is mounted, JSON              .dieselfs/errors    what went wrong last
+    .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        what one reader reads, a path a line; it is not listed
+
+The kernel neither says that a file is opened, nor reads behind the size that it was told. So each lookup of a file
+makes a new inode, whose content is fixed at that moment; it is gone once the kernel has forgotten it.
+"""
+
+import json
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from dieselfs.errors import InvalidInput, NotFound, Unavailable
+from dieselfs.limits import CONTROL_FILES_MAX, READ_TIMEOUT_S, SHUFFLES_KEPT_MAX
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.names import printable
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.skips import Skips
+from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, STAT_BLOCK_BYTES, Attributes, Siblings
+from dieselfs_client.mount.error_log import ErrorLog
+from dieselfs_client.mount.path_lines import NEWLINE, NUL, PathLines, unwritable
+from dieselfs_client.mount.shuffle_name import ShuffleName
+
+CONTROL_INODE = 1 << 62
+"""The folder itself. All its inodes are from here on, and no inode of a dataset is."""
+SHUFFLE_INODE = CONTROL_INODE + 1
+_LISTED_INODE = CONTROL_INODE + 2
+"""What a listing says of the first file; no lookup gives it."""
+_FILES_INODE = CONTROL_INODE + 16
+
+_FOLDER_MODE = stat.S_IFDIR | 0o555
+_FILE_MODE = stat.S_IFREG | 0o444
+_PRIVATE_MODE = stat.S_IFREG | 0o400
+
+
+class ControlContents(Protocol):
+    """What the files show, and who is to hear of plans. None of it may wait for anything."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """For `stats`; goes into JSON."""
+        ...
+
+    def info(self) -> Mapping[str, Any]:
+        """For `info`; goes into JSON."""
+        ...
+
+    def cursors(self) -> list[str]:
+        """For `cursor`: one text for each plan that was declared."""
+        ...
+
+    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips) -> Plan:
+        """The plan of these numbers. Called from worker threads. Raises InvalidInput."""
+        ...
+
+    def declare(self, share: Share) -> None:
+        """Somebody has begun to read what this reader of a plan reads."""
+        ...
+
+
+class _Content(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+    def read(self, offset: int, size_bytes: int) -> bytes: ...
+
+
+class _Text:
+    def __init__(self, text: str) -> None:
+        self._bytes = text.encode("utf-8", "surrogateescape")
+        self.size_bytes = len(self._bytes)
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        return self._bytes[offset : offset + size_bytes]
+
+
+class _Shuffle(NamedTuple):
+    """What a name in `.dieselfs/shuffle/` leads to."""
+
+    share: Share
+    lines: PathLines
+
+
+class _File:
+    """One inode. `lookups` counts how often the kernel was told of it."""
+
+    def __init__(self, attributes: Attributes, content: _Content, share: Share | None) -> None:
+        self.attributes = attributes
+        self.content = content
+        self.undeclared = share
+        self.lookups = 1
+
+
+class ControlTree:
+    """Used from one trio thread. Methods raise NotFound for an inode that is gone, and InvalidInput for a question that
+    the inode's type does not allow.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        contents: ControlContents,
+        errors: ErrorLog,
+        files_max: int = CONTROL_FILES_MAX,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.errors = errors
+        self._snapshot = snapshot
+        self._contents = contents
+        self._files_max = files_max
+        self._clock_ns = clock_ns
+        self._started_ns = clock_ns()
+        # A daemon that takes a mount over must not give an inode to another file than the one before it did.
+        self._next_inode = _FILES_INODE + self._started_ns
+        self._files: OrderedDict[int, _File] = OrderedDict()
+        self._texts: dict[bytes, tuple[int, Callable[[], str]]] = {
+            b"cursor": (_FILE_MODE, lambda: "".join(line + "\n" for line in contents.cursors())),
+            b"errors": (_PRIVATE_MODE, errors.text),
+            b"info": (_FILE_MODE, lambda: _json(contents.info())),
+            b"stats": (_FILE_MODE, lambda: _json(contents.stats())),
+        }
+        self._shuffle = lru_cache(SHUFFLES_KEPT_MAX)(self._lay_out)
+
+    # -- names -------------------------------------------------------------------------------------------
+
+    def lookup(self, folder: int, name: bytes) -> Attributes | None:
+        """What is called `name` in a folder, but for the names in `SHUFFLE_INODE`; None if there is nothing.
+
+        A file is new each time, and the kernel must not keep its name.
+        """
+        found = {b".": folder, b"..": ROOT_INODE if folder == CONTROL_INODE else CONTROL_INODE}.get(name)
+        if folder == CONTROL_INODE:
+            if name in self._texts:
+                mode, text = self._texts[name]
+                return self._admit(mode, _Text(text()))
+            found = SHUFFLE_INODE if name == b"shuffle" else found
+        elif folder != SHUFFLE_INODE:
+            self._file(folder)
+            raise InvalidInput("not a folder")
+        return None if found is None else self.attributes(found)
+
+    async def lookup_shuffle(self, name: bytes) -> Attributes:
+        """What is called `name` in `SHUFFLE_INODE`: a new file, as all others.
+
+        Raises InvalidInput, also noted in `errors`, and Unavailable after READ_TIMEOUT_S; it takes 0.3 s for a million
+        files, the first time. If cancelled, there is no file.
+        """
+        try:
+            with trio.move_on_after(READ_TIMEOUT_S):
+                asked = ShuffleName.parse(name)
+                found = await trio.to_thread.run_sync(self._shuffle, asked, abandon_on_cancel=True)
+                return self._admit(_FILE_MODE, found.lines, found.share)
+        except InvalidInput as error:
+            self.errors.note(printable(CONTROL_FOLDER + b"/shuffle/" + name), str(error))
+            raise
+        raise Unavailable(f"the order was not there within {READ_TIMEOUT_S:g} s")
+
+    def _lay_out(self, asked: ShuffleName) -> _Shuffle:
+        start, at = asked.start, asked.cursor
+        if at is None:
+            plan = self._contents.plan(asked.seed, asked.epoch, asked.group, asked.skip)
+        else:
+            plan, start = self._contents.plan(at.seed, at.epoch, at.group_chunks, at.skips), at.position
+            Plan.at(self._snapshot, at, plan.layout)  # raises, if it is another snapshot's
+        share = plan.share(
+            asked.rank, asked.world, asked.batch, start, asked.worker, asked.workers, asked.drop_last
+        )
+        nodes = share.nodes()
+        if not asked.null and (path := unwritable(self._snapshot, nodes)) is not None:
+            raise InvalidInput(f"{printable(path)} cannot stand in a line: add null=1")
+        return _Shuffle(share, PathLines(self._snapshot, nodes, NUL if asked.null else NEWLINE))
+
+    def _admit(self, mode: int, content: _Content, share: Share | None = None) -> Attributes:
+        inode, size = self._next_inode, content.size_bytes
+        self._next_inode += 1
+        attributes = Attributes(inode, mode, size, -(-size // STAT_BLOCK_BYTES), self._clock_ns())
+        self._files[inode] = _File(attributes, content, share)
+        while len(self._files) > self._files_max:
+            self._files.popitem(last=False)
+        return attributes
+
+    def forget(self, inode: int, lookups: int) -> None:
+        """The kernel gives back so many of the lookups that told it of an inode."""
+        file = self._files.get(inode)
+        if file is not None:
+            file.lookups -= lookups
+            if file.lookups <= 0:
+                del self._files[inode]
+
+    # -- inodes ------------------------------------------------------------------------------------------
+
+    def _file(self, inode: int) -> _File:
+        file = self._files.get(inode)
+        if file is None:
+            raise NotFound(f"inode {inode} of {printable(CONTROL_FOLDER)} is gone")
+        return file
+
+    def attributes(self, inode: int) -> Attributes:
+        if inode in (CONTROL_INODE, SHUFFLE_INODE):
+            return Attributes(inode, _FOLDER_MODE, 0, 0, self._started_ns)
+        return self._file(inode).attributes
+
+    def read(self, inode: int, offset: int, size_bytes: int) -> bytes:
+        """Bytes of a file. The first read at its beginning declares what its reader is going to read."""
+        if inode in (CONTROL_INODE, SHUFFLE_INODE):
+            raise InvalidInput("not a file")
+        file = self._file(inode)
+        if offset == 0 and file.undeclared is not None:
+            share, file.undeclared = file.undeclared, None
+            self._contents.declare(share)
+        return file.content.read(offset, size_bytes)
+
+    # -- folders: as in MountCore, with the place in the listing as the node ------------------------------------
+
+    def child_nodes(self, folder: int) -> range:
+        if folder == CONTROL_INODE:
+            return range(len(self._listed()))
+        if folder != SHUFFLE_INODE:
+            self._file(folder)
+            raise InvalidInput("not a folder")
+        return range(0)
+
+    def listed(self, nodes: range) -> range:
+        return nodes
+
+    def name_lengths(self, nodes: range) -> npt.NDArray[np.uint8]:
+        return np.array([len(name) for name, _ in self._listed()[nodes.start : nodes.stop]], np.uint8)
+
+    def dots(self, folder: int) -> Siblings:
+        parent = ROOT_INODE if folder == CONTROL_INODE else CONTROL_INODE
+        return self._siblings([folder, parent], [_FOLDER_MODE, _FOLDER_MODE], [b".", b".."])
+
+    def siblings(self, nodes: range) -> Siblings:
+        listed = self._listed()[nodes.start : nodes.stop]
+        inodes = [_LISTED_INODE + node for node in nodes]
+        return self._siblings(inodes, [mode for _, mode in listed], [name for name, _ in listed])
+
+    def _listed(self) -> list[tuple[bytes, int]]:
+        files = [(name, mode) for name, (mode, _) in self._texts.items()]
+        return [*files, (b"shuffle", _FOLDER_MODE)]
+
+    def _siblings(self, inodes: list[int], modes: list[int], names: list[bytes]) -> Siblings:
+        return Siblings(
+            np.array(inodes, np.uint64),
+            np.array(modes, np.uint32),
+            np.zeros(len(names), np.uint64),
+            np.full(len(names), self._started_ns, np.int64),
+            np.array([len(name) for name in names], np.uint8),
+            names,
+            for_keeps=False,
+        )
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2) + "\n"

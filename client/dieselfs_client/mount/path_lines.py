@@ -1,0 +1,58 @@
+"""A long list of paths as the text of a file, made piece by piece when it is read. No I/O."""
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.meta.snapshot import Snapshot
+
+LINES_PER_BLOCK = 1024
+"""Where each such block begins in the text is remembered, rather than where each line begins."""
+NEWLINE, NUL = b"\n", b"\0"
+SCAN_BYTES = 1 << 20
+
+
+class PathLines:
+    """The paths of some files, in order, as they are stored, byte for byte, with `terminator` behind each.
+
+    Of each path only its node is kept; the text is made when it is read (about 0.2 us a line).
+    """
+
+    def __init__(self, snapshot: Snapshot, nodes: npt.NDArray[np.uint32], terminator: bytes) -> None:
+        """Takes about 10 ns a line. With NEWLINE as the terminator, see that `unwritable` finds nothing."""
+        self._snapshot = snapshot
+        self._nodes = nodes
+        self._terminator = terminator
+        starts = range(0, len(nodes), LINES_PER_BLOCK)
+        sizes = [int(_line_bytes(snapshot, nodes[start : start + LINES_PER_BLOCK]).sum()) for start in starts]
+        self._block_ends = np.cumsum(sizes, dtype=np.int64)
+        self.size_bytes = sum(sizes)
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """The bytes of the text from `offset` on, `size_bytes` unless it ends before."""
+        end = min(offset + size_bytes, self.size_bytes)
+        if offset >= end:
+            return b""
+        first, last = np.searchsorted(self._block_ends, (offset, end - 1), side="right").tolist()
+        origin = int(self._block_ends[first - 1]) if first else 0
+        path, nodes = self._snapshot.path, self._nodes[first * LINES_PER_BLOCK : (last + 1) * LINES_PER_BLOCK]
+        text = self._terminator.join([*map(path, nodes.tolist()), b""])
+        return text[offset - origin : end - origin]
+
+
+def _line_bytes(snapshot: Snapshot, nodes: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """The length of each path and its terminator. No file is node 0, so each has a path before it."""
+    ends = snapshot.column("path_ends").view(np.int64)
+    return ends[nodes] - ends[nodes.astype(np.int64) - 1] + 1
+
+
+def unwritable(snapshot: Snapshot, nodes: npt.NDArray[np.uint32]) -> bytes | None:
+    """One of these paths that cannot stand in a line, because it holds a newline; None if there is none."""
+    paths = snapshot.column("paths")
+    for start in range(0, len(paths), SCAN_BYTES):
+        breaks = start + np.flatnonzero(paths[start : start + SCAN_BYTES] == ord(NEWLINE))
+        if len(breaks):
+            owners = np.searchsorted(snapshot.column("path_ends"), breaks, side="right")
+            found = np.flatnonzero(np.isin(nodes, owners))
+            if len(found):
+                return snapshot.path(int(nodes[found[0]]))
+    return None

@@ -1,0 +1,228 @@
+import json
+import stat
+from typing import Any
+
+import pytest
+import trio
+
+from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.plan import Plan
+from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE, ControlTree
+from dieselfs_client.mount.core import ROOT_INODE
+from dieselfs_client.mount.error_log import ErrorLog
+from tests.support.control import SimpleContents
+from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
+
+SNAPSHOT = Snapshot(snapshot_bytes({b"f/%02d" % number: file_of() for number in range(50)}), SOURCE)
+READ_BYTES = 1 << 20
+AT_NS = 1_700_000_000_000_000_000
+
+
+@pytest.fixture
+def contents() -> SimpleContents:
+    return SimpleContents(SNAPSHOT)
+
+
+@pytest.fixture
+def tree(contents: SimpleContents) -> ControlTree:
+    return ControlTree(SNAPSHOT, contents, ErrorLog(), clock_ns=lambda: AT_NS)
+
+
+def read(tree: ControlTree, name: bytes) -> bytes:
+    found = tree.lookup(CONTROL_INODE, name)
+    assert found is not None
+    data = tree.read(found.inode, 0, READ_BYTES)
+    assert len(data) == found.size
+    return data
+
+
+# -- texts --------------------------------------------------------------------------------------------------
+
+
+def test_texts_are_what_the_contents_say(tree: ControlTree, contents: SimpleContents) -> None:
+    contents.counts["reads"] = 5
+    contents.texts += ["one", "two"]
+    tree.errors.note("train/a", "gone")
+    assert json.loads(read(tree, b"stats")) == {"reads": 5}
+    assert json.loads(read(tree, b"info")) == {"dataset": "pets"}
+    assert read(tree, b"cursor") == b"one\ntwo\n"
+    assert read(tree, b"errors").endswith(b"\ttrain/a\tgone\n")
+
+
+def test_a_file_keeps_its_content_whatever_happens_meanwhile(
+    tree: ControlTree, contents: SimpleContents
+) -> None:
+    before = tree.lookup(CONTROL_INODE, b"stats")
+    contents.counts["reads"] = 1_000_000
+    after = tree.lookup(CONTROL_INODE, b"stats")
+    assert before is not None and after is not None
+    assert before.inode != after.inode
+    assert tree.read(before.inode, 0, READ_BYTES) == b"{}\n"
+    assert tree.attributes(before.inode) == before
+    assert json.loads(tree.read(after.inode, 0, READ_BYTES)) == {"reads": 1_000_000}
+    assert tree.read(after.inode, after.size - 2, READ_BYTES) == b"}\n"
+    assert tree.read(after.inode, after.size, READ_BYTES) == b""
+
+
+def test_attributes(tree: ControlTree) -> None:
+    found = tree.lookup(CONTROL_INODE, b"info")
+    errors = tree.lookup(CONTROL_INODE, b"errors")
+    assert found is not None and errors is not None
+    assert (found.mode, found.mtime_ns, found.blocks) == (stat.S_IFREG | 0o444, AT_NS, 1)
+    assert (errors.mode, errors.size, errors.blocks) == (stat.S_IFREG | 0o400, 0, 0), "paths may be secret"
+    for inode in (CONTROL_INODE, SHUFFLE_INODE):
+        assert tree.attributes(inode).mode == stat.S_IFDIR | 0o555
+
+
+# -- folders ------------------------------------------------------------------------------------------------
+
+
+def test_names(tree: ControlTree) -> None:
+    assert tree.lookup(CONTROL_INODE, b"nothing") is None
+    for folder, name, inode in (
+        (CONTROL_INODE, b"shuffle", SHUFFLE_INODE),
+        (CONTROL_INODE, b".", CONTROL_INODE),
+        (SHUFFLE_INODE, b".", SHUFFLE_INODE),
+        (SHUFFLE_INODE, b"..", CONTROL_INODE),
+    ):
+        assert tree.lookup(folder, name) == tree.attributes(inode)
+
+
+def test_a_listing(tree: ControlTree) -> None:
+    nodes = tree.child_nodes(CONTROL_INODE)
+    assert tree.listed(nodes) == nodes
+    listed = tree.siblings(nodes)
+    assert listed.names == [b"cursor", b"errors", b"info", b"stats", b"shuffle"]
+    assert tree.name_lengths(nodes).tolist() == [6, 6, 4, 5, 7]
+    assert not listed.for_keeps, "or the kernel would never look one up again"
+    assert len(set(listed.inodes.tolist())) == 5
+    assert tree.siblings(nodes[3:]).names == [b"stats", b"shuffle"]
+    assert len(tree.child_nodes(SHUFFLE_INODE)) == 0
+    dots = tree.dots(CONTROL_INODE)
+    assert (dots.names, dots.inodes.tolist()) == ([b".", b".."], [CONTROL_INODE, ROOT_INODE])
+
+
+def test_what_the_type_does_not_allow(tree: ControlTree) -> None:
+    found = tree.lookup(CONTROL_INODE, b"info")
+    assert found is not None
+    with pytest.raises(InvalidInput):
+        tree.child_nodes(found.inode)
+    with pytest.raises(InvalidInput):
+        tree.lookup(found.inode, b"name")
+    with pytest.raises(InvalidInput):
+        tree.read(CONTROL_INODE, 0, READ_BYTES)
+
+
+# -- inodes -------------------------------------------------------------------------------------------------
+
+
+def test_what_the_kernel_forgets_is_gone(tree: ControlTree) -> None:
+    found = tree.lookup(CONTROL_INODE, b"info")
+    assert found is not None
+    tree.forget(found.inode, 1)
+    tree.forget(found.inode, 1)
+    with pytest.raises(NotFound):
+        tree.attributes(found.inode)
+    with pytest.raises(NotFound):
+        tree.read(found.inode, 0, READ_BYTES)
+    tree.forget(CONTROL_INODE, 5)
+    assert tree.attributes(CONTROL_INODE).inode == CONTROL_INODE
+
+
+def test_only_so_many_files_live(contents: SimpleContents) -> None:
+    tree = ControlTree(SNAPSHOT, contents, ErrorLog(), files_max=3)
+    found = [tree.lookup(CONTROL_INODE, b"info") for _ in range(5)]
+    inodes = [attributes.inode for attributes in found if attributes is not None]
+    for inode in inodes[:2]:
+        with pytest.raises(NotFound):
+            tree.attributes(inode)
+    assert [tree.attributes(inode) for inode in inodes[2:]] == found[2:]
+
+
+def test_a_daemon_that_takes_over_gives_out_no_inode_again(contents: SimpleContents) -> None:
+    """The kernel may still read the old one's."""
+    inodes = set()
+    for started_ns in (AT_NS, AT_NS + 1_000_000):
+        tree = ControlTree(SNAPSHOT, contents, ErrorLog(), clock_ns=lambda now=started_ns: now)  # type: ignore[misc]  # a default argument is no part of the type
+        inodes |= {found.inode for _ in range(100) if (found := tree.lookup(CONTROL_INODE, b"info"))}
+    assert len(inodes) == 200
+    assert max(inodes) < 1 << 63
+
+
+# -- shuffles -----------------------------------------------------------------------------------------------
+
+
+async def lines(tree: ControlTree, name: bytes) -> list[bytes]:
+    found = await tree.lookup_shuffle(name)
+    text = tree.read(found.inode, 0, READ_BYTES)
+    assert len(text) == found.size
+    return text.splitlines()
+
+
+def expected(plan: Plan, **share: Any) -> list[bytes]:
+    return [path.encode() for path in plan.share(**share).paths]
+
+
+async def test_a_shuffle_is_the_share_of_its_reader(tree: ControlTree) -> None:
+    assert await lines(tree, b"seed=3,epoch=4,group=1,rank=1,world=4,batch=8,start=5") == expected(
+        Plan(SNAPSHOT, 3, 4, 1), rank=1, world=4, batch=8, start=5
+    )
+    assert await lines(tree, b"skip=0-9+20-29") == expected(Plan(SNAPSHOT, skips=[range(10), range(20, 30)]))
+    assert await lines(tree, b"worker=1,workers=2,batch=8,drop_last=1") == expected(
+        Plan(SNAPSHOT), worker=1, workers=2, batch=8, drop_last=1
+    )
+
+
+async def test_a_shuffle_from_a_cursor(tree: ControlTree) -> None:
+    plan = Plan(SNAPSHOT, 1, 2, 0, [range(3)])
+    name = f"cursor={plan.cursor(11)},rank=1,world=2".encode()
+    assert await lines(tree, name) == expected(plan, start=11, rank=1, world=2)
+
+
+async def test_a_cursor_of_another_dataset_is_refused(tree: ControlTree) -> None:
+    other = Plan(Snapshot(snapshot_bytes({b"a": file_of()}), SOURCE))
+    with pytest.raises(InvalidInput, match="the cursor is of snapshot"):
+        await tree.lookup_shuffle(f"cursor={other.cursor(0)}".encode())
+
+
+async def test_the_reason_of_a_refusal_stands_in_errors(tree: ControlTree) -> None:
+    with pytest.raises(InvalidInput):
+        await tree.lookup_shuffle(b"sed=1")
+    with pytest.raises(InvalidInput):
+        await tree.lookup_shuffle(b"rank=8,world=8")
+    first, second = tree.errors.text().splitlines()
+    assert ".dieselfs/shuffle/sed=1\t'sed=1' is no KEY=VALUE" in first
+    assert ".dieselfs/shuffle/rank=8,world=8\trank 8 of 8" in second
+
+
+async def test_only_reading_from_the_beginning_declares_and_only_once(
+    tree: ControlTree, contents: SimpleContents
+) -> None:
+    found = await tree.lookup_shuffle(b"rank=1,world=2")
+    tree.attributes(found.inode)
+    tree.read(found.inode, 10, 100)
+    assert contents.declared == []
+    for _ in range(2):
+        tree.read(found.inode, 0, 100)
+    (share,) = contents.declared
+    assert (share.rank, share.world, share.plan.seed) == (1, 2, 0)
+
+
+async def test_a_name_with_a_newline_wants_null(contents: SimpleContents) -> None:
+    snapshot = Snapshot(snapshot_bytes({b"a": file_of(), b"b\nc": file_of()}), SOURCE)
+    tree = ControlTree(snapshot, SimpleContents(snapshot), ErrorLog())
+    with pytest.raises(InvalidInput, match=r"b\\nc cannot stand in a line: add null=1"):
+        await tree.lookup_shuffle(b"seed=1")
+    found = await tree.lookup_shuffle(b"seed=1,null=1")
+    assert sorted(tree.read(found.inode, 0, READ_BYTES).split(b"\0")) == [b"", b"a", b"b\nc"]
+
+
+async def test_who_gives_up_leaves_no_file(contents: SimpleContents) -> None:
+    tree = ControlTree(SNAPSHOT, contents, ErrorLog(), files_max=1)
+    kept = tree.lookup(CONTROL_INODE, b"info")
+    assert kept is not None
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await tree.lookup_shuffle(b"seed=1")
+    assert tree.attributes(kept.inode) == kept

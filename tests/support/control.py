@@ -1,0 +1,39 @@
+"""A control tree over the simplest contents that there can be."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.skips import Skips
+from dieselfs_client.mount.control_tree import ControlTree
+from dieselfs_client.mount.error_log import ErrorLog
+
+
+class SimpleContents:
+    """Shows `counts` and `texts`, and remembers what was `declared`."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.counts: dict[str, int] = {}
+        self.texts: list[str] = []
+        self.declared: list[Share] = []
+        self._snapshot = snapshot
+
+    def stats(self) -> Mapping[str, Any]:
+        return self.counts
+
+    def info(self) -> Mapping[str, Any]:
+        return {"dataset": self._snapshot.dataset}
+
+    def cursors(self) -> list[str]:
+        return self.texts
+
+    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips) -> Plan:
+        return Plan(self._snapshot, seed, epoch, group_chunks, skips)
+
+    def declare(self, share: Share) -> None:
+        self.declared.append(share)
+
+
+def simple_control(snapshot: Snapshot) -> ControlTree:
+    return ControlTree(snapshot, SimpleContents(snapshot), ErrorLog())
