@@ -63,13 +63,12 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PinRecord:
-    """A reader who uses the snapshot of a generation (and when that was made, since 1970) until its lease expires."""
+class NoteChange:
+    """A new value for a note, None to remove it, if its present value is what is expected, None if there is none."""
 
-    holder: str
-    generation: int
-    updated_ns: int
-    expires_ns: int
+    name: str
+    expected: bytes | None
+    value: bytes | None
 
 
 @dataclass(frozen=True, slots=True)

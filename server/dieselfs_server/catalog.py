@@ -11,9 +11,10 @@ from threading import Lock
 from time import monotonic
 
 from dieselfs.errors import Damaged, NotFound, Unavailable
-from dieselfs.meta.records import DatasetRecord, PinRecord
+from dieselfs.meta.records import DatasetRecord
 from dieselfs_server.commit import read_header
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.pins import Pin, live_pins
 from dieselfs_server.store.interface import ObjectStore
 
 SCAN_INTERVAL_S = 5.0
@@ -99,13 +100,14 @@ class Catalog:
 
     def check_built(self, dataset: DatasetRecord, now_ns: int) -> None:
         """Raise Unavailable while the metadata of `dataset` is being rebuilt, or was left half rebuilt."""
-        if any(pin.holder == REBUILD_HOLDER for pin in self._metadata.pins(dataset.dataset_id, now_ns)):
+        pins = live_pins(self._metadata, dataset.dataset_id, now_ns)
+        if any(pin.holder == REBUILD_HOLDER for pin in pins):
             raise Unavailable(
                 f"the metadata of dataset {dataset.name} is being rebuilt; if no rebuild is running, one was "
                 f"interrupted: run 'dlcmd rebuild dl://{dataset.name}' again"
             )
 
 
-def rebuild_pin(dataset: DatasetRecord) -> PinRecord:
+def rebuild_pin(dataset: DatasetRecord) -> Pin:
     """The mark of a dataset that is being rebuilt."""
-    return PinRecord(REBUILD_HOLDER, dataset.generation, dataset.updated_ns, REBUILD_EXPIRES_NS)
+    return Pin(REBUILD_HOLDER, dataset.generation, dataset.updated_ns, REBUILD_EXPIRES_NS)

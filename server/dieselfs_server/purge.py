@@ -14,10 +14,11 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import ChunkHeader, Op, decode_chunk
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, PinRecord
+from dieselfs.meta.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
 from dieselfs_server.commit import commit_chunk
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.pins import Pin, live_pins
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.tags import TagShelf
 
@@ -39,7 +40,7 @@ def purge(
     dead = [chunk for chunk in chunks if chunk.deleted_entries == chunk.entries]
     expired = removable(
         dead,
-        metadata.pins(dataset.dataset_id, now_ns),
+        live_pins(metadata, dataset.dataset_id, now_ns),
         tags.needed_chunks(dataset.name, dataset.dataset_id),
         now_ns - grace_s * 10**9,
     )
@@ -61,7 +62,7 @@ def purge(
 
 
 def removable(
-    dead: Sequence[ChunkRecord], pins: Sequence[PinRecord], tagged: Set[bytes], died_before_ns: int
+    dead: Sequence[ChunkRecord], pins: Sequence[Pin], tagged: Set[bytes], died_before_ns: int
 ) -> list[ChunkRecord]:
     """Which dead chunks nobody can need any more: no tag does, and they died before `died_before_ns` and
     before the oldest snapshot came to be that a living reader has.

@@ -16,6 +16,7 @@ from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.commit import read_header
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.pins import put_pin, remove_pin
 from dieselfs_server.store.interface import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,6 @@ def _emptied(
 @contextmanager
 def _marked(metadata: MetadataStore, dataset: DatasetRecord) -> Iterator[None]:
     """Mark the dataset as being rebuilt. The mark goes only when all went well."""
-    metadata.pin(dataset.dataset_id, rebuild_pin(dataset))
+    put_pin(metadata, dataset.dataset_id, rebuild_pin(dataset))
     yield
-    metadata.unpin(dataset.dataset_id, REBUILD_HOLDER)
+    remove_pin(metadata, dataset.dataset_id, REBUILD_HOLDER)

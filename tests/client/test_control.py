@@ -180,7 +180,7 @@ def test_what_is_mounted_survives_a_purge(
         dataset.flush()
         control.mount("purged", mountpoint, options)
         with closing(sqlite3.connect(server.folder / "metadata.db")) as metadata:
-            while not metadata.execute("select count(*) from pin").fetchone()[0]:
+            while not metadata.execute("select count(*) from note").fetchone()[0]:
                 time.sleep(0.01)
         dataset.put("file", b"second")
         dataset.flush()

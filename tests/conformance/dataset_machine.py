@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AlreadyExists
-from dieselfs.meta.records import PinRecord
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.meta.snapshot_builder import build_snapshot
 from dieselfs_server.commit import catch_up, commit_chunk, read_header
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite import SqliteMetadata
+from dieselfs_server.pins import Pin, put_pin, remove_pin
 from dieselfs_server.purge import purge
 from dieselfs_server.rebuild import rebuild
 from dieselfs_server.store.memory import MemoryStore
@@ -160,15 +160,15 @@ class DatasetMachine(RuleBasedStateMachine):
     @rule(holder=st.sampled_from(["m1", "m2"]))
     def pin(self, holder: str) -> None:
         snapshot = self._snapshot()
-        record = PinRecord(holder, snapshot.generation, snapshot.header.updated_ns, 1 << 62)
-        self.metadata.pin(DATASET, record)
+        record = Pin(holder, snapshot.generation, snapshot.header.updated_ns, 1 << 62)
+        put_pin(self.metadata, DATASET, record)
         self.pinned[holder] = (snapshot, dict(self.files))
 
     @precondition(lambda self: self.pinned)
     @rule()
     def unpin(self) -> None:
         holder, _ = self.pinned.popitem()
-        self.metadata.unpin(DATASET, holder)
+        remove_pin(self.metadata, DATASET, holder)
 
     @rule(times=st.sampled_from([1, 2, 2]), grace_s=st.sampled_from([0, 0, 30]))
     def purge(self, times: int, grace_s: int) -> None:
@@ -205,8 +205,8 @@ class DatasetMachine(RuleBasedStateMachine):
     def _renew_pins(self) -> None:
         """As every mount does each minute."""
         for holder, (snapshot, _) in self.pinned.items():
-            record = PinRecord(holder, snapshot.generation, snapshot.header.updated_ns, 1 << 62)
-            self.metadata.pin(DATASET, record)
+            record = Pin(holder, snapshot.generation, snapshot.header.updated_ns, 1 << 62)
+            put_pin(self.metadata, DATASET, record)
 
     @rule()
     def rebuild_in_place(self) -> None:

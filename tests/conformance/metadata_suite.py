@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound, Unavailable
-from dieselfs.meta.records import FileRecord, PendingFile, PinRecord
+from dieselfs.meta.records import FileRecord, NoteChange, PendingFile
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.meta.snapshot_builder import build_snapshot
 from dieselfs.names import split_path
@@ -110,25 +110,60 @@ class MetadataSuite:
         assert store.apply(OTHER_ID, *chunk, NOW_NS) == 42
         assert store.dataset("ants").updated_ns == NOW_NS + 6  # the clock had stepped back
 
-    def test_pins_last_until_they_expire_or_are_taken_away(self, store: MetadataStore) -> None:
-        pins = [
-            PinRecord(holder, 3, NOW_NS - 7, NOW_NS + lease)
-            for holder, lease in (("a", 10), ("b", 20), ("c", 30))
-        ]
-        for pin in reversed(pins):
-            store.pin(DATASET_ID, pin)
-        assert store.pins(DATASET_ID, NOW_NS) == pins
-        assert store.pins(DATASET_ID, NOW_NS + 10) == pins[1:]
-        renewed = PinRecord("b", 4, NOW_NS, NOW_NS + 100)
-        store.pin(DATASET_ID, renewed)
-        store.unpin(DATASET_ID, "c")
-        store.unpin(DATASET_ID, "nobody")
-        assert store.pins(DATASET_ID, NOW_NS + 30) == [renewed]
+    def test_notes_are_kept_by_name(self, store: MetadataStore) -> None:
+        notes = {
+            "a": b"",
+            "jobs/x/1": b"\0one",
+            "jobs/x/2": b"two",
+            "jobs/xy": b"y",
+            "jobs0": b"0",
+            "ü/ä": b"ae",
+        }
+        assert store.notes(DATASET_ID, list(notes)) == [None] * 6 and store.notes_below(DATASET_ID, "") == {}
+        assert store.change_notes(
+            DATASET_ID, [NoteChange(name, None, notes[name]) for name in reversed(notes)]
+        )
+        assert store.notes(DATASET_ID, ["jobs/x/2", "nobody", "a"]) == [b"two", None, b""]
+        assert list(store.notes_below(DATASET_ID, "").items()) == list(notes.items())
+        assert list(store.notes_below(DATASET_ID, "jobs/x/")) == ["jobs/x/1", "jobs/x/2"]
+        assert store.notes_below(DATASET_ID, "ü/") == {"ü/ä": b"ae"}
+        assert store.notes_below(DATASET_ID, "none/") == {}
         store.create_dataset("ants", OTHER_ID)
-        assert store.pins(OTHER_ID, NOW_NS) == []
+        assert store.notes_below(OTHER_ID, "") == {}
         store.drop_dataset(DATASET_ID)
         store.create_dataset(DATASET, DATASET_ID)
-        assert store.pins(DATASET_ID, NOW_NS) == []
+        assert store.notes_below(DATASET_ID, "") == {}
+
+    def test_notes_change_together_and_only_if_they_are_as_expected(self, store: MetadataStore) -> None:
+        assert store.change_notes(DATASET_ID, [NoteChange("a", None, b"1"), NoteChange("b", None, b"2")])
+        before = {"a": b"1", "b": b"2"}
+        for stale in (
+            [NoteChange("a", b"1", b"3"), NoteChange("b", b"1", b"3")],
+            [NoteChange("a", b"1", None), NoteChange("c", b"1", b"3")],
+            [NoteChange("c", None, b"3"), NoteChange("a", None, b"3")],
+            [NoteChange("c", b"1", None)],
+            [NoteChange("a", b"0", b"1")],
+        ):
+            assert not store.change_notes(DATASET_ID, stale)
+            assert store.notes_below(DATASET_ID, "") == before
+        change = [NoteChange("a", b"1", b"3"), NoteChange("b", b"2", None), NoteChange("c", None, b"4")]
+        assert store.change_notes(DATASET_ID, change)
+        assert store.notes_below(DATASET_ID, "") == {"a": b"3", "c": b"4"}
+        assert not store.change_notes(DATASET_ID, change)
+        assert store.change_notes(DATASET_ID, [])
+
+    def test_of_many_who_change_a_note_each_is_ahead_once(self, store: MetadataStore) -> None:
+        def count_up(_: int) -> None:
+            while True:
+                (note,) = store.notes(DATASET_ID, ["count"])
+                if store.change_notes(
+                    DATASET_ID, [NoteChange("count", note, b"%d" % (int(note or b"0") + 1))]
+                ):
+                    return
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(count_up, range(40)))
+        assert store.notes(DATASET_ID, ["count"]) == [b"40"]
 
     def test_an_unknown_dataset_is_not_found(self, store: MetadataStore) -> None:
         preamble, header = pack([Put(b"a", 1)], chunk_id(1), OTHER_ID)
@@ -143,6 +178,9 @@ class MetadataSuite:
             lambda: store.newest_chunk_time_s(OTHER_ID),
             lambda: store.lookup(OTHER_ID, b"a"),
             lambda: store.pending(OTHER_ID, b"a"),
+            lambda: store.notes(OTHER_ID, ["a"]),
+            lambda: store.notes_below(OTHER_ID, ""),
+            lambda: store.change_notes(OTHER_ID, [NoteChange("a", None, b"1")]),
             lambda: store.list_folder(OTHER_ID, b"", b"", 10),
             lambda: store.entry_table(OTHER_ID),
         ):

@@ -60,7 +60,7 @@ def chunk_files(server: RunningServer) -> list[Path]:
 def forget_everything(server: RunningServer) -> None:
     """What FLUSHALL is to Redis."""
     with sqlite3.connect(server.folder / "metadata.db", timeout=30) as database:
-        for table in ("dataset", "chunk", "entry", "tombstone", "piece", "assembly", "folder", "pin"):
+        for table in ("dataset", "chunk", "entry", "tombstone", "piece", "assembly", "folder", "note"):
             database.execute(f"DELETE FROM {table}")
     database.close()
 

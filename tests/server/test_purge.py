@@ -6,10 +6,11 @@ import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, PinRecord
+from dieselfs.meta.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
 from dieselfs_server.commit import commit_chunk, read_header
 from dieselfs_server.metadata.sqlite import SqliteMetadata
+from dieselfs_server.pins import Pin
 from dieselfs_server.purge import purge, removable
 from dieselfs_server.rebuild import rebuild
 from dieselfs_server.store.memory import MemoryStore
@@ -26,7 +27,7 @@ def dead(number: int, died_ns: int) -> ChunkRecord:
 
 def test_a_dead_chunk_goes_when_nobody_can_need_it() -> None:
     chunks = [dead(1, 10), dead(2, 20), dead(3, 30)]
-    pin = PinRecord("reader", 5, 15, 10**18)
+    pin = Pin("reader", 5, 15, 10**18)
 
     def kept(*arguments: object) -> list[int]:
         return [int.from_bytes(chunk.chunk_id, "big") for chunk in removable(chunks, *arguments)]  # type: ignore[arg-type]  # spelled out below

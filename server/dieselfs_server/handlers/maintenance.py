@@ -6,12 +6,12 @@ from typing import Any
 import trio
 
 from dieselfs.errors import InvalidInput
-from dieselfs.meta.records import PinRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server import fsck as checking
 from dieselfs_server import purge as purging
 from dieselfs_server import rebuild as rebuilding
+from dieselfs_server.pins import Pin, put_pin, remove_pin
 from dieselfs_server.service import Reply, Service, handler, no_dataset
 from dieselfs_server.users import Caller, Right
 
@@ -128,10 +128,10 @@ async def pin(service: Service, caller: Caller, arguments: Any, _: object) -> Re
     now_ns = service.now_ns()
     if arguments.lease_s:
         lease_ns = arguments.lease_s * 10**9
-        record = PinRecord(holder, arguments.generation, arguments.updated_ns, now_ns + lease_ns)
-        await trio.to_thread.run_sync(service.backends.metadata.pin, dataset.dataset_id, record)
+        record = Pin(holder, arguments.generation, arguments.updated_ns, now_ns + lease_ns)
+        await trio.to_thread.run_sync(put_pin, service.backends.metadata, dataset.dataset_id, record)
     else:
-        await trio.to_thread.run_sync(service.backends.metadata.unpin, dataset.dataset_id, holder)
+        await trio.to_thread.run_sync(remove_pin, service.backends.metadata, dataset.dataset_id, holder)
     return Reply()
 
 

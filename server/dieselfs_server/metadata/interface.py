@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, PendingFile, PinRecord
+from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, NoteChange, PendingFile
 
 
 class MetadataStore(Protocol):
@@ -91,16 +91,26 @@ class MetadataStore(Protocol):
         """Time in the ID of the newest applied chunk, seconds since 1970; 0 without chunks."""
         ...
 
-    def pin(self, dataset_id: bytes, pin: PinRecord) -> None:
-        """Keep a reader's pin until it expires, replacing an earlier one of the same holder."""
+    def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
+        """The notes of these names, at one instant; None for one that is not there.
+
+        Notes are small values beside the entries, for what holds only for now, such as leases. They are not made from
+        chunks: a store that is lost and rebuilt has none, so only what is written again and again belongs here.
+        """
         ...
 
-    def unpin(self, dataset_id: bytes, holder: str) -> None:
-        """Forget a reader's pin. Without error if there is none."""
+    def notes_below(self, dataset_id: bytes, folder: str) -> dict[str, bytes]:
+        """All notes whose names begin with `folder` (empty, or with a "/" at its end), ordered by name.
+
+        At one instant as long as they are no more than NOTES_AT_ONCE_MAX.
+        """
         ...
 
-    def pins(self, dataset_id: bytes, now_ns: int) -> list[PinRecord]:
-        """The pins that have not expired at `now_ns`, ordered by holder."""
+    def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
+        """Change notes, all at one instant, if every one is as expected; else none. Returns whether it was done.
+
+        If an answer of the store was lost on the way, it may have been done although this says that it was not.
+        """
         ...
 
     def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:

@@ -20,8 +20,8 @@ from dieselfs.meta.records import (
     EntryTable,
     Extent,
     FileRecord,
+    NoteChange,
     PendingFile,
-    PinRecord,
 )
 from dieselfs.names import split_path
 from dieselfs_server.metadata.listing import merge_listing
@@ -30,7 +30,6 @@ from dieselfs_server.metadata.redis_cells import (
     Change,
     Range,
     Read,
-    ReadAll,
     RemoveField,
     Scan,
     Swap,
@@ -51,6 +50,7 @@ from dieselfs_server.metadata.redis_keys import (
     pieces_of_file,
 )
 from dieselfs_server.metadata.redis_link import Link, RedisLink, ask
+from dieselfs_server.metadata.redis_notes import read_notes, read_notes_below, swap_notes
 from dieselfs_server.metadata.redis_settle import PIECES_OF_FILE_MAX
 from dieselfs_server.metadata.redis_standing import Kind, Standing, StoredPiece
 from dieselfs_server.metadata.redis_table import check_bucket, lost, read_chunks, read_entry_table
@@ -63,8 +63,6 @@ from dieselfs_server.metadata.redis_values import (
     number_body,
     number_of,
     pending_of,
-    pin_body,
-    pin_of,
     seal,
     unseal,
 )
@@ -157,43 +155,22 @@ class RedisMetadata:
 
         return self._on(dataset_id, look)
 
-    def pin(self, dataset_id: bytes, pin: PinRecord) -> None:
-        def put(keys: DatasetKeys) -> None:
-            holder = pin.holder.encode()
-            for _ in range(REDIS_SWAPS_MAX):
-                wanted = Read([(keys.dataset, [RECORD]), (keys.pins, [holder])])
-                (((record,), (present,)),) = ask(self._link, [wanted])
-                live_state(keys, record)
-                change = Change(keys.pins)
-                change.add(holder, seal(keys.pins, holder, pin_body(pin)), present)
-                if not ask(self._link, [Swap([change])])[0].stale:
-                    return
-            raise Contended(f"{keys.owner}: the pin of {pin.holder!r} changes too fast")
+    def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
+        return self._on(dataset_id, lambda keys: read_notes(self._link, keys, names))
 
-        self._on(dataset_id, put)
-
-    def unpin(self, dataset_id: bytes, holder: str) -> None:
-        def remove(keys: DatasetKeys) -> None:
+    def notes_below(self, dataset_id: bytes, folder: str) -> dict[str, bytes]:
+        def read(keys: DatasetKeys) -> dict[str, bytes]:
             self._check(keys)
-            ask(self._link, [RemoveField(keys.pins, holder.encode())])
-
-        self._on(dataset_id, remove)
-
-    def pins(self, dataset_id: bytes, now_ns: int) -> list[PinRecord]:
-        def read(keys: DatasetKeys) -> list[PinRecord]:
-            self._check(keys)
-            found, expired = [], Change(keys.pins)
-            for name, value in ask(self._link, [ReadAll(keys.pins)])[0].items():
-                pin = pin_of(name.decode(), unseal(keys.pins, name, value))
-                if pin.expires_ns > now_ns:
-                    found.append(pin)
-                else:
-                    expired.add(name, b"", value)
-            if expired.names:
-                ask(self._link, [Swap([expired])])  # stale: one was renewed just now; the others go next time
-            return sorted(found, key=lambda pin: pin.holder)
+            return read_notes_below(self._link, keys, folder)
 
         return self._on(dataset_id, read)
+
+    def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
+        def change(keys: DatasetKeys) -> bool:
+            self._check(keys)
+            return swap_notes(self._link, keys, changes)
+
+        return self._on(dataset_id, change)
 
     def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
         def look(keys: DatasetKeys) -> PendingFile:

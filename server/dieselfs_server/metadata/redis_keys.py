@@ -13,7 +13,7 @@ folder's hash. Redis Cluster puts keys with the same text in braces on one node,
     PREFIX{T}:pending          hash    chunk ID -> header of a chunk that is being applied
     PREFIX{T}:tree             sorted  folder NUL name -> number of things in that folder, above 0
     PREFIX{T}:tree:hidden      hash    the same, below 0 (for as long as chunks are on their way)
-    PREFIX{T}:pins             hash    holder -> generation, time, end of lease
+    PREFIX{T}:notes            sorted  name of a note -> the note
     PREFIX{T.NN}:changes       hash    changes -> how often anything in the bucket was changed (plain decimal)
     PREFIX{T.NN}:receipts      hash    chunk ID -> effects of what was applied of the chunk in this bucket
     PREFIX{T.NN}:folders       hash    H -> path of the folder
@@ -82,11 +82,11 @@ class DatasetKeys:
         self.deleted = Drawer(self.owner, hash_key=base + b"deleted")
         self.pending = Drawer(self.owner, hash_key=base + b"pending")
         self.tree = Drawer(self.owner, base + b"tree", base + b"tree:hidden")
-        self.pins = Drawer(self.owner, hash_key=base + b"pins")
+        self.notes = Drawer(self.owner, sorted_key=base + b"notes")
 
     @property
     def all_keys(self) -> list[bytes]:
-        drawers = (self.dataset, self.chunks, self.deleted, self.pending, self.tree, self.pins)
+        drawers = (self.dataset, self.chunks, self.deleted, self.pending, self.tree, self.notes)
         return [key for drawer in drawers for key in (drawer.sorted_key, drawer.hash_key) if key]
 
     def folder_hash(self, folder: bytes) -> bytes:
@@ -145,6 +145,11 @@ def names_after(after: bytes, within: bytes | None = None) -> tuple[bytes, bytes
     if within is None:
         return b"[" + after + b"\1", b"+"
     return b"[" + within + b"\0" + after + b"\1", b"(" + within + b"\1"
+
+
+def names_below(start: bytes) -> tuple[bytes, bytes]:
+    """The bounds of the names that begin with `start`; names are UTF-8."""
+    return b"[" + start, b"(" + start + b"\xff"
 
 
 def tree_name(parent: bytes, name: bytes) -> bytes:

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from dieselfs.chunk.format import ChunkHeader, Preamble, decode_header, decode_preamble
 from dieselfs.errors import Damaged
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, PinRecord
+from dieselfs.meta.records import ChunkRecord, DatasetRecord
 from dieselfs.names import printable
 from dieselfs_server.metadata.effects import Effects
 from dieselfs_server.metadata.redis_keys import BUCKETS, TOKEN_BYTES, Drawer
@@ -24,7 +24,6 @@ _REGISTERED = struct.Struct(f"<16s{TOKEN_BYTES}s")
 _DATASET = struct.Struct("<16sqqqqq?")
 _CHUNK = struct.Struct(f"<qIII16s{BUCKETS // 8}s")
 _DELETED = struct.Struct("<q")
-_PIN = struct.Struct("<qqq")
 _NUMBER = struct.Struct("<q")
 _PENDING = struct.Struct("<qI")
 
@@ -153,14 +152,6 @@ class DeletedState:
         for entry in entries:
             bits[entry // 8] |= 1 << entry % 8
         return DeletedState(now_ns, bytes(bits))
-
-
-def pin_body(pin: PinRecord) -> bytes:
-    return _PIN.pack(pin.generation, pin.updated_ns, pin.expires_ns)
-
-
-def pin_of(holder: str, body: bytes) -> PinRecord:
-    return PinRecord(holder, *_PIN.unpack(body))
 
 
 def number_body(number: int) -> bytes:

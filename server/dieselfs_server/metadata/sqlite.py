@@ -17,8 +17,8 @@ from dieselfs.meta.records import (
     EntryTable,
     Extent,
     FileRecord,
+    NoteChange,
     PendingFile,
-    PinRecord,
 )
 from dieselfs.names import split_path
 from dieselfs_server.metadata.listing import merge_listing
@@ -148,29 +148,37 @@ class SqliteMetadata:
             ).fetchone()
         return 0 if newest is None else chunk_time_s(newest)
 
-    def pin(self, dataset_id: bytes, pin: PinRecord) -> None:
-        with self._connections.writing() as connection:
+    def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
+        with self._connections.reading() as connection:
             number = _dataset_number(connection, dataset_id)
-            connection.execute(
-                "INSERT OR REPLACE INTO pin (dataset, holder, generation, updated_ns, expires_ns) "
-                "VALUES (?, ?, ?, ?, ?)",
-                (number, pin.holder, pin.generation, pin.updated_ns, pin.expires_ns),
-            )
+            return [_note(connection, number, name) for name in names]
 
-    def unpin(self, dataset_id: bytes, holder: str) -> None:
-        with self._connections.writing() as connection:
+    def notes_below(self, dataset_id: bytes, folder: str) -> dict[str, bytes]:
+        with self._connections.reading() as connection:
             number = _dataset_number(connection, dataset_id)
-            connection.execute("DELETE FROM pin WHERE (dataset, holder) = (?, ?)", (number, holder))
-
-    def pins(self, dataset_id: bytes, now_ns: int) -> list[PinRecord]:
-        with self._connections.writing() as connection:
-            number = _dataset_number(connection, dataset_id)
-            connection.execute("DELETE FROM pin WHERE dataset = ? AND expires_ns <= ?", (number, now_ns))
             rows = connection.execute(
-                "SELECT holder, generation, updated_ns, expires_ns FROM pin WHERE dataset = ? ORDER BY holder",
-                (number,),
-            ).fetchall()
-        return [PinRecord(*row) for row in rows]
+                "SELECT name, value FROM note WHERE dataset = ? AND name >= ? AND substr(name, 1, ?) = ? "
+                "ORDER BY name",
+                (number, folder, len(folder), folder),
+            )
+            return dict(rows.fetchall())
+
+    def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
+        with self._connections.writing() as connection:
+            number = _dataset_number(connection, dataset_id)
+            if any(_note(connection, number, change.name) != change.expected for change in changes):
+                return False
+            for change in changes:
+                if change.value is None:
+                    connection.execute(
+                        "DELETE FROM note WHERE (dataset, name) = (?, ?)", (number, change.name)
+                    )
+                else:
+                    connection.execute(
+                        "INSERT OR REPLACE INTO note (dataset, name, value) VALUES (?, ?, ?)",
+                        (number, change.name, change.value),
+                    )
+        return True
 
     def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
         with self._connections.reading() as connection:
@@ -255,6 +263,13 @@ def _chunk_number(connection: sqlite3.Connection, dataset: int, chunk_id: bytes)
         "SELECT number FROM chunk WHERE (dataset, chunk_id) = (?, ?)", (dataset, chunk_id)
     ).fetchone()
     return None if row is None else int(row[0])
+
+
+def _note(connection: sqlite3.Connection, dataset: int, name: str) -> bytes | None:
+    row = connection.execute(
+        "SELECT value FROM note WHERE (dataset, name) = (?, ?)", (dataset, name)
+    ).fetchone()
+    return None if row is None else bytes(row[0])
 
 
 def _insert_chunk(

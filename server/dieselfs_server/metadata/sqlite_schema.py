@@ -4,7 +4,7 @@ Numbers that the chunk format holds in 64 bits without sign (checksums) stand he
 """
 
 APPLICATION_ID = 0x44534C4D  # "DSLM"; `file` shows it, and a foreign database is told from ours
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 TABLES = (
     """
@@ -102,14 +102,12 @@ TABLES = (
     ) STRICT, WITHOUT ROWID
     """,
     """
-    -- One row per reader that uses a snapshot; ends by itself.
-    CREATE TABLE pin (
-        dataset     INTEGER NOT NULL,
-        holder      TEXT NOT NULL,
-        generation  INTEGER NOT NULL,
-        updated_ns  INTEGER NOT NULL,    -- of that generation, since 1970
-        expires_ns  INTEGER NOT NULL,
-        PRIMARY KEY (dataset, holder)
+    -- One row per note: what holds only for now, such as leases.
+    CREATE TABLE note (
+        dataset  INTEGER NOT NULL,
+        name     TEXT NOT NULL,
+        value    BLOB NOT NULL,
+        PRIMARY KEY (dataset, name)
     ) STRICT, WITHOUT ROWID
     """,
     """
@@ -124,7 +122,7 @@ TABLES = (
     """,
 )
 
-DATASET_TABLES = ("entry", "tombstone", "piece", "assembly", "folder", "chunk", "pin")
+DATASET_TABLES = ("entry", "tombstone", "piece", "assembly", "folder", "chunk", "note")
 """Tables with a column `dataset`."""
 
 STAGED = """

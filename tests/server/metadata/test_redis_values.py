@@ -4,7 +4,7 @@ import pytest
 
 from dieselfs.chunk.format import PREAMBLE_BYTES
 from dieselfs.errors import Damaged
-from dieselfs.meta.records import DatasetRecord, PinRecord
+from dieselfs.meta.records import DatasetRecord
 from dieselfs_server.metadata.effects import Effects
 from dieselfs_server.metadata.redis_keys import DatasetKeys, registry_drawer
 from dieselfs_server.metadata.redis_values import (
@@ -16,8 +16,6 @@ from dieselfs_server.metadata.redis_values import (
     number_of,
     pending_body,
     pending_of,
-    pin_body,
-    pin_of,
     receipt_body,
     receipt_of,
     seal,
@@ -38,7 +36,7 @@ def test_a_seal_holds_value_name_and_key() -> None:
             unseal(KEYS.chunks, b"name", bytes(altered))
     for drawer, name, stored in (
         (KEYS.chunks, b"other", value),
-        (KEYS.pins, b"name", value),
+        (KEYS.notes, b"name", value),
         (KEYS.chunks, b"name", value[1:]),
         (KEYS.chunks, b"name", b""),
     ):
@@ -53,8 +51,6 @@ def test_records() -> None:
     assert DatasetState.of(state.body()) == state
     registered = Registered(b"i" * 16, b"t" * 8)
     assert Registered.of(registered.body()) == registered
-    pin = PinRecord("node:7", 3, 4, 5)
-    assert pin_of("node:7", pin_body(pin)) == pin
     assert number_of(number_body(-(1 << 62))) == -(1 << 62)
 
 
