@@ -255,6 +255,14 @@ class Snapshot:
     def path(self, node: int) -> bytes:
         return bytes(self._paths[self._path_ends[node - 1] if node else 0 : self._path_ends[node]])
 
+    def path_many(self, nodes: npt.NDArray[np.integer]) -> list[bytes]:
+        """The paths of many nodes at once. Takes about 0.3 us a node."""
+        nodes = nodes.astype(np.int64)
+        ends = self.column("path_ends").view(I64)
+        starts = self._paths_start + np.where(nodes > 0, ends[nodes - 1], 0)
+        places = map(slice, starts.tolist(), (self._paths_start + ends[nodes]).tolist())
+        return list(map(self._data.__getitem__, places))
+
     def name(self, node: int) -> bytes:
         end = self._path_ends[node]
         return bytes(self._paths[end - self._name_lengths[node] : end])

@@ -34,8 +34,8 @@ class PathLines:
             return b""
         first, last = np.searchsorted(self._block_ends, (offset, end - 1), side="right").tolist()
         origin = int(self._block_ends[first - 1]) if first else 0
-        path, nodes = self._snapshot.path, self._nodes[first * LINES_PER_BLOCK : (last + 1) * LINES_PER_BLOCK]
-        text = self._terminator.join([*map(path, nodes.tolist()), b""])
+        nodes = self._nodes[first * LINES_PER_BLOCK : (last + 1) * LINES_PER_BLOCK]
+        text = self._terminator.join([*self._snapshot.path_many(nodes), b""])
         return text[offset - origin : end - origin]
 
 

@@ -167,6 +167,8 @@ def test_many_at_once_is_as_one_by_one(paths: list[bytes]) -> None:
     for index, node in enumerate(nodes.tolist()):
         expected = MANY_SNAPSHOT.stat(node) if node >= 0 else (0, 0, 0, 0)
         assert (inodes[index], modes[index], sizes[index], mtimes_ns[index]) == expected
+    found = nodes[nodes >= 0].astype(np.uint32)
+    assert MANY_SNAPSHOT.path_many(found) == [MANY_SNAPSHOT.path(node) for node in found.tolist()]
 
 
 MANY_SNAPSHOT = Snapshot(snapshot_bytes(MANY), SOURCE)
