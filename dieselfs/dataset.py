@@ -189,28 +189,29 @@ class Dataset:
         epoch: int = 0,
         group_chunks: int = DEFAULT_GROUP_CHUNKS,
         skips: Skips | Iterable[range] = (),
+        folder: Path = "",
     ) -> Plan:
         """The order of an epoch, to be dealt out to ranks and workers, and begun anywhere: `Plan.share`.
 
-        `skips` are positions of the whole order to leave out.
+        `skips` are positions of the whole order to leave out; with a `folder`, the order is of what lies in it.
         """
         snapshot = self.snapshot
-        return Plan(snapshot, seed, epoch, group_chunks, skips, self._layout_of(snapshot))
+        layout = self._layout_of(snapshot, user_path(os.fspath(folder)))
+        return Plan(snapshot, seed, epoch, group_chunks, skips, layout)
 
-    def plan_at(self, cursor: Cursor | str) -> Plan:
+    def plan_at(self, cursor: Cursor | str, folder: Path = "") -> Plan:
         """The plan that a cursor stands in; go on with `plan.share(start=cursor.position)`. Raises InvalidInput
-        if the cursor is of another snapshot.
+        if the cursor is of another snapshot, or of another folder.
         """
         snapshot = self.snapshot
-        return Plan.at(
-            snapshot, Cursor.parse(cursor) if isinstance(cursor, str) else cursor, self._layout_of(snapshot)
-        )
+        layout = self._layout_of(snapshot, user_path(os.fspath(folder)))
+        return Plan.at(snapshot, Cursor.parse(cursor) if isinstance(cursor, str) else cursor, layout)
 
-    def _layout_of(self, snapshot: Snapshot) -> Layout:
-        """The layout of a snapshot, made once for all epochs of it."""
+    def _layout_of(self, snapshot: Snapshot, folder: bytes) -> Layout:
+        """The layout of a snapshot or of a folder in it, made once for all epochs of it."""
         kept = self._layout
-        if kept is None or kept[0] is not snapshot:
-            self._layout = kept = snapshot, Layout.of(snapshot)
+        if kept is None or kept[0] is not snapshot or kept[1].folder != folder:
+            self._layout = kept = snapshot, Layout.of(snapshot, folder)
         return kept[1]
 
     # -- metadata files ----------------------------------------------------------------------------------

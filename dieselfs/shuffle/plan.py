@@ -11,6 +11,7 @@ reader that begins anywhere begins at once.
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,10 @@ import numpy.typing as npt
 
 from dieselfs.errors import InvalidInput
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.names import printable
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.deal import Deal
-from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS, Layout, Nodes, Numbers, Order
+from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS, Layout, Nodes, Numbers, Order, chunks_of
 from dieselfs.shuffle.skips import Skips
 
 _GROUPS_KEPT = 4
@@ -58,8 +60,8 @@ class Plan:
         layout: Layout | None = None,
     ) -> None:
         """`group_chunks`: chunks that are mixed with each other, 0 for all. `skips`: positions of the whole order
-        to leave out. `layout`: that of the snapshot, if it is known already. Raises InvalidInput for numbers out of
-        range.
+        to leave out. `layout`: that of the snapshot, if it is known already, or that of a folder, whose plan this
+        then is. Raises InvalidInput for numbers out of range.
         """
         self.snapshot, self.seed, self.epoch, self.group_chunks = snapshot, seed, epoch, group_chunks
         self.layout = Layout.of(snapshot) if layout is None else layout
@@ -77,10 +79,13 @@ class Plan:
         """The plan that a cursor stands in; begin at `cursor.position`. Raises InvalidInput if it is another
         snapshot's, or if its numbers do not fit this one.
         """
-        if cursor.snapshot != _digest(snapshot):
+        folder = b"" if layout is None else layout.folder
+        digest = _digest(snapshot, folder)
+        if cursor.snapshot != digest:
+            where = f", folder {printable(folder)}" if folder else ""
             raise InvalidInput(
-                f"the cursor is of snapshot {cursor.snapshot}, not of {_digest(snapshot)} (dataset {snapshot.dataset}, "
-                f"generation {snapshot.generation}): open the generation or the tag that the job began with"
+                f"the cursor is of snapshot {cursor.snapshot}, not of {digest} (dataset {snapshot.dataset}{where}, "
+                f"generation {snapshot.generation}): open what the job began with: generation or tag, and folder"
             )
         plan = cls(snapshot, cursor.seed, cursor.epoch, cursor.group_chunks, cursor.skips, layout)
         plan._check(cursor.position)
@@ -90,13 +95,25 @@ class Plan:
         """The same for another epoch, which has skips of its own."""
         return Plan(self.snapshot, self.seed, epoch, self.group_chunks, skips, self.layout)
 
+    @property
+    def folder(self) -> bytes:
+        """What all files of the plan lie below; empty for the whole dataset."""
+        return self.layout.folder
+
     def __len__(self) -> int:
         return len(self.layout) - len(self.skips)
 
     def cursor(self, position: int) -> Cursor:
         """The cursor of a job that has read everything before `position`."""
         self._check(position)
-        return Cursor(_digest(self.snapshot), self.seed, self.epoch, self.group_chunks, position, self.skips)
+        return Cursor(
+            _digest(self.snapshot, self.folder),
+            self.seed,
+            self.epoch,
+            self.group_chunks,
+            position,
+            self.skips,
+        )
 
     def _check(self, position: int) -> None:
         if not 0 <= position <= len(self):
@@ -145,14 +162,14 @@ class Plan:
     def group(self, number: int) -> Group:
         """One group, with its chunks. About 1 ms for 100 chunks with 37 files each."""
         first, end = self._bounds[number : number + 2].tolist()
-        chunks = np.unique(_chunks_of(self.snapshot, self.nodes(first, end))[1])
+        chunks = np.unique(chunks_of(self.snapshot, self.nodes(first, end))[1])
         lengths = self.snapshot.column("chunk_payload_lengths")[chunks]
         return Group(number, first, end, chunks, int(lengths.sum(dtype=np.int64)))
 
     def payload_bytes_of_groups(self) -> Numbers:
         """What `group(number).payload_bytes` is for each group, at once."""
         lengths = self.snapshot.column("chunk_payload_lengths").astype(np.int64)
-        files, chunks = _chunks_of(self.snapshot, self.nodes())
+        files, chunks = chunks_of(self.snapshot, self.nodes())
         groups = np.repeat(np.arange(self.group_count), np.diff(self._bounds))[files]
         pairs = np.unique(groups * max(len(lengths), 1) + chunks)
         groups, chunks = np.divmod(pairs, max(len(lengths), 1))
@@ -217,15 +234,7 @@ class ShuffledPaths(Sequence[str]):
         return os.fsdecode(self._snapshot.path(int(self.nodes[index])))
 
 
-def _chunks_of(snapshot: Snapshot, nodes: Nodes) -> tuple[Numbers, Numbers]:
-    """Every pair of a file, by its index in `nodes`, and a chunk that holds bytes of it."""
-    counts = snapshot.column("counts")[nodes].astype(np.int64)
-    shifts = snapshot.column("firsts")[nodes] - (np.cumsum(counts) - counts)
-    extents = np.repeat(shifts, counts) + np.arange(int(counts.sum()))
-    return np.repeat(np.arange(len(nodes)), counts), snapshot.column("extent_chunks")[extents].astype(
-        np.int64
-    )
-
-
-def _digest(snapshot: Snapshot) -> str:
-    return snapshot.digest.hex()[:DIGEST_CHARACTERS]
+def _digest(snapshot: Snapshot, folder: bytes) -> str:
+    """What a cursor says it is of. A folder has a digest of its own, because its order is another."""
+    digest = sha256(snapshot.digest + folder).digest() if folder else snapshot.digest
+    return digest.hex()[:DIGEST_CHARACTERS]

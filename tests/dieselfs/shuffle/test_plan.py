@@ -1,13 +1,14 @@
 """Plans: the order after skips, its groups, and what a reader of it reads, from any position on."""
 
 import os
+from hashlib import sha256
 from itertools import chain
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import SEED_MAX, Layout
@@ -139,6 +140,41 @@ def test_a_cursor_fits_its_snapshot_only() -> None:
         plan.cursor(141)
     with pytest.raises(InvalidInput, match="no position 150"):
         Plan.at(SNAPSHOT, Cursor(cursor.snapshot, 3, 4, 5, 150, Skips([range(10)])))
+
+
+@pytest.mark.parametrize("group_chunks", [0, 1, 4])
+def test_the_plan_of_a_folder_is_as_if_there_were_nothing_else(group_chunks: int) -> None:
+    folder = SNAPSHOT.require(b"d3")
+    extents = {node: SNAPSHOT.extents(node) for node in SNAPSHOT.children(folder)}
+    chunks = sorted({extent.chunk for of_file in extents.values() for extent in of_file})
+    ids = [SNAPSHOT.chunk_id(chunk) for chunk in chunks]
+    first_chunks = {
+        node: chunks.index(of_file[0].chunk) if of_file else None for node, of_file in extents.items()
+    }
+    plan = Plan(SNAPSHOT, 5, 6, group_chunks, layout=Layout.of(SNAPSHOT, b"d3"))
+    assert plan.folder == b"d3"
+    assert plan.nodes().tolist() == reference_order.order(ids, first_chunks, 5, 6, group_chunks)
+    assert plan.with_epoch(7).folder == b"d3"
+    needed = {chunk for group in range(plan.group_count) for chunk in plan.group(group).chunks.tolist()}
+    assert needed == set(chunks)
+
+
+def test_a_cursor_fits_its_folder_only() -> None:
+    layout = Layout.of(SNAPSHOT, b"d3")
+    cursor = Plan(SNAPSHOT, 3, layout=layout).cursor(7)
+    assert cursor.snapshot == sha256(SNAPSHOT.digest + b"d3").hexdigest()[:24]
+    assert Plan.at(SNAPSHOT, cursor, layout).folder == b"d3"
+    with pytest.raises(InvalidInput, match="what the job began with"):
+        Plan.at(SNAPSHOT, cursor)
+    with pytest.raises(InvalidInput, match=r"\(dataset packed, folder d4, generation"):
+        Plan.at(SNAPSHOT, cursor, Layout.of(SNAPSHOT, b"d4"))
+
+
+def test_a_folder_must_be_one() -> None:
+    with pytest.raises(InvalidInput, match="not a folder"):
+        Layout.of(SNAPSHOT, b"d0/f000")
+    with pytest.raises(NotFound):
+        Layout.of(SNAPSHOT, b"nowhere")
 
 
 def test_what_is_not_there_is_refused() -> None:
