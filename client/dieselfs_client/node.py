@@ -83,6 +83,10 @@ class Node:
         """A reader begins to read its share of a plan: fetch ahead of it."""
         self._stock.declare(share)
 
+    async def ahead_of(self, share: Share) -> None:
+        """Wait a little, until the first files of a share that was declared are in the page cache."""
+        await self._stock.ahead_of(share)
+
     def cursors(self) -> list[str]:
         """Where the slowest reader of each plan is, as far as is known: what was read may be a little more."""
         return [str(window.plan.cursor(window.position)) for window in self._stock.windows.values()]

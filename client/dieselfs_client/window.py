@@ -4,8 +4,8 @@ The readers of a plan (the ranks of one node) read the same order, each its own 
 *spans*, stretches of positions that never reach over the end of a group; while one is read, the next is fetched (double
 buffering, as the paper on asynchronous I/O has it, section III).
 
-Reads from the page cache are invisible. So one file in so many of each span is a *tripwire*: it is not pushed, and the
-read for it tells how far its reader has come.
+Reads from the page cache are invisible. So one file in so many is a *tripwire*: it never stays in the page cache, and the
+read for it tells how far its reader has come. Which files these are depends on the snapshot alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.order import mix
 from dieselfs.shuffle.plan import Plan, Share
 
 Numbers = npt.NDArray[np.int64]
 
-TRIPWIRE_EVERY = 512
+TRIPWIRE_EVERY_MAX = 512
+TRIPWIRE_EVERY_MIN = 64
 """One file in so many is read through the daemon, which costs as much as reading some ten files from the page cache."""
-TRIPWIRES_MIN = 16
-"""So many to a span, if it has as many files, for each reader."""
+TRIPWIRE_CHUNKS = 4
+"""Within these bounds, there is one for so many chunks."""
 LAG_MAX = 4096
 """Readers in several processes do not read in exact order: what is so many positions behind the furthest, but no more
 than a quarter of a span, may still be wanted.
@@ -33,7 +36,7 @@ nobody touched for about a minute."""
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Span:
-    """Some positions of a plan, the files that the node's readers read at them, and which of these are tripwires."""
+    """Some positions of a plan, and the files that the node's readers read at them."""
 
     first: int
     end: int
@@ -41,7 +44,6 @@ class Span:
     """Ascending: those that the node's readers read."""
     nodes: Numbers
     """The files at `positions`."""
-    tripwires: Numbers
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +54,8 @@ class _Reader:
     started_s: float | None = None
     started_at: int = 0
     seen_s: float = 0.0
+    last_wire: int = -1
+    """The furthest position that it will be heard of from."""
 
     def positions(self, first: int, end: int) -> Numbers:
         """What it is still to read of the positions from `first` up to `end`."""
@@ -67,11 +71,28 @@ class _Wire:
     position: int
 
 
+class Tripwires:
+    """Which files of a snapshot are tripwires: about one in `every`, of those that are not empty and lie in one chunk."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._counts = snapshot.column("counts")
+        self._sizes = snapshot.column("sizes")
+        files_per_chunk = snapshot.header.files // max(snapshot.chunk_count, 1)
+        self.every = min(max(TRIPWIRE_CHUNKS * files_per_chunk, TRIPWIRE_EVERY_MIN), TRIPWIRE_EVERY_MAX)
+
+    def among(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of some files are tripwires."""
+        is_chosen = mix(nodes.astype(np.uint64)) % np.uint64(self.every) == 0
+        chosen: npt.NDArray[np.bool_] = is_chosen & (self._counts[nodes] == 1) & (self._sizes[nodes] > 0)
+        return chosen
+
+
 @dataclass(eq=False, slots=True)
 class PlanWindow:
     """One plan and its readers on this node. `charge` tells what each of some files takes; `clock` is in seconds."""
 
     plan: Plan
+    tripwires: Tripwires
     charge: Callable[[Numbers], Numbers]
     clock: Callable[[], float]
     ahead: int = 0
@@ -95,8 +116,10 @@ class PlanWindow:
 
     @property
     def is_finished(self) -> bool:
-        """Every reader has come to the end."""
-        return all(reader.position >= len(self.plan) for reader in self._readers)
+        """No reader will be heard of again: each has come to its last tripwire."""
+        return self.ahead >= len(self.plan) and all(
+            reader.position > reader.last_wire for reader in self._readers
+        )
 
     @property
     def position(self) -> int:
@@ -132,8 +155,8 @@ class PlanWindow:
                     if count < len(positions):
                         end = int(positions[count])
                         positions, nodes = positions[:count], nodes[:count]
-                tripwires = self._set_tripwires(positions, nodes, by_reader)
-                self._spans.append(Span(first, end, positions, nodes, tripwires))
+                self._watch(positions, nodes, by_reader)
+                self._spans.append(Span(first, end, positions, nodes))
                 self.ahead = end
                 return self._spans[-1]
             self.ahead = end
@@ -146,18 +169,13 @@ class PlanWindow:
         rate = self.rate()
         return rate is None or (self.ahead - self.position) > rate * AHEAD_S
 
-    def _set_tripwires(
-        self, positions: Numbers, nodes: Numbers, by_reader: list[tuple[_Reader, Numbers]]
-    ) -> Numbers:
-        found: list[int] = []
+    def _watch(self, positions: Numbers, nodes: Numbers, by_reader: list[tuple[_Reader, Numbers]]) -> None:
+        """Remember whose progress the tripwires at some positions tell of."""
+        places = np.flatnonzero(self.tripwires.among(nodes))
         for reader, of_reader in by_reader:
-            places = np.searchsorted(positions, of_reader[of_reader <= positions[-1]])
-            if len(places):
-                every = min(max(len(places) // TRIPWIRES_MIN, 1), TRIPWIRE_EVERY)
-                for place in {*places[::every].tolist(), int(places[-1])}:
-                    self._wires[int(nodes[place])] = _Wire(reader, int(positions[place]))
-                    found.append(int(nodes[place]))
-        return np.array(sorted(found), np.int64)
+            for place in places[np.isin(positions[places], of_reader)].tolist():
+                self._wires[int(nodes[place])] = _Wire(reader, int(positions[place]))
+                reader.last_wire = max(reader.last_wire, int(positions[place]))
 
     def rate(self) -> float | None:
         """Positions per second that the fastest reader moves on, None as long as nobody knows."""
@@ -182,8 +200,6 @@ class PlanWindow:
         if wire.position < reader.position:
             return False
         reader.position = wire.position + 1
-        if reader.share.count_before(reader.position) == len(reader.share):
-            reader.position = len(self.plan)
         return True
 
     def passed(self) -> list[Numbers]:
@@ -193,8 +209,6 @@ class PlanWindow:
         while self._spans and self._spans[0].first < limit:
             span = self._spans[0]
             edge = min(limit - min(LAG_MAX, (span.end - span.first) // 4), span.end)
-            if self.is_finished:
-                edge = span.end
             since, until = np.searchsorted(span.positions, (self.behind, edge)).tolist()
             if until > since:
                 done.append(span.nodes[since:until])
@@ -202,7 +216,7 @@ class PlanWindow:
             if edge < span.end:
                 break
             self._spans.pop(0)
-            for node in span.tripwires.tolist():
+            for node in span.nodes[self.tripwires.among(span.nodes)].tolist():
                 self._wires.pop(node, None)
         return done
 

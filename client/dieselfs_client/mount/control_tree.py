@@ -66,6 +66,10 @@ class ControlContents(Protocol):
         """Somebody has begun to read what this reader of a plan reads."""
         ...
 
+    async def ahead_of(self, share: Share) -> None:
+        """Wait a little, until the first files of a share that was declared can be read fast."""
+        ...
+
 
 class _Content(Protocol):
     @property
@@ -96,6 +100,7 @@ class _File:
     def __init__(self, attributes: Attributes, content: _Content, share: Share | None) -> None:
         self.attributes = attributes
         self.content = content
+        self.share = share
         self.undeclared = share
         self.lookups = 1
 
@@ -218,6 +223,17 @@ class ControlTree:
             share, file.undeclared = file.undeclared, None
             self._contents.declare(share)
         return file.content.read(offset, size_bytes)
+
+    def share_read_out(self, inode: int, end: int) -> Share | None:
+        """The share whose list a read up to `end` comes to the end of: its reader turns to the files now."""
+        file = self._files.get(inode)
+        return file.share if file is not None and end >= file.attributes.size else None
+
+    async def read_out(self, inode: int, offset: int, size_bytes: int, share: Share) -> bytes:
+        """As `read`, of the end of a list; returns when the first files of it can be read fast, or after a while."""
+        data = self.read(inode, offset, size_bytes)
+        await self._contents.ahead_of(share)
+        return data
 
     # -- folders: as in MountCore, with the place in the listing as the node ------------------------------------
 

@@ -310,7 +310,15 @@ class KernelDriver:
     def _read(self, request: Request, nursery: trio.Nursery) -> bytes | None:
         inode, offset, size = request.inode, *protocol.decode_read(request.body)
         if inode >= CONTROL_INODE:
-            return self._control.read(inode, offset, size)
+            share = self._control.share_read_out(inode, offset + size)
+            if share is None:
+                return self._control.read(inode, offset, size)
+
+            async def read_out() -> Buffers:
+                return [memoryview(await self._control.read_out(inode, offset, size, share))]
+
+            self._answer_later(request, nursery, read_out)
+            return None
         buffers = self._reads.at_once(inode, offset, size)
         if buffers is not None:
             self._reply_buffers(request.unique, buffers)
