@@ -78,6 +78,10 @@ FAILOVER_TIMEOUT_S = 60.0
 """A call that fails goes to no further server once it has taken this long; then it fails."""
 SERVER_AVOIDED_S = 10.0
 """A server that failed gets no new connections for this long, as long as there are others."""
+SERVER_SILENCE_S = 10.0
+"""A read whose bytes do not move for this long goes to another server, if there is one that has not failed lately."""
+SERVER_GONE_S = 30.0
+"""A machine that acknowledges nothing for this long is gone, however long the call may take that waits for it."""
 SERVERS_REFRESH_S = 10.0
 """A client asks etcd for the servers anew when it needs a connection and its list is older than this."""
 SERVER_LEASE_S = 10
@@ -128,6 +132,12 @@ MOUNT_MEMORY_BYTES = 1 * GIB
 MOUNT_MEMORY_BYTES_MIN = 2 * CHUNK_TARGET_BYTES
 MOUNT_START_TIMEOUT_S = SNAPSHOT_BUILD_TIMEOUT_S + 60.0
 """A mount that is not there by then is given up."""
+UPGRADE_TIMEOUT_S = 120.0
+"""A new daemon that has not taken over by then is not waited for."""
+PAGE_HELPER_END_S = 5.0
+"""A process that fills the page cache is killed when it does not end within this time."""
+PAGE_HELPER_STARTS_MAX = 16
+"""A mount does without that process once it had to be started so many times."""
 UNMOUNT_TIMEOUT_S = 10.0
 MOUNT_PROBE_TIMEOUT_S = 2.0
 """A mount that does not answer `statfs` within this time is alive, but stuck."""
@@ -150,6 +160,8 @@ assert LISTING_ENTRIES_MAX * 128 + LISTING_BYTES_MAX + PATH_BYTES_MAX + NAME_BYT
 assert REPORT_LINES_MAX * (REPORT_LINE_BYTES_MAX + 128) < FRAME_BYTES_MAX
 assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
+assert SERVER_SILENCE_S + CONNECT_TIMEOUT_S < READ_TIMEOUT_S
+assert SERVER_GONE_S >= REQUEST_TIMEOUT_S  # a server that takes nothing for a while is not gone yet
 assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S
 assert JOB_NODES_MAX < NOTES_AT_ONCE_MAX <= REDIS_SCAN_ENTRIES
 assert JOB_NAME_CHARACTERS_MAX + NODE_NAME_CHARACTERS_MAX < MEMBER_BYTES_MAX

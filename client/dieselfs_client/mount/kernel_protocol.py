@@ -348,7 +348,7 @@ def count_that_fit(name_lengths: npt.NDArray[np.uint8], record_bytes: int, room_
 
 def encode_stores(
     inodes: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> list[bytes]:
+) -> npt.NDArray[np.void]:
     """The headers of notices that put bytes of files into the page cache; each is followed by its bytes."""
     records = np.zeros(len(inodes), _STORE)
     records["length"] = lengths + _STORE.itemsize
@@ -356,8 +356,7 @@ def encode_stores(
     records["inode"] = inodes
     records["offset"] = offsets
     records["size"] = lengths
-    packed, step = records.tobytes(), _STORE.itemsize
-    return [packed[start : start + step] for start in range(0, len(packed), step)]
+    return records
 
 
 def encode_statfs(totals: FilesystemTotals) -> bytes:

@@ -1,15 +1,17 @@
 """The kernel's page cache of one mount: puts bytes of files into it before anybody reads them, and drops them again.
 
-This module calls the kernel, and blocks: the kernel may wait for a page that a reader has locked, and for an answer to
-a lookup. So it must never be called by the thread that answers the kernel's requests.
+This module starts a process (`page_helper`), and blocks: the kernel may wait for a page that a reader has locked, and
+for an answer to a lookup. So it must never be called by the thread that answers the kernel's requests.
 
 Pages are stored with FUSE_NOTIFY_STORE, which takes only inodes that the kernel knows: from a lookup, or from a
 listing of their folder. They are dropped with posix_fadvise(2), not with FUSE_NOTIFY_INVAL_INODE: that also forgets the
 attributes, and the next read of each file would cost a request (70 us instead of 6).
 """
 
-import errno
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -17,29 +19,36 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.errors import MountError
+from dieselfs.limits import PAGE_HELPER_END_S, PAGE_HELPER_STARTS_MAX
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.mount import kernel_protocol as protocol
+from dieselfs_client.mount import page_helper
+from dieselfs_client.mount.page_helper import LENGTH, read_exactly
 from dieselfs_client.pieces import PAGE_BYTES, Pieces
 
 LISTING_WORTH = 8
 """A folder is listed to make some of its files known when they are one in so many of it; else each is looked up."""
 
-_GONE = frozenset({errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED, errno.EBADF})
-
 
 class PageCache:
-    """Used from one thread at a time. `device` is the connection's `/dev/fuse`, which the caller closes after the last
-    use. Methods raise MountError once the mount is gone.
+    """Used from one thread at a time. `device` is the connection's `/dev/fuse`, which the caller closes after `close`.
+
+    Methods raise MountError once the mount is gone, or when the helper dies again and again.
     """
 
     def __init__(self, device: int, mountpoint: str, snapshot: Snapshot) -> None:
         self._device = device
-        self._root = os.fsencode(mountpoint)
+        self._root = os.fsencode(mountpoint) + b"/"
         self._snapshot = snapshot
         self._listed: set[int] = set()
+        lengths = snapshot.column("chunk_payload_lengths")
+        self._memory_bytes = max(int(lengths.max()) if len(lengths) else 0, PAGE_BYTES)
+        self._helper: _Helper | None = None
+        self._starts = 0
 
     def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
-        """Store pieces; the bytes of piece `i` begin at `starts[i]` in `payload`. Returns how many bytes were taken.
+        """Store pieces; the bytes of piece `i` begin at `starts[i]` in `payload`, which is no larger than the largest
+        chunk. Returns how many bytes were taken.
 
         Files that the kernel does not know are made known first. A file that cannot be is left out, and so are the
         parts of a page at either end of a piece: whoever reads them asks.
@@ -48,30 +57,21 @@ class PageCache:
         ends = pieces.places + pieces.lengths
         last = np.where(ends < pieces.sizes, ends // PAGE_BYTES * PAGE_BYTES, ends)
         chosen = np.flatnonzero(last > first)
-        lengths = (last - first)[chosen]
-        begins = (starts + first - pieces.places)[chosen]
-        headers = protocol.encode_stores(pieces.nodes[chosen] + 1, first[chosen], lengths)
-        slices = [
-            payload[begin : begin + length]
-            for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)
-        ]
-        unknown = self._store(headers, slices, range(len(slices)))
-        if unknown:
-            self._make_known(pieces.nodes[chosen[unknown]])
-            unknown = self._store(headers, slices, unknown)
+        nodes, lengths = pieces.nodes[chosen], (last - first)[chosen]
+        headers = protocol.encode_stores(nodes + 1, first[chosen], lengths)
+        places = np.stack([(starts + first - pieces.places)[chosen], lengths], axis=1).astype(np.uint32)
+        self._use_memory(payload)
+        unknown = self._store(headers, places)
+        if len(unknown):
+            self._make_known(nodes[unknown])
+            unknown = unknown[self._store(headers[unknown], places[unknown])]
         return int(lengths.sum()) - int(lengths[unknown].sum())
 
-    def _store(self, headers: list[bytes], slices: list[memoryview], chosen: Iterable[int]) -> list[int]:
-        """Returns which of the chosen the kernel does not know."""
-        device, write, unknown = self._device, os.writev, []
-        for index in chosen:
-            try:
-                write(device, (headers[index], slices[index]))
-            except OSError as error:
-                if error.errno in _GONE:
-                    raise MountError(f"page cache: {error.strerror}") from None
-                unknown.append(index)
-        return unknown
+    def _store(
+        self, headers: npt.NDArray[np.void], places: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.uint32]:
+        """Returns which of them the kernel does not know."""
+        return self._order(b"S", LENGTH.pack(len(headers)), headers.tobytes(), places.tobytes())
 
     def _make_known(self, nodes: npt.NDArray[np.int64]) -> None:
         """Have the kernel ask for these files: by a listing where many of a folder are wanted, else one by one."""
@@ -79,32 +79,91 @@ class PageCache:
         by_folder: dict[int, list[int]] = {}
         for node in nodes.tolist():
             by_folder.setdefault(snapshot.parent(node), []).append(node)
+        folders, single = [], []
         for folder, files in by_folder.items():
             is_worth = len(files) * LISTING_WORTH >= len(snapshot.children(folder))
             if is_worth and folder not in self._listed:
                 # The kernel keeps the listing: a second one would not reach us, and make nothing known.
                 self._listed.add(folder)
-                with suppress(OSError), os.scandir(self._path(folder)) as entries:
-                    for _ in entries:
-                        pass
+                folders.append(folder)
             else:
-                for node in files:
-                    with suppress(OSError):
-                        os.stat(self._path(node), follow_symlinks=False)
+                single += files
+        self._order(b"F", self._paths(folders))
+        self._order(b"L", self._paths(single))
 
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         """Give back the pages of files. What somebody has mapped, or reads at this moment, stays."""
-        for node in nodes.tolist():
-            try:
-                descriptor = os.open(self._path(node), os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                if error.errno in _GONE:
-                    raise MountError(f"page cache: {error.strerror}") from None
-                continue
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+        self._order(b"D", self._paths(nodes.tolist()))
 
-    def _path(self, node: int) -> bytes:
-        return self._root + b"/" + self._snapshot.path(node)
+    def _paths(self, nodes: Iterable[int]) -> bytes:
+        root, path = self._root, self._snapshot.path
+        return b"".join([root + path(node) + b"\0" for node in nodes])
+
+    # -- the helper --------------------------------------------------------------------------------------
+
+    def _use_memory(self, payload: memoryview) -> None:
+        helper = self._started()
+        os.pwrite(helper.memory, payload, 0)
+
+    def _order(self, kind: bytes, *parts: bytes) -> npt.NDArray[np.uint32]:
+        """Returns the numbers of those that it could not be done for."""
+        if not any(parts):
+            return np.empty(0, np.uint32)
+        helper = self._started()
+        try:
+            return helper.order(b"".join([kind, *parts]))
+        except (OSError, EOFError):
+            code = helper.close()
+            self._helper = None
+            if code == page_helper.EXIT_GONE:
+                raise MountError("page cache: the mount is gone") from None
+            if self._starts >= PAGE_HELPER_STARTS_MAX:
+                raise MountError("page cache: the process that fills it dies again and again") from None
+            return np.empty(0, np.uint32)  # whatever was not done is read through the daemon
+
+    def _started(self) -> "_Helper":
+        if self._helper is None:
+            self._starts += 1
+            self._helper = _Helper(self._device, self._memory_bytes)
+        return self._helper
+
+    def close(self) -> None:
+        """End the helper. May be called again."""
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.close()
+
+
+class _Helper:
+    """The process, the memory that it shares with us, and the socket that it takes orders from."""
+
+    def __init__(self, device: int, memory_bytes: int) -> None:
+        self.memory = os.memfd_create("dieselfs-pages", os.MFD_CLOEXEC)
+        os.ftruncate(self.memory, memory_bytes)
+        self._socket, theirs = socket.socketpair()
+        descriptors = [theirs.fileno(), device, self.memory]
+        with theirs:
+            self._process = subprocess.Popen(
+                # -S and -E: nothing of the environment is needed, and looking for it takes time.
+                [sys.executable, "-S", "-E", page_helper.__file__, *map(str, descriptors), str(memory_bytes)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+            )
+
+    def order(self, message: bytes) -> npt.NDArray[np.uint32]:
+        """Raises OSError or EOFError when the helper is dead."""
+        self._socket.sendall(LENGTH.pack(len(message)) + message)
+        (length,) = LENGTH.unpack(read_exactly(self._socket.fileno(), LENGTH.size))
+        return np.frombuffer(read_exactly(self._socket.fileno(), length), np.uint32)
+
+    def close(self) -> int:
+        """Returns the exit code."""
+        self._socket.close()
+        os.close(self.memory)
+        try:
+            return self._process.wait(PAGE_HELPER_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):  # it waits for a page; the end of the mount sets it free
+                self._process.wait(PAGE_HELPER_END_S)
+            return -1

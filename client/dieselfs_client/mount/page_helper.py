@@ -1,0 +1,123 @@
+"""A process that puts bytes into the kernel's page cache, and drops them, on behalf of a mount's daemon.
+
+It is a process of its own because each file takes a system call or three: a thread would pass the interpreter lock to
+and fro with the one that answers the kernel, and both would be several times slower. It runs this file and imports
+nothing of dieselfs, so that it starts in no time and takes almost no memory. This module calls the kernel.
+
+Messages on the socket, both ways: the length of what follows (u32), then a letter and its arguments; numbers are in the
+machine's own byte order. The answer to each is the list of those it failed for, by number (u32 each).
+
+    S  count (u32), then the notices' headers (40 bytes each), then where each one's bytes begin in the shared memory
+       and how many there are (u32, u32): store
+    D  paths, each ended by NUL: drop the pages of these files
+    L  paths, each ended by NUL: look these files up, so that the kernel knows them
+    F  paths, each ended by NUL: list these folders, so that the kernel knows all that is in them
+
+It ends when the socket is closed, or with exit code 3 when the mount is gone.
+"""
+
+import errno
+import mmap
+import os
+import struct
+import sys
+
+LENGTH = struct.Struct("=I")
+STORE_HEADER_BYTES = 40
+EXIT_GONE = 3
+_GONE = frozenset({errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
+
+
+def read_exactly(descriptor: int, length: int) -> bytes:
+    """Raises EOFError if the other end closes first."""
+    received = bytearray()
+    while len(received) < length:
+        more = os.read(descriptor, length - len(received))
+        if not more:
+            raise EOFError
+        received += more
+    return bytes(received)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def store(device: int, memory: memoryview, message: bytes) -> list[int]:
+    """Returns the numbers of the notices that the kernel did not take."""
+    (count,) = LENGTH.unpack_from(message)
+    places = struct.unpack_from(f"={2 * count}I", message, LENGTH.size + STORE_HEADER_BYTES * count)
+    failed = []
+    write, step, end = os.writev, STORE_HEADER_BYTES, LENGTH.size
+    for number, (first, length) in enumerate(zip(places[::2], places[1::2], strict=True)):
+        start, end = end, end + step
+        try:
+            write(device, (message[start:end], memory[first : first + length]))
+        except OSError as error:
+            if error.errno in _GONE:
+                raise
+            failed.append(number)
+    return failed
+
+
+def drop(path: bytes) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def look_up(path: bytes) -> None:
+    os.stat(path, follow_symlinks=False)
+
+
+def list_folder(path: bytes) -> None:
+    with os.scandir(path) as entries:
+        for _ in entries:
+            pass
+
+
+_BY_PATH = {b"D": drop, b"L": look_up, b"F": list_folder}
+
+
+def on_paths(kind: bytes, message: bytes) -> list[int]:
+    """Returns the numbers of the paths that it failed for."""
+    act, failed = _BY_PATH[kind], []
+    for number, path in enumerate(message.split(b"\0")[:-1]):
+        try:
+            act(path)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise
+            failed.append(number)
+    return failed
+
+
+def serve(orders: int, device: int, memory: memoryview) -> None:
+    """Take orders until there are no more. Raises OSError when the mount is gone."""
+    while True:
+        try:
+            (length,) = LENGTH.unpack(read_exactly(orders, LENGTH.size))
+            order = read_exactly(orders, length)
+        except EOFError:
+            return
+        kind, message = order[:1], order[1:]
+        failed = store(device, memory, message) if kind == b"S" else on_paths(kind, message)
+        write_all(orders, LENGTH.pack(4 * len(failed)) + struct.pack(f"={len(failed)}I", *failed))
+
+
+def main() -> None:
+    orders, device, shared, length = map(int, sys.argv[1:])
+    with mmap.mmap(shared, length, prot=mmap.PROT_READ) as memory:
+        try:
+            serve(orders, device, memoryview(memory))
+        except (OSError, KeyboardInterrupt):
+            os._exit(EXIT_GONE)  # views of the memory may be alive, which would fail its closing
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
