@@ -5,7 +5,7 @@ This module reads files of /proc for `stats`.
 
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cached_property
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from dieselfs_client.pieces import PieceTable
 from dieselfs_client.reads import Reads
 from dieselfs_client.residency import ChunkResidency
 from dieselfs_client.stock import Pages, Stock
+
+_LAYOUTS_KEPT = 4
+"""Of the dataset and of folders in it, for their plans; 4 bytes a file each."""
 
 
 def allotment_of(snapshot: Snapshot, options: MountOptions) -> Allotment:
@@ -63,6 +66,7 @@ class Node:
         self._source = counted
         self._clock = clock
         self._started_s = clock()
+        self._layout = lru_cache(_LAYOUTS_KEPT)(lambda folder: Layout.of(snapshot, folder))
         self._residency = ChunkResidency(snapshot, counted, allotment.transit, nursery, options.timeout_s)
         self._stock = Stock(snapshot, self._residency, counted, pages, allotment, nursery, clock)
         self.reads = Reads(self.core, self._residency, self._stock, options.timeout_s)
@@ -71,13 +75,9 @@ class Node:
 
     # -- what `.dieselfs/` shows ---------------------------------------------------------------------------
 
-    @cached_property
-    def _layout(self) -> Layout:
-        return Layout.of(self._snapshot)
-
-    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips) -> Plan:
-        """The plan of these numbers. May be called from any thread. Raises InvalidInput."""
-        return Plan(self._snapshot, seed, epoch, group_chunks, skips, self._layout)
+    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips, folder: bytes) -> Plan:
+        """The plan of these numbers, and of a folder. May be called from any thread. Raises InvalidInput, NotFound."""
+        return Plan(self._snapshot, seed, epoch, group_chunks, skips, self._layout(folder))
 
     def declare(self, share: Share) -> None:
         """A reader begins to read its share of a plan: fetch ahead of it."""

@@ -95,7 +95,9 @@ class Stock:
         self._clock = clock
         self._is_over = False
         self._windows: dict[Hashable, PlanWindow] = {}
-        self._stocked: dict[Hashable, trio.Event] = {}  # set when the first files of a plan's reader are in stock
+        self._stocked: dict[
+            Hashable, trio.Event
+        ] = {}  # set when the first files of a plan's reader are in stock
         self._dataset_bytes = self.table.total_page_bytes()
         self._kept: dict[int, float] = {}  # chunks, and when they were pushed
         self._kept_bytes = 0
@@ -390,4 +392,4 @@ class Stock:
 
 def _key(share: Share) -> Hashable:
     plan = share.plan
-    return plan.seed, plan.epoch, plan.group_chunks, plan.skips
+    return plan.folder, plan.seed, plan.epoch, plan.group_chunks, plan.skips

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
 from dieselfs_client.mount.control_tree import ControlTree
@@ -28,8 +29,8 @@ class SimpleContents:
     def cursors(self) -> list[str]:
         return self.texts
 
-    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips) -> Plan:
-        return Plan(self._snapshot, seed, epoch, group_chunks, skips)
+    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips, folder: bytes) -> Plan:
+        return Plan(self._snapshot, seed, epoch, group_chunks, skips, Layout.of(self._snapshot, folder))
 
     def declare(self, share: Share) -> None:
         self.declared.append(share)

@@ -58,8 +58,8 @@ class ControlContents(Protocol):
         """For `cursor`: one text for each plan that was declared."""
         ...
 
-    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips) -> Plan:
-        """The plan of these numbers. Called from worker threads. Raises InvalidInput."""
+    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips, folder: bytes) -> Plan:
+        """The plan of these numbers, and of a folder. Called from worker threads. Raises InvalidInput, NotFound."""
         ...
 
     def declare(self, share: Share) -> None:
@@ -164,7 +164,7 @@ class ControlTree:
                 asked = ShuffleName.parse(name)
                 found = await trio.to_thread.run_sync(self._shuffle, asked, abandon_on_cancel=True)
                 return self._admit(_FILE_MODE, found.lines, found.share)
-        except InvalidInput as error:
+        except (InvalidInput, NotFound) as error:
             self.errors.note(printable(CONTROL_FOLDER + b"/shuffle/" + name), str(error))
             raise
         raise Unavailable(f"the order was not there within {READ_TIMEOUT_S:g} s")
@@ -172,9 +172,10 @@ class ControlTree:
     def _lay_out(self, asked: ShuffleName) -> _Shuffle:
         start, at = asked.start, asked.cursor
         if at is None:
-            plan = self._contents.plan(asked.seed, asked.epoch, asked.group, asked.skip)
+            plan = self._contents.plan(asked.seed, asked.epoch, asked.group, asked.skip, asked.folder)
         else:
-            plan, start = self._contents.plan(at.seed, at.epoch, at.group_chunks, at.skips), at.position
+            plan = self._contents.plan(at.seed, at.epoch, at.group_chunks, at.skips, asked.folder)
+            start = at.position
             Plan.at(self._snapshot, at, plan.layout)  # raises, if it is another snapshot's
         share = plan.share(
             asked.rank, asked.world, asked.batch, start, asked.worker, asked.workers, asked.drop_last

@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from dieselfs.errors import InvalidInput
-from dieselfs.names import printable
+from dieselfs.names import printable, user_path
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
@@ -19,12 +20,14 @@ _RANGE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 class ShuffleName:
     """What a name asks for. The fields are the keys of a name, with their defaults.
 
+    - `folder`: what all files lie below; as in addresses, `%2F` stands for a slash, `%2C` for a comma
     - `seed`, `epoch`, `group`: which order; `skip`: what is left out of it
     - `rank`, `world`, `batch`, `start`, `worker`, `workers`, `drop_last`: which part of it, as in `Plan.share`
     - `cursor`: the order and the position in it, in place of the keys that say so one by one
     - `null`: each path ends with a NUL byte, not with a newline
     """
 
+    folder: bytes = b""
     seed: int = 0
     epoch: int = 0
     group: int = DEFAULT_GROUP_CHUNKS
@@ -73,6 +76,10 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def _folder(text: str) -> bytes:
+    return user_path(unquote_to_bytes(text))
+
+
 def _skips(text: str) -> Skips:
     ranges = [_RANGE.fullmatch(part) for part in text.split("+")]
     if None in ranges:
@@ -84,6 +91,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(
         ("seed", "epoch", "group", "rank", "world", "batch", "start", "worker", "workers"), _number
     ),
+    "folder": _folder,
     "skip": _skips,
     "drop_last": _switch,
     "cursor": Cursor.parse,

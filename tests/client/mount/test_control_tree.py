@@ -7,6 +7,7 @@ import trio
 
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
 from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE, ControlTree
 from dieselfs_client.mount.core import ROOT_INODE
@@ -178,6 +179,20 @@ async def test_a_shuffle_from_a_cursor(tree: ControlTree) -> None:
     plan = Plan(SNAPSHOT, 1, 2, 0, [range(3)])
     name = f"cursor={plan.cursor(11)},rank=1,world=2".encode()
     assert await lines(tree, name) == expected(plan, start=11, rank=1, world=2)
+
+
+async def test_a_shuffle_of_a_folder() -> None:
+    files = {b"%b/%02d" % (folder, number): file_of() for folder in (b"f", b"g") for number in range(20)}
+    snapshot = Snapshot(snapshot_bytes(files), SOURCE)
+    tree = ControlTree(snapshot, SimpleContents(snapshot), ErrorLog())
+    plan = Plan(snapshot, 1, layout=Layout.of(snapshot, b"g"))
+    assert await lines(tree, b"folder=g,seed=1,start=2") == expected(plan, start=2)
+    assert await lines(tree, f"folder=g,cursor={plan.cursor(3)}".encode()) == expected(plan, start=3)
+    with pytest.raises(InvalidInput, match="the cursor is of snapshot"):
+        await tree.lookup_shuffle(f"cursor={plan.cursor(3)}".encode())
+    with pytest.raises(NotFound):
+        await tree.lookup_shuffle(b"folder=nowhere")
+    assert "folder=nowhere" in tree.errors.text()
 
 
 async def test_a_cursor_of_another_dataset_is_refused(tree: ControlTree) -> None:

@@ -29,6 +29,15 @@ def test_every_key() -> None:
     )
 
 
+def test_a_folder_is_written_as_in_an_address() -> None:
+    assert ShuffleName.parse(b"folder=train%2Fa%2C%3D%25%FF,seed=1") == ShuffleName(
+        folder=b"train/a,=%\xff", seed=1
+    )
+    assert ShuffleName.parse(b"folder=").folder == b""
+    with pytest.raises(InvalidInput, match=r"folder=\.\.: "):
+        ShuffleName.parse(b"folder=..")
+
+
 def test_any_subset_in_any_order() -> None:
     assert ShuffleName.parse(b"world=8,epoch=5") == ShuffleName(epoch=5, world=8)
     assert ShuffleName.parse(b"epoch=5,world=8") == ShuffleName(epoch=5, world=8)
