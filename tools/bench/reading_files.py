@@ -4,13 +4,17 @@ Cold: the kernel's caches dropped on every side, and for dieselfs a new server a
 Warm: everything was read before on the same mount. In between: the kernel's pages dropped, but not what daemons hold.
 The random order is the same for all sides; under a plan it is that of the plan, which readers take from the mount while
 the clock runs. Several readers read a part each.
+
+What is seen is what the mount's statistics say: reads that the daemon answered, because the page cache could not; those
+of them that waited for bytes to come; and for how long, added up over all readers.
 """
 
 import itertools
+import json
 import subprocess
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +33,7 @@ RESIDENT_AIM = Aim(Quantity.RATE, 15_000)
 
 SEED = 1
 GROUP_CHUNKS = 8
-SOME_FILES = 10_000
+SOME_FILES = 5_000
 """Of sides that are so slow that all files would take minutes."""
 
 PLAN, RANDOM, SQUASHFUSE = "mount, plan", "mount, random", "squashfuse_ll"
@@ -37,10 +41,11 @@ PLAN, RANDOM, SQUASHFUSE = "mount, plan", "mount, random", "squashfuse_ll"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder to read in, and the processes that serve it, by a name."""
+    """A folder to read in, and the processes that serve it, by a name. `is_ours`: a mount of dieselfs."""
 
     folder: Path
     processes: Mapping[str, int]
+    is_ours: bool = False
 
 
 Opening = Callable[[], AbstractContextManager[Place]]
@@ -156,7 +161,7 @@ def _in_random_order(
 
     def run(place: Place) -> Run:
         works = [partial(reader, place.folder, share, forms.tree.file_bytes) for share in shares]
-        return read_together(works, len(paths), place.processes)
+        return _watched(place, partial(read_together, works, len(paths), place.processes))
 
     return Reading(run, len(paths))
 
@@ -175,9 +180,26 @@ def _in_planned_order(forms: Forms, readers: int) -> Reading:
             partial(planned_reader, place.folder, f"{plan},rank={rank}", forms.tree.file_bytes)
             for rank in range(readers)
         ]
-        return read_together(works, forms.tree.files, place.processes)
+        return _watched(place, partial(read_together, works, forms.tree.files, place.processes))
 
     return Reading(run, forms.tree.files)
+
+
+def _watched(place: Place, read: Callable[[], Run]) -> Run:
+    """With what the daemon says of the reads that reached it: how many, and how long readers waited for bytes."""
+    if not place.is_ours:
+        return read()
+    before, run, after = _read_figures(place.folder), read(), _read_figures(place.folder)
+    return replace(run, seen={name: after[name] - before[name] for name in after})
+
+
+def _read_figures(mountpoint: Path) -> dict[str, float]:
+    reads = json.loads((mountpoint / ".dieselfs" / "stats").read_bytes())["reads"]
+    return {
+        "answered": reads["at_once"] + reads["waited"],
+        "waited": reads["waited"],
+        "stall s": reads["waited_s"],
+    }
 
 
 def _read_cold(opening: Opening, reading: Reading, first: Callable[[Path], None] = lambda _: None) -> Run:
@@ -212,7 +234,7 @@ def _new_mount(forms: Forms, name: str = "mount") -> Iterator[Place]:
     forms.home.stop_server()
     mountpoint = forms.folder / name
     with mounted(forms.home, mountpoint) as mount:
-        yield Place(mountpoint, {"mount": mount.process, "server": forms.home.server_process()})
+        yield Place(mountpoint, {"mount": mount.process, "server": forms.home.server_process()}, True)
 
 
 @contextmanager
