@@ -63,6 +63,8 @@ REDIS_REQUEST_TIMEOUT_S = 10.0
 """A node of Redis that is silent for this long does not answer."""
 REDIS_PATIENCE_S = 10.0
 """How long calls are made again while a node is away, starts, or is replaced; then they are given up."""
+METADATA_AWAY_S = 30.0
+"""Reads of chunks go by what is known of a dataset, and ask a metadata store that failed only this often."""
 REDIS_RETRY_S = 0.1
 REDIS_CONNECTIONS_MAX = 32
 """To each node, from each server process."""
@@ -78,7 +80,7 @@ FAILOVER_TIMEOUT_S = 60.0
 """A call that fails goes to no further server once it has taken this long; then it fails."""
 SERVER_AVOIDED_S = 10.0
 """A server that failed gets no new connections for this long, as long as there are others."""
-SERVER_SILENCE_S = 10.0
+SERVER_SILENCE_S = 12.0
 """A read whose bytes do not move for this long goes to another server, if there is one that has not failed lately."""
 SERVER_GONE_S = 30.0
 """A machine that acknowledges nothing for this long is gone, however long the call may take that waits for it."""
@@ -160,6 +162,8 @@ assert LISTING_ENTRIES_MAX * 128 + LISTING_BYTES_MAX + PATH_BYTES_MAX + NAME_BYT
 assert REPORT_LINES_MAX * (REPORT_LINE_BYTES_MAX + 128) < FRAME_BYTES_MAX
 assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
+assert REDIS_PATIENCE_S < SERVER_SILENCE_S  # a server that finds Redis silent answers before it is given up
+assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < METADATA_AWAY_S
 assert SERVER_SILENCE_S + CONNECT_TIMEOUT_S < READ_TIMEOUT_S
 assert SERVER_GONE_S >= REQUEST_TIMEOUT_S  # a server that takes nothing for a while is not gone yet
 assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S

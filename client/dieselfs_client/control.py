@@ -1,4 +1,4 @@
-"""Starts, ends and lists mounts, as `dlcmd mount`, `umount` and `mounts` do. This module starts processes.
+"""Starts, ends, upgrades and lists mounts, as verbs of `dlcmd` do. This module starts processes.
 
 from dieselfs_client import control
 
@@ -14,36 +14,51 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 import dieselfs.errors
-from dieselfs.errors import DieselfsError, InvalidInput, MountError, Unavailable
-from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
+from dieselfs.errors import InvalidInput, MountError, Unavailable
+from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S, UPGRADE_TIMEOUT_S
 from dieselfs.names import SCHEME, is_location, parse_location
 from dieselfs_client.daemon import default_log_file
 from dieselfs_client.mount.mount_table import (
     FILESYSTEM_TYPE,
+    MountRecord,
     dieselfs_mounts,
     is_stale,
     mount_at,
-    serving_process,
 )
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.mount.mounting import unmount as unmount_from_kernel
 from dieselfs_client.options import MountOptions, format_options
+from dieselfs_client.supervision import Supervision, supervision_of, supervisions
 
 READY = "ready"
 _REPORT_BYTES_MAX = 64 << 10
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mount of dieselfs. `process` is the daemon, None where it is dead or cannot be seen."""
+    """A mount of dieselfs.
+
+    - `process`: its supervisor, None where it is dead or cannot be seen; the rest is known only from that
+    - `daemon`: the process that serves it at the moment, None while it is replaced
+    - `restarts`: how many daemons took the place of one that died; `upgrades`, of one that was asked to yield
+    - `resends`: the kernel sends requests again (Linux 6.9), so that readers notice none of that
+    - `trouble`: what went wrong last, or empty
+    """
 
     mountpoint: str
     dataset: str
     process: int | None
     options: tuple[str, ...]
     is_stale: bool
+    daemon: int | None = None
+    restarts: int = 0
+    upgrades: int = 0
+    resends: bool = True
+    trouble: str = ""
 
 
 def mount(
@@ -52,23 +67,29 @@ def mount(
     options: MountOptions | None = None,
     timeout_s: float = MOUNT_START_TIMEOUT_S,
 ) -> int:
-    """Mount a dataset (`name` or `name@tag`, with or without `dl://`); returns the process ID of its daemon.
+    """Mount a dataset (`name` or `name@tag`, with or without `dl://`); returns the process ID of its supervisor.
 
     It returns once the mount can be used. Raises MountError (about the mount point, or the kernel), and what
     `dieselfs.connect` raises; Unavailable if it takes longer than `timeout_s`. If it raises, nothing is mounted.
     """
-    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
-    if location.path:
-        raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
-    name = location.state
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)
-    prepare_mountpoint(place)  # said at once and here, rather than by a process that starts
+    log_file = options.log_file or str(default_log_file(place))
+    name = _checked(dataset, place)
     deadline_s = time.monotonic() + timeout_s
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         try:
-            _start_daemon(name, place, options, writing)
+            subprocess.run(
+                # The shell ends at once, so that the supervisor is nobody's child and nobody has to wait for it.
+                ["/bin/sh", "-c", '"$@" &', "sh", *_command(name, place, options, str(writing), log_file)],
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[writing],
+                start_new_session=True,
+                check=True,
+            )
         finally:
             os.close(writing)
         reports = _Reports(pipe.fileno(), deadline_s)
@@ -83,25 +104,43 @@ def mount(
         return process
     kind, _, message = verdict.partition(" ")
     error = getattr(dieselfs.errors, kind, MountError)
-    raise error(message or f"{place}: the daemon ended; see {options.log_file or default_log_file(place)}")
+    raise error(message or f"{place}: the daemon ended; see {log_file}")
 
 
-def _start_daemon(dataset: str, place: str, options: MountOptions, report_descriptor: int) -> None:
-    command = [sys.executable, "-m", "dieselfs_client.main", dataset, place]
-    command += ["-o", format_options(options.absolute()), "--report-fd", str(report_descriptor)]
-    subprocess.run(
-        # The shell ends at once, so that the daemon is nobody's child and nobody has to wait for it.
-        ["/bin/sh", "-c", '"$@" &', "sh", *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[report_descriptor],
-        start_new_session=True,
-        check=True,
-    )
+def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options: MountOptions) -> NoReturn:
+    """Mount as `mount` does, but stay and log to standard error: this process becomes the supervisor.
+
+    Raises InvalidInput and MountError; what goes wrong later is written to standard error, and is the exit code.
+    """
+    place = resolved_mountpoint(mountpoint)
+    command = _command(_checked(dataset, place), place, options, "-", "-")
+    os.execve(command[0], command, _environment())
+
+
+def _checked(dataset: str, place: str) -> str:
+    """What to mount, by its name. Raises what can be said at once and here, rather than by a process that starts."""
+    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
+    if location.path:
+        raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
+    prepare_mountpoint(place)
+    return location.state
+
+
+def _command(dataset: str, place: str, options: MountOptions, report: str, log_file: str) -> list[str]:
+    """The supervisor, and behind it what it starts."""
+    log = os.path.abspath(log_file) if log_file != "-" else "-"
+    python = [sys.executable, "-m"]
+    zygote = [*python, "dieselfs_client.zygote", dataset, place, format_options(options.absolute()), log]
+    return [*python, "dieselfs_client.supervisor", report, log, place, *zygote]
+
+
+def _environment() -> dict[str, str]:
+    """They see the modules that we see, also where dieselfs runs from a checkout; they work in another folder."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
 
 
 class _Reports:
-    """What a daemon writes while it starts, by line: its process ID, then `READY` or an error and its message."""
+    """What a supervisor writes while it starts, by line: its process ID, then `READY` or an error and its message."""
 
     def __init__(self, descriptor: int, deadline_s: float) -> None:
         self._descriptor = descriptor
@@ -109,7 +148,7 @@ class _Reports:
         self._received = b""
 
     def next(self) -> str:
-        """The next line; empty if the daemon ends before it. Raises Unavailable when the time is up."""
+        """The next line; empty if the supervisor ends before it. Raises Unavailable when the time is up."""
         while b"\n" not in self._received:
             left_s = max(self._deadline_s - time.monotonic(), 0)
             if not select.select([self._descriptor], [], [], left_s)[0]:
@@ -122,30 +161,24 @@ class _Reports:
         return line.decode("utf-8", "surrogateescape")
 
 
-def report(descriptor: int | None, verdict: str | DieselfsError) -> None:
-    """The daemon's side: say how starting goes, if anybody wants to know."""
-    if descriptor is None:
-        return
-    if isinstance(verdict, DieselfsError):
-        verdict = f"{type(verdict).__name__} {verdict}"
-    line = " ".join(verdict.splitlines()) + "\n"
-    with contextlib.suppress(BrokenPipeError):  # nobody waits any more
-        os.write(descriptor, line.encode("utf-8", "surrogateescape"))
-
-
 def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
-    """Unmount, and wait for the daemon to end. Raises MountError if there is no mount of dieselfs.
+    """Unmount, and wait for the processes behind it to end. Raises MountError if there is no mount of dieselfs.
 
     Refuses while files on it are open; `lazily`, it goes all the same, and what is open is served to its end.
     """
+    place = _mounted_place(mountpoint)
+    supervision = supervision_of(place)
+    unmount_from_kernel(place, lazily)
+    if supervision is not None and not lazily:
+        _wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
+
+
+def _mounted_place(mountpoint: str | os.PathLike[str]) -> str:
     place = resolved_mountpoint(mountpoint)
     record = mount_at(place)
     if record is None or record.filesystem != FILESYSTEM_TYPE:
         raise MountError(f"{place}: no dataset is mounted there; dlcmd mounts lists what is")
-    process = serving_process(record.device)
-    unmount_from_kernel(place, lazily)
-    if process is not None and not lazily:
-        _wait_for_end(process, UNMOUNT_TIMEOUT_S)
+    return place
 
 
 def _wait_for_end(process: int, timeout_s: float) -> None:
@@ -159,15 +192,48 @@ def _wait_for_end(process: int, timeout_s: float) -> None:
         os.close(descriptor)
 
 
+def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEOUT_S) -> Mount:
+    """Have the daemon of a mount replaced by a new one, of the code that is installed now; readers see a pause.
+
+    Returns the mount as it is then. Raises MountError if there is none, or none whose supervisor this user may tell, or
+    if the new daemon does not come up: then the old one goes on. Unavailable if that takes longer than `timeout_s`.
+    """
+    place = _mounted_place(mountpoint)
+    before = supervision_of(place)
+    if before is None:
+        raise MountError(f"{place}: its supervisor is dead, or belongs to another user")
+    deadline_s = time.monotonic() + timeout_s
+    os.kill(before.supervisor, signal.SIGUSR2)
+    while (now := supervision_of(place)) is not None:
+        if now.refusals > before.refusals:
+            raise MountError(f"{place}: {now.trouble}")
+        if now.upgrades > before.upgrades and now.is_served:
+            return next(found for found in mounts() if found.mountpoint == place)
+        if time.monotonic() > deadline_s:
+            raise Unavailable(f"{place}: no new daemon serves it after {timeout_s:g} s; see dlcmd mounts")
+        time.sleep(_POLL_S)
+    raise MountError(f"{place}: it was unmounted meanwhile")
+
+
 def mounts() -> list[Mount]:
     """The mounts of dieselfs on this machine, in the order in which they were made."""
-    return [
-        Mount(
-            record.mountpoint,
-            record.source,
-            serving_process(record.device),
-            record.options,
-            is_stale(record.mountpoint),
-        )
-        for record in dieselfs_mounts()
-    ]
+    known = {one.mountpoint: one for one in supervisions()}
+    return [_described(record, known.get(record.mountpoint)) for record in dieselfs_mounts()]
+
+
+def _described(record: MountRecord, supervision: Supervision | None) -> Mount:
+    stale = is_stale(record.mountpoint)
+    if supervision is None or supervision.device != record.device:
+        return Mount(record.mountpoint, record.source, None, record.options, stale)
+    return Mount(
+        record.mountpoint,
+        record.source,
+        supervision.supervisor,
+        record.options,
+        stale,
+        supervision.daemon or None,
+        supervision.restarts,
+        supervision.upgrades,
+        supervision.resends,
+        supervision.trouble,
+    )

@@ -8,25 +8,31 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import NoReturn
 
 import trio
 
-from dieselfs.errors import MountError
+from dieselfs.errors import EXIT_OK, DieselfsError, MountError
 from dieselfs.limits import MIB
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.counted_source import NodeSource
+from dieselfs_client.guardian import Guardian, Order
+from dieselfs_client.memory import Allotment
+from dieselfs_client.mount.connection import Connection, connect
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, raise_read_ahead, unmount
+from dieselfs_client.mount.mounting import raise_read_ahead, unmount
 from dieselfs_client.mount.page_cache import PageCache
 from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.options import MountOptions
-from dieselfs_client.pinning import Pin, holder_name, keep_pinned
+from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
+from dieselfs_client.supervisor import DEVICE
 
 STOP_GRACE_S = 5.0
-"""After a signal to stop, files that are open are served for so long."""
+"""After an order to stop, files that are open are served for so long."""
 LOG_BYTES_MAX = 16 * MIB
 """The log file; it is kept once more when full."""
 
@@ -40,77 +46,189 @@ async def serve(
     options: MountOptions,
     on_ready: Callable[[], None] = lambda: None,
     pin: Pin | None = None,
+    guardian: Guardian | None = None,
 ) -> None:
     """Mount `snapshot` on `mountpoint` (resolved) and serve it until it is unmounted, or SIGTERM or SIGINT comes.
 
     `on_ready` is called once the mount can be used; `pin` keeps the server from purging what is mounted. Raises
     MountError. However it ends, cancelled or by a fault, the mount is gone afterwards.
+
+    With a `guardian`, its orders count and no signals. What is mounted already is taken over; and if this daemon is
+    told to yield, or ends by a fault, the mount stays for the next one.
     """
-    allotment = allotment_of(snapshot, options)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        await trio.to_thread.run_sync(prepare_mountpoint, mountpoint)
-        device = await trio.to_thread.run_sync(
-            mount_device, mountpoint, snapshot.dataset, options.allow_other, options.noexec
-        )
-        record = mount_at(mountpoint)
-        try:
-            async with trio.open_nursery() as answering:
-                # The kernel is answered for as long as anything else runs: pushing waits for its lookups.
-                async with trio.open_nursery() as nursery:
-                    pages = PageCache(device, mountpoint, snapshot)
-                    node = Node(snapshot, source, options, allotment, pages, nursery)
-                    user = os.getuid() if options.uid is None else options.uid
-                    group = os.getgid() if options.gid is None else options.gid
-                    driver = KernelDriver(device, node.core, node.reads, node.control, user, group)
-                    answering.start_soon(_answer, driver, nursery.cancel_scope)
-                    nursery.start_soon(_announce, driver, mountpoint, on_ready, nursery.cancel_scope)
-                    if pin is not None:
-                        nursery.start_soon(keep_pinned, pin, snapshot.header, holder_name(mountpoint))
-                    nursery.start_soon(_stop_at_signal, signals, mountpoint, nursery.cancel_scope)
-                    _log.info(
-                        "serving generation %d of %s on %s", snapshot.generation, snapshot.dataset, mountpoint
-                    )
-                answering.cancel_scope.cancel()
-        finally:
-            os.close(device)  # whatever still waits is answered by the kernel now
-            if record is not None and mount_at(mountpoint) == record:
-                with contextlib.suppress(MountError):
-                    unmount(mountpoint, lazily=True)
-            _log.info("%s is unmounted", mountpoint)
-        if driver.refusal is not None:
-            raise MountError(f"{mountpoint}: {driver.refusal}")
-
-
-async def _answer(driver: KernelDriver, others: trio.CancelScope) -> None:
-    """Answer the kernel until the mount is gone; nothing else has a purpose then."""
-    await driver.run()
-    others.cancel()
-
-
-async def _announce(
-    driver: KernelDriver, mountpoint: str, on_ready: Callable[[], None], serving: trio.CancelScope
-) -> None:
-    await driver.agreed.wait()
-    if driver.refusal is not None:
-        serving.cancel()
+    service = _Service(snapshot, source, mountpoint, options, on_ready, pin, guardian)
+    if guardian is None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            await service.run(_order_at_each(signals))
         return
-    if not await trio.to_thread.run_sync(raise_read_ahead, mountpoint):
-        _log.info("large files are read in pieces of 128 KiB: only root may raise read_ahead_kb")
-    on_ready()
+    refusal: DieselfsError | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(guardian.beat)
+        nursery.start_soon(guardian.flush)
+        try:
+            await service.run(guardian.orders())
+        except DieselfsError as error:  # by itself, and not in the group that a nursery makes of it
+            refusal = error
+        nursery.cancel_scope.cancel()
+    if refusal is not None:
+        raise refusal
 
 
-async def _stop_at_signal(signals: AsyncIterator[int], mountpoint: str, serving: trio.CancelScope) -> None:
-    """Unmount at the first signal; stop serving those who have files open after a while, or at the next signal."""
-    await anext(signals)
-    try:
-        await trio.to_thread.run_sync(unmount, mountpoint)
-    except MountError as error:
-        _log.info("%s; files that are open are served for %g s more", error, STOP_GRACE_S)
-        serving.deadline = trio.current_time() + STOP_GRACE_S
-        with contextlib.suppress(MountError):  # somebody else was faster
-            await trio.to_thread.run_sync(lambda: unmount(mountpoint, lazily=True))
-    await anext(signals)
-    serving.cancel()
+async def _order_at_each(signals: AsyncIterator[int]) -> AsyncIterator[Order]:
+    async for _ in signals:
+        yield Order.STOP
+
+
+@dataclass(slots=True)
+class _Service:
+    """One call of `serve`."""
+
+    snapshot: Snapshot
+    source: NodeSource
+    mountpoint: str
+    options: MountOptions
+    on_ready: Callable[[], None]
+    pin: Pin | None
+    guardian: Guardian | None
+    is_yielding: bool = False
+
+    async def run(self, orders: AsyncIterator[Order]) -> None:
+        allotment = allotment_of(self.snapshot, self.options)
+        connection = await trio.to_thread.run_sync(self._connect)
+        is_over = self.guardian is None
+        try:
+            refusal = await self._serve(connection, allotment, orders)
+            is_over = True
+        finally:
+            os.close(
+                connection.device
+            )  # of the last descriptor: whatever still waits is answered by the kernel now
+            if is_over:
+                await self._clear(connection)
+        if refusal is not None:
+            raise MountError(f"{self.mountpoint}: {refusal}")
+        if self.guardian is not None:
+            self.guardian.tell_last("ended")
+
+    def _connect(self) -> Connection:
+        inherited, is_clean = None, False
+        if self.guardian is not None:
+            inherited, is_clean = self.guardian.inherited.pop(DEVICE, None), self.guardian.is_clean
+        connection = connect(self.mountpoint, self.snapshot.dataset, self.options, inherited, is_clean)
+        if self.guardian is not None and not connection.is_taken_over:
+            self.guardian.keep(DEVICE, connection.device)
+            self.guardian.tell("mounted", connection.number)
+            if not connection.can_resend:
+                _log.warning(
+                    "this kernel cannot send requests again (Linux 6.9 and later can): if the daemon dies, "
+                    "%s is mounted anew, and files that are open fail",
+                    self.mountpoint,
+                )
+        return connection
+
+    async def _serve(
+        self, connection: Connection, allotment: Allotment, orders: AsyncIterator[Order]
+    ) -> str | None:
+        """Until the mount is gone; why the kernel cannot be served, if that is why."""
+        snapshot, options = self.snapshot, self.options
+        async with trio.open_nursery() as answering:
+            # The kernel is answered for as long as anything else runs: pushing waits for its lookups.
+            async with trio.open_nursery() as nursery:
+                pages = PageCache(connection.device, self.mountpoint, snapshot)
+                node = Node(snapshot, self.source, options, allotment, pages, nursery)
+                user = os.getuid() if options.uid is None else options.uid
+                group = os.getgid() if options.gid is None else options.gid
+                is_taken_over = connection.is_taken_over
+                driver = KernelDriver(
+                    connection.device, node.core, node.reads, node.control, user, group, is_taken_over
+                )
+                answering.start_soon(self._answer, driver, nursery.cancel_scope)
+                nursery.start_soon(self._announce, driver, connection, nursery.cancel_scope)
+                if self.pin is not None:
+                    nursery.start_soon(keep_pinned, self.pin, snapshot.header, self._holder)
+                nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
+                what = "going on with" if is_taken_over else "serving"
+                _log.info(
+                    "%s generation %d of %s on %s",
+                    what,
+                    snapshot.generation,
+                    snapshot.dataset,
+                    self.mountpoint,
+                )
+            answering.cancel_scope.cancel()
+        return driver.refusal
+
+    @property
+    def _holder(self) -> str:
+        return holder_name(self.mountpoint, os.getpid() if self.guardian is None else self.guardian.process)
+
+    async def _answer(self, driver: KernelDriver, others: trio.CancelScope) -> None:
+        """Answer the kernel until the mount is gone; nothing else has a purpose then."""
+        await driver.run()
+        if self.is_yielding and self.guardian is not None:
+            self.guardian.tell_last("clean")
+            _leave()
+        others.cancel()
+
+    async def _announce(
+        self, driver: KernelDriver, connection: Connection, serving: trio.CancelScope
+    ) -> None:
+        await driver.agreed.wait()
+        if driver.refusal is not None:
+            serving.cancel()
+            return
+        if not connection.is_taken_over and not await trio.to_thread.run_sync(
+            raise_read_ahead, self.mountpoint
+        ):
+            _log.info("large files are read in pieces of 128 KiB: only root may raise read_ahead_kb")
+        if self.guardian is not None:
+            self.guardian.tell("ready", "resends" if connection.can_resend else "")
+        self.on_ready()
+
+    async def _obey(
+        self,
+        orders: AsyncIterator[Order],
+        driver: KernelDriver,
+        connection: Connection,
+        serving: trio.CancelScope,
+    ) -> None:
+        """Unmount at the first order to stop; leave those who have files open after a while, or at the next order."""
+        is_stopping = False
+        async for order in orders:
+            if order is Order.YIELD:
+                if connection.can_resend:
+                    _leave()
+                self.is_yielding = True
+                driver.finish()
+            elif is_stopping:
+                serving.cancel()
+            else:
+                is_stopping = True
+                await self._unmount(serving)
+
+    async def _unmount(self, serving: trio.CancelScope) -> None:
+        try:
+            await trio.to_thread.run_sync(unmount, self.mountpoint)
+        except MountError as error:
+            _log.info("%s; files that are open are served for %g s more", error, STOP_GRACE_S)
+            serving.deadline = trio.current_time() + STOP_GRACE_S
+            with contextlib.suppress(MountError):  # somebody else was faster
+                await trio.to_thread.run_sync(lambda: unmount(self.mountpoint, lazily=True))
+
+    async def _clear(self, connection: Connection) -> None:
+        record = mount_at(self.mountpoint)
+        if record is not None and record.device == connection.number:
+            with contextlib.suppress(MountError):
+                unmount(self.mountpoint, lazily=True)
+        _log.info("%s is unmounted", self.mountpoint)
+        if self.pin is not None:
+            await unpin(self.pin, self.snapshot.header, self._holder)
+
+
+def _leave() -> NoReturn:
+    """End at once: another daemon goes on. What is under way and cannot end without an answer of ours comes to it."""
+    logging.shutdown()
+    os._exit(EXIT_OK)
 
 
 def default_log_file(mountpoint: str) -> Path:
@@ -130,5 +248,8 @@ def open_log(path: Path) -> None:
     except OSError as error:
         raise MountError(f"log file {path}: {error.strerror}") from None
     logging.basicConfig(
-        level=logging.INFO, handlers=[handler], format="%(asctime)s %(process)d %(levelname)s %(message)s"
+        level=logging.INFO,
+        handlers=[handler],
+        format="%(asctime)s %(process)d %(levelname)s %(message)s",
+        force=True,
     )

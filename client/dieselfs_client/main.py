@@ -1,27 +1,18 @@
 """`dieselfs-mount` and `mount.dieselfs`: the command lines of the mount."""
 
-import logging
-import os
 import sys
-from collections.abc import Callable
+import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import click
-import trio
 
-from dieselfs.dataset import connect
 from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, DieselfsError
 from dieselfs_client import control
-from dieselfs_client.daemon import default_log_file, open_log, serve
-from dieselfs_client.mount.mounting import resolved_mountpoint
 from dieselfs_client.options import MountOptions, parse_options, parse_size
 
 MOUNT_EXIT_USAGE = 1
 MOUNT_EXIT_FAILED = 32
 """What mount(8) expects of its helpers."""
-
-_log = logging.getLogger(__name__)
 
 
 @click.command(
@@ -38,21 +29,19 @@ Exit codes: 0 mounted (with --foreground: unmounted again), 1 usage or mount poi
 @click.argument("dataset")
 @click.argument("mountpoint")
 @click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Mount options, joined by commas.")
-@click.option("--foreground", "-f", is_flag=True, help="Serve in this process; log to standard error.")
+@click.option("--foreground", "-f", "is_foreground", is_flag=True, help="Stay, and log to standard error.")
 @click.option("--memory", metavar="SIZE", help="What chunks may take in memory. [1GiB]")
 @click.option("--allow-other", is_flag=True, help="Let other users see the mount, as the files' modes allow.")
 @click.option("--server", metavar="ADDRESS", help="tcp://HOST:PORT or unix:PATH.")
 @click.option("--key-file", metavar="FILE", help="Key of the user.")
 @click.option("--generation", type=int, help="Which generation of the dataset. [the newest]")
 @click.option("--log-file", metavar="FILE", help="Where the process in the background logs.")
-@click.option("--report-fd", type=int, hidden=True)
 def mount(
     dataset: str,
     mountpoint: str,
     texts: tuple[str, ...],
-    foreground: bool,
+    is_foreground: bool,
     memory: str | None,
-    report_fd: int | None,
     **named: object,
 ) -> None:
     """Mount DATASET read-only on the folder MOUNTPOINT."""
@@ -63,40 +52,10 @@ def mount(
     if memory is not None:
         given["memory_bytes"] = parse_size(memory)
     options = replace(options, **given)  # type: ignore[arg-type]  # click gives each the type of its field
-    os.umask(0o077)
-    if report_fd is not None:
-        _serve_in_background(dataset, mountpoint, options, report_fd)
-    elif foreground:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        _serve(dataset, resolved_mountpoint(mountpoint), options, lambda: None)
+    if is_foreground:
+        control.become_supervisor(dataset, mountpoint, options)
     else:
         control.mount(dataset, mountpoint, options)
-
-
-def _serve_in_background(dataset: str, mountpoint: str, options: MountOptions, report_fd: int) -> None:
-    """The process that `control.mount` starts: it says how it goes through `report_fd`, and all else in its log."""
-    os.set_inheritable(report_fd, False)
-    control.report(report_fd, str(os.getpid()))
-    try:
-        open_log(Path(options.log_file or default_log_file(mountpoint)))
-        _serve(dataset, mountpoint, options, lambda: control.report(report_fd, control.READY))
-    except DieselfsError as error:
-        _log.error("%s", error)
-        control.report(report_fd, error)
-        sys.exit(error.exit_code)
-
-
-def _serve(dataset: str, mountpoint: str, options: MountOptions, on_ready: Callable[[], None]) -> None:
-    with connect(
-        dataset,
-        server=options.server,
-        key_file=options.key_file,
-        home=options.home,
-        generation=options.generation,
-    ) as opened:
-        snapshot, source = opened.snapshot, opened.chunks
-        os.chdir("/")  # pins no folder of the user
-        trio.run(serve, snapshot, source, mountpoint, options, on_ready, opened.client.pin)
 
 
 def main() -> None:
@@ -109,7 +68,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     except Exception:
-        _log.exception("the mount ended by a fault of its own")
+        traceback.print_exc()
         sys.exit(EXIT_BUG)
 
 

@@ -9,6 +9,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
 
 POLICIES = ("on-demand", "oneshot")
+DRIVERS = ("kernel", "pyfuse3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,13 @@ class MountOptions:
     - `generation`: which generation of the dataset; 0 for the newest
     - `memory_bytes`: what may be held of the dataset in memory; 0 for 1 GiB, or less where the system allows less
     - `policy`: `oneshot` fetches what memory can keep at once, `on-demand` when it is read
+    - `driver`: how the kernel is spoken to: `kernel` by ourselves, `pyfuse3` through libfuse
     - `allow_other`: other users see the mount too, as far as the modes of the files allow
     - `noexec`: programs on the mount cannot be run
     - `uid`, `gid`: who owns the files; None for the user who mounts
     - `timeout_s`: a read ends within this time, with its bytes or with EIO
     - `log_file`: None for the one in the user's state folder
+    - `no_resend`: do after a crash what must be done on kernels before Linux 6.9; to try that out
     """
 
     server: str | None = None
@@ -32,18 +35,22 @@ class MountOptions:
     generation: int = 0
     memory_bytes: int = 0
     policy: str = "on-demand"
+    driver: str = "kernel"
     allow_other: bool = False
     noexec: bool = False
     uid: int | None = None
     gid: int | None = None
     timeout_s: float = READ_TIMEOUT_S
     log_file: str | None = None
+    no_resend: bool = False
 
     def __post_init__(self) -> None:
         if 0 < self.memory_bytes < MOUNT_MEMORY_BYTES_MIN:
             raise InvalidInput(f"memory must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
         if self.policy not in POLICIES:
             raise InvalidInput(f"policy {self.policy!r}: it is one of {', '.join(POLICIES)}")
+        if self.driver not in DRIVERS:
+            raise InvalidInput(f"driver {self.driver!r}: it is one of {', '.join(DRIVERS)}")
         if not 0 < self.timeout_s < float("inf"):
             raise InvalidInput("timeout must be a number of seconds above 0")
 
@@ -81,12 +88,13 @@ _VALUE_PARSERS: dict[str, Callable[[str], object]] = {
     "generation": int,
     "memory": parse_size,
     "policy": str,
+    "driver": str,
     "uid": int,
     "gid": int,
     "timeout": float,
     "log_file": str,
 }
-_FLAGS = ("allow_other", "noexec")
+_FLAGS = ("allow_other", "noexec", "no_resend")
 _FIELD_BY_NAME = {re.sub("_(bytes|s)$", "", field.name): field.name for field in fields(MountOptions)}
 assert _FIELD_BY_NAME.keys() == {*_VALUE_PARSERS, *_FLAGS}
 

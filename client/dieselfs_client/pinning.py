@@ -1,7 +1,6 @@
 """Tells the server which generation a mount reads, so that no purge takes its chunks away."""
 
 import logging
-import os
 import socket
 from collections.abc import Callable
 
@@ -25,34 +24,34 @@ Pin = Callable[[str, str, int, int, int], None]
 """`ServerClient.pin`: dataset, holder, generation, its time in nanoseconds since 1970, lease in seconds."""
 
 
-def holder_name(mountpoint: str) -> str:
+def holder_name(mountpoint: str, process: int) -> str:
     """Who holds the pin: node, process, and where it mounts."""
-    return f"{socket.gethostname()[:64]} {os.getpid()} {mountpoint[-100:]}".encode(
-        "ascii", "replace"
-    ).decode()
+    return f"{socket.gethostname()[:64]} {process} {mountpoint[-100:]}".encode("ascii", "replace").decode()
 
 
 async def keep_pinned(pin: Pin, header: SnapshotHeader, holder: str) -> None:
-    """Renew the pin until cancelled, then take it back. Never raises for the server's sake: a mount goes on without."""
+    """Renew the pin until cancelled. Never raises for the server's sake: a mount goes on without."""
+    while True:
+        await _tell(pin, header, holder, PIN_LEASE_S)
+        await trio.sleep(PIN_INTERVAL_S)
 
-    async def tell(lease_s: int) -> None:
-        try:
-            await trio.to_thread.run_sync(
-                pin,
-                header.dataset,
-                holder,
-                header.generation,
-                header.updated_ns,
-                lease_s,
-                abandon_on_cancel=True,
-            )
-        except DieselfsError as error:
-            _log.warning("cannot tell the server which generation is mounted: %s", error)
 
+async def unpin(pin: Pin, header: SnapshotHeader, holder: str) -> None:
+    """Take the pin back, if the server hears of it in time. If cancelled, it does so all the same."""
+    with trio.CancelScope(shield=True), trio.move_on_after(UNPIN_TIMEOUT_S):
+        await _tell(pin, header, holder, 0)
+
+
+async def _tell(pin: Pin, header: SnapshotHeader, holder: str, lease_s: int) -> None:
     try:
-        while True:
-            await tell(PIN_LEASE_S)
-            await trio.sleep(PIN_INTERVAL_S)
-    finally:
-        with trio.CancelScope(shield=True), trio.move_on_after(UNPIN_TIMEOUT_S):
-            await tell(0)
+        await trio.to_thread.run_sync(
+            pin,
+            header.dataset,
+            holder,
+            header.generation,
+            header.updated_ns,
+            lease_s,
+            abandon_on_cancel=True,
+        )
+    except DieselfsError as error:
+        _log.warning("cannot tell the server which generation is mounted: %s", error)

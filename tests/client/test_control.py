@@ -108,10 +108,47 @@ def test_a_busy_mount_point(options: MountOptions, mountpoint: Path) -> None:
     control.unmount(mountpoint)
 
 
-def test_a_daemon_that_was_killed_is_replaced(options: MountOptions, mountpoint: Path) -> None:
-    killed = control.mount("letters", mountpoint, options)
-    os.kill(killed, signal.SIGKILL)
+def kill_all(mountpoint: Path) -> None:
+    """All at once, as when memory runs out: the supervisor first, so that it does not put things right."""
+    mount = listed(mountpoint)
+    assert mount.process is not None and mount.daemon is not None
+    os.kill(mount.process, signal.SIGSTOP)
+    os.kill(mount.daemon, signal.SIGKILL)
+    os.kill(mount.process, signal.SIGKILL)
     wait_until_stale(mountpoint)
+
+
+def test_a_daemon_that_was_killed_is_replaced(options: MountOptions, mountpoint: Path) -> None:
+    supervisor = control.mount("letters", mountpoint, options)
+    before = listed(mountpoint)
+    assert before.daemon is not None and before.resends
+    with open(mountpoint / "train/0.txt", "rb") as file:
+        os.kill(before.daemon, signal.SIGKILL)
+        assert len(os.listdir(mountpoint / "train")) == len(FILES)
+        assert file.read() == FILES["train/0.txt"]
+    after = listed(mountpoint)
+    assert (after.process, after.restarts, after.upgrades) == (supervisor, 1, 0)
+    assert after.daemon != before.daemon
+    assert "was killed by signal 9" in after.trouble
+    control.unmount(mountpoint)
+    assert not is_alive(supervisor)
+
+
+def test_a_daemon_without_its_supervisor_ends_and_takes_the_mount_with_it(
+    options: MountOptions, mountpoint: Path
+) -> None:
+    control.mount("letters", mountpoint, options)
+    mount = listed(mountpoint)
+    assert mount.process is not None and mount.daemon is not None
+    os.kill(mount.process, signal.SIGKILL)
+    while is_alive(mount.daemon):
+        time.sleep(0.01)
+    assert os.listdir(mountpoint) == []
+
+
+def test_a_dead_mount_can_be_mounted_again(options: MountOptions, mountpoint: Path) -> None:
+    control.mount("letters", mountpoint, options)
+    kill_all(mountpoint)
     assert listed(mountpoint).process is None
     control.mount("letters", mountpoint, options)
     assert len(os.listdir(mountpoint / "train")) == len(FILES)
@@ -119,11 +156,23 @@ def test_a_daemon_that_was_killed_is_replaced(options: MountOptions, mountpoint:
 
 
 def test_a_dead_mount_can_be_unmounted(options: MountOptions, mountpoint: Path) -> None:
-    killed = control.mount("letters", mountpoint, options)
-    os.kill(killed, signal.SIGKILL)
-    wait_until_stale(mountpoint)
+    control.mount("letters", mountpoint, options)
+    kill_all(mountpoint)
     control.unmount(mountpoint)
     assert os.listdir(mountpoint) == []
+
+
+def test_an_upgrade_changes_the_daemon_and_nothing_else(options: MountOptions, mountpoint: Path) -> None:
+    supervisor = control.mount("letters", mountpoint, options)
+    before = listed(mountpoint)
+    with open(mountpoint / "train/0.txt", "rb") as file:
+        after = control.upgrade(mountpoint)
+        assert file.read() == FILES["train/0.txt"]
+    assert (after.process, after.upgrades, after.restarts) == (supervisor, 1, 0)
+    assert after.daemon not in (None, before.daemon)
+    control.unmount(mountpoint)
+    with pytest.raises(MountError, match="no dataset is mounted there"):
+        control.upgrade(mountpoint)
 
 
 def test_unmounting_while_files_are_open(options: MountOptions, mountpoint: Path) -> None:

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from dieselfs.errors import Unavailable
-from dieselfs_client.pinning import PIN_INTERVAL_S, PIN_LEASE_S, holder_name, keep_pinned
+from dieselfs_client.pinning import PIN_INTERVAL_S, PIN_LEASE_S, holder_name, keep_pinned, unpin
 from tests.support.dataset import TreeEntry, pack_entries
 
 HEADER = pack_entries([TreeEntry(b"f", 0o100644, 0, b"x")]).snapshot.header
@@ -20,6 +20,7 @@ async def test_it_is_renewed_and_taken_back(autojump_clock: trio.testing.MockClo
     told: list[tuple[str, str, int, int, int]] = []
     with trio.move_on_after(PIN_INTERVAL_S * 3.5):
         await keep_pinned(lambda *words: told.append(words), HEADER, "me")
+    await unpin(lambda *words: told.append(words), HEADER, "me")
     assert told[:-1] == [("packed", "me", HEADER.generation, HEADER.updated_ns, PIN_LEASE_S)] * 4
     assert told[-1] == ("packed", "me", HEADER.generation, HEADER.updated_ns, 0)
 
@@ -34,6 +35,7 @@ async def test_a_server_that_is_away_does_not_end_the_mount(
     with trio.move_on_after(PIN_INTERVAL_S * 2.5) as lived:
         await keep_pinned(away, HEADER, "me")
     assert lived.cancelled_caught
+    await unpin(away, HEADER, "me")
     assert sum("the server is away" in record.message for record in caplog.records) == 4
 
 
@@ -43,6 +45,7 @@ async def test_a_server_that_hangs_does_not_keep_the_mount_from_ending() -> None
         with trio.fail_after(30):
             with trio.move_on_after(0.01):
                 await keep_pinned(lambda *words: void(let_go.wait(60)), HEADER, "me")
+            await unpin(lambda *words: void(let_go.wait(60)), HEADER, "me")
     finally:
         let_go.set()
 
@@ -52,5 +55,5 @@ def void(_: object) -> None:
 
 
 def test_holders_are_printable_and_short() -> None:
-    name = holder_name("/mnt/" + "ä" * 300)
-    assert name.isprintable() and len(name) < 190
+    name = holder_name("/mnt/" + "ä" * 300, 7)
+    assert name.isprintable() and len(name) < 190 and " 7 " in name

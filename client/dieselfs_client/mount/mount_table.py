@@ -80,27 +80,3 @@ def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
     thread.start()
     thread.join(timeout_s)
     return verdict == [True]
-
-
-def serving_process(device: str) -> int | None:
-    """The process that serves the mount with this `major:minor`, or None.
-
-    None, too, where it belongs to another user, or on a kernel that does not tell (before Linux 6.15).
-    """
-    connection = device.partition(":")[2]
-    for process in os.listdir("/proc"):
-        if process.isdigit() and _serves(Path("/proc", process), connection):
-            return int(process)
-    return None
-
-
-def _serves(process: Path, connection: str) -> bool:
-    try:
-        for descriptor in os.listdir(process / "fd"):
-            if os.readlink(process / "fd" / descriptor) == "/dev/fuse":
-                lines = (process / "fdinfo" / descriptor).read_text().splitlines()
-                if any(line.split() == ["fuse_connection:", connection] for line in lines):
-                    return True
-    except OSError:  # the process is gone, or not ours to look at
-        pass
-    return False

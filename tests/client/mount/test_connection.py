@@ -6,12 +6,12 @@ import struct
 
 import pytest
 
-from dieselfs_client.mount.taking_over import take_over
+from dieselfs_client.mount.connection import resend
 
 
 def test_the_kernel_is_asked_to_send_again() -> None:
     reading, writing = os.pipe()
-    assert take_over(writing)
+    assert resend(writing)
     assert struct.unpack("=IiQ", os.read(reading, 100)) == (16, 7, 0)
     os.close(reading)
     os.close(writing)
@@ -28,9 +28,9 @@ def test_a_kernel_that_cannot_and_a_connection_that_is_gone(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "write", refuse)
-    assert take_over(-1) is can_go_on
+    assert resend(-1) is can_go_on
 
 
 def test_what_is_no_connection_is_a_fault() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
-        take_over(-1)
+        resend(-1)

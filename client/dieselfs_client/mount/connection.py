@@ -1,0 +1,79 @@
+"""The connection to the kernel behind a mount: made, or taken over from a daemon that is gone. This module calls the
+kernel, and blocks.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import struct
+from typing import NamedTuple
+
+from dieselfs.errors import MountError
+from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, unmount
+from dieselfs_client.options import MountOptions
+
+_RESEND = 7
+"""FUSE_NOTIFY_RESEND (Linux 6.9): what was read from the device and not answered can be read again.
+
+Such a request comes with the highest bit of its `unique` set; the reply names it as it came.
+"""
+_NOTICE = struct.Struct("=IiQ")
+
+_log = logging.getLogger(__name__)
+
+
+class Connection(NamedTuple):
+    """`device` is a descriptor of `/dev/fuse`; whoever holds the connection closes it.
+
+    - `number`: the `major:minor` of the files on the mount
+    - `is_taken_over`: somebody else may have agreed with the kernel already
+    - `can_resend`: whoever takes over from us will be sent what we leave unanswered
+    """
+
+    device: int
+    number: str
+    is_taken_over: bool
+    can_resend: bool
+
+
+def resend(device: int) -> bool:
+    """Let all unanswered requests of a connection come again; False where the kernel cannot.
+
+    Costs nothing on a connection that is new, or that is gone.
+    """
+    try:
+        os.write(device, _NOTICE.pack(_NOTICE.size, _RESEND, 0))
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        if error.errno not in (errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED):
+            raise
+    return True
+
+
+def connect(
+    mountpoint: str, dataset: str, options: MountOptions, inherited: int | None = None, is_clean: bool = False
+) -> Connection:
+    """Mount, or take over the mount behind `inherited`, the device of a daemon before us. Raises MountError.
+
+    `is_clean` says that it left nothing unanswered. If it did, and the kernel cannot send that again, the mount is put
+    aside, and another in its place: files that are open on the old one fail, the path works.
+    """
+    if inherited is not None:
+        can_resend = not options.no_resend and resend(inherited)
+        if can_resend or is_clean:
+            record = mount_at(mountpoint)
+            return Connection(inherited, record.device if record else "", True, can_resend)
+        _log.warning(
+            "this kernel cannot send requests again (Linux 6.9 and later can): %s is mounted anew", mountpoint
+        )
+        with contextlib.suppress(MountError):  # it is gone already
+            unmount(mountpoint, lazily=True)
+        os.close(inherited)
+    prepare_mountpoint(mountpoint)
+    device = mount_device(mountpoint, dataset, options.allow_other, options.noexec)
+    record = mount_at(mountpoint)
+    can_resend = not options.no_resend and resend(device)
+    return Connection(device, record.device if record else "", False, can_resend)
