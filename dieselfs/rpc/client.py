@@ -17,7 +17,12 @@ import numpy.typing as npt
 from dieselfs.config import Settings
 from dieselfs.embedded import connect_embedded, socket_path
 from dieselfs.errors import AccessDenied, ProtocolError, Unavailable
-from dieselfs.limits import MAINTENANCE_TIMEOUT_S, REQUEST_TIMEOUT_S, SNAPSHOT_BUILD_TIMEOUT_S
+from dieselfs.limits import (
+    MAINTENANCE_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    SERVER_SILENCE_S,
+    SNAPSHOT_BUILD_TIMEOUT_S,
+)
 from dieselfs.meta.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, Servers, UnixAddress, parse_servers
@@ -50,8 +55,9 @@ class ServerClient:
     AccessDenied, and what its docstring names.
 
     Every call is bounded: each wait for bytes to move ends after 30 s (a snapshot may take longer to be
-    built). A call that fails on one server is made again on the next, each is tried once, none after 60 s. But
-    calls that must not happen twice only go on to another server while no connection could be made.
+    built), that of a read after 12 s if there is another server to go to. A call that fails on one server is made
+    again on the next, each is tried once, none after 60 s. But calls that must not happen twice only go on to another
+    server while no connection could be made.
     """
 
     def __init__(self, settings: Settings, start: int | None = None) -> None:
@@ -140,12 +146,16 @@ class ServerClient:
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
         is_repeatable: bool = True,
+        is_urgent: bool = False,
     ) -> tuple[Any, bytearray | None]:
+        """`is_urgent`: a server that is silent is given up earlier, as long as there is another one."""
         tries = self._tries()
         while True:
             connection, is_new = self._take(tries)
             try:
-                return connection.call(method, arguments, bulk, timeout_s)
+                is_impatient = is_urgent and tries.has_other(connection.address)
+                wait_s = SERVER_SILENCE_S if is_impatient else timeout_s
+                return connection.call(method, arguments, bulk, wait_s)
             except Unavailable as error:
                 if connection.is_open or not is_repeatable:
                     raise
@@ -155,6 +165,10 @@ class ServerClient:
                 )  # the server may just have been restarted
             finally:
                 self._give_back(connection)
+
+    def _bytes(self, method: str, arguments: dict[str, object]) -> bytearray:
+        """The bulk bytes that a reader waits for."""
+        return self._call(method, arguments, is_urgent=True)[1] or bytearray()
 
     def _value(self, method: str, arguments: dict[str, object], is_repeatable: bool = True) -> Any:
         return self._call(method, arguments, is_repeatable=is_repeatable)[0]
@@ -281,7 +295,7 @@ class ServerClient:
 
     def payload(self, dataset: str, chunk_id: bytes) -> bytearray:
         """The payload of a chunk, as it came. Raises NotFound, Damaged."""
-        return self._call("get_payload", {"dataset": dataset, "chunk_id": chunk_id})[1] or bytearray()
+        return self._bytes("get_payload", {"dataset": dataset, "chunk_id": chunk_id})
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
         """Parts of a payload, joined, as they came.
@@ -293,7 +307,7 @@ class ServerClient:
             "chunk_id": chunk_id,
             "ranges": ranges.astype("<u4").tobytes(),
         }
-        received = self._call("get_ranges", arguments)[1] or bytearray()
+        received = self._bytes("get_ranges", arguments)
         expected = int(ranges[:, 1].sum(dtype=np.int64))
         if len(received) != expected:
             raise ProtocolError(f"asked the server for {expected} bytes, it sent {len(received)}")

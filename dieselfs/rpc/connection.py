@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
-from dieselfs.limits import CONNECT_TIMEOUT_S, FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, REQUEST_TIMEOUT_S
+from dieselfs.limits import (
+    CONNECT_TIMEOUT_S,
+    FRAME_BYTES_MAX,
+    HANDSHAKE_FRAME_BYTES_MAX,
+    REQUEST_TIMEOUT_S,
+    SERVER_GONE_S,
+)
 from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, TcpAddress
 from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
@@ -45,6 +51,7 @@ def open_socket(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
         if isinstance(address, TcpAddress):
             sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_silence(sock)
             if tls is not None:
                 sock = tls.wrap_socket(sock, server_hostname=address.host)
         else:
@@ -58,6 +65,14 @@ def open_socket(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
     return sock
+
+
+def _notice_silence(sock: socket.socket) -> None:
+    """Let the kernel find out, whoever waits for how long, that the other machine has been gone for SERVER_GONE_S."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, round(SERVER_GONE_S / 2))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, round(SERVER_GONE_S / 4))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SERVER_GONE_S * 1000))
 
 
 class Connection:

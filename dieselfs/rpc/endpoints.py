@@ -25,6 +25,9 @@ class ServerSource(Protocol):
     def servers(self) -> Sequence[Address]:
         """The servers there are, at least one. Raises Unavailable, AccessDenied."""
 
+    def known(self) -> Sequence[Address]:
+        """Those that were found last; asks nobody."""
+
     def forked(self) -> "ServerSource":
         """The same for a child of this process, which must not wait for locks of its parent's threads."""
 
@@ -35,6 +38,8 @@ class StaticServers:
 
     def servers(self) -> Sequence[Address]:
         return self._servers
+
+    known = servers
 
     def forked(self) -> "StaticServers":
         return self
@@ -56,7 +61,9 @@ class EtcdServers:
         self._read = read
         self._name = name
         self._clock = clock
-        self._lock = Lock()  # guards the two below; one thread asks, the others wait for what it finds
+        self._lock = (
+            Lock()
+        )  # guards changes of the two below; one thread asks, the others wait for what it finds
         self._known = known
         self._asked_s = clock() if known else float("-inf")
 
@@ -75,6 +82,9 @@ class EtcdServers:
                     f"no server is registered at {self._name}: start one with dieselfs-server --etcd"
                 )
             return self._known
+
+    def known(self) -> Sequence[Address]:
+        return self._known
 
     def forked(self) -> "EtcdServers":
         return EtcdServers(self._read, self._name, self._clock, self._known)
@@ -101,6 +111,15 @@ class Endpoints:
         with self._lock:
             turn, self._turn = self._turn, self._turn + 1
             return next_server(servers, turn, tried, self._avoided_until_s, self._clock())
+
+    def has_other(self, server: Address, tried: Container[Address]) -> bool:
+        """Whether a call to `server` could go to another one instead: not tried by it, and not avoided."""
+        with self._lock:
+            now_s = self._clock()
+            return any(
+                other != server and other not in tried and self._avoided_until_s.get(other, now_s) <= now_s
+                for other in self._source.known()
+            )
 
     def avoid(self, server: Address) -> None:
         """Give `server` no new connections for a while, because it failed."""
@@ -150,6 +169,10 @@ class Tries:
         if not others:
             raise last
         raise Unavailable(f"none of {len(self._failed)} servers answers; the last one: {last}") from last
+
+    def has_other(self, server: Address) -> bool:
+        """Whether it is worth giving up `server`, because another one may do better."""
+        return self._endpoints.has_other(server, self._failed)
 
     def failed(self, server: Address, error: Unavailable, is_final: bool = True) -> None:
         """Note that `server` failed; unless it is final, this call may try it again once there is no better one."""

@@ -115,6 +115,29 @@ def test_a_call_goes_on_for_a_bounded_time_but_tries_one_server_in_any_case() ->
     assert caught.value is GONE
 
 
+def test_a_server_is_given_up_early_only_for_one_that_may_do_better() -> None:
+    clock = Clock()
+    endpoints = Endpoints(StaticServers([A, B]), 0, clock)
+    tries = endpoints.tries()
+    assert tries.has_other(A) and tries.has_other(B)
+    tries.failed(A, GONE)
+    assert not tries.has_other(B)
+    other_call = endpoints.tries()
+    assert not other_call.has_other(B)  # A is avoided
+    clock.now_s += SERVER_AVOIDED_S
+    assert other_call.has_other(B) and not tries.has_other(B)
+    assert not Endpoints(StaticServers([A])).tries().has_other(A)
+
+
+def test_whether_there_are_others_is_known_without_asking_etcd() -> None:
+    clock, registry = Clock(), Registry(A, B)
+    endpoints = Endpoints(EtcdServers(registry.read, "etcd://x", clock), 0, clock)
+    assert endpoints.choose(()) == A
+    clock.now_s += SERVERS_REFRESH_S
+    assert endpoints.tries().has_other(A)
+    assert registry.reads == 1
+
+
 def test_etcd_is_asked_again_when_the_list_is_old() -> None:
     clock, registry = Clock(), Registry(A)
     source = EtcdServers(registry.read, "etcd://x", clock)
