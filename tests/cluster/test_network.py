@@ -25,12 +25,6 @@ SILENCE_S = 0.3
 SLEEP = ["sleep", "1000"]
 
 
-@pytest.fixture
-def net() -> Iterator[Network]:
-    with Network() as network:
-        yield network
-
-
 @contextmanager
 def connection(source: Host, target: Host) -> Iterator[tuple[socket.socket, socket.socket]]:
     """The two ends of a TCP connection, of `source` and of `target`."""
