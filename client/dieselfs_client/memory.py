@@ -91,7 +91,7 @@ def granted(memory_bytes: int, room: int | None, why: str = "") -> int:
 
 def room_bytes() -> tuple[int | None, str]:
     """What the limits of this process allow it to take, and which limit it is. Reads files; None: no limit."""
-    limits = [(limit, f"the cgroup {where}") for limit, where in _cgroup_limits()]
+    limits = [(limit, f"the cgroup {where}") for limit, where in cgroup_limits()]
     for kind, name in ((resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d")):
         soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
@@ -100,7 +100,7 @@ def room_bytes() -> tuple[int | None, str]:
     return min(limits, default=(None, ""))
 
 
-def _cgroup_limits(
+def cgroup_limits(
     membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[tuple[int, str]]:
     """The memory limits of the control groups around this process, of either version, innermost first."""

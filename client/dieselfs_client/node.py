@@ -69,6 +69,7 @@ class Node:
         self._layout = lru_cache(_LAYOUTS_KEPT)(lambda folder: Layout.of(snapshot, folder))
         self._residency = ChunkResidency(snapshot, counted, allotment.transit, nursery, options.timeout_s)
         self._stock = Stock(snapshot, self._residency, counted, pages, allotment, nursery, clock)
+        self._dataset_bytes = self._stock.table.total_page_bytes()
         self.reads = Reads(self.core, self._residency, self._stock, options.timeout_s)
         if options.policy == "oneshot":
             nursery.start_soon(self._stock.warm)
@@ -89,7 +90,7 @@ class Node:
 
     def cursors(self) -> list[str]:
         """Where the slowest reader of each plan is, as far as is known: what was read may be a little more."""
-        return [str(window.plan.cursor(window.position)) for window in self._stock.windows.values()]
+        return [str(window.plan.cursor(window.position)) for window in self._stock.windows]
 
     def info(self) -> dict[str, Any]:
         header = self._snapshot.header
@@ -108,7 +109,7 @@ class Node:
 
     def stats(self) -> dict[str, Any]:
         stock, figures = self._stock, self._stock.figures
-        dataset_bytes = max(stock.dataset_bytes, 1)
+        dataset_bytes = max(self._dataset_bytes, 1)
         planned = figures.planned_bytes
         return {
             "uptime_s": round(self._clock() - self._started_s, 3),
@@ -117,9 +118,9 @@ class Node:
                 "allotted": asdict(self._allotment),
                 "used": {
                     "transit": self._residency.resident_bytes,
-                    "window": stock.window_bytes,
-                    "kept": stock.kept_bytes,
-                    "tripwires": stock.wire_bytes,
+                    "window": stock.holdings.window_bytes,
+                    "kept": stock.holdings.kept_bytes,
+                    "tripwires": stock.tripwires.held_bytes,
                 },
                 "process_bytes": process_bytes(),
             },
@@ -144,7 +145,7 @@ class Node:
                         for share, position in window.positions()
                     ],
                 }
-                for window in stock.windows.values()
+                for window in stock.windows
             ],
         }
 

@@ -10,7 +10,7 @@ all the same; then the file is read through the daemon, and a kept chunk is push
 
 import logging
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,10 +22,12 @@ from dieselfs.errors import DieselfsError, MountError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs.shuffle.plan import Share
+from dieselfs_client.holdings import Holdings
 from dieselfs_client.memory import Allotment
 from dieselfs_client.pieces import Pieces, PieceTable
 from dieselfs_client.residency import ChunkResidency
-from dieselfs_client.window import PlanWindow, Span, Tripwires
+from dieselfs_client.tripwires import Tripwires
+from dieselfs_client.window import PlanWindow, Span
 
 WHOLE_SHARE = 0.75
 """A chunk of whose payload this much is wanted is fetched whole: one checksum instead of many."""
@@ -36,14 +38,17 @@ PUSHED_AGAIN_S = 10.0
 FINISHED_S = 10.0
 """The last files of a plan stay for so long after its readers were last heard of."""
 HEAD_START_S = 2.0
+"""The list of a plan is read to its end no later than this: its first files should be in stock by then."""
 PLAN_QUIET_S = 600.0
 """The window of a plan whose readers have not been heard of for so long is given to the others."""
+
+Nodes = npt.NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
 
 
 class Pages(Protocol):
-    """Where files are put: `PageCache`. Both methods block and are called from one thread at a time."""
+    """Where files are put: `PageCache`. Methods block, are called from one thread at a time, and raise MountError."""
 
     def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int: ...
 
@@ -67,12 +72,20 @@ class StockFigures:
     planned_bytes: int = 0
     """What plans wanted, in pages."""
     planned_hit_bytes: int = 0
-    """That part of it which was in stock already."""
+    """That part of it which was in stock for good already."""
     failed_parcels: int = 0
 
 
+@dataclass(eq=False, slots=True)
+class _Following:
+    """A plan that is followed. `is_ahead` is set when the files that its latest reader begins with are in stock."""
+
+    window: PlanWindow
+    is_ahead: trio.Event
+
+
 class Stock:
-    """Used from one trio thread; `run` does the work. If it is cancelled, what was pushed stays pushed."""
+    """Used from one trio thread. What it starts runs in `nursery`; when that is cancelled, what was pushed stays."""
 
     def __init__(
         self,
@@ -86,6 +99,10 @@ class Stock:
     ) -> None:
         self.figures = StockFigures()
         self.table = PieceTable(snapshot)
+        self.holdings = Holdings(
+            self.table, len(snapshot.column("extent_chunks")), snapshot.chunk_count, allotment
+        )
+        self.tripwires = Tripwires(snapshot)
         self._snapshot = snapshot
         self._residency = residency
         self._source = source
@@ -93,23 +110,11 @@ class Stock:
         self._allotment = allotment
         self._nursery = nursery
         self._clock = clock
-        self._is_over = False
-        self._windows: dict[Hashable, PlanWindow] = {}
-        self._stocked: dict[
-            Hashable, trio.Event
-        ] = {}  # set when the first files of a plan's reader are in stock
-        self._dataset_bytes = self.table.total_page_bytes()
-        self._kept: dict[int, float] = {}  # chunks, and when they were pushed
-        self._kept_bytes = 0
-        self._window_bytes = 0
-        extents = len(snapshot.column("extent_chunks"))
-        self._in_stock = np.zeros(extents, np.bool_)
-        self._in_window = np.zeros(extents, np.bool_)
-        self._tripwires = Tripwires(snapshot)
-        self._wires: dict[int, memoryview] = {}
-        self._sprung: set[int] = set()  # tripwires that the kernel has put into the page cache since
+        self._is_over = False  # the mount is gone
+        self._plans: dict[Hashable, _Following] = {}
+        self._pushed_s: dict[int, float] = {}  # kept chunks, and when they were last pushed
         self._expected: set[int] = set()
-        self._moved = trio.Event()  # set, and made anew, when a window moves or memory becomes free
+        self._moved = trio.Event()  # set, and made anew, when a reader moves on or memory becomes free
         self._fetching = trio.CapacityLimiter(PARCELS_AT_ONCE_MAX)
         self._pushing = trio.CapacityLimiter(1)
 
@@ -117,22 +122,22 @@ class Stock:
 
     def held(self, node: int) -> memoryview | None:
         """All bytes of a file that is in memory to tell of its reader, and is not in the page cache."""
-        return self._wires.get(node)
+        return self.tripwires.held(node)
 
     def noticed(self, node: int) -> None:
         """A file was read through the daemon."""
-        for window in self._windows.values():
-            if window.noticed(node):
-                self._wake()
-        if node in self._wires:
-            self._sprung.add(node)
+        self.tripwires.spring(node)
+        # Several plans may have the file in their windows. It was read by the one that expected it soonest.
+        advances = [(window.advance(node), window) for window in self.windows]
+        found = [(advance, index) for index, (advance, _) in enumerate(advances) if advance is not None]
+        if found:
+            advances[min(found)[1]][1].noticed(node)
+            self._wake()
 
     def keeps(self, chunk: int) -> bool:
         """Whether a chunk that a reader waits for is to be kept: fetched whole, with `landed` to follow."""
-        pushed_s = self._kept.get(chunk)
-        if pushed_s is not None:
-            return self._clock() - pushed_s >= PUSHED_AGAIN_S
-        return self._admit(chunk)
+        pushed_s = self._pushed_s.get(chunk, -math.inf)
+        return self.holdings.keep(chunk) and self._clock() - pushed_s >= PUSHED_AGAIN_S
 
     def expects(self, chunk: int) -> bool:
         """Whether much of a chunk is on its way, or about to be: a reader who waits for one of its files joins in."""
@@ -140,29 +145,27 @@ class Stock:
 
     def landed(self, chunk: int, payload: memoryview) -> None:
         """A chunk that is kept was fetched for a reader: push it, if that was not just done for another reader."""
-        pushed_s = self._kept[chunk]
-        if not self._is_over and self._clock() - pushed_s >= PUSHED_AGAIN_S:
-            self._kept[chunk] = self._clock()
-            pieces = self.table.of_chunk(chunk)
-            if pushed_s > -math.inf:  # the kernel has taken pages back
-                self.figures.pushed_again_chunks += 1
-                self._in_stock[pieces.numbers] = False
-            self._nursery.start_soon(self._put, pieces, payload, pieces.offsets)
+        pushed_s = self._pushed_s.get(chunk, -math.inf)
+        if self._is_over or self._clock() - pushed_s < PUSHED_AGAIN_S:
+            return
+        self._pushed_s[chunk] = self._clock()
+        pieces = self.table.of_chunk(chunk)
+        if pushed_s > -math.inf:  # the kernel has taken pages back
+            self.figures.pushed_again_chunks += 1
+            self.holdings.lose(pieces)
+        self._nursery.start_soon(self._put, pieces, payload, pieces.offsets)
 
     def declare(self, share: Share) -> None:
         """A reader is about to read its share of a plan."""
         self._retire()
         key = _key(share)
-        window = self._windows.get(key)
-        self._stocked[key] = trio.Event()
-        if window is None:
-            window = self._windows[key] = PlanWindow(
-                share.plan, self._tripwires, self.table.page_bytes_each, self._clock
-            )
-            window.join(share)
-            self._nursery.start_soon(self._follow, key, window)
-        else:
-            window.join(share)
+        following = self._plans.get(key)
+        if following is None:
+            window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes_each, self._clock)
+            following = self._plans[key] = _Following(window, trio.Event())
+            self._nursery.start_soon(self._follow, following)
+        following.is_ahead = trio.Event()
+        following.window.join(share)
         self._wake()
 
     async def ahead_of(self, share: Share) -> None:
@@ -170,131 +173,140 @@ class Stock:
 
         A reader who runs into files that are just being pushed is slower, and slows the pushing.
         """
-        stocked = self._stocked.get(_key(share))
-        if stocked is not None:
+        following = self._plans.get(_key(share))
+        if following is not None:
             with trio.move_on_after(HEAD_START_S):
-                await stocked.wait()
+                await following.is_ahead.wait()
+
+    # -- what it tells -----------------------------------------------------------------------------------
 
     @property
-    def windows(self) -> dict[Hashable, PlanWindow]:
-        return self._windows
+    def windows(self) -> list[PlanWindow]:
+        return [plan.window for plan in self._plans.values()]
 
     @property
-    def dataset_bytes(self) -> int:
-        """What all files would take in the page cache."""
-        return self._dataset_bytes
+    def is_busy(self) -> bool:
+        """Whether anything is being fetched, pushed or dropped."""
+        return self._fetching.borrowed_tokens + self._pushing.borrowed_tokens > 0
 
-    @property
-    def kept_bytes(self) -> int:
-        return self._kept_bytes
-
-    @property
-    def window_bytes(self) -> int:
-        return self._window_bytes
-
-    @property
-    def wire_bytes(self) -> int:
-        return sum(map(len, self._wires.values()))
-
-    # -- kept for good -----------------------------------------------------------------------------------
-
-    def _admit(self, chunk: int) -> bool:
-        """Take a chunk among the kept ones, if there is room."""
-        if chunk in self._kept:
-            return True
-        if self._kept_bytes >= self._allotment.kept:
-            return False
-        charge = self.table.of_chunk(chunk).page_bytes()
-        if self._kept_bytes + charge > self._allotment.kept:
-            return False
-        self._kept_bytes += charge
-        self._kept[chunk] = -math.inf
-        return True
+    # -- for good ----------------------------------------------------------------------------------------
 
     async def warm(self) -> None:
         """Fetch what can be kept, chunk after chunk, whenever nobody waits for anything else (policy oneshot)."""
         for chunk in range(self._snapshot.chunk_count):
-            while self._fetching.borrowed_tokens:
+            while self.is_busy:
                 await self._moved.wait()
             if self._is_over:
                 return
-            if chunk not in self._kept and self._admit(chunk):
-                pieces = self.table.of_chunk(chunk)
+            if not self.holdings.is_kept(chunk) and self.holdings.keep(chunk):
                 async with self._fetching:
-                    await self._bring(chunk, pieces)
+                    await self._bring(chunk, self.table.of_chunk(chunk))
 
     # -- ahead of plans ----------------------------------------------------------------------------------
 
-    async def _follow(self, key: Hashable, window: PlanWindow) -> None:
+    async def _follow(self, plan: _Following) -> None:
         """Fetch span after span ahead of the readers of one plan, until all of them are through."""
-        while self._windows.get(key) is window and not self._is_over:
+        window = plan.window
+        while self._is_followed(plan):
             moved = self._moved
-            await self._drop_passed(window)
+            await self._drop(window.passed())
             if window.is_finished:
-                # What was read last may lag behind the last tripwire.
+                # What was read last may lag behind the last tripwire; and a reader may begin anew.
                 with trio.move_on_after(FINISHED_S):
-                    while self._windows.get(key) is window and window.is_finished:
+                    while self._is_followed(plan) and window.is_finished:
                         await self._moved.wait()
                 if window.is_finished:
                     break
                 continue
-            span = window.next_span(self._span_bytes())
+            span = None if self._has_its_part(window) else window.next_span(self._span_bytes())
             if span is None:
-                self._stocked[key].set()
+                plan.is_ahead.set()
                 await moved.wait()
             else:
-                await self._bring_span(window, span, self._stocked[key])
-        if self._windows.get(key) is window:
-            del self._windows[key]
-            self._stocked.pop(key).set()
+                await self._bring_span(plan, span)
+        self._forget(plan)
         await self._drop(window.given_up())
+
+    def _is_followed(self, plan: _Following) -> bool:
+        return not self._is_over and plan in self._plans.values()
+
+    def _forget(self, plan: _Following) -> None:
+        self._plans = {key: other for key, other in self._plans.items() if other is not plan}
+        plan.is_ahead.set()
+        self._wake()
+
+    def _retire(self) -> None:
+        """Give up the windows of plans whose readers have gone away."""
+        for plan in list(self._plans.values()):
+            if plan.window.quiet_since_s < self._clock() - PLAN_QUIET_S:
+                self._forget(plan)
 
     def _span_bytes(self) -> int:
         """Half of the window, which the plans share; if all can be kept there is no window, and nothing to save."""
         room = self._allotment.window or self._allotment.kept
-        return max(room // 2 // max(len(self._windows), 1), 1)
+        return max(room // 2 // max(len(self._plans), 1), 1)
 
-    async def _bring_span(self, window: PlanWindow, span: Span, stocked: trio.Event) -> None:
-        """Start to fetch all of a span that is not in stock, as memory becomes free; `stocked` is set at the end."""
+    def _has_its_part(self, window: PlanWindow) -> bool:
+        """Whether a plan holds as much of the window as it may beside others."""
+        plans = len(self._plans)
+        return plans > 1 and window.held_bytes() * plans >= self._allotment.window > 0
+
+    async def _bring_span(self, plan: _Following, span: Span) -> None:
+        """Start to fetch all of a span that is not in stock, as memory becomes free."""
+        window, is_ahead = plan.window, plan.is_ahead
         pieces = self.table.of_files(span.nodes)
-        has = self._in_stock[pieces.numbers]
         self.figures.planned_bytes += pieces.page_bytes()
-        self.figures.planned_hit_bytes += pieces[has].page_bytes()
-        parcels = list(pieces[~has].by_chunk())
-        self._expected.update(chunk for chunk, wanted in parcels if self._is_worth_whole(chunk, wanted))
-        missing = {chunk for chunk, _ in parcels}
-        if not missing:
-            stocked.set()
+        self.figures.planned_hit_bytes += self.holdings.hit_bytes(pieces)
+        wanted = self.holdings.hold(pieces)
+        self.tripwires.add(np.intersect1d(span.extra_tripwires, wanted.nodes))
+        parcels = dict(wanted.by_chunk())
+        self._expected.update(chunk for chunk, of_chunk in parcels.items() if self._is_most(chunk, of_chunk))
+        underway = set(parcels)
 
-        async def bring(chunk: int, pieces: Pieces, token: object) -> None:
+        def done(chunk: int) -> None:
+            self._expected.discard(chunk)
+            underway.discard(chunk)
+            if not underway:
+                is_ahead.set()
+
+        async def bring(chunk: int, of_chunk: Pieces, token: object) -> None:
             try:
-                await self._bring(chunk, pieces)
+                await self._bring(chunk, of_chunk)
             finally:
-                self._expected.discard(chunk)
                 self._fetching.release_on_behalf_of(token)
+                done(chunk)
                 self._wake()
-                missing.discard(chunk)
-                if not missing:
-                    stocked.set()
 
-        for chunk, wanted in parcels:
-            if self._admit(chunk):
-                charged = None
-                wanted = self.table.of_chunk(chunk)
+        if not parcels:
+            is_ahead.set()
+        for chunk, of_chunk in parcels.items():
+            if self.holdings.keep(chunk):
+                of_chunk = self.table.of_chunk(chunk)
             else:
-                charged = wanted.page_bytes()
-                await self._room(window, charged)
-                self._window_bytes += charged
-                self._in_window[wanted.numbers] = True
-            await self._fetching.acquire_on_behalf_of(token := object())
-            self._nursery.start_soon(bring, chunk, wanted, token)
+                await self._room(window, of_chunk.page_bytes())
+                if not window.holds(span):  # it was taken back meanwhile
+                    done(chunk)
+                    continue
+                self.holdings.charge(of_chunk)
+            token = object()
+            await self._fetching.acquire_on_behalf_of(token)
+            self._nursery.start_soon(bring, chunk, of_chunk, token)
 
-    async def _room(self, window: PlanWindow, length_bytes: int) -> None:
-        """Wait until the window may take so much more; an empty one takes anything."""
-        while self._window_bytes and self._window_bytes + length_bytes > self._allotment.window:
+    async def _room(self, needy: PlanWindow, page_bytes: int) -> None:
+        """Wait until the window may take so much more, for one of the plans."""
+        while not self.holdings.has_room(page_bytes) and not self._is_over:
             moved = self._moved
-            if not await self._drop_passed(window):
+            if not await self._drop(needy.passed()) and not await self._take_back(needy):
                 await moved.wait()
+
+    async def _take_back(self, needy: PlanWindow) -> bool:
+        """Take what is furthest ahead from a plan that holds more than its part; False if there is none."""
+        for window in self.windows:
+            if window is not needy and self._has_its_part(window) and len(nodes := window.retreat()):
+                return await self._drop([nodes])
+        return False
+
+    # -- one parcel --------------------------------------------------------------------------------------
 
     async def _bring(self, chunk: int, pieces: Pieces) -> None:
         """Fetch pieces of a chunk, and push them. What fails is left to those who read it."""
@@ -304,90 +316,66 @@ class Stock:
             self.figures.failed_parcels += 1
             _log.warning("files fetched ahead of their readers: %s", error)
             return
-        if chunk in self._kept:
-            self._kept[chunk] = self._clock()
+        if self.holdings.is_kept(chunk):
+            self._pushed_s[chunk] = self._clock()
         await self._put(pieces, payload, starts)
 
     async def _fetch(self, chunk: int, pieces: Pieces) -> tuple[memoryview, npt.NDArray[np.int64]]:
         """The bytes of pieces, and where each begins in them."""
-        if self._is_worth_whole(chunk, pieces):
+        if self._is_most(chunk, pieces):
             return await self._residency.fetch(chunk), pieces.offsets
         extents = pieces.extents()
         joined = await trio.to_thread.run_sync(
             lambda: b"".join(self._source.fetch_extents(chunk, extents)), abandon_on_cancel=True
         )
-        ends = np.cumsum(pieces.lengths)
-        return memoryview(joined), ends - pieces.lengths
+        return memoryview(joined), np.cumsum(pieces.lengths) - pieces.lengths
 
-    def _is_worth_whole(self, chunk: int, pieces: Pieces) -> bool:
+    def _is_most(self, chunk: int, pieces: Pieces) -> bool:
+        """Whether pieces are so much of a chunk that it is fetched whole."""
         return bool(pieces.lengths.sum() >= WHOLE_SHARE * self._snapshot.chunk_payload_length(chunk))
 
-    # -- the page cache ----------------------------------------------------------------------------------
-
     async def _put(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
-        """Put what is not in stock yet into the page cache, but for the tripwires, whose bytes stay here.
+        """Put what is wanted and not in stock yet into the page cache, but for the tripwires, whose bytes stay here.
 
         It is done in a thread of its own: the kernel may make it wait for a reader.
         """
-        is_new = ~self._in_stock[pieces.numbers]
+        is_new = self.holdings.put(pieces)
         pieces, starts = pieces[is_new], starts[is_new]
-        self._in_stock[pieces.numbers] = True
-        is_wire = self._tripwires.among(pieces.nodes)
-        spans = zip(starts[is_wire].tolist(), pieces.lengths[is_wire].tolist(), strict=True)
-        for node, (start, length) in zip(pieces.nodes[is_wire].tolist(), spans, strict=True):
-            self._wires[node] = memoryview(bytes(payload[start : start + length]))
-        pushed, starts = pieces[~is_wire], starts[~is_wire]
+        is_wire = self.tripwires.among(pieces.nodes)
+        self.tripwires.hold(pieces[is_wire], payload, starts[is_wire])
+        pieces, starts = pieces[~is_wire], starts[~is_wire]
         try:
             taken = await trio.to_thread.run_sync(
-                self._pages.store, pushed, payload, starts, limiter=self._pushing
+                self._pages.store, pieces, payload, starts, limiter=self._pushing
             )
         except MountError:
             self._is_over = True
             return
-        self.figures.pushed_files += len(pushed)
+        self.figures.pushed_files += len(pieces)
         self.figures.pushed_bytes += taken
 
-    async def _drop_passed(self, window: PlanWindow) -> bool:
-        """Drop what the readers of a window have done with; False if that is nothing."""
-        passed = window.passed()
-        await self._drop(passed)
-        return bool(passed)
+    async def _drop(self, passed: Iterable[Nodes]) -> bool:
+        """Drop files that a plan has done with, unless others need them; False if it did not have any.
 
-    async def _drop(self, passed: list[npt.NDArray[np.int64]]) -> None:
-        """Drop files, unless they are kept; and tripwires that are in the page cache now, so that they work again."""
-        pieces = self.table.of_files(np.concatenate([np.empty(0, np.int64), *passed]))
-        pieces = pieces[self._in_window[pieces.numbers]]
-        sprung, self._sprung = self._sprung, set()
-        nodes = np.union1d(pieces.nodes, np.fromiter(sprung, np.int64, len(sprung)))
-        if not len(nodes) or self._is_over:
-            return
-        for node in pieces.nodes[self._tripwires.among(pieces.nodes)].tolist():
-            self._wires.pop(node, None)
-        try:
-            await trio.to_thread.run_sync(self._pages.drop, nodes, limiter=self._pushing)
-        except MountError:
-            self._is_over = True
-            return
-        self._in_window[pieces.numbers] = False
-        self._in_stock[pieces.numbers] = False
-        self._window_bytes -= pieces.page_bytes()
-        self.figures.dropped_files += len(pieces)
-        self._wake()
-
-    # -- moving on ---------------------------------------------------------------------------------------
+        Tripwires that are in the page cache by now are dropped as well, so that they work again.
+        """
+        nodes = np.concatenate([np.empty(0, np.int64), *passed])
+        pieces = self.holdings.release(self.table.of_files(nodes))
+        self.tripwires.let_go(pieces.nodes)
+        dropped = np.union1d(pieces.nodes, self.tripwires.sprung())
+        if len(dropped) and not self._is_over:
+            try:
+                await trio.to_thread.run_sync(self._pages.drop, dropped, limiter=self._pushing)
+            except MountError:
+                self._is_over = True
+            self.figures.dropped_files += len(pieces)
+        if len(nodes):
+            self._wake()
+        return bool(len(nodes))
 
     def _wake(self) -> None:
         self._moved.set()
         self._moved = trio.Event()
-
-    def _retire(self) -> None:
-        """Give up the windows of plans whose readers have gone away."""
-        quiet_s = self._clock() - PLAN_QUIET_S
-        for key, window in list(self._windows.items()):
-            if window.quiet_since_s < quiet_s:
-                del self._windows[key]
-                self._stocked.pop(key).set()
-                self._wake()
 
 
 def _key(share: Share) -> Hashable:

@@ -3,9 +3,6 @@
 The readers of a plan (the ranks of one node) read the same order, each its own share. What they will read is cut into
 *spans*, stretches of positions that never reach over the end of a group; while one is read, the next is fetched (double
 buffering, as the paper on asynchronous I/O has it, section III).
-
-Reads from the page cache are invisible. So one file in so many is a *tripwire*: it never stays in the page cache, and the
-read for it tells how far its reader has come. Which files these are depends on the snapshot alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,21 +11,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.shuffle.order import mix
 from dieselfs.shuffle.plan import Plan, Share
+from dieselfs_client.tripwires import Tripwires
 
 Numbers = npt.NDArray[np.int64]
 
-TRIPWIRE_EVERY_MAX = 512
-TRIPWIRE_EVERY_MIN = 64
-"""One file in so many is read through the daemon, which costs as much as reading some ten files from the page cache."""
-TRIPWIRE_CHUNKS = 4
-"""Within these bounds, there is one for so many chunks."""
 LAG_MAX = 4096
 """Readers in several processes do not read in exact order: what is so many positions behind the furthest, but no more
 than a quarter of a span, may still be wanted.
 """
+READER_QUIET_S = 60.0
+"""Nobody waits for a reader who was last heard of so long before another: somebody who only looked at the list."""
 AHEAD_S = 30.0
 """What would be read later than this from now is not fetched yet, beyond two spans: some kernels take back pages that
 nobody touched for about a minute."""
@@ -44,6 +37,8 @@ class Span:
     """Ascending: those that the node's readers read."""
     nodes: Numbers
     """The files at `positions`."""
+    extra_tripwires: Numbers
+    """Files that are tripwires this time, for readers who would have none."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,22 +66,6 @@ class _Wire:
     position: int
 
 
-class Tripwires:
-    """Which files of a snapshot are tripwires: about one in `every`, of those that are not empty and lie in one chunk."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._counts = snapshot.column("counts")
-        self._sizes = snapshot.column("sizes")
-        files_per_chunk = snapshot.header.files // max(snapshot.chunk_count, 1)
-        self.every = min(max(TRIPWIRE_CHUNKS * files_per_chunk, TRIPWIRE_EVERY_MIN), TRIPWIRE_EVERY_MAX)
-
-    def among(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of some files are tripwires."""
-        is_chosen = mix(nodes.astype(np.uint64)) % np.uint64(self.every) == 0
-        chosen: npt.NDArray[np.bool_] = is_chosen & (self._counts[nodes] == 1) & (self._sizes[nodes] > 0)
-        return chosen
-
-
 @dataclass(eq=False, slots=True)
 class PlanWindow:
     """One plan and its readers on this node. `charge` tells what each of some files takes; `clock` is in seconds."""
@@ -104,10 +83,13 @@ class PlanWindow:
     _spans: list[Span] = field(default_factory=list)
 
     def join(self, share: Share) -> None:
-        """Another reader. What it wants of spans that were handed out already is handed out once more."""
+        """Another reader, or one of before that begins anew. What it wants of spans that were handed out already is
+        handed out once more.
+        """
         start = share.start
         if not self._readers:
             self.ahead = self.behind = start
+        self._readers = [reader for reader in self._readers if _who(reader.share) != _who(share)]
         while self._spans and self._spans[-1].end > start:
             self.ahead = self._spans.pop().first
         self.ahead = min(self.ahead, start)
@@ -118,13 +100,18 @@ class PlanWindow:
     def is_finished(self) -> bool:
         """No reader will be heard of again: each has come to its last tripwire."""
         return self.ahead >= len(self.plan) and all(
-            reader.position > reader.last_wire for reader in self._readers
+            reader.position > reader.last_wire for reader in self._alive()
         )
 
     @property
     def position(self) -> int:
         """Where the slowest reader is, as far as is known."""
-        return min(reader.position for reader in self._readers)
+        return min(reader.position for reader in self._alive())
+
+    def _alive(self) -> list[_Reader]:
+        """The readers, but for those who fell silent while others read on."""
+        since_s = self.quiet_since_s - READER_QUIET_S
+        return [reader for reader in self._readers if reader.seen_s >= since_s]
 
     @property
     def quiet_since_s(self) -> float:
@@ -155,27 +142,36 @@ class PlanWindow:
                     if count < len(positions):
                         end = int(positions[count])
                         positions, nodes = positions[:count], nodes[:count]
-                self._watch(positions, nodes, by_reader)
-                self._spans.append(Span(first, end, positions, nodes))
+                extra = self._watch(positions, nodes, by_reader)
+                self._spans.append(Span(first, end, positions, nodes, extra))
                 self.ahead = end
                 return self._spans[-1]
             self.ahead = end
         return None
 
     def _is_far_enough(self) -> bool:
-        held = [span for span in self._spans if span.end > self.position]
+        # Of spans with extra tripwires only, nothing may ever be heard: their files may be in the page cache.
+        held = [span for span in self._spans if span.end > self.position and not len(span.extra_tripwires)]
         if len(held) < 2:
             return False
         rate = self.rate()
         return rate is None or (self.ahead - self.position) > rate * AHEAD_S
 
-    def _watch(self, positions: Numbers, nodes: Numbers, by_reader: list[tuple[_Reader, Numbers]]) -> None:
-        """Remember whose progress the tripwires at some positions tell of."""
-        places = np.flatnonzero(self.tripwires.among(nodes))
+    def _watch(self, positions: Numbers, nodes: Numbers, by_reader: list[tuple[_Reader, Numbers]]) -> Numbers:
+        """Remember whose progress the tripwires at some positions tell of; returns those that had to be added."""
+        is_wire = self.tripwires.usual(nodes)
+        can_be = self.tripwires.could_be(nodes)
+        extra = []
         for reader, of_reader in by_reader:
-            for place in places[np.isin(positions[places], of_reader)].tolist():
+            is_own = np.isin(positions, of_reader)
+            places = np.flatnonzero(is_own & is_wire).tolist()
+            if not places:
+                places = np.flatnonzero(is_own & can_be)[-1:].tolist()
+                extra += places
+            for place in places:
                 self._wires[int(nodes[place])] = _Wire(reader, int(positions[place]))
                 reader.last_wire = max(reader.last_wire, int(positions[place]))
+        return nodes[extra]
 
     def rate(self) -> float | None:
         """Positions per second that the fastest reader moves on, None as long as nobody knows."""
@@ -188,19 +184,23 @@ class PlanWindow:
 
     # -- behind the readers --------------------------------------------------------------------------------
 
-    def noticed(self, node: int) -> bool:
-        """A file was read through the daemon. True if it is a tripwire that tells of progress."""
+    def advance(self, node: int) -> int | None:
+        """How far its reader would have moved on, in positions, if it has just read this file; None if it cannot have,
+        or if it is no tripwire.
+        """
         wire = self._wires.get(node)
-        if wire is None:
-            return False
+        if wire is None or wire.position < wire.reader.position:
+            return None
+        return wire.position + 1 - wire.reader.position
+
+    def noticed(self, node: int) -> None:
+        """The reader that a tripwire belongs to has read it."""
+        wire = self._wires[node]
         reader = wire.reader
         reader.seen_s = self.clock()
         if reader.started_s is None:
             reader.started_s, reader.started_at = reader.seen_s, wire.position
-        if wire.position < reader.position:
-            return False
-        reader.position = wire.position + 1
-        return True
+        reader.position = max(reader.position, wire.position + 1)
 
     def passed(self) -> list[Numbers]:
         """Files that all readers have done with, and that were not returned before."""
@@ -216,13 +216,39 @@ class PlanWindow:
             if edge < span.end:
                 break
             self._spans.pop(0)
-            for node in span.nodes[self.tripwires.among(span.nodes)].tolist():
+            is_wire = self.tripwires.usual(span.nodes)
+            for node in [*span.nodes[is_wire].tolist(), *span.extra_tripwires.tolist()]:
                 self._wires.pop(node, None)
         return done
 
+    def holds(self, span: Span) -> bool:
+        """Whether a span that was handed out is still wanted."""
+        return span in self._spans
+
+    def held_bytes(self) -> int:
+        """What the files take that were handed out and are still wanted."""
+        return sum(int(self.charge(nodes).sum()) for nodes in self._held())
+
+    def retreat(self) -> Numbers:
+        """Give back the last span, unless it may be read already: others need the memory more. It comes again later."""
+        if len(self._spans) < 2 or self._spans[-1].first <= self.position:
+            return np.empty(0, np.int64)
+        span = self._spans.pop()
+        self.ahead = span.first
+        return span.nodes
+
+    def _held(self) -> list[Numbers]:
+        return [span.nodes[np.searchsorted(span.positions, self.behind) :] for span in self._spans]
+
     def given_up(self) -> list[Numbers]:
         """All that is still held; the window is not to be used afterwards."""
-        nodes = [span.nodes[np.searchsorted(span.positions, self.behind) :] for span in self._spans]
+        nodes = self._held()
         self._spans.clear()
         self._wires.clear()
         return nodes
+
+
+def _who(share: Share) -> tuple[int, ...]:
+    """What tells the readers of a plan apart."""
+    worker = share.steps.start - share.start // share.batch
+    return share.rank, share.world, share.batch, worker, share.steps.step

@@ -1,0 +1,210 @@
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs_client.pieces import PieceTable
+from dieselfs_client.tripwires import Tripwires
+from dieselfs_client.window import AHEAD_S, READER_QUIET_S, PlanWindow, Span
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
+
+FILES = 8000
+FILES_PER_CHUNK = 20
+GROUP_CHUNKS = 50
+GROUP_FILES = FILES_PER_CHUNK * GROUP_CHUNKS
+FILE_BYTES = 100
+ALL = 1 << 40
+"""Room for any span."""
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [TreeEntry(b"%04d" % n, 0o100644, 0, bytes(FILE_BYTES)) for n in range(FILES)]
+    return pack_entries(entries, chunk_bytes=FILES_PER_CHUNK * FILE_BYTES)
+
+
+@pytest.fixture
+def plan(packed: PackedDataset) -> Plan:
+    return Plan(packed.snapshot, seed=3, group_chunks=GROUP_CHUNKS)
+
+
+def window_of(plan: Plan, clock: Clock | None = None) -> PlanWindow:
+    table = PieceTable(plan.snapshot)
+    return PlanWindow(plan, Tripwires(plan.snapshot), table.page_bytes_each, clock or Clock())
+
+
+def read(window: PlanWindow, share: Share, upto: int) -> None:
+    """Read files of a share up to a position, as a mount notices it."""
+    for node in share.nodes(0, share.count_before(upto)).tolist():
+        if window.advance(node) is not None:
+            window.noticed(node)
+
+
+def spans(window: PlanWindow, bytes_max: int = ALL) -> list[Span]:
+    found = []
+    while (span := window.next_span(bytes_max)) is not None:
+        found.append(span)
+    return found
+
+
+def test_two_spans_are_handed_out_and_the_next_when_the_first_is_read(plan: Plan) -> None:
+    window, share = window_of(plan), plan.share()
+    window.join(share)
+    first, second = spans(window)
+    assert (first.first, first.end, second.end) == (0, GROUP_FILES, 2 * GROUP_FILES)
+    assert first.nodes.tolist() == plan.nodes(0, GROUP_FILES).tolist()
+    read(window, share, GROUP_FILES // 2)
+    assert spans(window) == []
+    read(window, share, GROUP_FILES + GROUP_FILES // 2)
+    (third,) = spans(window)
+    assert (third.first, third.end) == (2 * GROUP_FILES, 3 * GROUP_FILES)
+
+
+def test_a_fast_reader_is_fetched_for_further_ahead(plan: Plan) -> None:
+    clock = Clock()
+    window, share = window_of(plan, clock), plan.share()
+    window.join(share)
+    spans(window)
+    read(window, share, GROUP_FILES // 4)
+    clock.now_s = 1.0
+    read(window, share, GROUP_FILES)
+    rate = window.rate()
+    assert rate is not None and rate > GROUP_FILES / 4
+    spans(window)
+    assert window.ahead >= min(len(plan), window.position + rate * AHEAD_S)
+
+
+def test_what_was_read_comes_back_once_and_lags_a_little(plan: Plan) -> None:
+    window, share = window_of(plan), plan.share()
+    window.join(share)
+    spans(window)
+    assert window.passed() == []
+    read(window, share, GROUP_FILES)
+    passed = np.concatenate(window.passed())
+    assert GROUP_FILES // 4 <= len(passed) < GROUP_FILES
+    assert passed.tolist() == plan.nodes(0, len(passed)).tolist()
+    assert window.passed() == []
+
+
+def test_a_span_larger_than_the_memory_is_cut_into_equal_parts(plan: Plan) -> None:
+    window = window_of(plan)
+    window.join(plan.share())
+    page_bytes = 4096 * GROUP_FILES
+    span = window.next_span(page_bytes // 3)
+    assert span is not None and len(span.nodes) * 4096 <= page_bytes // 3
+    assert len(span.nodes) > GROUP_FILES // 3 - GROUP_FILES // 8
+    alone = window_of(plan)
+    alone.join(plan.share())
+    tiny = alone.next_span(1)
+    assert tiny is not None and len(tiny.nodes) == 1, "a file at least, whatever the memory"
+
+
+def test_ranks_of_one_node_share_a_window(plan: Plan) -> None:
+    window = window_of(plan)
+    shares = [plan.share(rank, 3, 60) for rank in (0, 2)]
+    for share in shares:
+        window.join(share)
+    (span, _) = spans(window)
+    wanted = sorted(
+        node for share in shares for node in share.nodes(0, share.count_before(GROUP_FILES)).tolist()
+    )
+    assert sorted(span.nodes.tolist()) == wanted
+    read(window, shares[0], 2 * GROUP_FILES)
+    assert window.passed() == [], "the other rank is still at the start"
+    read(window, shares[1], GROUP_FILES)
+    assert window.passed()
+
+
+def test_a_reader_who_joins_late_gets_what_it_missed(plan: Plan) -> None:
+    window = window_of(plan)
+    early, late = plan.share(0, 2, 64), plan.share(1, 2, 64)
+    window.join(early)
+    spans(window)
+    read(window, early, GROUP_FILES)
+    window.join(late)
+    handed = np.concatenate([span.nodes for span in spans(window)])
+    missed = late.nodes(0, late.count_before(2 * GROUP_FILES))
+    assert set(missed.tolist()) <= set(handed.tolist())
+
+
+def test_a_reader_who_begins_anew_takes_the_place_of_the_one_before(plan: Plan) -> None:
+    window = window_of(plan)
+    window.join(plan.share())
+    spans(window)
+    read(window, plan.share(), 2 * GROUP_FILES)
+    window.join(plan.share())
+    assert window.position == 0
+    assert spans(window)[0].first == 0
+    read(window, plan.share(), GROUP_FILES)
+    assert len(list(window.positions())) == 1 and window.passed()
+
+
+def test_nobody_waits_for_somebody_who_only_looked_at_the_list(plan: Plan) -> None:
+    clock = Clock()
+    window = window_of(plan, clock)
+    looker, reader = plan.share(0, 2, 64), plan.share(1, 2, 64)
+    window.join(looker)
+    window.join(reader)
+    spans(window)
+    read(window, reader, GROUP_FILES)
+    assert window.passed() == []
+    clock.now_s = READER_QUIET_S + 1
+    read(window, reader, 2 * GROUP_FILES)
+    assert window.passed()
+
+
+def test_a_share_without_a_tripwire_gets_one(plan: Plan) -> None:
+    """Rank 999 of 1000 reads one file in a thousand: a span may hold none of the usual tripwires."""
+    window, share = window_of(plan), plan.share(999, 1000, 1000)
+    window.join(share)
+    found = spans(window)
+    assert window.ahead == len(plan), "nothing may be heard of such a span, so there is no waiting for it"
+    assert [span.extra_tripwires.tolist() for span in found] == [[int(span.nodes[-1])] for span in found]
+    read(window, share, len(plan))
+    assert window.is_finished
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    world=st.integers(1, 5),
+    start=st.integers(0, FILES),
+    room=st.sampled_from([4096 * 50, 4096 * 300, ALL]),
+    steps=st.lists(st.integers(1, 700), max_size=30),
+)
+def test_everything_is_handed_out_once_and_comes_back_once(
+    packed: PackedDataset, world: int, start: int, room: int, steps: list[int]
+) -> None:
+    plan = Plan(packed.snapshot, seed=world, group_chunks=GROUP_CHUNKS)
+    window, share = window_of(plan), plan.share(world - 1, world, 32, start)
+    window.join(share)
+    handed: list[int] = []
+    back: list[int] = []
+    position = start
+    for step in [*steps, FILES]:
+        while (span := window.next_span(room)) is not None:
+            handed += span.nodes.tolist()
+        position = min(position + step, window.ahead)
+        read(window, share, position)
+        for nodes in window.passed():
+            back += nodes.tolist()
+    while not window.is_finished:
+        while (span := window.next_span(room)) is not None:
+            handed += span.nodes.tolist()
+        read(window, share, window.ahead)
+        for nodes in window.passed():
+            back += nodes.tolist()
+    for nodes in window.given_up():
+        back += nodes.tolist()
+    assert handed == share.nodes().tolist()
+    assert sorted(back) == sorted(handed)
