@@ -121,6 +121,10 @@ NOTES_AT_ONCE_MAX = 8_192
 NOTE_TRIES_MAX = 256
 """A change of notes that others were ahead of is worked out anew this often. Each time, one of them was done."""
 
+# Library ----------------------------------------------------------------------------------------------
+LIBRARY_MEMORY_BYTES = 512 * MIB
+"""Chunks that a process keeps of each dataset that it reads, unless the user says otherwise."""
+
 # Mount ------------------------------------------------------------------------------------------------
 READ_TIMEOUT_S = 30.0
 """A read through the mount is answered within this time, with its bytes or with EIO."""

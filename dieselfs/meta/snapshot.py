@@ -103,6 +103,9 @@ class Snapshot:
         self._mtimes_ns = columns["mtimes_ns"]
         self._firsts = columns["firsts"]
         self._counts = columns["counts"]
+        self._extent_chunks = columns["extent_chunks"]
+        self._extent_offsets = columns["extent_offsets"]
+        self._extent_lengths = columns["extent_lengths"]
         self._hash_slots = columns["hash_slots"]
         self._hash_shift = 64 - self.header.hash_bits
         self._hash_seed = hash_seed(self.header.dataset_id)
@@ -323,6 +326,14 @@ class Snapshot:
             )
             for extent in chosen
         ]
+
+    def sole_extent(self, node: int) -> tuple[int, int, int] | None:
+        """Where a file lies that is one piece: `(chunk, offset, end)` in a payload; None for all else."""
+        if self._counts[node] != 1 or not stat.S_ISREG(self._modes[node]):
+            return None
+        extent = self._firsts[node]
+        offset = self._extent_offsets[extent]
+        return self._extent_chunks[extent], offset, offset + self._extent_lengths[extent]
 
     # -- chunks ------------------------------------------------------------------------------------------
 

@@ -147,6 +147,7 @@ class ServerClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
         is_repeatable: bool = True,
         is_urgent: bool = False,
+        destination: memoryview | None = None,
     ) -> tuple[Any, bytearray | None]:
         """`is_urgent`: a server that is silent is given up earlier, as long as there is another one."""
         tries = self._tries()
@@ -155,7 +156,7 @@ class ServerClient:
             try:
                 is_impatient = is_urgent and tries.has_other(connection.address)
                 wait_s = SERVER_SILENCE_S if is_impatient else timeout_s
-                return connection.call(method, arguments, bulk, wait_s)
+                return connection.call(method, arguments, bulk, wait_s, destination)
             except Unavailable as error:
                 if connection.is_open or not is_repeatable:
                     raise
@@ -293,9 +294,13 @@ class ServerClient:
             raise ProtocolError("the server sent no snapshot")
         return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)
 
-    def payload(self, dataset: str, chunk_id: bytes) -> bytearray:
-        """The payload of a chunk, as it came. Raises NotFound, Damaged."""
-        return self._bytes("get_payload", {"dataset": dataset, "chunk_id": chunk_id})
+    def payload(self, dataset: str, chunk_id: bytes, destination: memoryview) -> None:
+        """Receive the payload of a chunk, as it comes, into memory of its length.
+
+        Raises NotFound, Damaged (also if it is of another length); then part of it may have been received.
+        """
+        arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
+        self._call("get_payload", arguments, is_urgent=True, destination=destination)
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
         """Parts of a payload, joined, as they came.

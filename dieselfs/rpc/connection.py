@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
+from dieselfs.errors import AccessDenied, Damaged, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
     FRAME_BYTES_MAX,
@@ -122,20 +122,27 @@ class Connection:
         arguments: dict[str, object],
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
+        destination: memoryview | None = None,
     ) -> tuple[Any, bytearray | None]:
         """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if
-        it announces any.
+        it announces any. With a `destination` they go there instead, and must have its length.
 
         `timeout_s` bounds each wait for bytes to move. Raises what the server refuses with (the connection
-        lives on), or ProtocolError or Unavailable (it is closed).
+        lives on), or ProtocolError, Unavailable, or Damaged for bytes of another length (it is closed).
         """
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX, timeout_s)
         length = getattr(reply, "bulk_length", None)
+        if destination is not None and length != len(destination):
+            self.close()
+            raise Damaged(f"the server at {self.address} has {length} bytes where {len(destination)} belong")
         if not length:
             return reply, None
         try:
-            received = bytearray(length)
-            self._receive_into(memoryview(received))
+            received = None
+            if destination is None:
+                received = bytearray(length)
+                destination = memoryview(received)
+            self._receive_into(destination)
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError | ValueError | OverflowError):

@@ -49,6 +49,32 @@ def test_a_file_larger_than_a_chunk(data: Dataset) -> None:
     assert data.record().chunks >= 3
 
 
+def test_views_are_the_same_bytes_without_a_copy(data: Dataset) -> None:
+    large = os.urandom(5_000_000)
+    contents = {"large.bin": large, "small": b"beside it", "empty": b""}
+    for path, content in contents.items():
+        data.put(path, content)
+    data.writer.put_link(b"link", b"small")
+    data.flush()
+    for _ in range(3):
+        views = data.views([*contents, "link"])
+        assert views == [*contents.values(), b"beside it"]
+        assert all(view.readonly for view in views)
+    figures = data.statistics()
+    assert figures.hit_files + figures.missed_files == 12
+
+
+def test_memory_is_what_was_asked_for_in_other_processes_too(data: Dataset, server: RunningServer) -> None:
+    data.put("file", b"1")
+    data.flush()
+    with Dataset(server.settings(), data.name, memory_bytes=123_456_789) as reader:
+        assert reader.get("file") == b"1"
+        assert reader.statistics().memory_bytes == 123_456_789
+        copy: Dataset = ForkingPickler.loads(ForkingPickler.dumps(reader))
+    assert copy.statistics().memory_bytes == 123_456_789
+    copy.close()
+
+
 def test_the_later_put_counts_and_a_delete_deletes(data: Dataset) -> None:
     for version in range(5):
         data.put("file", b"%d" % version)

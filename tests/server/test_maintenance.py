@@ -265,7 +265,7 @@ def test_a_pin_keeps_what_its_reader_needs(server: RunningServer, data: Dataset)
     assert data.client.purge("data", grace_s=0, is_dry_run=False).chunks_removed > 0
     with pytest.raises(NotFound):
         for chunk in range(reader.snapshot.chunk_count):
-            reader.client.payload("data", reader.snapshot.chunk_id(chunk))
+            reader.chunks.fetch_chunk(chunk)
     reader.close()
 
 

@@ -114,7 +114,7 @@ def test_a_dataset_that_one_may_not_see_looks_like_one_that_is_not_there(
         for call in (
             lambda name=name: eve.dataset(name),
             lambda name=name: eve.snapshot(name),
-            lambda name=name: eve.payload(name, bytes(16)),
+            lambda name=name: eve.payload(name, bytes(16), memoryview(bytearray(1))),
             lambda name=name: eve.drop_dataset(name),
             lambda name=name: eve.reserve_versions(name, 1),
             lambda name=name: eve.create_dataset(name),

@@ -1,0 +1,292 @@
+"""Files of one snapshot, from memory if they are there. This module waits for sockets and takes memory.
+
+Three ways lead to the bytes of a file, each several times as long as the one before. Where a file of a kept chunk lies
+is known once it was read: its path is looked up, and its bytes are sliced out. Else the snapshot says where the file
+lies, in a chunk that may be in memory. Else the chunk is fetched, or just the piece of it.
+"""
+
+import mmap
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Lock
+
+from dieselfs.cache.payloads import LOOKUP_BYTES, Payload, Payloads, Room
+from dieselfs.cache.segment import Memory
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.limits import KIB, LIBRARY_MEMORY_BYTES
+from dieselfs.meta.snapshot import ExtentRef
+from dieselfs.names import printable, user_path
+from dieselfs.reader import ChunkReader
+
+Path = str | bytes | os.PathLike[str]
+
+_WHOLE_SHARE = 4
+"""When a quarter of a payload has been asked for, the whole is fetched, although it will not be kept."""
+
+_REQUEST_BYTES = 256 * KIB
+"""What could be sent in the time that a request takes by itself; counts as asked for."""
+
+Lookup = tuple[Memory, memoryview, int, int]
+"""Where the bytes of a file lie: in which memory, a view of that, from where, up to where. A plain tuple, as that is
+what Python takes apart fastest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatistics:
+    """What a reader has done since it was made. Files are counted without a lock: several threads may lose a few."""
+
+    hit_files: int
+    """Files whose bytes were in memory."""
+    missed_files: int
+    fetched_chunks: int
+    fetched_chunk_bytes: int
+    fetched_piece_bytes: int
+    kept_bytes: int
+    """Chunks that stay in memory."""
+    transit_bytes: int
+    """Chunks that are in memory until others need the room."""
+    memory_bytes: int
+    """What all of that may take, with the lookups."""
+
+
+class FileReader:
+    """Reads files of one snapshot. Blocks; safe to use from several threads, and after a fork.
+
+    A chunk of which much is asked for, at once or in requests that follow soon, is fetched and held whole:
+    readers that follow the chunk-wise order come back to it. As long as there is room to keep it, asking twice is
+    enough. Others get just their pieces; for a chunk that is dropped before they come back, each file would cost
+    a whole one.
+    """
+
+    def __init__(self, chunks: ChunkReader, memory_bytes: int = LIBRARY_MEMORY_BYTES) -> None:
+        self.chunks = chunks
+        self._snapshot = chunks.snapshot
+        self._memory_bytes = memory_bytes
+        dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype="int64"))
+        room = Room.of(memory_bytes, dataset_bytes)
+        self._process_id = os.getpid()
+        self._lock = Lock()  # guards all below, but looking into `_known` and `_payloads.kept`
+        self._payloads = Payloads(room)
+        self._flights: dict[int, Lock] = {}  # for each chunk on its way; held by the thread that fetches it
+        # Bytes asked for lately of chunks that are not held, the chunk asked for last at the end.
+        self._asked_bytes: OrderedDict[int, int] = OrderedDict()
+        self._known: dict[Path, Lookup] = {}
+        self._known_bytes_left = room.lookups
+        self._missed_files = self._fetched_chunks = self._fetched_chunk_bytes = self._fetched_piece_bytes = 0
+        self.get, self._count_hits = self._specialised()
+
+    def _specialised(self) -> tuple[Callable[[Path], bytes], Callable[[int], int]]:
+        """`get`, and what adds to the count of hits: closures, as attributes would cost a third of a hit's time."""
+        known, fetched = self._known, self._get
+        hits = 0
+
+        def get(path: Path) -> bytes:
+            """All bytes of a file. Symbolic links are followed. Raises NotFound, InvalidInput, Damaged, Unavailable."""
+            nonlocal hits
+            try:
+                memory, _, start, end = known[path]
+            except (KeyError, TypeError):  # not known, or no path at all
+                return fetched(path)
+            hits += 1
+            return memory[start:end]
+
+        def count(files: int) -> int:
+            nonlocal hits
+            hits += files
+            return hits
+
+        return get, count
+
+    def statistics(self) -> ReadStatistics:
+        return ReadStatistics(
+            self._count_hits(0),
+            self._missed_files,
+            self._fetched_chunks,
+            self._fetched_chunk_bytes,
+            self._fetched_piece_bytes,
+            self._payloads.kept_bytes,
+            self._payloads.transit_bytes,
+            self._memory_bytes,
+        )
+
+    # -- by path -----------------------------------------------------------------------------------------
+
+    def get_many(self, paths: Iterable[Path]) -> list[bytes]:
+        """All bytes of each file, in this order; each chunk is asked for once. Raises as `get`."""
+        paths = paths if isinstance(paths, list) else list(paths)
+        try:
+            contents = [memory[start:end] for memory, _, start, end in map(self._known.__getitem__, paths)]
+        except (KeyError, TypeError):
+            found = self._found(paths)
+            fetched = iter(self.read_many([node for node, lookup in found if lookup is None]))
+            return [
+                lookup[0][lookup[2] : lookup[3]] if lookup is not None else next(fetched)
+                for _, lookup in found
+            ]
+        self._count_hits(len(paths))
+        return contents
+
+    def views(self, paths: Iterable[Path]) -> list[memoryview]:
+        """As `get_many`, but without a copy for files that are in memory. A view keeps the memory of a whole chunk."""
+        paths = paths if isinstance(paths, list) else list(paths)
+        try:
+            views = [view[start:end] for _, view, start, end in map(self._known.__getitem__, paths)]
+        except (KeyError, TypeError):
+            found = self._found(paths)
+            fetched = iter(self.read_many([node for node, lookup in found if lookup is None]))
+            return [
+                lookup[1][lookup[2] : lookup[3]] if lookup is not None else memoryview(next(fetched))
+                for _, lookup in found
+            ]
+        self._count_hits(len(paths))
+        return views
+
+    def _get(self, path: Path) -> bytes:
+        node = self._node(path)
+        lookup = self._lookup(path, node)
+        if lookup is None:
+            return self.read_many([node])[0]
+        memory, _, start, end = lookup
+        return memory[start:end]
+
+    def _found(self, paths: Sequence[Path]) -> list[tuple[int, Lookup | None]]:
+        nodes = map(self._node, paths)
+        return [(node, self._lookup(path, node)) for path, node in zip(paths, nodes, strict=True)]
+
+    def _node(self, path: Path) -> int:
+        """The file, or whatever it is, that a path as users write it leads to."""
+        snapshot, text = self._snapshot, os.fspath(path)
+        node = snapshot.find(os.fsencode(text))
+        if node >= 0 and stat.S_ISREG(snapshot.mode(node)):
+            return node
+        return snapshot.follow(user_path(text))
+
+    def _lookup(self, path: Path, node: int) -> Lookup | None:
+        """Where the bytes of a file lie, if it is one piece and in memory; counts as a hit."""
+        extent = self._snapshot.sole_extent(node)
+        if extent is None:
+            return None
+        chunk, start, end = extent
+        payload = self._payloads.kept.get(chunk)
+        if payload is not None:
+            lookup = (*payload, start, end)
+            if self._known_bytes_left > 0 and isinstance(path, str | bytes):
+                with self._guard():
+                    self._known_bytes_left -= LOOKUP_BYTES + len(path)
+                    self._known[path] = lookup
+        else:
+            with self._guard():
+                payload = self._payloads.get(chunk)
+            if payload is None:
+                return None
+            lookup = (*payload, start, end)
+        self._count_hits(1)
+        return lookup
+
+    # -- by node -----------------------------------------------------------------------------------------
+
+    def read(self, node: int) -> bytes:
+        """All bytes of a file. Raises InvalidInput if it is none, Damaged, Unavailable."""
+        return self.read_many([node])[0]
+
+    def read_many(self, nodes: Sequence[int]) -> list[bytes]:
+        """All bytes of each file, in the order of `nodes`; each chunk is asked for once. Raises as `read`."""
+        extents = [self._extents(node) for node in nodes]
+        wanted: dict[int, list[ExtentRef]] = {}
+        for of_file in extents:
+            for extent in of_file:
+                wanted.setdefault(extent.chunk, []).append(extent)
+        pieces: dict[ExtentRef, bytes] = {}
+        missed: set[int] = set()
+        for chunk, of_chunk in wanted.items():
+            pieces.update(zip(of_chunk, self._pieces(chunk, of_chunk, missed), strict=True))
+        missed_files = sum(any(extent.chunk in missed for extent in of_file) for of_file in extents)
+        self._missed_files += missed_files
+        self._count_hits(len(nodes) - missed_files)
+        return [
+            pieces[of_file[0]] if len(of_file) == 1 else b"".join([pieces[extent] for extent in of_file])
+            for of_file in extents
+        ]
+
+    def _extents(self, node: int) -> list[ExtentRef]:
+        extents = self._snapshot.extents(node)
+        if not extents and not self._snapshot.stat(node).is_file:
+            path = printable(self._snapshot.path(node))
+            raise InvalidInput(f"dl://{self._snapshot.dataset}/{path}: not a file")
+        return extents
+
+    def _pieces(self, chunk: int, extents: Sequence[ExtentRef], missed: set[int]) -> list[bytes]:
+        """The bytes of extents of one chunk, which is added to `missed` if they were not in memory."""
+        with self._guard():
+            payload = self._payloads.get(chunk)
+            is_whole = payload is None and self._is_worth_whole(chunk, extents)
+        if payload is None:
+            missed.add(chunk)
+            if is_whole:
+                with suppress(Damaged):  # damage elsewhere in the chunk: the pieces may still be whole
+                    payload = self._fetch(chunk)
+        if payload is None:
+            self._fetched_piece_bytes += sum(extent.length for extent in extents)
+            return self.chunks.fetch_extents(chunk, extents)
+        memory = payload.memory
+        return [memory[extent.offset : extent.offset + extent.length] for extent in extents]
+
+    def _is_worth_whole(self, chunk: int, extents: Sequence[ExtentRef]) -> bool:
+        """Whether a chunk that is not in memory is to be fetched whole. Called under the lock."""
+        payload_bytes = self._snapshot.chunk_payload_length(chunk)
+        if not self._payloads.has_room(payload_bytes):
+            return False
+        would_keep = self._payloads.would_keep(payload_bytes)
+        earlier_bytes = self._asked_bytes.pop(chunk, 0)
+        if earlier_bytes and would_keep:
+            return True
+        asked_bytes = earlier_bytes + _REQUEST_BYTES + sum(extent.length for extent in extents)
+        if asked_bytes * _WHOLE_SHARE >= payload_bytes:
+            return True
+        self._asked_bytes[chunk] = asked_bytes
+        # A group that does not fit is read by the piece: its chunks would push each other out.
+        soon_bytes = self._memory_bytes if would_keep else self._payloads.room.transit
+        while len(self._asked_bytes) * payload_bytes > soon_bytes:
+            self._asked_bytes.popitem(last=False)
+        return False
+
+    # -- chunks ------------------------------------------------------------------------------------------
+
+    def _fetch(self, chunk: int) -> Payload:
+        """The payload of a chunk, fetched unless another thread has just brought it. Raises as `ChunkReader`."""
+        with self._guard():
+            flight = self._flights.setdefault(chunk, Lock())
+        with flight:
+            with self._guard():
+                payload = self._payloads.get(chunk)
+            if payload is not None:
+                return payload
+            try:
+                payload = self._received(chunk)
+                with self._guard():
+                    self._payloads.add(chunk, payload)
+                    self._fetched_chunks += 1
+                    self._fetched_chunk_bytes += len(payload.view)
+            finally:
+                with self._guard():
+                    self._flights.pop(chunk, None)
+        return payload
+
+    def _received(self, chunk: int) -> Payload:
+        length_bytes = self._snapshot.chunk_payload_length(chunk)
+        # Large pages: new memory comes in pages, and each of them costs as much as 4 KB of network.
+        memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        with memoryview(memory) as destination:
+            self.chunks.fetch_chunk_into(chunk, destination)
+        return Payload.of(memory)
+
+    def _guard(self) -> Lock:
+        """The lock: a new one in a forked child, where a thread of the parent may have held the old one forever."""
+        if self._process_id != os.getpid():
+            self._process_id, self._lock, self._flights = os.getpid(), Lock(), {}
+        return self._lock
