@@ -1,0 +1,73 @@
+"""Servers and etcd on hosts of their own: a node finds the servers, and goes on when etcd is cut off."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dieselfs.limits import READ_TIMEOUT_S
+from tests.support.dlcmd import COMMAND
+from tests.support.network import Host, Network
+from tests.support.network_cluster import (
+    ETCD_PORT,
+    Cluster,
+    running_cluster,
+    start_etcd,
+    wait_until_registered,
+)
+from tests.support.redis import needs_redis
+
+pytestmark = needs_redis
+
+READER = """
+import sys
+import dieselfs
+data = dieselfs.connect("letters")
+for path in sys.stdin:
+    print(data.get(path.strip()).decode(), flush=True)
+"""
+
+
+@pytest.fixture
+def etcd(net: Network) -> Host:
+    return start_etcd(net)
+
+
+@pytest.fixture
+def cluster(net: Network, etcd: Host) -> Iterator[Cluster]:
+    with running_cluster(net, options=["--etcd", f"{etcd.address}:{ETCD_PORT}"]) as running:
+        wait_until_registered(running)
+        yield running
+
+
+def test_a_node_reads_on_without_etcd_and_without_the_server_that_it_used(
+    net: Network, cluster: Cluster, etcd: Host, node: Host
+) -> None:
+    address = f"etcd://{etcd.address}:{ETCD_PORT}"
+    variables = node.environment(DIESELFS_SERVER=address, DIESELFS_KEY_FILE=str(cluster.key_file))
+    folder = node.folder / "letters"
+    folder.mkdir()
+    for letter in "abc":
+        (folder / letter).write_text(letter * 3)
+    node.run([*COMMAND, "put", "-r", f"{folder}/", "dl://letters/"], env=variables)
+    reader = node.start(
+        [sys.executable, "-c", READER], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert reader.stdin is not None and reader.stdout is not None
+    with reader.stdin, reader.stdout:
+
+        def read(name: bytes) -> bytes:
+            assert reader.stdin is not None and reader.stdout is not None
+            reader.stdin.write(name + b"\n")
+            reader.stdin.flush()
+            return reader.stdout.readline()
+
+        assert read(b"a") == b"aaa\n", node.log()
+        net.cut_off(etcd)
+        cluster.busiest().host.kill()
+        began_s = time.monotonic()
+        assert read(b"b") == b"bbb\n", node.log()
+        assert time.monotonic() - began_s < READ_TIMEOUT_S
+    node.run([*COMMAND, "ls"], env=variables, exit_code=6)  # who starts now cannot know the servers
