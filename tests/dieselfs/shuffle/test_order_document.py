@@ -1,0 +1,102 @@
+"""Every number of docs/order.md and docs/order-vectors.json, against the code and against the second implementation."""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.deal import Deal
+from dieselfs.shuffle.order import Layout, Order
+from dieselfs.shuffle.plan import Plan
+from tests.support import reference_order
+from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "order.md").read_text(encoding="utf-8")
+VECTORS = json.loads((DOCS / "order-vectors.json").read_text(encoding="utf-8"))
+
+SNAPSHOT = Snapshot(snapshot_bytes(SAMPLE), SOURCE)
+SEED, EPOCH = 24, 2
+
+
+def row(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def test_the_worked_example() -> None:
+    ids = [SNAPSHOT.chunk_id(chunk) for chunk in range(SNAPSHOT.chunk_count)]
+    for number, chunk_id in enumerate(ids):
+        name = reference_order.chunk_name(chunk_id)
+        key = reference_order.key(SEED, EPOCH, 1, name)
+        assert row(number, f"`{chunk_id.hex()}`", f"`{name:016x}`", f"`{key:016x}`") in PAGE
+    files = {
+        node: extents[0].chunk if (extents := SNAPSHOT.extents(node)) else None
+        for node in range(len(SNAPSHOT))
+        if SNAPSHOT.stat(node).is_file
+    }
+    for node, chunk in files.items():
+        name = reference_order.mix(node)
+        key = reference_order.key(SEED, EPOCH, 2, name)
+        belongs = node % len(ids) if chunk is None else chunk
+        path = SNAPSHOT.path(node).decode()
+        assert row(node, f"`{path}`", belongs, f"`{name:016x}`", f"`{key:016x}`") in PAGE
+    for group_chunks in (0, 1):
+        nodes = Plan(SNAPSHOT, SEED, EPOCH, group_chunks).nodes().tolist()
+        assert nodes == reference_order.order(ids, files, SEED, EPOCH, group_chunks)
+        assert row(group_chunks, ", ".join(map(str, nodes))) in PAGE
+
+
+def test_the_example_of_a_cursor() -> None:
+    cursor = Plan(SNAPSHOT, SEED, EPOCH, 1, [range(1, 2)]).cursor(2)
+    assert f"    {cursor}\n" in PAGE and Cursor.parse(str(cursor)) == cursor
+
+
+def test_the_example_of_ranks() -> None:
+    for start, steps in ((0, (0, 1, 2)), (5, (1, 2))):
+        for step in steps:
+            shares = []
+            for rank in range(3):
+                deal = Deal(10, rank=rank, world=3, batch=4, start=start)
+                expected = reference_order.read_by(10, rank, 3, 4, start, drop_last=False)
+                assert [list(batch) for batch in deal.batches()] == expected
+                shares.append(", ".join(map(str, deal.positions_of(step))) or "none")
+            assert row(start, step, *shares) in PAGE
+
+
+def ordered(layout: Layout, vector: dict[str, Any]) -> Any:
+    order = Order(layout, int(vector["seed"]), int(vector["epoch"]), vector["group"])
+    return order.nodes(0, order.group_count)
+
+
+@pytest.mark.parametrize(
+    "vector", VECTORS["small"]["orders"], ids=lambda one: f"{one['seed']}-{one['group']}"
+)
+def test_the_vectors(vector: dict[str, Any]) -> None:
+    ids = [bytes.fromhex(one) for one in VECTORS["small"]["chunk_ids"]]
+    files = {one["node"]: one["chunk"] for one in VECTORS["small"]["files"]}
+    layout = Layout(
+        np.frombuffer(b"".join(ids), ">u8").astype(np.uint64).reshape(-1, 2),
+        np.array(list(files), np.uint32),
+        np.array([node % len(ids) if chunk is None else chunk for node, chunk in files.items()]),
+    )
+    assert ordered(layout, vector).tolist() == vector["nodes"]
+    seed, epoch = int(vector["seed"]), int(vector["epoch"])
+    assert reference_order.order(ids, files, seed, epoch, vector["group"]) == vector["nodes"]
+
+
+def test_the_vectors_of_a_hundred_thousand_files() -> None:
+    large = VECTORS["large"]
+    files = np.arange(large["files"])
+    chunks = files // large["files_per_chunk"]
+    numbers = np.arange(chunks[-1] + 1, dtype=np.uint64)
+    ids = np.stack([np.zeros_like(numbers), numbers], axis=1)
+    layout = Layout(ids, files.astype(np.uint32), chunks)
+    for vector in large["orders"]:
+        nodes = ordered(layout, vector)
+        assert nodes[:10].tolist() == vector["first_nodes"]
+        assert f"{zlib.crc32(nodes.astype('<u4').tobytes()):08x}" == vector["crc32"]
