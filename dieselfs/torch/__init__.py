@@ -1,0 +1,24 @@
+"""Datasets and samplers for PyTorch, over the library or over a mount (docs/training.md).
+
+dataset = FolderDataset("imagenet/train", transform)
+sampler = ChunkShuffleBatchSampler(dataset, batch_size=1024, seed=1)
+loader = DataLoader(dataset, batch_sampler=sampler, num_workers=8)
+"""
+
+try:
+    import torch.utils.data  # noqa: F401  # only to see whether it is there
+except ImportError as error:
+    raise ImportError(f"dieselfs.torch needs PyTorch ({error}): pip install 'dieselfs[torch]'") from None
+
+from dieselfs.torch.folder_dataset import FolderDataset
+from dieselfs.torch.images import load_image
+from dieselfs.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
+from dieselfs.torch.samples import IMAGE_EXTENSIONS
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "ChunkShuffleBatchSampler",
+    "ChunkShuffleSampler",
+    "FolderDataset",
+    "load_image",
+]

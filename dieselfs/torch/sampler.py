@@ -1,0 +1,113 @@
+"""Samplers in the chunk-wise order of a plan, for PyTorch's DataLoader and for loaders that keep a state. No I/O."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch.utils.data import Sampler
+
+from dieselfs.errors import InvalidInput
+from dieselfs.torch.standing import Batch, Standing
+
+
+class Batches(Iterator[list[int]]):
+    """A rank's batches, once. Its state is for loaders that keep one for each batch, as torchdata's does."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._position = standing.position
+        self._steps = standing.steps(self._position)
+
+    def __next__(self) -> list[int]:
+        self._position, indices = next(self._steps)
+        return indices
+
+    def state_dict(self) -> dict[str, int]:
+        """The position behind the last batch."""
+        return {"position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._position = state["position"]
+        self._steps = self._standing.steps(self._position)
+
+
+class Indices(Iterator[int]):
+    """The same one by one."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._batches = Batches(standing)
+        self._left: list[int] = []
+
+    def __next__(self) -> int:
+        if not self._left:
+            self._left = next(self._batches)[::-1]
+        return self._left.pop()
+
+    def state_dict(self) -> dict[str, int]:
+        """As `Batches`. Raises InvalidInput in the middle of a step."""
+        if self._left:
+            raise InvalidInput(
+                "the loader's batches are not the sampler's steps: its batch_size must be batch_size // world"
+            )
+        return self._batches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._batches.load_state_dict(state)
+        self._left = []
+
+
+class ChunkShuffleBatchSampler(Standing, Sampler[list[int]]):
+    """A rank's batches: `DataLoader(dataset, batch_sampler=ChunkShuffleBatchSampler(dataset, 256))`.
+
+    The positions of a step go to the ranks in slices whose lengths differ by one at most, for any number of ranks.
+    """
+
+    def __iter__(self) -> Batches:
+        return Batches(self)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, wherever this one begins."""
+        return len(self.step_ends(self.share(0)))
+
+
+class ChunkShuffleSampler(Standing, Sampler[int]):
+    """A rank's samples one by one, for loaders that make the batches:
+    `DataLoader(dataset, batch_size=256 // world, sampler=ChunkShuffleSampler(dataset, 256))`.
+
+    Those batches must be the sampler's steps, so this takes no `batch_size` that the ranks cannot share evenly, no
+    folder with files that are no samples, no last step with fewer samples than ranks, and no state in the middle of
+    a step (as which one may find itself when the batch size changes). ChunkShuffleBatchSampler takes them all.
+    """
+
+    def check_start(self, position: int) -> None:
+        super().check_start(position)
+        left = 0 if self.drop_last else len(self.plan) % self.batch_size
+        if self.batch_size % self.world:
+            raise InvalidInput(
+                f"{self.world} ranks cannot share {self.batch_size} samples evenly: {_INSTEAD}"
+            )
+        if others := self.dataset.samples.other_files:
+            raise InvalidInput(f"{others} files of the folder are no samples: {_INSTEAD}")
+        if position % self.batch_size:
+            raise InvalidInput(f"position {position} lies inside a step of {self.batch_size}: {_INSTEAD}")
+        if 0 < left < self.world:
+            raise InvalidInput(
+                f"{left} samples are left for {self.world} ranks: drop_last=True, or {_INSTEAD}"
+            )
+
+    def consumed(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        size = getattr(loader, "batch_size", None)
+        if size not in (None, self.batch_size // self.world):
+            of_step = self.batch_size // self.world
+            raise InvalidInput(
+                f"the loader makes batches of {size}, the sampler steps of {of_step} for each rank"
+            )
+        return super().consumed(loader)
+
+    def __iter__(self) -> Indices:
+        return Indices(self)
+
+    def __len__(self) -> int:
+        """Samples of a whole epoch, wherever this one begins."""
+        return len(self.share(0))
+
+
+_INSTEAD = "take ChunkShuffleBatchSampler"

@@ -1,0 +1,107 @@
+"""The dataset over a real server, in the loaders of PyTorch."""
+
+import pickle  # noqa: TID251  # as a DataLoader hands a dataset to spawned workers
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
+from tests.support.server import RunningServer
+
+CONTENT = {f"train/{'abc'[n % 3]}/{n:03}.jpg": b"%d" % n * (n + 1) for n in range(60)}
+
+
+@pytest.fixture(scope="module")
+def location(server: RunningServer) -> str:
+    with Dataset(server.settings(), "folders", is_created=False) as data:
+        for path, content in {**CONTENT, "val/a/1.jpg": b"1", "train/readme": b"2"}.items():
+            data.put(path, content)
+    return "folders/train"
+
+
+@pytest.fixture
+def dataset(server: RunningServer, location: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderDataset]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(server.folder / "cache"))
+    with FolderDataset(location, loader=bytes, server=server.unix) as dataset:
+        yield dataset
+
+
+def items(dataset: FolderDataset) -> list[tuple[Any, Any]]:
+    return [dataset[index] for index in range(len(dataset))]
+
+
+def test_items_are_contents_and_labels(dataset: FolderDataset) -> None:
+    assert (dataset.classes, dataset.class_to_idx) == (["a", "b", "c"], {"a": 0, "b": 1, "c": 2})
+    assert [dataset.path(index) for index in range(len(dataset))] == sorted(CONTENT)
+    assert items(dataset) == [(CONTENT[path], "abc".index(path[6])) for path in sorted(CONTENT)]
+    assert dataset.targets.tolist() == [label for _, label in items(dataset)]
+    assert dataset[-1] == dataset[59]
+    assert repr(dataset) == "<dieselfs.torch.FolderDataset 'folders/train': 60 samples, 3 classes>"
+    with pytest.raises(IndexError):
+        dataset[60]
+
+
+def test_a_batch_is_read_at_once(dataset: FolderDataset) -> None:
+    indices = [5, 0, 59, 5]
+    assert dataset.__getitems__(indices) == [dataset[index] for index in indices]
+    assert dataset.__getitems__([]) == []
+    assert list(DataLoader(Subset(dataset, indices), batch_size=4, collate_fn=list)) == [
+        [dataset[index] for index in indices]
+    ]
+
+
+def test_transforms(server: RunningServer, location: str, dataset: FolderDataset) -> None:
+    with FolderDataset(
+        f"dl://{location}/", len, lambda label: -label, loader=bytes.decode, server=server.unix
+    ) as other:
+        assert items(other) == [(len(content), -label) for content, label in items(dataset)]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
+def test_in_workers(dataset: FolderDataset, workers: int, method: str | None) -> None:
+    sampler = ChunkShuffleBatchSampler(dataset, 16, seed=1, group_chunks=1)
+    loader = DataLoader(
+        dataset, batch_sampler=sampler, collate_fn=list, num_workers=workers, multiprocessing_context=method
+    )
+    dataset[0]  # a connection is open when the workers are forked
+    for _ in range(2):
+        read = [item for batch in sampler.consumed(loader) for item in batch]
+        assert sorted(read) == sorted(items(dataset))
+    assert sampler.epoch == 2
+
+
+def test_a_pickled_dataset_is_small(dataset: FolderDataset) -> None:
+    """Nothing of the snapshot travels, and no tuple for a sample."""
+    state = pickle.dumps(dataset)
+    assert len(state) < 6_000 + 8 * len(dataset)
+    with pickle.loads(state) as copy:
+        assert items(copy) == items(dataset)
+        assert copy.snapshot.digest == dataset.snapshot.digest
+
+
+def test_items_of_images_are_tensors_of_a_transform(server: RunningServer, dataset: FolderDataset) -> None:
+    def pixels(content: bytes) -> torch.Tensor:
+        return torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+
+    with FolderDataset("folders/train", loader=pixels, server=server.unix) as tensors:
+        batch = tensors.__getitems__([0, 3])
+        assert [bytes(tensor.numpy()) for tensor, _ in batch] == [dataset[0][0], dataset[3][0]]
+
+
+def test_what_cannot_be_opened(
+    server: RunningServer, location: str, dataset: FolderDataset, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFound, match="folders/nowhere"):
+        FolderDataset("folders/nowhere", loader=bytes, server=server.unix)
+    with pytest.raises(NotFound):
+        FolderDataset("no-such-dataset", loader=bytes, server=server.unix)
+    with pytest.raises(InvalidInput, match="no dataset is mounted there"):
+        FolderDataset(tmp_path, loader=bytes)

@@ -1,0 +1,97 @@
+"""Which source a root names, and reading from one that looks like a mount. tests/end_to_end has real mounts."""
+
+import json
+import os
+import pickle  # noqa: TID251  # as a DataLoader hands a source to spawned workers
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.order import Layout
+from dieselfs.shuffle.plan import Plan
+from dieselfs.torch.source import MountSource, open_source, shuffle_name
+from tests.support.dataset import pack_tree
+
+FILES = {"train/a,b/1.jpg": b"one", "train/a,b/2.jpg": b"", "train/c/3.jpg": b"x" * 100_000}
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Path:
+    """A folder that has what a mount has."""
+    place = tmp_path / "mount"
+    for path, content in FILES.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_bytes(content)
+    snapshot = pack_tree(place).snapshot
+    (tmp_path / "snapshot").write_bytes(snapshot.content)
+    info = {"snapshot": str(tmp_path / "snapshot"), "digest": snapshot.digest.hex()}
+    (place / ".dieselfs/shuffle").mkdir(parents=True)
+    (place / ".dieselfs/info").write_text(json.dumps(info))
+    return place
+
+
+def test_a_mount_is_found_from_any_folder_in_it(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mount / "train")
+    (mount.parent / "link").symlink_to(mount / "train/c")
+    for root, folder in (
+        (mount, b""),
+        (str(mount), b""),
+        (mount / "train", b"train"),
+        (f"{mount}/train/a,b/", b"train/a,b"),
+        (".", b"train"),
+        ("./c", b"train/c"),
+        (Path("c"), b"train/c"),
+        (mount.parent / "link", b"train/c"),
+    ):
+        source, found = open_source(root)
+        assert isinstance(source, MountSource)
+        assert found == folder
+
+
+def test_files_of_a_mount_are_read_by_their_nodes(mount: Path) -> None:
+    source, _ = open_source(mount)
+    nodes = [source.snapshot.require(path.encode()) for path in FILES]
+    for reader in (source, pickle.loads(pickle.dumps(source))):
+        assert reader.read_many(nodes) == list(FILES.values())
+    os.truncate(mount / "train/c/3.jpg", 1000)
+    with pytest.raises(Damaged, match="ends after 1000 of 100000 bytes"):
+        source.read_many(nodes)
+
+
+def test_the_snapshot_must_be_the_one_that_is_mounted(mount: Path) -> None:
+    (mount / "train/new.jpg").write_bytes(b"new")
+    Path(mount.parent, "snapshot").write_bytes(pack_tree(mount).snapshot.content)
+    with pytest.raises(Damaged, match="not the snapshot that is mounted"):
+        open_source(mount)
+
+
+def test_options_of_a_connection_are_for_datasets(mount: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="are for datasets, not for mounts"):
+        open_source(mount, server="tcp://nowhere:1")
+    with pytest.raises(InvalidInput, match="no dataset is mounted there"):
+        open_source(tmp_path)
+
+
+def test_a_share_is_declared_by_reading_its_list(mount: Path) -> None:
+    source, _ = open_source(mount)
+    plan = Plan(source.snapshot, 1, 2, 3, layout=Layout.of(source.snapshot, b"train/a,b"))
+    share = plan.share(1, 2, batch=2, start=0)
+    name = shuffle_name(share)
+    assert name == f"cursor={plan.cursor(0)},folder=train%2Fa%2Cb,rank=1,world=2,batch=2,drop_last=0,null=1"
+    with pytest.raises(FileNotFoundError):
+        source.declare(share)
+    (mount / ".dieselfs/shuffle" / name).write_text("list")
+    source.declare(share)
+
+
+def test_the_name_of_a_share_of_the_whole_dataset(mount: Path) -> None:
+    snapshot: Snapshot = open_source(mount)[0].snapshot
+    share = Plan(snapshot, skips=[range(1)]).share(batch=2, start=1, drop_last=True)
+    cursor, *others = shuffle_name(share).split(",")
+    assert Cursor.parse(cursor.removeprefix("cursor=")).position == 1
+    assert others == ["rank=0", "world=1", "batch=2", "drop_last=0", "null=1"]
+    short = Plan(snapshot).share(batch=2, drop_last=True)
+    assert "drop_last=1" in shuffle_name(short)

@@ -1,0 +1,106 @@
+"""`python -m bench.accuracy`: does a network learn as well in chunk-wise order? Figure 13 of DIESEL, on digits.
+
+The digits are stored twice in small chunks: class by class, which is the hard case (a chunk then has images of one
+class only), and in mixed order. Networks learn from each through a mount, fully shuffled and in groups of several
+sizes. Prints tables as Markdown, and draws the curves.
+"""
+
+import json
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from bench.curves import draw
+from bench.digits import write_digits
+from bench.homes import Home, mounted, running_home
+from bench.learning import Lesson
+from bench.storing import Storing, storing_lines
+from dieselfs.names import split_path
+from dieselfs.shuffle.order import Layout
+from dieselfs.upload import Failed, SourceEntry, TreeUpload, walk_source
+
+CHUNK_BYTES = 3000
+"""24 images: as many chunks as CIFAR-10 has of 4 MiB, and more."""
+GROUPS = (1, 5, 15, 30, 0)
+_SEED = 1
+
+
+def by_class(failed: Failed, source: Path) -> Iterator[SourceEntry]:
+    """In the order of paths, as `dlcmd put` walks a folder."""
+    yield from sorted(walk_source(os.fsencode(source), b"", failed), key=lambda entry: split_path(entry.path))
+
+
+def mixed(failed: Failed, source: Path) -> Iterator[SourceEntry]:
+    """In random order, `test/` and `train/` each for itself, as from a shuffled list of names."""
+    entries = list(by_class(failed, source))
+    random.Random(_SEED).shuffle(entries)
+    yield from sorted(entries, key=lambda entry: entry.path.partition(b"/")[0])
+
+
+STORINGS: dict[str, Callable[[Failed, Path], Iterator[SourceEntry]]] = {
+    "stored class by class": by_class,
+    "stored in mixed order": mixed,
+}
+
+
+@click.command()
+@click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2), help="Runs of each kind.")
+@click.option("--epochs", default=20, show_default=True, type=click.IntRange(min=1))
+@click.option("--figure", type=click.Path(path_type=Path), help="Draw the curves into this SVG file.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write all accuracies to this file."
+)
+def main(seeds: int, epochs: int, figure: Path | None, json_file: Path | None) -> None:
+    """Compare how well networks learn in chunk-wise and in full shuffle, through a mount."""
+    with tempfile.TemporaryDirectory(prefix="dieselfs-accuracy-") as folder:
+        source = Path(folder, "digits")
+        write_digits(source)
+        storings = [
+            learn_from(title, entries, source, Path(folder, f"home-{number}"), seeds, epochs)
+            for number, (title, entries) in enumerate(STORINGS.items())
+        ]
+    for storing in storings:
+        print("", *storing_lines(storing), sep="\n", flush=True)
+    if json_file is not None:
+        json_file.write_text(
+            json.dumps({storing.title: storing.runs for storing in storings}, indent=1) + "\n"
+        )
+    if figure is not None:
+        draw(storings, figure)
+
+
+def learn_from(
+    title: str,
+    entries: Callable[[Failed, Path], Iterator[SourceEntry]],
+    source: Path,
+    folder: Path,
+    seeds: int,
+    epochs: int,
+) -> Storing:
+    """Store the digits in this order, mount them, and train; the kinds of runs take turns."""
+    with running_home(folder) as home:
+        store(home, lambda failed: entries(failed, source))
+        with mounted(home, folder / "mount") as mount:
+            lesson = Lesson.on(mount.folder)
+            chunks = len(Layout.of(lesson.train.snapshot, lesson.train.folder).counts)
+            runs: dict[int, list[list[float]]] = {group: [] for group in GROUPS}
+            for seed in range(seeds):
+                for group in GROUPS:
+                    runs[group].append(lesson.learn(seed, group, epochs))
+                print(f"{title}: {seed + 1} of {seeds} seeds", flush=True)
+    return Storing(title, chunks, runs)
+
+
+def store(home: Home, entries: Callable[[Failed], Iterator[SourceEntry]]) -> None:
+    with home.dataset(is_created=False) as dataset:
+        upload = TreeUpload(dataset.client, dataset.create(), None, jobs=1, chunk_bytes=CHUNK_BYTES)
+        report = upload.run(entries)
+        assert not report.failures, report.failures
+
+
+if __name__ == "__main__":
+    main()
