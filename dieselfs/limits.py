@@ -125,6 +125,17 @@ NOTE_TRIES_MAX = 256
 LIBRARY_MEMORY_BYTES = 512 * MIB
 """Chunks that a process keeps of each dataset that it reads, unless the user says otherwise."""
 
+NODE_PACKET_BYTES_MAX = 2 * KIB
+"""One message between a reader and the daemon of its node."""
+NODE_HELLO_TIMEOUT_S = 2.0
+"""A daemon that does not greet a reader within this time is as good as none."""
+NODE_CHUNK_TIMEOUT_S = 15.0
+"""A daemon that does not bring a chunk within this time is not waited for any longer."""
+NODE_AVOIDED_S = 5.0
+"""A reader that found no daemon, or one that failed, goes to the server by itself for so long."""
+NODE_READERS_MAX = 1024
+"""Connections of readers that one daemon has."""
+
 # Mount ------------------------------------------------------------------------------------------------
 READ_TIMEOUT_S = 30.0
 """A read through the mount is answered within this time, with its bytes or with EIO."""
@@ -140,6 +151,8 @@ MOUNT_START_TIMEOUT_S = SNAPSHOT_BUILD_TIMEOUT_S + 60.0
 """A mount that is not there by then is given up."""
 UPGRADE_TIMEOUT_S = 120.0
 """A new daemon that has not taken over by then is not waited for."""
+LOGBOOK_BYTES_MAX = 8 * MIB
+"""What a daemon writes down for the next one; if there is more, the next one begins anew."""
 PAGE_HELPER_END_S = 5.0
 """A process that fills the page cache is killed when it does not end within this time."""
 PAGE_HELPER_STARTS_MAX = 16

@@ -29,6 +29,11 @@ class Holdings:
     def is_kept(self, chunk: int) -> bool:
         return bool(self._is_kept[chunk])
 
+    def kept(self) -> list[int]:
+        """The chunks that are kept."""
+        chunks: list[int] = np.flatnonzero(self._is_kept).tolist()
+        return chunks
+
     def keep(self, chunk: int) -> bool:
         """Take a chunk among the kept ones if there is room; whether it is one of them now."""
         if self._is_kept[chunk]:

@@ -3,6 +3,8 @@
 This module reads files of /proc for `stats`.
 """
 
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
@@ -12,11 +14,13 @@ from typing import Any
 
 import trio
 
+from dieselfs.errors import DieselfsError
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
 from dieselfs_client.counted_source import CountedSource, NodeSource
+from dieselfs_client.logbook import Entries, Logbook, Reading
 from dieselfs_client.memory import Allotment, allot, granted, room_bytes
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
@@ -29,6 +33,10 @@ from dieselfs_client.stock import Pages, Stock
 
 _LAYOUTS_KEPT = 4
 """Of the dataset and of folders in it, for their plans; 4 bytes a file each."""
+LOG_INTERVAL_S = 1.0
+"""What a daemon that dies has seen since is not known to the next one."""
+
+_log = logging.getLogger(__name__)
 
 
 def allotment_of(snapshot: Snapshot, options: MountOptions) -> Allotment:
@@ -55,6 +63,7 @@ class Node:
         allotment: Allotment,
         pages: Pages,
         nursery: trio.Nursery,
+        logbook: Logbook | None = None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         counted = CountedSource(source)
@@ -71,6 +80,9 @@ class Node:
         self._stock = Stock(snapshot, self._residency, counted, pages, allotment, nursery, clock)
         self._dataset_bytes = self._stock.table.total_page_bytes()
         self.reads = Reads(self.core, self._residency, self._stock, options.timeout_s)
+        self._logbook = logbook
+        if logbook is not None:
+            nursery.start_soon(self._keep_logbook, logbook)
         if options.policy == "oneshot":
             nursery.start_soon(self._stock.warm)
 
@@ -83,6 +95,7 @@ class Node:
     def declare(self, share: Share) -> None:
         """A reader begins to read its share of a plan: fetch ahead of it."""
         self._stock.declare(share)
+        self._log()
 
     async def ahead_of(self, share: Share) -> None:
         """Wait a little, until the first files of a share that was declared are in the page cache."""
@@ -91,6 +104,34 @@ class Node:
     def cursors(self) -> list[str]:
         """Where the slowest reader of each plan is, as far as is known: what was read may be a little more."""
         return [str(window.plan.cursor(window.position)) for window in self._stock.windows]
+
+    # -- what outlives this process ------------------------------------------------------------------------
+
+    def _log(self) -> None:
+        if self._logbook is None:
+            return
+        readings = [
+            Reading.of(share, position)
+            for window in self._stock.windows
+            for share, position in window.positions()
+        ]
+        self._logbook.write(Entries(readings, self._stock.holdings.kept()))
+
+    async def _keep_logbook(self, logbook: Logbook) -> None:
+        """Go on where the daemon before was; then write down how far this one is."""
+        entries = logbook.read()
+        self._stock.restore(chunk for chunk in entries.kept if chunk < self._snapshot.chunk_count)
+        for reading in entries.readings:
+            try:
+                layout = await trio.to_thread.run_sync(self._layout, os.fsencode(reading.folder))
+                share, position = reading.resumed(self._snapshot, layout)
+            except DieselfsError as error:
+                _log.warning("a plan of the daemon before cannot be gone on with: %s", error)
+            else:
+                self._stock.declare(share, position)
+        while True:
+            self._log()
+            await trio.sleep(LOG_INTERVAL_S)
 
     def info(self) -> dict[str, Any]:
         header = self._snapshot.header

@@ -155,8 +155,15 @@ class Stock:
             self.holdings.lose(pieces)
         self._nursery.start_soon(self._put, pieces, payload, pieces.offsets)
 
-    def declare(self, share: Share) -> None:
-        """A reader is about to read its share of a plan."""
+    def restore(self, chunks: Iterable[int]) -> None:
+        """These are in the page cache since an earlier daemon kept them; but the bytes of tripwires went with it."""
+        for chunk in chunks:
+            if self.holdings.keep(chunk):
+                pieces = self.table.of_chunk(chunk)
+                self.holdings.put(pieces[~self.tripwires.among(pieces.nodes)])
+
+    def declare(self, share: Share, position: int = 0) -> None:
+        """A reader is about to read its share of a plan, of which it may have read all before `position`."""
         self._retire()
         key = _key(share)
         following = self._plans.get(key)
@@ -165,7 +172,7 @@ class Stock:
             following = self._plans[key] = _Following(window, trio.Event())
             self._nursery.start_soon(self._follow, following)
         following.is_ahead = trio.Event()
-        following.window.join(share)
+        following.window.join(share, position)
         self._wake()
 
     async def ahead_of(self, share: Share) -> None:

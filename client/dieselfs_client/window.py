@@ -82,11 +82,11 @@ class PlanWindow:
     _wires: dict[int, _Wire] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
 
-    def join(self, share: Share) -> None:
-        """Another reader, or one of before that begins anew. What it wants of spans that were handed out already is
-        handed out once more.
+    def join(self, share: Share, position: int = 0) -> None:
+        """Another reader, or one of before that begins anew; it may have come to a `position` already. What it wants of
+        spans that were handed out before is handed out once more.
         """
-        start = share.start
+        start = max(share.start, position)
         if not self._readers:
             self.ahead = self.behind = start
         self._readers = [reader for reader in self._readers if _who(reader.share) != _who(share)]

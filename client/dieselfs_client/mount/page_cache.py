@@ -33,7 +33,7 @@ LISTING_WORTH = 8
 class PageCache:
     """Used from one thread at a time. `device` is the connection's `/dev/fuse`, which the caller closes after `close`.
 
-    Methods raise MountError once the mount is gone, or when the helper dies again and again.
+    Methods raise MountError when the kernel has cut the connection, or when the helper dies again and again.
     """
 
     def __init__(self, device: int, mountpoint: str, snapshot: Snapshot) -> None:

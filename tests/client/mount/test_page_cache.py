@@ -1,0 +1,181 @@
+"""Over a real mount that is served by a thread of this process."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from dieselfs.errors import MountError
+from dieselfs.limits import PAGE_HELPER_STARTS_MAX
+from dieselfs_client.mount.control_tree import ControlTree
+from dieselfs_client.mount.core import MountCore
+from dieselfs_client.mount.error_log import ErrorLog
+from dieselfs_client.mount.kernel_driver import KernelDriver
+from dieselfs_client.mount.mounting import mount_device, unmount
+from dieselfs_client.mount.page_cache import PageCache
+from dieselfs_client.pieces import PieceTable
+from dieselfs_client.reads import Reads
+from dieselfs_client.residency import ChunkResidency
+from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+from tests.support.mounted import clear
+from tests.support.page_cache import cached_pages, is_cached
+
+CHUNK_BYTES = 128 * 1024
+SIZES = {b"large": 300_000, b"empty": 0, b"tiny": 1, b"page": 4096, b"odd": 5000, b"folder/other": 9000}
+
+
+def content(path: bytes) -> bytes:
+    return (path * (SIZES[path] // len(path) + 1))[: SIZES[path]]
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    return pack_entries(
+        [TreeEntry(path, 0o100644, 0, content(path)) for path in SIZES], chunk_bytes=CHUNK_BYTES
+    )
+
+
+class NoContents:
+    """A mount without plans, and nothing to say of itself."""
+
+    def __getattr__(self, name: str) -> None:
+        raise AssertionError(name)
+
+
+class Mount:
+    def __init__(self, path: Path, packed: PackedDataset, device: int) -> None:
+        self.path = path
+        self.source: MemoryChunkSource = packed.source()
+        self.snapshot = packed.snapshot
+        self.device = device
+        self.pages = PageCache(device, str(path), packed.snapshot)
+        self.table = PieceTable(packed.snapshot)
+
+    def serve(self) -> None:
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                core = MountCore(self.snapshot)
+                residency = ChunkResidency(self.snapshot, self.source, 1 << 20, nursery)
+                control = ControlTree(self.snapshot, NoContents(), ErrorLog())  # type: ignore[arg-type]  # never asked
+                await KernelDriver(self.device, core, Reads(core, residency), control, 0, 0).run()
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+    def node(self, path: bytes) -> int:
+        return self.snapshot.require(path)
+
+    def store_chunks(self) -> int:
+        """Push all, chunk by chunk, as it arrives; returns the bytes that were taken."""
+        taken = 0
+        for chunk in range(self.snapshot.chunk_count):
+            pieces = self.table.of_chunk(chunk)
+            taken += self.pages.store(pieces, memoryview(self.source.fetch_chunk(chunk)), pieces.offsets)
+        return taken
+
+
+@contextmanager
+def mount_of(packed: PackedDataset, path: Path) -> Iterator[Mount]:
+    path.mkdir()
+    device = mount_device(str(path), "packed")
+    mount = Mount(path, packed, device)
+    server = threading.Thread(target=mount.serve, daemon=True)
+    server.start()
+    try:
+        yield mount
+    finally:
+        mount.pages.close()
+        clear(path)
+        os.close(device)
+        server.join(20)
+
+
+@pytest.fixture
+def mount(packed: PackedDataset, tmp_path: Path) -> Iterator[Mount]:
+    with mount_of(packed, tmp_path / "mount") as mount:
+        yield mount
+
+
+def test_what_is_stored_is_read_without_a_request(mount: Mount) -> None:
+    taken = mount.store_chunks()
+    assert taken == sum(SIZES.values())
+    mount.source.fetched_chunks.clear()
+    for path in SIZES:
+        place = mount.path / os.fsdecode(path)
+        assert is_cached(place)
+        assert place.read_bytes() == content(path)
+    assert not mount.source.fetched_chunks and not mount.source.fetched_extents
+
+
+def test_files_that_the_kernel_never_heard_of_are_made_known(mount: Mount) -> None:
+    """`folder/other` alone of its folder; nobody has listed or opened anything."""
+    node = mount.node(b"folder/other")
+    pieces = mount.table.of_files(np.array([node]))
+    payload = memoryview(content(b"folder/other"))
+    assert mount.pages.store(pieces, payload, np.array([0])) == SIZES[b"folder/other"]
+    assert is_cached(mount.path / "folder/other")
+    assert not is_cached(mount.path / "odd")
+
+
+def test_pieces_that_do_not_begin_on_a_page_leave_the_page_out(mount: Mount) -> None:
+    node = mount.node(b"large")
+    pieces = mount.table.of_files(np.array([node]))
+    assert len(pieces) > 2
+    cut = pieces[np.array([0])]
+    cut.lengths[0] -= 1
+    payload = memoryview(content(b"large"))
+    taken = mount.pages.store(cut, payload, np.array([0]))
+    assert taken == cut.lengths[0] // 4096 * 4096
+    pages = cached_pages(mount.path / "large")
+    assert pages == [True] * (taken // 4096) + [False] * (len(pages) - taken // 4096)
+    assert (mount.path / "large").read_bytes() == content(b"large")
+
+
+def test_what_is_dropped_is_gone_and_comes_back_when_read(mount: Mount) -> None:
+    mount.store_chunks()
+    nodes = np.array([mount.node(b"odd"), mount.node(b"large")])
+    mount.pages.drop(nodes)
+    assert not any(cached_pages(mount.path / "odd")) and not any(cached_pages(mount.path / "large"))
+    assert is_cached(mount.path / "page")
+    assert (mount.path / "large").read_bytes() == content(b"large")
+    assert mount.source.fetched_chunks
+
+
+def test_a_helper_that_dies_is_replaced(mount: Mount) -> None:
+    mount.store_chunks()
+    killed = helpers()
+    for helper in killed:
+        os.kill(helper, signal.SIGKILL)
+    assert killed
+    while mount.store_chunks() == 0:
+        pass
+    mount.pages.drop(np.array([mount.node(b"page")]))
+    assert not any(cached_pages(mount.path / "page"))
+    assert (mount.path / "page").read_bytes() == content(b"page")
+
+
+def test_a_mount_that_is_gone_takes_nothing(mount: Mount) -> None:
+    mount.store_chunks()
+    unmount(str(mount.path), lazily=True)
+    assert mount.store_chunks() == 0
+    mount.pages.drop(np.array([mount.node(b"page")]))
+
+
+def test_a_helper_that_dies_again_and_again_is_given_up(mount: Mount) -> None:
+    with pytest.raises(MountError, match="again and again"):
+        for _ in range(PAGE_HELPER_STARTS_MAX + 1):
+            mount.store_chunks()
+            for helper in helpers():
+                os.kill(helper, signal.SIGKILL)
+
+
+def helpers() -> list[int]:
+    """The helpers that this process has started."""
+    own = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in own if b"page_helper" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -1,0 +1,29 @@
+import pytest
+
+from dieselfs.errors import Damaged
+from dieselfs_client.counted_source import CountedSource
+from tests.support.dataset import TreeEntry, pack_entries
+
+
+def test_what_arrives_is_counted_and_what_fails_is_not() -> None:
+    packed = pack_entries(
+        [TreeEntry(b"%d" % n, 0o100644, 0, bytes([n]) * 100) for n in range(8)], chunk_bytes=400
+    )
+    source = packed.source()
+    counted = CountedSource(source)
+    extents = [packed.snapshot.extents(packed.snapshot.require(b"%d" % n))[0] for n in range(4)]
+    assert counted.fetch_chunk(0) == source.fetch_chunk(0)
+    assert counted.fetch_extent(extents[1]) == bytes([1]) * 100
+    assert counted.fetch_extents(0, extents[2:]) == [bytes([2]) * 100, bytes([3]) * 100]
+    source.payloads[0][0] ^= 1
+    with pytest.raises(Damaged):
+        counted.fetch_chunk(0)
+    with pytest.raises(Damaged):
+        counted.fetch_extents(0, extents)
+    assert counted.figures() == {
+        "chunks": 1,
+        "chunk_bytes": 400,
+        "range_requests": 2,
+        "ranges": 3,
+        "range_bytes": 300,
+    }

@@ -1,0 +1,31 @@
+"""What of a file is in the page cache of this machine."""
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def cached_pages(path: str | os.PathLike[str]) -> list[bool]:
+    """For each page of a file, whether it is in memory. Reads nothing of it."""
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            return []
+        pages = -(-size // mmap.PAGESIZE)
+        with mmap.mmap(
+            file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        ) as view:
+            start = ctypes.c_char.from_buffer(view)
+            found = (ctypes.c_ubyte * pages)()
+            code = _libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), found)
+            del start
+            assert code == 0, os.strerror(ctypes.get_errno())
+            return [bool(byte & 1) for byte in found]
+
+
+def is_cached(path: Path) -> bool:
+    """Whether all of a file is in the page cache."""
+    return all(cached_pages(path))
