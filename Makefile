@@ -28,6 +28,8 @@ venv: $(VENV)/installed
 $(VENV)/installed: pyproject.toml | system
 	$(PYTHON3) -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[pyfuse3]' || \
+		echo "pyfuse3 could not be built; going on without, its tests are skipped"
 	touch $@
 
 $(VENV)/installed-bench: $(VENV)/installed
@@ -39,6 +41,10 @@ system:
 	@missing=; \
 	command -v tc >/dev/null || missing="$$missing iproute2"; \
 	command -v fusermount3 >/dev/null || missing="$$missing fuse3"; \
+	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
+	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
+	test -e /usr/include/fuse3/fuse_lowlevel.h || missing="$$missing libfuse3-dev"; \
+	$(PYTHON3) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || missing="$$missing python3-dev"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
 	command -v mkfs.xfs >/dev/null || missing="$$missing xfsprogs"; \
 	command -v mksquashfs >/dev/null || missing="$$missing squashfs-tools"; \

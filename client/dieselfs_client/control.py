@@ -21,6 +21,7 @@ from dieselfs.errors import InvalidInput, MountError, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S, UPGRADE_TIMEOUT_S
 from dieselfs.names import SCHEME, is_location, parse_location
 from dieselfs_client.daemon import default_log_file
+from dieselfs_client.mount.drivers import check_driver
 from dieselfs_client.mount.mount_table import (
     FILESYSTEM_TYPE,
     MountRecord,
@@ -75,7 +76,7 @@ def mount(
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)
     log_file = options.log_file or str(default_log_file(place))
-    name = _checked(dataset, place)
+    name = _checked(dataset, place, options)
     deadline_s = time.monotonic() + timeout_s
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as pipe:
@@ -113,15 +114,16 @@ def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options:
     Raises InvalidInput and MountError; what goes wrong later is written to standard error, and is the exit code.
     """
     place = resolved_mountpoint(mountpoint)
-    command = _command(_checked(dataset, place), place, options, "-", "-")
+    command = _command(_checked(dataset, place, options), place, options, "-", "-")
     os.execve(command[0], command, _environment())
 
 
-def _checked(dataset: str, place: str) -> str:
+def _checked(dataset: str, place: str, options: MountOptions) -> str:
     """What to mount, by its name. Raises what can be said at once and here, rather than by a process that starts."""
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
     if location.path:
         raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
+    check_driver(options.driver)
     prepare_mountpoint(place)
     return location.state
 

@@ -20,9 +20,10 @@ from dieselfs.limits import MIB
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.guardian import Guardian, Order
+from dieselfs_client.logbook import Logbook
 from dieselfs_client.memory import Allotment
-from dieselfs_client.mount.connection import Connection, connect
-from dieselfs_client.mount.kernel_driver import KernelDriver
+from dieselfs_client.mount.connection import Connection, cannot_resend, connect
+from dieselfs_client.mount.drivers import Driver, open_driver
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import raise_read_ahead, unmount
 from dieselfs_client.mount.page_cache import PageCache
@@ -33,6 +34,8 @@ from dieselfs_client.supervisor import DEVICE
 
 STOP_GRACE_S = 5.0
 """After an order to stop, files that are open are served for so long."""
+LOGBOOK = "logbook"
+"""The name under which the supervisor holds it."""
 LOG_BYTES_MAX = 16 * MIB
 """The log file; it is kept once more when full."""
 
@@ -120,8 +123,8 @@ class _Service:
             self.guardian.tell("mounted", connection.number)
             if not connection.can_resend:
                 _log.warning(
-                    "this kernel cannot send requests again (Linux 6.9 and later can): if the daemon dies, "
-                    "%s is mounted anew, and files that are open fail",
+                    "%s: if the daemon dies, %s is mounted anew, and files that are open fail",
+                    cannot_resend(self.options),
                     self.mountpoint,
                 )
         return connection
@@ -133,36 +136,57 @@ class _Service:
         snapshot, options = self.snapshot, self.options
         async with trio.open_nursery() as answering:
             # The kernel is answered for as long as anything else runs: pushing waits for its lookups.
-            async with trio.open_nursery() as nursery:
-                pages = PageCache(connection.device, self.mountpoint, snapshot)
-                node = Node(snapshot, self.source, options, allotment, pages, nursery)
-                user = os.getuid() if options.uid is None else options.uid
-                group = os.getgid() if options.gid is None else options.gid
-                is_taken_over = connection.is_taken_over
-                driver = KernelDriver(
-                    connection.device, node.core, node.reads, node.control, user, group, is_taken_over
-                )
-                answering.start_soon(self._answer, driver, nursery.cancel_scope)
-                nursery.start_soon(self._announce, driver, connection, nursery.cancel_scope)
-                if self.pin is not None:
-                    nursery.start_soon(keep_pinned, self.pin, snapshot.header, self._holder)
-                nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
-                what = "going on with" if is_taken_over else "serving"
-                _log.info(
-                    "%s generation %d of %s on %s",
-                    what,
-                    snapshot.generation,
-                    snapshot.dataset,
-                    self.mountpoint,
-                )
+            pages = PageCache(connection.device, self.mountpoint, snapshot)
+            try:
+                async with trio.open_nursery() as nursery:
+                    node = Node(snapshot, self.source, options, allotment, pages, nursery, self._logbook())
+                    user = os.getuid() if options.uid is None else options.uid
+                    group = os.getgid() if options.gid is None else options.gid
+                    is_taken_over = connection.is_taken_over
+                    driver = open_driver(
+                        options.driver,
+                        connection.device,
+                        node.core,
+                        node.reads,
+                        node.control,
+                        user,
+                        group,
+                        is_taken_over,
+                    )
+                    answering.start_soon(self._answer, driver, nursery.cancel_scope)
+                    nursery.start_soon(self._announce, driver, connection, nursery.cancel_scope)
+                    if self.pin is not None:
+                        nursery.start_soon(keep_pinned, self.pin, snapshot.header, self._holder)
+                    nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
+                    what = "going on with" if is_taken_over else "serving"
+                    _log.info(
+                        "%s generation %d of %s on %s",
+                        what,
+                        snapshot.generation,
+                        snapshot.dataset,
+                        self.mountpoint,
+                    )
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(pages.close)
             answering.cancel_scope.cancel()
         return driver.refusal
+
+    def _logbook(self) -> Logbook | None:
+        """What the daemon before wrote down, and this one goes on with; None if there will be no other daemon."""
+        if self.guardian is None:
+            return None
+        inherited = self.guardian.inherited.pop(LOGBOOK, None)
+        logbook = Logbook(inherited)
+        if inherited is None:
+            self.guardian.keep(LOGBOOK, logbook.descriptor)
+        return logbook
 
     @property
     def _holder(self) -> str:
         return holder_name(self.mountpoint, os.getpid() if self.guardian is None else self.guardian.process)
 
-    async def _answer(self, driver: KernelDriver, others: trio.CancelScope) -> None:
+    async def _answer(self, driver: Driver, others: trio.CancelScope) -> None:
         """Answer the kernel until the mount is gone; nothing else has a purpose then."""
         await driver.run()
         if self.is_yielding and self.guardian is not None:
@@ -170,9 +194,7 @@ class _Service:
             _leave()
         others.cancel()
 
-    async def _announce(
-        self, driver: KernelDriver, connection: Connection, serving: trio.CancelScope
-    ) -> None:
+    async def _announce(self, driver: Driver, connection: Connection, serving: trio.CancelScope) -> None:
         await driver.agreed.wait()
         if driver.refusal is not None:
             serving.cancel()
@@ -188,7 +210,7 @@ class _Service:
     async def _obey(
         self,
         orders: AsyncIterator[Order],
-        driver: KernelDriver,
+        driver: Driver,
         connection: Connection,
         serving: trio.CancelScope,
     ) -> None:

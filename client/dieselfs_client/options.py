@@ -9,7 +9,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
 
 POLICIES = ("on-demand", "oneshot")
-DRIVERS = ("kernel", "pyfuse3")
+DRIVERS = KERNEL, PYFUSE3 = "kernel", "pyfuse3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class MountOptions:
     generation: int = 0
     memory_bytes: int = 0
     policy: str = "on-demand"
-    driver: str = "kernel"
+    driver: str = KERNEL
     allow_other: bool = False
     noexec: bool = False
     uid: int | None = None

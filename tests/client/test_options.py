@@ -32,7 +32,17 @@ def test_later_options_win_and_others_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["colour=red", "allow_other=1", "memory", "uid=me", "memory=1MiB", "timeout=0", "timeout=inf"]
+    "text",
+    [
+        "colour=red",
+        "allow_other=1",
+        "memory",
+        "uid=me",
+        "memory=1MiB",
+        "timeout=0",
+        "timeout=inf",
+        "driver=bus",
+    ],
 )
 def test_what_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):

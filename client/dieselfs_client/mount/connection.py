@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dieselfs.errors import MountError
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, unmount
-from dieselfs_client.options import MountOptions
+from dieselfs_client.options import KERNEL, MountOptions
 
 _RESEND = 7
 """FUSE_NOTIFY_RESEND (Linux 6.9): what was read from the device and not answered can be read again.
@@ -62,18 +62,27 @@ def connect(
     aside, and another in its place: files that are open on the old one fail, the path works.
     """
     if inherited is not None:
-        can_resend = not options.no_resend and resend(inherited)
-        if can_resend or is_clean:
+        can_resend = _resends(options) and resend(inherited)
+        if can_resend or (is_clean and options.driver == KERNEL):
             record = mount_at(mountpoint)
             return Connection(inherited, record.device if record else "", True, can_resend)
-        _log.warning(
-            "this kernel cannot send requests again (Linux 6.9 and later can): %s is mounted anew", mountpoint
-        )
+        _log.warning("%s: %s is mounted anew", cannot_resend(options), mountpoint)
         with contextlib.suppress(MountError):  # it is gone already
             unmount(mountpoint, lazily=True)
         os.close(inherited)
     prepare_mountpoint(mountpoint)
     device = mount_device(mountpoint, dataset, options.allow_other, options.noexec)
     record = mount_at(mountpoint)
-    can_resend = not options.no_resend and resend(device)
+    can_resend = _resends(options) and resend(device)
     return Connection(device, record.device if record else "", False, can_resend)
+
+
+def _resends(options: MountOptions) -> bool:
+    return options.driver == KERNEL and not options.no_resend
+
+
+def cannot_resend(options: MountOptions) -> str:
+    """Why `can_resend` is False, where it is."""
+    if options.driver != KERNEL:
+        return "libfuse cannot take a connection over"
+    return "this kernel cannot send requests again (Linux 6.9 and later can)"

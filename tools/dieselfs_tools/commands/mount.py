@@ -6,7 +6,7 @@ from dieselfs.errors import EXIT_OK
 from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
-from dieselfs_client.options import MountOptions, parse_options
+from dieselfs_client.options import DRIVERS, KERNEL, MountOptions, parse_options
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import format_size
@@ -29,6 +29,13 @@ from dieselfs_tools.units import format_size
     default=MOUNT_MEMORY_BYTES,
     help=f"What chunks in memory may take. [{format_size(MOUNT_MEMORY_BYTES)}]",
 )
+@click.option(
+    "--driver",
+    type=click.Choice(DRIVERS),
+    default=KERNEL,
+    show_default=True,
+    help="How the kernel is spoken to.",
+)
 @click.option("--allow-other", "is_open_to_others", is_flag=True, help="Other users see the mount as well.")
 @click.option(
     "--timeout",
@@ -46,6 +53,7 @@ def mount(
     mountpoint: str,
     generation: int,
     memory_bytes: int,
+    driver: str,
     is_open_to_others: bool,
     timeout_s: float,
     others: tuple[str, ...],
@@ -60,6 +68,7 @@ def mount(
         key_file=session.key_file,
         generation=generation,
         memory_bytes=memory_bytes,
+        driver=driver,
         allow_other=is_open_to_others,
         timeout_s=timeout_s,
     )

@@ -1,0 +1,208 @@
+"""Serves a mount through libfuse, with pyfuse3: the driver `pyfuse3`. This module reads and writes the device.
+
+The same answers as those of `kernel_driver`, from the same core, reads and control tree. What libfuse does not give:
+files and folders are opened and closed with a request each, a folder's entries are looked at one by one, a reader
+cannot be interrupted, and nobody can take the connection over.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError, InodeT, RequestContext
+
+from dieselfs.errors import MountError
+from dieselfs.limits import NAME_BYTES_MAX
+from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE, ControlTree
+from dieselfs_client.mount.core import (
+    CONTROL_FOLDER,
+    IO_BLOCK_BYTES,
+    ROOT_INODE,
+    STAT_BLOCK_BYTES,
+    Attributes,
+    MountCore,
+)
+from dieselfs_client.mount.failures import Failures, Refused
+from dieselfs_client.mount.kernel_protocol import FOREVER_S
+from dieselfs_client.reads import Reads
+
+REQUESTS_AT_ONCE_MAX = 1000
+"""So many may wait for bytes; with more, nothing is answered until one of them is."""
+ENTRIES_AT_ONCE = 64
+"""A listing is made in steps of so many entries; a reply has room for some twenty."""
+
+_DOTS = 2
+"""The positions of `.` and `..` in a folder; its children follow."""
+_DOT_NAMES = (b".", b"..")
+
+
+class Pyfuse3Driver(pyfuse3.Operations):
+    """Serves one connection to the kernel; one at a time in a process. Used from one trio thread.
+
+    `device` is an open descriptor of `/dev/fuse`, mounted a moment ago; the caller closes it. All files belong to
+    `user` and `group`. `agreed` is set once kernel and libfuse have agreed.
+    """
+
+    supports_dot_lookup = True
+    enable_writeback_cache = False
+
+    def __init__(
+        self, device: int, core: MountCore, reads: Reads, control: ControlTree, user: int, group: int
+    ) -> None:
+        super().__init__()
+        self.agreed = trio.Event()
+        self.refusal: str | None = None
+        self._device = device
+        self._core = core
+        self._reads = reads
+        self._control = control
+        self._failures = Failures(core, control.errors)
+        self._user = user
+        self._group = group
+
+    async def run(self) -> None:
+        """Serve until the filesystem is unmounted. If cancelled, requests under way stay unanswered."""
+        descriptor = os.dup(self._device)  # libfuse closes its own
+        try:
+            # In place of a mount point, libfuse takes the descriptor of what is mounted already.
+            pyfuse3.init(self, f"/dev/fd/{descriptor}", set())
+        except RuntimeError as error:
+            os.close(descriptor)
+            raise MountError(f"libfuse cannot serve the mount: {error}") from None
+        try:
+            await pyfuse3.main(max_tasks=REQUESTS_AT_ONCE_MAX)
+        finally:
+            pyfuse3.close(unmount=False)
+
+    def finish(self) -> None:
+        """Take no more requests; `run` returns when those under way are answered."""
+        pyfuse3.terminate()
+
+    def init(self) -> None:
+        self.agreed.set()
+
+    @contextmanager
+    def _answering(self, what: str, inode: int) -> Iterator[None]:
+        """Every error becomes the errno that it means."""
+        try:
+            yield
+        except Exception as error:
+            raise FUSEError(self._failures.code(what, inode, error)) from None
+
+    def _tree(self, inode: int) -> MountCore | ControlTree:
+        return self._control if inode >= CONTROL_INODE else self._core
+
+    def _entry(self, of: Attributes) -> EntryAttributes:
+        entry = EntryAttributes()
+        is_passing = of.inode >= CONTROL_INODE and not stat.S_ISDIR(of.mode)
+        entry.entry_timeout = 0 if is_passing else FOREVER_S
+        entry.attr_timeout = FOREVER_S
+        entry.st_ino = InodeT(of.inode)
+        entry.st_mode = pyfuse3.ModeT(of.mode)
+        entry.st_nlink = 1
+        entry.st_uid, entry.st_gid = self._user, self._group
+        entry.st_size = of.size
+        entry.st_blksize, entry.st_blocks = IO_BLOCK_BYTES, of.blocks
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = of.mtime_ns
+        return entry
+
+    # -- names -------------------------------------------------------------------------------------------
+
+    async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        with self._answering("lookup", parent_inode):
+            found = await self._found(parent_inode, name)
+            if found is None:  # the kernel keeps it that there is nothing
+                found = Attributes(0, 0, 0, 0, 0)
+            return self._entry(found)
+
+    async def _found(self, folder: int, name: bytes) -> Attributes | None:
+        if len(name) > NAME_BYTES_MAX:
+            raise Refused(errno.ENAMETOOLONG)
+        if folder == SHUFFLE_INODE and name not in _DOT_NAMES:
+            return await self._control.lookup_shuffle(name)
+        if folder >= CONTROL_INODE:
+            return self._control.lookup(folder, name)
+        if folder == ROOT_INODE and name == CONTROL_FOLDER:
+            return self._control.attributes(CONTROL_INODE)
+        inode = self._core.lookup(folder, name)
+        return self._core.attributes(inode) if inode else None
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        for inode, lookups in inode_list:
+            if inode >= CONTROL_INODE:
+                self._control.forget(inode, lookups)
+
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        with self._answering("getattr", inode):
+            return self._entry(self._tree(inode).attributes(inode))
+
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.FileNameT:
+        with self._answering("readlink", inode):
+            return pyfuse3.FileNameT(self._core.target(inode))
+
+    async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
+        totals = self._core.totals()
+        data = pyfuse3.StatvfsData()
+        data.f_bsize, data.f_frsize = IO_BLOCK_BYTES, STAT_BLOCK_BYTES
+        data.f_blocks = -(-totals.total_bytes // STAT_BLOCK_BYTES)
+        data.f_bfree = data.f_bavail = data.f_ffree = data.f_favail = 0
+        data.f_files = totals.entries
+        data.f_namemax = NAME_BYTES_MAX
+        return data
+
+    # -- folders; the handle of one is its inode -----------------------------------------------------------
+
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        return FileHandleT(inode)
+
+    async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        with self._answering("readdir", fh):
+            for next_position, name, found in self._entries(fh, start_id):
+                if not pyfuse3.readdir_reply(
+                    token, pyfuse3.FileNameT(name), self._entry(found), next_position
+                ):
+                    self._control.forget(found.inode, 1)  # nobody was told of it
+                    return
+
+    def _entries(self, folder: int, position: int) -> Iterator[tuple[int, bytes, Attributes]]:
+        """The entries of a folder from a position on, each with the position behind it."""
+        tree = self._tree(folder)
+        dots, nodes = tree.dots(folder), tree.child_nodes(folder)
+        origin = nodes.start - _DOTS
+        for place in range(position, _DOTS):
+            inode = int(dots.inodes[place])
+            yield place + 1, dots.names[place], self._tree(inode).attributes(inode)
+        nodes = nodes[max(position - _DOTS, 0) :]
+        while run := tree.listed(nodes)[:ENTRIES_AT_ONCE]:
+            siblings = tree.siblings(run)
+            for node, name, inode in zip(run, siblings.names, siblings.inodes.tolist(), strict=True):
+                found = (
+                    self._core.attributes(inode) if siblings.for_keeps else self._control.lookup(folder, name)
+                )
+                if found is not None:
+                    yield node - origin + 1, name, found
+            nodes = range(run.stop, nodes.stop)
+
+    async def releasedir(self, fh: FileHandleT) -> None:
+        pass
+
+    # -- files; the handle of one is its inode -------------------------------------------------------------
+
+    async def open(self, inode: InodeT, flags: pyfuse3.FlagT, ctx: RequestContext) -> FileInfo:
+        return FileInfo(fh=FileHandleT(inode), keep_cache=True)
+
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        with self._answering("read", fh):
+            if fh >= CONTROL_INODE:
+                return self._control.read(fh, off, size)
+            buffers = self._reads.at_once(fh, off, size)
+            if buffers is None:
+                buffers = await self._reads.fetch(fh, off, size)
+            return b"".join(buffers)
+
+    async def release(self, fh: FileHandleT) -> None:
+        pass

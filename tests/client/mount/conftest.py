@@ -1,0 +1,17 @@
+"""Both drivers, for the tests of what programs see."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from dieselfs_client.options import KERNEL, PYFUSE3, MountOptions
+
+needs_pyfuse3 = pytest.mark.skipif(
+    find_spec("pyfuse3") is None, reason="needs pyfuse3 (pip install 'dieselfs[pyfuse3]')"
+)
+
+
+@pytest.fixture(scope="session", params=[KERNEL, pytest.param(PYFUSE3, marks=needs_pyfuse3)])
+def options(request: pytest.FixtureRequest) -> MountOptions:
+    """The options of a mount with one driver, and with the other."""
+    return MountOptions(driver=request.param)

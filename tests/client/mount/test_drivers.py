@@ -1,0 +1,33 @@
+import sys
+
+import pytest
+import trio
+
+from dieselfs.errors import MountError
+from dieselfs_client.mount.core import MountCore
+from dieselfs_client.mount.drivers import check_driver, open_driver
+from dieselfs_client.mount.kernel_driver import KernelDriver
+from dieselfs_client.options import KERNEL, PYFUSE3, MountOptions
+from dieselfs_client.reads import Reads
+from dieselfs_client.residency import ChunkResidency
+from tests.support.control import simple_control
+from tests.support.dataset import TreeEntry, pack_entries
+
+
+def test_a_package_that_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyfuse3", None)
+    monkeypatch.delitem(sys.modules, "dieselfs_client.mount.pyfuse3_driver", raising=False)
+    check_driver(KERNEL)
+    with pytest.raises(MountError) as caught:
+        check_driver(PYFUSE3)
+    message = str(caught.value)
+    assert "pip install 'dieselfs[pyfuse3]'" in message and "libfuse3-dev" in message
+    assert "\n" not in message
+
+
+async def test_the_driver_that_is_used_unless_another_is_asked_for(nursery: trio.Nursery) -> None:
+    packed = pack_entries([TreeEntry(b"file", 0o100644, 0, b"content")])
+    core = MountCore(packed.snapshot)
+    reads = Reads(core, ChunkResidency(packed.snapshot, packed.source(), 1 << 20, nursery))
+    driver = open_driver(MountOptions().driver, -1, core, reads, simple_control(packed.snapshot), 0, 0)
+    assert isinstance(driver, KernelDriver)
