@@ -117,6 +117,7 @@ def test_a_source_that_fails(
         assert read(running.path, 0) == content(0)
         assert read(running.path, 8) == content(8)
         assert "04: the server is gone" in running.log()
+        assert "\t04\tthe server is gone\n" in (running.path / ".dieselfs/errors").read_text()
         source.fails.off()
         assert read_sooner_or_later(running.path, 4) == content(4)
 
@@ -132,6 +133,7 @@ def test_a_source_that_hangs(
         assert 0.9 < took_s < 1.9, "one limit, although the kernel asks twice"
         assert read(running.path, 0) == content(0)
         assert "did not come within 1 s" in running.log()
+        assert "did not come within 1 s" in (running.path / ".dieselfs/errors").read_text()
         source.hangs.off()
         assert read_sooner_or_later(running.path, 5) == content(5)
 
