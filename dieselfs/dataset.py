@@ -18,6 +18,7 @@ from contextlib import suppress
 from threading import RLock
 from typing import Any
 
+from dieselfs.cache.node_socket import NodeClient, runtime_folder, socket_path
 from dieselfs.config import Settings
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
 from dieselfs.file_reader import FileReader, Path, ReadStatistics
@@ -115,14 +116,22 @@ class Dataset:
             return self._reader
 
     def _use(self, snapshot: Snapshot) -> FileReader:
-        self._reader = FileReader(ChunkReader(self._client, snapshot), self._memory_bytes)
+        self._leave()
+        daemon = NodeClient(socket_path(runtime_folder(), snapshot.dataset, snapshot.digest), snapshot.digest)
+        self._reader = FileReader(ChunkReader(self._client, snapshot), self._memory_bytes, daemon)
         return self._reader
+
+    def _leave(self) -> None:
+        """Read with another snapshot from now on."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def refresh(self) -> int:
         """See what has been stored since; returns the generation. A dataset opened by a tag stays at the tag."""
         with self._lock:
             self._pinned = 0
-            self._reader = None
+            self._leave()
         return self.generation
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -333,7 +342,7 @@ class Dataset:
         generation = writing[2].flush()
         with self._lock:
             if self._pinned == 0:
-                self._reader = None
+                self._leave()
         return generation
 
     def purge(self, grace_s: int = DEFAULT_GRACE_S, is_dry_run: bool = False) -> PurgeReport:
@@ -358,6 +367,8 @@ class Dataset:
     def _end(self) -> None:
         with self._lock:
             writing, self._writing = self._writing, None
+            if self._reader is not None:
+                self._reader.close()
         if writing is not None and writing[0] == os.getpid():
             writing[1].abandon()
         self._client.close()

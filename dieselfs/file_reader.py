@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 
+from dieselfs.cache.node_socket import NodeClient
 from dieselfs.cache.payloads import LOOKUP_BYTES, Payload, Payloads, Room
 from dieselfs.cache.segment import Memory
 from dieselfs.errors import Damaged, InvalidInput
@@ -42,6 +43,8 @@ class ReadStatistics:
     hit_files: int
     """Files whose bytes were in memory."""
     missed_files: int
+    shared_chunks: int
+    """Chunks that the daemon of this node had in memory; this process takes no memory of its own for them."""
     fetched_chunks: int
     fetched_chunk_bytes: int
     fetched_piece_bytes: int
@@ -62,8 +65,15 @@ class FileReader:
     a whole one.
     """
 
-    def __init__(self, chunks: ChunkReader, memory_bytes: int = LIBRARY_MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        chunks: ChunkReader,
+        memory_bytes: int = LIBRARY_MEMORY_BYTES,
+        daemon: NodeClient | None = None,
+    ) -> None:
+        """`daemon`: of this node, which may have chunks in memory already; `close` closes it."""
         self.chunks = chunks
+        self._daemon = daemon
         self._snapshot = chunks.snapshot
         self._memory_bytes = memory_bytes
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype="int64"))
@@ -76,7 +86,8 @@ class FileReader:
         self._asked_bytes: OrderedDict[int, int] = OrderedDict()
         self._known: dict[Path, Lookup] = {}
         self._known_bytes_left = room.lookups
-        self._missed_files = self._fetched_chunks = self._fetched_chunk_bytes = self._fetched_piece_bytes = 0
+        self._missed_files = self._shared_chunks = 0
+        self._fetched_chunks = self._fetched_chunk_bytes = self._fetched_piece_bytes = 0
         self.get, self._count_hits = self._specialised()
 
     def _specialised(self) -> tuple[Callable[[Path], bytes], Callable[[int], int]]:
@@ -105,6 +116,7 @@ class FileReader:
         return ReadStatistics(
             self._count_hits(0),
             self._missed_files,
+            self._shared_chunks,
             self._fetched_chunks,
             self._fetched_chunk_bytes,
             self._fetched_piece_bytes,
@@ -223,12 +235,10 @@ class FileReader:
         """The bytes of extents of one chunk, which is added to `missed` if they were not in memory."""
         with self._guard():
             payload = self._payloads.get(chunk)
-            is_whole = payload is None and self._is_worth_whole(chunk, extents)
         if payload is None:
             missed.add(chunk)
-            if is_whole:
-                with suppress(Damaged):  # damage elsewhere in the chunk: the pieces may still be whole
-                    payload = self._fetch(chunk)
+            with suppress(Damaged):  # damage elsewhere in the chunk: the pieces may still be whole
+                payload = self._brought(chunk, extents)
         if payload is None:
             self._fetched_piece_bytes += sum(extent.length for extent in extents)
             return self.chunks.fetch_extents(chunk, extents)
@@ -236,10 +246,8 @@ class FileReader:
         return [memory[extent.offset : extent.offset + extent.length] for extent in extents]
 
     def _is_worth_whole(self, chunk: int, extents: Sequence[ExtentRef]) -> bool:
-        """Whether a chunk that is not in memory is to be fetched whole. Called under the lock."""
+        """Whether a chunk that is not in memory, and has room there, is to be fetched whole. Called under the lock."""
         payload_bytes = self._snapshot.chunk_payload_length(chunk)
-        if not self._payloads.has_room(payload_bytes):
-            return False
         would_keep = self._payloads.would_keep(payload_bytes)
         earlier_bytes = self._asked_bytes.pop(chunk, 0)
         if earlier_bytes and would_keep:
@@ -256,9 +264,14 @@ class FileReader:
 
     # -- chunks ------------------------------------------------------------------------------------------
 
-    def _fetch(self, chunk: int) -> Payload:
-        """The payload of a chunk, fetched unless another thread has just brought it. Raises as `ChunkReader`."""
+    def _brought(self, chunk: int, extents: Sequence[ExtentRef]) -> Payload | None:
+        """The payload of a chunk, brought here by this thread or by another; None if it is not worth having whole.
+
+        Raises as `ChunkReader`.
+        """
         with self._guard():
+            if not self._payloads.has_room(self._snapshot.chunk_payload_length(chunk)):
+                return None
             flight = self._flights.setdefault(chunk, Lock())
         with flight:
             with self._guard():
@@ -266,24 +279,46 @@ class FileReader:
             if payload is not None:
                 return payload
             try:
-                payload = self._received(chunk)
-                with self._guard():
-                    self._payloads.add(chunk, payload)
-                    self._fetched_chunks += 1
-                    self._fetched_chunk_bytes += len(payload.view)
+                payload = self._shared(chunk) or self._fetched(chunk, extents)
+                if payload is not None:
+                    with self._guard():
+                        self._payloads.add(chunk, payload)
             finally:
                 with self._guard():
                     self._flights.pop(chunk, None)
         return payload
 
-    def _received(self, chunk: int) -> Payload:
+    def _shared(self, chunk: int) -> Payload | None:
+        """What the daemon of this node has of a chunk, if it has it right."""
+        if self._daemon is None:
+            return None
+        memory = self._daemon.memory(chunk, self._snapshot.chunk_payload_length(chunk))
+        if memory is None:
+            return None
+        payload = Payload.of(memory)
+        if not self.chunks.is_payload(chunk, payload.view):
+            return None
+        self._shared_chunks += 1
+        return payload
+
+    def _fetched(self, chunk: int, extents: Sequence[ExtentRef]) -> Payload | None:
+        with self._guard():
+            if not self._is_worth_whole(chunk, extents):
+                return None
         length_bytes = self._snapshot.chunk_payload_length(chunk)
         # Large pages: new memory comes in pages, and each of them costs as much as 4 KB of network.
         memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
         with memoryview(memory) as destination:
             self.chunks.fetch_chunk_into(chunk, destination)
+        self._fetched_chunks += 1
+        self._fetched_chunk_bytes += length_bytes
         return Payload.of(memory)
+
+    def close(self) -> None:
+        """Let go of the daemon of this node. Reads go on all the same."""
+        if self._daemon is not None:
+            self._daemon.close()
 
     def _guard(self) -> Lock:
         """The lock: a new one in a forked child, where a thread of the parent may have held the old one forever."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
+from dieselfs.cache.segment import Segment
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
@@ -40,14 +41,29 @@ class ChunkReader:
 
         Raises as `fetch_chunk`; what is in `destination` then means nothing.
         """
-        chunk_id, checksum = self.snapshot.chunk_id(chunk), self.snapshot.chunk_checksum(chunk)
+        chunk_id = self.snapshot.chunk_id(chunk)
         for _ in range(FETCHES_MAX):
             self._client.payload(self.snapshot.dataset, chunk_id, destination)
-            if xxh3_128_intdigest(destination) == checksum:
+            if self.is_payload(chunk, destination):
                 return
         raise Damaged(
             f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: checksum of the payload does not match"
         )
+
+    def fetch_segment(self, chunk: int) -> Segment:
+        """The payload of a chunk in sealed memory, to be shared with other processes. Raises as `fetch_chunk`."""
+        segment = Segment.create(self.snapshot.chunk_payload_length(chunk))
+        try:
+            self.fetch_chunk_into(chunk, segment.view)
+            segment.seal()
+        except BaseException:
+            segment.close()
+            raise
+        return segment
+
+    def is_payload(self, chunk: int, content: memoryview) -> bool:
+        """Whether bytes are the payload of a chunk, by its checksum."""
+        return xxh3_128_intdigest(content) == self.snapshot.chunk_checksum(chunk)
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         """The bytes of one extent, without the rest of its chunk.
