@@ -7,12 +7,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dieselfs.config import Settings
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB, READ_TIMEOUT_S, SERVER_SILENCE_S
 from dieselfs.rpc.address import TcpAddress
@@ -22,9 +23,9 @@ from dieselfs.upload import TreeUpload, walk_source
 from tests.support.dlcmd import COMMAND
 from tests.support.mounted import clear
 from tests.support.network import Host, Network
-from tests.support.network_cluster import Cluster, Storage
+from tests.support.network_cluster import PORT, Cluster, Storage, running_storage
 from tests.support.redis import needs_redis
-from tests.support.tcp_proxy import TcpProxy, tcp_proxy
+from tests.support.tcp_proxy import tcp_proxy
 
 pytestmark = needs_redis
 
@@ -77,6 +78,11 @@ def mount(cluster: Cluster, node: Host, tree: Path) -> Iterator[Path]:
     clear(place)
 
 
+def settings_for(cluster: Cluster, node: Host, server: str) -> Settings:
+    """For a client on `node` that knows only this server, or these."""
+    return replace(cluster.settings(node), server=server)
+
+
 def longest_read_s(read: Callable[[str], bytes], tree: Path, halfway: Callable[[], None]) -> float:
     """Read all files, several at a time, and compare them."""
     names = sorted(path.name for path in tree.iterdir())
@@ -122,24 +128,34 @@ def test_a_mount_reads_on_when_redis_vanishes(cluster: Cluster, tree: Path, moun
     )  # of the reads that were the first to find it silent; the others do not ask
 
 
-@pytest.mark.parametrize("fault", [cut_off, stop])
 def test_the_library_reads_on_and_comes_back_to_a_server(
-    cluster: Cluster, node: Host, tree: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, node: Host, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dieselfs.rpc.client.SERVER_SILENCE_S", 1.0)
-    with node.inside(), Dataset(cluster.settings(node), "photos") as data:
+    for fault in (cut_off, stop):
         lost: list[Storage] = []
 
-        def halfway() -> None:
+        def halfway(fault: Fault = fault, lost: list[Storage] = lost) -> None:
             lost.append(cluster.busiest())
             fault(cluster.net, lost[0])
 
-        assert longest_read_s(data.get, tree, halfway) < READ_TIMEOUT_S
+        with node.inside(), Dataset(cluster.settings(node), "photos") as data:
+            assert longest_read_s(data.get, tree, halfway) < READ_TIMEOUT_S
         cluster.net.heal()
         lost[0].host.resume()
-        back = ServerClient(replace(cluster.settings(node), server=lost[0].address))
-        assert [dataset.name for dataset in back.datasets()] == ["photos"]
-        back.close()
+        with node.inside(), closing(ServerClient(settings_for(cluster, node, lost[0].address))) as back:
+            assert [dataset.name for dataset in back.datasets()] == ["photos"]
+
+
+def test_a_server_that_was_killed_comes_back(cluster: Cluster, node: Host) -> None:
+    one, other = cluster.storages
+    with node.inside(), Dataset(cluster.settings(node), "letters", is_created=False) as data:
+        one.host.kill()
+        data.put("a", b"content")
+        data.flush()
+        other.host.kill()
+        with running_storage(one.host, cluster.options):
+            assert data.get("a") == b"content"
 
 
 def test_the_only_server_left_may_take_its_time(
@@ -149,10 +165,9 @@ def test_the_only_server_left_may_take_its_time(
     one, other = cluster.storages
     with ExitStack() as stack:
         with one.host.inside():
-            slow = stack.enter_context(tcp_proxy((one.host.address, 7070), one.host.address))
+            slow = stack.enter_context(tcp_proxy((one.host.address, PORT), one.host.address))
         stack.enter_context(node.inside())
-        host, port = slow.address
-        settings = replace(cluster.settings(node), server=f"tcp://{host}:{port},{other.address}")
+        settings = settings_for(cluster, node, f"{slow.server},{other.address}")
         data = stack.enter_context(Dataset(settings, "photos"))
         other.host.kill()
         slow.delay(0.3)
@@ -160,24 +175,22 @@ def test_the_only_server_left_may_take_its_time(
             assert data.get(name) == (tree / name).read_bytes()
 
 
-@pytest.mark.parametrize("fault", [TcpProxy.alter_after, TcpProxy.cut_after])
 def test_bytes_that_are_altered_or_cut_on_the_way_never_reach_a_reader(
-    cluster: Cluster, node: Host, tree: Path, fault: Callable[[TcpProxy, int], None]
+    cluster: Cluster, node: Host, tree: Path
 ) -> None:
     server = cluster.storages[0].host
     with ExitStack() as stack:
         with server.inside():
-            proxy = stack.enter_context(tcp_proxy((server.address, 7070), server.address))
+            proxy = stack.enter_context(tcp_proxy((server.address, PORT), server.address))
         stack.enter_context(node.inside())
-        host, port = proxy.address
-        settings = replace(cluster.settings(node), server=f"tcp://{host}:{port}")
-        data = stack.enter_context(Dataset(settings, "photos"))
+        data = stack.enter_context(Dataset(settings_for(cluster, node, proxy.server), "photos"))
         assert sum(1 for _ in data.files()) == FILES  # the snapshot is here
-        for number in range(4):
-            fault(proxy, 1000 + number * FILE_BYTES // 4)  # behind the message, in the bytes of the file
+        for number in range(8):
+            fault = (proxy.alter_after, proxy.cut_after)[number % 2]
+            fault(1000 + number * FILE_BYTES // 8)  # behind the message, in the bytes of the file
             assert data.get(f"{number:03}") == (tree / f"{number:03}").read_bytes()
         passed = proxy.passed()
-        assert passed.alterations + passed.cuts == 4
+        assert (passed.alterations, passed.cuts) == (4, 4)
 
 
 def test_a_machine_that_is_gone_is_noticed_however_long_a_call_may_take(

@@ -48,12 +48,13 @@ class Storage:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`key_file` is that of a user who may do everything."""
+    """`key_file` is that of a user who may do everything; `options` are those of each server."""
 
     net: Network
     redis: Host
     storages: tuple[Storage, ...]
     key_file: Path
+    options: tuple[str, ...]
 
     @property
     def servers(self) -> str:
@@ -111,25 +112,31 @@ def _has_registered(storage: Storage) -> bool:
 
 
 @contextmanager
+def running_storage(host: Host, options: Sequence[str]) -> Iterator[Storage]:
+    """A server on `host`, also again after it was killed; stopped in the end, if it still runs."""
+    address = f"tcp://{host.address}:{PORT}"
+    own = ("--listen", address, "--advertise", address, "--state", f"{host.folder}/state")
+    with ExitStack() as stack:
+        with host.inside():
+            server = stack.enter_context(running_server(host.folder / "server", [*own, *options]))
+        stack.callback(host.resume)  # it could not be asked to end while it is stopped
+        yield Storage(host, server)
+
+
+@contextmanager
 def running_cluster(net: Network, servers: int = 2, options: Sequence[str] = ()) -> Iterator[Cluster]:
     """Redis and so many servers, each on a host of its own and with these `options`; all stopped in the end."""
     with ExitStack() as stack:
         redis = net.host("redis")
         with redis.inside():
             database = stack.enter_context(running_redis(redis.folder / "data", *EVERYWHERE))
-        storages = []
-        for number in range(servers):
-            host = net.host(f"storage-{number + 1}")
-            own = [
-                *("--listen", f"tcp://{host.address}:{PORT}"),
-                *("--metadata", f"redis://{redis.address}:{database.port}/0"),
-                *("--store", f"posix://{net.folder}/chunks", "--state", f"{host.folder}/state"),
-                *("--advertise", f"tcp://{host.address}:{PORT}"),
-            ]
-            with host.inside():
-                server = stack.enter_context(running_server(host.folder / "server", [*own, *options]))
-            stack.callback(host.resume)  # a server that is stopped could not be asked to end
-            storages.append(Storage(host, server))
-        stack.callback(net.heal)  # nor would it end soon while it waits for Redis
+        stores = [
+            *("--metadata", f"redis://{redis.address}:{database.port}/0"),
+            *("--store", f"posix://{net.folder}/chunks"),
+            *options,
+        ]
+        hosts = [net.host(f"storage-{number + 1}") for number in range(servers)]
+        storages = [stack.enter_context(running_storage(host, stores)) for host in hosts]
+        stack.callback(net.heal)  # a server that waits for Redis does not end soon
         key_file = storages[0].server.user("ada", all_datasets="admin")
-        yield Cluster(net, redis, tuple(storages), key_file)
+        yield Cluster(net, redis, tuple(storages), key_file, tuple(stores))

@@ -64,6 +64,11 @@ class TcpProxy:
         self._faults = Faults()
         self.address: tuple[str, int] = ("", 0)
 
+    @property
+    def server(self) -> str:
+        """Its address, for clients of dieselfs."""
+        return f"tcp://{self.address[0]}:{self.address[1]}"
+
     def delay(self, delay_s: float) -> None:
         self._change(replace(self._faults, delay_s=delay_s))
 
