@@ -124,7 +124,7 @@ class Supervisor:
             self._stopping_s = self._stopping_s or time.monotonic()
             self._tell(self._daemon, "stop")
         elif number == signal.SIGUSR2 and self._successor is None and self._stopping_s is None:
-            self._note("an upgrade was asked for")
+            self._note("an upgrade was asked for", is_trouble=False)
             self._successor = self._start_zygote()
 
     def _reap(self) -> None:
@@ -196,6 +196,8 @@ class Supervisor:
             zygote.tether.close()
             self._zygote = None
             self._bear_its_loss(zygote, now_s)
+        elif zygote is not None and zygote.has_hung_up:
+            zygote.kill(now_s)
         if self._zygote is None and self._outcome is None and now_s >= self._zygote_next_s:
             self._zygote = self._start_zygote()
 
@@ -273,11 +275,16 @@ class Supervisor:
             return
         if self._stopping_s is not None:
             self._outcome = EXIT_OK, "", ""
-        elif self._zygote is not None and self._zygote.is_ready:
+        elif self._zygote is not None and self._zygote.is_ready and not self._zygote.has_hung_up:
             tether, theirs = Tether.pair()
+            with theirs:
+                try:
+                    self._zygote.tether.send("fork", "", theirs.fileno())
+                except OSError:  # it is gone, but not buried yet
+                    self._zygote.has_hung_up = True
+                    tether.close()
+                    return
             self._daemon = Child(tether, time.monotonic())
-            with theirs, contextlib.suppress(OSError):  # a zygote that is gone is found by its end
-                self._zygote.tether.send("fork", "", theirs.fileno())
             names = [name for name in self._kept if name != SNAPSHOT]
             self._hand_over(self._daemon, names, "clean" if self._is_clean else "")
             self._is_clean = False
@@ -290,9 +297,9 @@ class Supervisor:
             self._is_unmounted = True
             self._outcome = daemon.last_words
         elif self._yielding_s is not None and daemon.status == 0:
-            self._note("the mount is handed over")
+            self._note("the mount is handed over", is_trouble=False)
         else:
-            self._note(f"daemon {daemon.pid} {daemon.end}")
+            self._note(f"daemon {daemon.pid} {daemon.end}" if daemon.pid else "no daemon was forked")
             self._state = self._state._replace(restarts=self._state.restarts + 1)
             was_killed = not daemon.pid or (daemon.status == signal.SIGKILL and daemon.killed_s is None)
             reason = self._patience.note_death(now_s, daemon.is_ready, was_killed)
@@ -314,9 +321,10 @@ class Supervisor:
                 child.tether.send_patiently("keep", name, self._kept[name])
             child.tether.send_patiently("go", how)
 
-    def _note(self, text: str) -> None:
-        """Into the log, and into what `dlcmd mounts` shows."""
-        self._state = self._state._replace(trouble=text)
+    def _note(self, text: str, is_trouble: bool = True) -> None:
+        """Into the log; and trouble also into what `dlcmd mounts` shows."""
+        if is_trouble:
+            self._state = self._state._replace(trouble=text)
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {os.getpid()} WARNING {text}\n"
         with contextlib.suppress(OSError), self._opened_log() as descriptor:
             os.write(descriptor, line.encode("utf-8", "surrogateescape"))

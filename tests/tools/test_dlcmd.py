@@ -37,7 +37,19 @@ def test_every_help_page_has_two_examples_and_the_common_options(
     assert max(map(len, page.splitlines())) <= 120
 
 
-CHANGING = ("put", "get", "rm", "rb", "mount", "umount", "purge", "user add", "user rm", "user grant")
+CHANGING = (
+    "put",
+    "get",
+    "rm",
+    "rb",
+    "mount",
+    "umount",
+    "upgrade",
+    "purge",
+    "user add",
+    "user rm",
+    "user grant",
+)
 
 
 @pytest.mark.parametrize("verb", CHANGING)

@@ -30,6 +30,7 @@ from dieselfs_tools.commands.shuffle import shuffle
 from dieselfs_tools.commands.stat import stat
 from dieselfs_tools.commands.tag import tag
 from dieselfs_tools.commands.umount import umount
+from dieselfs_tools.commands.upgrade import upgrade
 from dieselfs_tools.commands.user import user
 from dieselfs_tools.session import Session
 
@@ -84,6 +85,7 @@ for command in (
     mount,
     umount,
     mounts,
+    upgrade,
     purge,
     tag,
     fsck,

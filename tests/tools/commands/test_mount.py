@@ -37,6 +37,12 @@ def test_a_dataset_is_mounted_listed_read_and_unmounted(dlcmd: Dlcmd, pets: str,
     (listed,) = (one for one in dlcmd("mounts", "--json").objects if one["mountpoint"] == str(place))
     assert (listed["dataset"], listed["is_stale"]) == (pets, False)
     assert f"dl://{pets} on {place} (process " in dlcmd("mounts").text
+    assert dlcmd("upgrade", "-n", place).text == f"would upgrade {place}\n"
+    upgraded = dlcmd("upgrade", place, "--json").objects[0]
+    (after,) = (one for one in dlcmd("mounts", "--json").objects if one["mountpoint"] == str(place))
+    assert (after["process"], after["daemon"]) == (listed["process"], upgraded["daemon"])
+    assert (after["upgrades"], after["restarts"], after["trouble"]) == (1, 0, "")
+    assert after["daemon"] != listed["daemon"]
 
     assert "mounted there already" in dlcmd("mount", pets, place, exit_code=EXIT_USAGE).stderr
     assert dlcmd("umount", "-n", place).text == f"would unmount {place}\n"
@@ -45,7 +51,8 @@ def test_a_dataset_is_mounted_listed_read_and_unmounted(dlcmd: Dlcmd, pets: str,
         assert file.read() == b"xxxxx"
     assert dlcmd("umount", place).text == f"unmounted {place}\n"
     assert os.listdir(place) == []
-    assert "no dataset is mounted there" in dlcmd("umount", place, exit_code=EXIT_USAGE).stderr
+    for verb in ("umount", "upgrade"):
+        assert "no dataset is mounted there" in dlcmd(verb, place, exit_code=EXIT_USAGE).stderr
 
 
 def test_the_options_of_all_verbs_hold_for_the_mount(

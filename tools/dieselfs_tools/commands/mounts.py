@@ -16,12 +16,17 @@ def mounts(session: Session) -> int:
     """List the mounted datasets of this machine."""
     found = control.mounts()
     for mount in found:
-        state = "dead: mount it again" if mount.is_stale else f"process {mount.process or 'of another user'}"
-        text = f"dl://{mount.dataset} on {printable(mount.mountpoint.encode('utf-8', 'surrogateescape'))} ({state})"
+        place = printable(mount.mountpoint.encode("utf-8", "surrogateescape"))
+        text = f"dl://{mount.dataset} on {place} ({_state(mount)})"
         fields = {
             "dataset": mount.dataset,
             "mountpoint": mount.mountpoint,
             "process": mount.process,
+            "daemon": mount.daemon,
+            "restarts": mount.restarts,
+            "upgrades": mount.upgrades,
+            "resends": mount.resends,
+            "trouble": mount.trouble,
             "is_stale": mount.is_stale,
             "options": list(mount.options),
         }
@@ -29,3 +34,16 @@ def mounts(session: Session) -> int:
     if not found:
         session.output.note("no dataset is mounted")
     return session.output.summary("", {"mounts": len(found)}, EXIT_OK)
+
+
+def _state(mount: control.Mount) -> str:
+    if mount.is_stale:
+        return "dead: mount it again"
+    if mount.process is None:
+        return "process of another user"
+    state = f"process {mount.process}, daemon {mount.daemon or 'is being replaced'}"
+    if mount.restarts:
+        state += f", which died {mount.restarts} times"
+    if not mount.resends:
+        state += "; if it dies, files that are open fail"
+    return f"{state}; last trouble: {mount.trouble}" if mount.trouble else state

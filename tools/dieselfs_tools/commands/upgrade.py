@@ -1,0 +1,37 @@
+"""`dlcmd upgrade`: new code for mounts that are in use."""
+
+from collections.abc import Sequence
+
+import click
+
+from dieselfs.errors import EXIT_OK
+from dieselfs_client import control
+from dieselfs_client.mount.mounting import resolved_mountpoint
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+
+
+@options.verb(
+    "upgrade",
+    "dlcmd upgrade /mnt/imagenet",
+    "dlcmd upgrade                          # all mounts of yours",
+)
+@click.argument("mountpoints", nargs=-1, metavar="[FOLDER...]")
+@options.dry_run
+def upgrade(session: Session, mountpoints: Sequence[str], is_dry_run: bool) -> int:
+    """Replace the daemons of mounts by new ones, of the version that is installed now.
+
+    Files stay open, and whoever reads them sees a short pause. If a new daemon does not come up, the old one goes on.
+    """
+    places = [resolved_mountpoint(mountpoint) for mountpoint in mountpoints] or [
+        mount.mountpoint for mount in control.mounts() if mount.process is not None
+    ]
+    would = "would upgrade" if is_dry_run else "upgraded"
+    for place in places:
+        fields: dict[str, object] = {"mountpoint": place}
+        if not is_dry_run:
+            fields["daemon"] = control.upgrade(place).daemon
+        session.output.detail("mount", f"{would} {place}", fields)
+    if not places:
+        session.output.note("no dataset is mounted")
+    return session.output.summary("", {"dry_run": is_dry_run, "mounts": len(places)}, EXIT_OK)
