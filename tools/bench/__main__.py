@@ -21,6 +21,7 @@ from bench.reading import reading
 from bench.rebuild import rebuild
 from bench.report import trial_fields, trial_lines
 from bench.requests import requests
+from bench.resilience import resilience
 from bench.scale import FULL, QUICK, Scale
 from bench.servers import servers
 from bench.snapshot import snapshot
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "snapshot": snapshot,
     "listing": listing,
     "reading": reading,
+    "resilience": resilience,
     "rebuild": rebuild,
     "stores": stores,
     "requests": requests,

@@ -43,7 +43,10 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way to do the work of a trial. `run` does all of it once: `amount` of a `unit`, `size_bytes` together."""
+    """One way to do the work of a trial. `run` does all of it once: `amount` of a `unit`, `size_bytes` together.
+
+    Without a unit, only the time counts.
+    """
 
     name: str
     run: Callable[[], Run]

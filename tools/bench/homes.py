@@ -18,11 +18,12 @@ from dieselfs.config import Settings
 from dieselfs.dataset import Dataset
 from dieselfs.embedded import socket_path
 from dieselfs.errors import MountError, Unavailable
+from dieselfs.limits import LIBRARY_MEMORY_BYTES
 from dieselfs.rpc.address import UnixAddress
 from dieselfs.rpc.connection import open_socket
 from dieselfs.upload import TreeUpload, walk_source
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
+from dieselfs_client.options import KERNEL, MountOptions
 
 DATASET = "bench"
 MOUNT_MEMORY_BYTES = 2 << 30
@@ -40,8 +41,8 @@ class Home:
     def settings(self) -> Settings:
         return Settings(home=self.folder, cache=self.folder / "cache")
 
-    def dataset(self, is_created: bool = True) -> Dataset:
-        return Dataset(self.settings, DATASET, is_created=is_created)
+    def dataset(self, is_created: bool = True, memory_bytes: int = LIBRARY_MEMORY_BYTES) -> Dataset:
+        return Dataset(self.settings, DATASET, is_created=is_created, memory_bytes=memory_bytes)
 
     def server_process(self) -> int:
         """Process ID of the server, which must run: it is who listens on the socket. Raises Unavailable."""
@@ -114,16 +115,21 @@ def upload_entries(home: Home, entries: int, per_folder: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MountedDataset:
+    """`process` is the supervisor; the daemon and what else serves are its descendants."""
+
     folder: Path
     process: int
 
 
 @contextmanager
-def mounted(home: Home, mountpoint: Path) -> Iterator[MountedDataset]:
-    """The home's dataset, mounted until the end of the block."""
+def mounted(home: Home, mountpoint: Path, driver: str = KERNEL) -> Iterator[MountedDataset]:
+    """The home's dataset, mounted until the end of the block. Raises MountError for a driver that is not there."""
     mountpoint.mkdir(exist_ok=True)
     options = MountOptions(
-        home=str(home.folder), memory_bytes=MOUNT_MEMORY_BYTES, log_file=f"{mountpoint}.log"
+        home=str(home.folder),
+        memory_bytes=MOUNT_MEMORY_BYTES,
+        log_file=f"{mountpoint}.log",
+        driver=driver,
     )
     try:
         with uninterrupted():

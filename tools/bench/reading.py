@@ -14,17 +14,17 @@ from bench.scale import Scale
 from bench.trees import LARGE_FILE_BYTES, SMALL_FILE_BYTES, can_drop_caches
 
 READERS = (1, 4)
-FILES_SHARE = 0.5
-"""Of the files that other benchmarks use: there are many sides here, and some are slow."""
-
 COLD_ROUNDS_MAX = 3
 """A cold round takes long, most of it to get there."""
 
 
 def reading(folder: Path, scale: Scale) -> Generator[Trial]:
     cold_rounds = min(scale.rounds, COLD_ROUNDS_MAX)
-    for files, file_bytes in ((scale.small_files, SMALL_FILE_BYTES), (scale.large_files, LARGE_FILE_BYTES)):
-        with all_forms(folder / str(file_bytes), int(files * FILES_SHARE), file_bytes) as forms:
+    for files, file_bytes in (
+        (scale.small_files, SMALL_FILE_BYTES),
+        (scale.large_files // 2, LARGE_FILE_BYTES),
+    ):
+        with all_forms(folder / str(file_bytes), files, file_bytes) as forms:
             if can_drop_caches():
                 for readers in READERS:
                     yield cold_trial(forms, readers, cold_rounds)

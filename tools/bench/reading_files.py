@@ -25,6 +25,9 @@ from bench.machine import filesystem_type
 from bench.peers import squashfuse, squashfuse_lack
 from bench.readers import Work, plain_reader, planned_reader, python_reader, read_together
 from bench.trees import SMALL_FILE_BYTES, can_drop_caches, drop_caches, drop_pages, shuffled
+from dieselfs.errors import DieselfsError, MountError
+from dieselfs_client.mount.drivers import check_driver
+from dieselfs_client.options import KERNEL, PYFUSE3
 
 COLD_SMALL_AIM = Aim(Quantity.RATIO, 7)
 COLD_LARGE_AIM = Aim(Quantity.RATIO, 1.4)
@@ -32,11 +35,15 @@ WARM_AIM = Aim(Quantity.RATIO, 0.9)
 RESIDENT_AIM = Aim(Quantity.RATE, 15_000)
 
 SEED = 1
-GROUP_CHUNKS = 8
+GROUP_CHUNKS = 4
 SOME_FILES = 5_000
 """Of sides that are so slow that all files would take minutes."""
 
-PLAN, RANDOM, SQUASHFUSE = "mount, plan", "mount, random", "squashfuse_ll"
+UNPAGED_FILES = 20_000
+
+PLAN, RANDOM, FOUND = "mount, plan", "mount, random", "mount, random, after find"
+THROUGH_PYFUSE3, SQUASHFUSE = "mount through pyfuse3", "squashfuse_ll"
+_SLOW = frozenset((THROUGH_PYFUSE3, SQUASHFUSE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,48 +67,47 @@ class Reading:
 
 
 def cold_trial(forms: Forms, readers: int, rounds: int) -> Trial:
-    local = partial(_source, forms)
     everything, some = _in_random_order(forms, readers), _in_random_order(forms, readers, SOME_FILES)
     planned, mount = _in_planned_order(forms, readers), partial(_new_mount, forms)
     base = filesystem_type(forms.tree.folder)
     aim = COLD_SMALL_AIM if forms.tree.file_bytes == SMALL_FILE_BYTES else COLD_LARGE_AIM
     sides = [
-        _side(forms, base, everything, partial(_read_cold, local, everything)),
-        _side(forms, PLAN, planned, partial(_read_cold, mount, planned), aim),
+        _side(forms, base, everything, partial(_read_cold, partial(_source, forms), everything)),
+        _side(forms, PLAN, planned, partial(_read_cold, mount, planned), aim if readers == 1 else None),
         _side(forms, RANDOM, everything, partial(_read_cold, mount, everything)),
-        _side(forms, f"{RANDOM}, after find", everything, partial(_read_cold, mount, everything, _find)),
     ]
-    left_out = {}
-    lack = squashfuse_lack()
-    if lack is None:
-        image = partial(_new_squashfuse, forms)
-        sides.append(_side(forms, SQUASHFUSE, some, partial(_read_cold, image, some)))
-    else:
-        left_out[SQUASHFUSE] = lack
+    if readers == 1:
+        sides.append(_side(forms, FOUND, everything, partial(_read_cold, mount, everything, _find)))
+    left_out = _lacks()
+    sides += [
+        _side(forms, name, some, partial(_read_cold, opening, some))
+        for name, opening in _slow_openings(forms).items()
+        if name not in left_out
+    ]
     return Trial(f"{_title(forms, readers)}, cold", sides, rounds, base, left_out)
 
 
 def warm_trials(forms: Forms, readers: Sequence[int], rounds: int) -> Generator[Trial]:
     """For each number of readers: everything in the page cache; then in the daemons only, if we may drop pages."""
+    base = filesystem_type(forms.tree.folder)
+    openings: dict[str, Opening] = {
+        base: partial(_source, forms),
+        "tmpfs": partial(_copy_in_memory, forms),
+        PLAN: partial(_new_mount, forms, "planned"),
+        RANDOM: partial(_new_mount, forms),
+        **_slow_openings(forms),
+    }
+    places: dict[str, Place] = {}
+    left_out = _lacks()
     with ExitStack() as stack:
-        places = {
-            filesystem_type(forms.tree.folder): stack.enter_context(_source(forms)),
-            "tmpfs": Place(forms.in_memory, {}),
-            PLAN: stack.enter_context(_new_mount(forms, "planned")),
-            RANDOM: stack.enter_context(_new_mount(forms)),
-        }
-        left_out = {}
-        lack = squashfuse_lack()
-        if lack is None:
-            places[SQUASHFUSE] = stack.enter_context(_new_squashfuse(forms))
-        else:
-            left_out[SQUASHFUSE] = lack
-        for name, place in list(places.items()):
-            try:
-                _reading(forms, name, 1).run(place)
-            except RunFailed as error:
-                left_out[name] = str(error)
-                del places[name]
+        for name, opening in openings.items():
+            if name not in left_out:
+                try:
+                    places[name] = stack.enter_context(opening())
+                    _warm_reading(forms, name, 1).run(places[name])
+                except (RunFailed, DieselfsError, OSError) as error:
+                    left_out[name] = f"it failed: {error}"
+                    places.pop(name, None)
         for count in readers:
             yield _warm_trial(forms, count, places, left_out, rounds)
         if can_drop_caches() and RANDOM in places:
@@ -112,27 +118,28 @@ def warm_trials(forms: Forms, readers: Sequence[int], rounds: int) -> Generator[
 def _warm_trial(
     forms: Forms, readers: int, places: Mapping[str, Place], left_out: Mapping[str, str], rounds: int
 ) -> Trial:
+    base = filesystem_type(forms.tree.folder)
     sides = []
     for name, place in places.items():
-        reading = _reading(forms, name, readers)
-        aim = WARM_AIM if name in (PLAN, RANDOM) else None
+        reading, aim = _warm_reading(forms, name, readers), WARM_AIM if name in (PLAN, RANDOM) else None
         sides.append(_side(forms, name, reading, partial(reading.run, place), aim))
-    base = filesystem_type(forms.tree.folder)
-    with_open = _in_random_order(forms, readers, reader=python_reader)
+    with_open = _in_random_order(forms, readers, SOME_FILES, python_reader)
     for name in [name for name in (base, RANDOM) if name in places]:
         run = partial(with_open.run, places[name])
         sides.append(_side(forms, f"{name}, Python's open()", with_open, run))
     return Trial(f"{_title(forms, readers)}, warm", sides, rounds, base, left_out)
 
 
-def _reading(forms: Forms, side: str, readers: int) -> Reading:
-    return _in_planned_order(forms, readers) if side == PLAN else _in_random_order(forms, readers)
+def _warm_reading(forms: Forms, side: str, readers: int) -> Reading:
+    if side == PLAN:
+        return _in_planned_order(forms, readers)
+    return _in_random_order(forms, readers, SOME_FILES if side in _SLOW else None)
 
 
 def _unpaged_trial(forms: Forms, readers: int, mount: Place, rounds: int) -> Trial:
-    everything = _in_random_order(forms, readers)
+    some = _in_random_order(forms, readers, UNPAGED_FILES)
     aim = RESIDENT_AIM if forms.tree.file_bytes == SMALL_FILE_BYTES else None
-    sides = [_side(forms, RANDOM, everything, partial(_read_unpaged, mount, everything), aim)]
+    sides = [_side(forms, RANDOM, some, partial(_read_unpaged, mount, some), aim)]
     return Trial(f"{_title(forms, readers)}, in the daemon's memory, not in the page cache", sides, rounds)
 
 
@@ -228,12 +235,37 @@ def _source(forms: Forms) -> Iterator[Place]:
     yield Place(forms.tree.folder, {})
 
 
+def _slow_openings(forms: Forms) -> dict[str, Opening]:
+    return {
+        THROUGH_PYFUSE3: partial(_new_mount, forms, PYFUSE3, PYFUSE3),
+        SQUASHFUSE: partial(_new_squashfuse, forms),
+    }
+
+
+def _lacks() -> dict[str, str]:
+    """The sides that need what is not installed, and why they cannot be run."""
+    lacks = {}
+    lack = squashfuse_lack()
+    if lack is not None:
+        lacks[SQUASHFUSE] = lack
+    try:
+        check_driver(PYFUSE3)
+    except MountError as error:
+        lacks[THROUGH_PYFUSE3] = str(error)
+    return lacks
+
+
 @contextmanager
-def _new_mount(forms: Forms, name: str = "mount") -> Iterator[Place]:
+def _copy_in_memory(forms: Forms) -> Iterator[Place]:
+    yield Place(forms.in_memory, {})
+
+
+@contextmanager
+def _new_mount(forms: Forms, name: str = "mount", driver: str = KERNEL) -> Iterator[Place]:
     """A new server and a new mount."""
     forms.home.stop_server()
     mountpoint = forms.folder / name
-    with mounted(forms.home, mountpoint) as mount:
+    with mounted(forms.home, mountpoint, driver) as mount:
         yield Place(mountpoint, {"mount": mount.process, "server": forms.home.server_process()}, True)
 
 

@@ -53,13 +53,15 @@ def resident_trials(forms: Forms, readers: Sequence[int], rounds: int) -> Genera
     everything = shuffled(forms.tree.paths())
     lack = lmdb_lack()
     aims = {GET: GET_AIM, GET_MANY: GET_MANY_AIM} if forms.tree.file_bytes == SMALL_FILE_BYTES else {}
-    with forms.home.dataset() as dataset:
+    with forms.home.dataset(memory_bytes=2 * forms.tree.size_bytes) as dataset:
         _get_many(dataset, everything)
         for count in readers:
             shares = shares_of(everything, count)
             works: dict[str, Callable[[Sequence[str]], Work]] = {
                 GET: lambda share: partial(_get, dataset, share),
                 GET_MANY: lambda share: partial(_get_many, dataset, share),
+                "library, views": lambda share: partial(_views, dataset, share),
+                "library, plan": lambda share: partial(_get_planned, dataset, len(share)),
                 TAR_PREAD: partial(_tar_work, forms),
             }
             if lack is None:
@@ -129,6 +131,18 @@ def _get_many(dataset: Dataset, paths: Sequence[str]) -> int:
         len(dataset.get_many(paths[first : first + BATCH_FILES]))
         for first in range(0, len(paths), BATCH_FILES)
     )
+
+
+def _views(dataset: Dataset, paths: Sequence[str]) -> int:
+    """Without a copy: the bytes of every file are there, and looked at by nobody."""
+    return sum(
+        len(dataset.views(paths[first : first + BATCH_FILES])) for first in range(0, len(paths), BATCH_FILES)
+    )
+
+
+def _get_planned(dataset: Dataset, files: int) -> int:
+    """An epoch's first `files` files in the plan's order, in batches, working out the order included."""
+    return _get_many(dataset, dataset.plan(SEED, 0, GROUP_CHUNKS).share().paths[:files])
 
 
 def _lmdb_work(forms: Forms, paths: Sequence[str]) -> Work:

@@ -38,12 +38,16 @@ def _cells(figure: Figure) -> list[str]:
         f"{_short(min(figure.durations_s))} - {_short(max(figure.durations_s))}"
         if len(figure.runs) > 1
         else "",
-        f"{figure.rate:,.0f} {side.unit}",
+        f"{figure.rate:,.0f} {side.unit}" if side.unit else "",
         f"{figure.byte_rate / 1e6:,.0f}" if side.size_bytes else "",
         "" if ratio is None else f"{ratio:.2f}",
         ", ".join(f"{name} {duration_s:.2f}" for name, duration_s in figure.parts.items()),
-        ", ".join(f"{name} {value:,.4g}" for name, value in figure.seen.items()),
+        ", ".join(f"{name} {_count(value)}" for name, value in figure.seen.items()),
     ]
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _short(duration_s: float) -> str:
