@@ -1,0 +1,100 @@
+"""Which job a process belongs to, and its place in it: from options, or from what launchers put into the environment.
+
+No I/O. Slurm, torchrun and Open MPI are known. The rank comes from the launcher that started the process last, because
+training code asks that one; the name from the first, because only that one's is the same on all nodes for sure.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dieselfs.cache.member import RANK_MAX, check_job_name, check_node_name
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import JOB_NAME_CHARACTERS_MAX
+
+_Environment = Mapping[str, str]
+
+_RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""torchrun, Open MPI, Slurm."""
+_STATIC_RUN = "none"
+"""What torchrun calls every run that was not given a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process's place in its job: `rank` of `size` processes, on `node`."""
+
+    name: str
+    rank: int
+    size: int
+    node: str
+
+
+def find_job(
+    environment: _Environment,
+    host: str,
+    name: str | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    node: str | None = None,
+) -> Job | None:
+    """The job that options and the environment speak of; None if they name no job.
+
+    Options go before the environment, and `host` is the node unless something else is said. Raises InvalidInput.
+    """
+    found_name = name if name is not None else _name_in(environment)
+    if found_name is None:
+        if rank is not None or size is not None:
+            raise InvalidInput("a rank without a job: give the job a name as well")
+        return None
+    found_rank, found_size = _place_in(environment)
+    if rank is None:
+        rank = found_rank
+    elif size is None:  # the environment's is about its own rank
+        size = max(found_size, rank + 1)
+    size = found_size if size is None else size
+    if not 0 <= rank < size <= RANK_MAX + 1:
+        raise InvalidInput(f"job {found_name}: there is no rank {rank} among {size} processes")
+    return Job(check_job_name(found_name), rank, size, check_node_name(node or _node_in(environment) or host))
+
+
+def _name_in(environment: _Environment) -> str | None:
+    if number := environment.get("SLURM_JOB_ID"):
+        return _joined("slurm", environment.get("SLURM_CLUSTER_NAME"), number)
+    run = environment.get("TORCHELASTIC_RUN_ID")
+    if run and run != _STATIC_RUN:
+        return _joined("torchrun", run)
+    if "RANK" in environment and (host := environment.get("MASTER_ADDR")):
+        return _joined("torchrun", host, environment.get("MASTER_PORT"))
+    namespace = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
+    return _joined("mpi", namespace) if namespace else None
+
+
+def _joined(*parts: str | None) -> str:
+    """A name that a job may have; launchers put characters into theirs that we do not."""
+    joined = "-".join(part for part in parts if part)
+    return re.sub(r"[^A-Za-z0-9._-]", "-", joined)[:JOB_NAME_CHARACTERS_MAX]
+
+
+def _place_in(environment: _Environment) -> tuple[int, int]:
+    """`(rank, size)`; the only process if nothing is said."""
+    for rank_name, size_name in _RANKS:
+        if rank_name in environment:
+            rank = _number(environment, rank_name)
+            return rank, _number(environment, size_name) if size_name in environment else rank + 1
+    return 0, 1
+
+
+def _number(environment: _Environment, name: str) -> int:
+    text = environment[name]
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        raise InvalidInput(f"{name} in the environment is {text[:40]!r}, and should be a number")
+    return int(text)
+
+
+def _node_in(environment: _Environment) -> str | None:
+    return environment.get("SLURMD_NODENAME")
