@@ -29,8 +29,14 @@ class SnapshotCache:
         """The snapshot of a generation, 0 for the newest, or of a tag; from here or from the server.
 
         Raises NotFound, Unavailable, StorageFull, and Damaged if what the server sends is not what it says,
-        or is older than what this machine has seen.
+        or is older than what this machine has seen, also when it is asked once more.
         """
+        try:
+            return self._offered(client, dataset, generation, tag)
+        except Damaged:  # on the way, perhaps
+            return self._offered(client, dataset, generation, tag)
+
+    def _offered(self, client: ServerClient, dataset: DatasetRecord, generation: int, tag: str) -> Snapshot:
         folder = self._folder / dataset.dataset_id.hex()
         is_newest = not generation and not tag
         known = self._open(folder / _file_name(dataset.updated_ns, dataset.generation)) if is_newest else None

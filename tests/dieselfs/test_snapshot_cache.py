@@ -74,6 +74,14 @@ def test_files_are_private_and_nothing_is_left_beside_them(tmp_path: Path) -> No
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_damage_on_the_way_is_mended_by_asking_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = OfferingServer(offer_of(content_of(7)))
+    offers = [replace(server.offer, content=content_of(7)[:-1] + b"\1"), server.offer]
+    monkeypatch.setattr(server, "snapshot", lambda *_: offers.pop(0))
+    assert SnapshotCache(tmp_path).get(server.client(), record_at(7)).digest == server.offer.digest
+    assert offers == []
+
+
 def test_the_newest_generations_are_kept(tmp_path: Path) -> None:
     cache = SnapshotCache(tmp_path)
     for generation in range(1, GENERATIONS_KEPT + 4):
