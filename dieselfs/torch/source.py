@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from dieselfs.dataset import Dataset, connect
 from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.names import SCHEME, is_location, parse_location, user_path
 from dieselfs.shuffle.plan import Share
@@ -67,10 +68,15 @@ class MountSource:
         return [_read_file(prefix + snapshot.path(node), snapshot.size(node)) for node in nodes]
 
     def declare(self, share: Share) -> None:
-        """Reading the list of a share declares it; one byte is enough. Raises OSError, EINVAL if the mount says no."""
-        path = os.path.join(self._mountpoint, CONTROL_FOLDER, "shuffle", shuffle_name(share))
-        with open(path, "rb", buffering=0) as file:
-            file.read(1)
+        """Reading the list of a share declares it; one byte is enough. Raises OSError, EINVAL if the mount says no.
+
+        What no name has room for (many skips, in a deep folder) is read all the same, but not ahead.
+        """
+        name = shuffle_name(share)
+        if len(name) <= NAME_BYTES_MAX:
+            path = os.path.join(self._mountpoint, CONTROL_FOLDER, "shuffle", name)
+            with open(path, "rb", buffering=0) as file:
+                file.read(1)
 
     def close(self) -> None:
         """Nothing is held but the mapped snapshot."""

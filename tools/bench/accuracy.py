@@ -6,42 +6,24 @@ sizes. Prints tables as Markdown, and draws the curves.
 """
 
 import json
-import os
-import random
+import signal
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
 from bench.curves import draw
-from bench.digits import write_digits
-from bench.homes import Home, mounted, running_home
+from bench.digits import Entries, by_class, mixed, store_digits, write_digits
+from bench.homes import mounted, running_home
 from bench.learning import Lesson
 from bench.storing import Storing, storing_lines
-from dieselfs.names import split_path
 from dieselfs.shuffle.order import Layout
-from dieselfs.upload import Failed, SourceEntry, TreeUpload, walk_source
 
-CHUNK_BYTES = 3000
-"""24 images: as many chunks as CIFAR-10 has of 4 MiB, and more."""
 GROUPS = (1, 5, 15, 30, 0)
-_SEED = 1
 
 
-def by_class(failed: Failed, source: Path) -> Iterator[SourceEntry]:
-    """In the order of paths, as `dlcmd put` walks a folder."""
-    yield from sorted(walk_source(os.fsencode(source), b"", failed), key=lambda entry: split_path(entry.path))
-
-
-def mixed(failed: Failed, source: Path) -> Iterator[SourceEntry]:
-    """In random order, `test/` and `train/` each for itself, as from a shuffled list of names."""
-    entries = list(by_class(failed, source))
-    random.Random(_SEED).shuffle(entries)
-    yield from sorted(entries, key=lambda entry: entry.path.partition(b"/")[0])
-
-
-STORINGS: dict[str, Callable[[Failed, Path], Iterator[SourceEntry]]] = {
+STORINGS: dict[str, Entries] = {
     "stored class by class": by_class,
     "stored in mixed order": mixed,
 }
@@ -56,6 +38,7 @@ STORINGS: dict[str, Callable[[Failed, Path], Iterator[SourceEntry]]] = {
 )
 def main(seeds: int, epochs: int, figure: Path | None, json_file: Path | None) -> None:
     """Compare how well networks learn in chunk-wise and in full shuffle, through a mount."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # cleans up
     with tempfile.TemporaryDirectory(prefix="dieselfs-accuracy-") as folder:
         source = Path(folder, "digits")
         write_digits(source)
@@ -75,31 +58,25 @@ def main(seeds: int, epochs: int, figure: Path | None, json_file: Path | None) -
 
 def learn_from(
     title: str,
-    entries: Callable[[Failed, Path], Iterator[SourceEntry]],
+    entries: Entries,
     source: Path,
     folder: Path,
     seeds: int,
     epochs: int,
 ) -> Storing:
     """Store the digits in this order, mount them, and train; the kinds of runs take turns."""
+    runs: dict[int, list[list[float]]] = {group: [] for group in GROUPS}
     with running_home(folder) as home:
-        store(home, lambda failed: entries(failed, source))
-        with mounted(home, folder / "mount") as mount:
-            lesson = Lesson.on(mount.folder)
-            chunks = len(Layout.of(lesson.train.snapshot, lesson.train.folder).counts)
-            runs: dict[int, list[list[float]]] = {group: [] for group in GROUPS}
-            for seed in range(seeds):
+        with home.dataset(is_created=False) as data:
+            store_digits(data, entries, source)
+            chunks = len(Layout.of(data.snapshot, b"train").counts)
+        for seed in range(seeds):
+            with mounted(home, folder / "mount") as mount:
+                lesson = Lesson.on(mount.folder)
                 for group in GROUPS:
                     runs[group].append(lesson.learn(seed, group, epochs))
-                print(f"{title}: {seed + 1} of {seeds} seeds", flush=True)
+            print(f"{title}: {seed + 1} of {seeds} seeds", flush=True)
     return Storing(title, chunks, runs)
-
-
-def store(home: Home, entries: Callable[[Failed], Iterator[SourceEntry]]) -> None:
-    with home.dataset(is_created=False) as dataset:
-        upload = TreeUpload(dataset.client, dataset.create(), None, jobs=1, chunk_bytes=CHUNK_BYTES)
-        report = upload.run(entries)
-        assert not report.failures, report.failures
 
 
 if __name__ == "__main__":

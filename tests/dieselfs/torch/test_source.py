@@ -87,6 +87,16 @@ def test_a_share_is_declared_by_reading_its_list(mount: Path) -> None:
     source.declare(share)
 
 
+def test_what_no_name_has_room_for_is_not_declared(mount: Path) -> None:
+    folder = "x" * 250
+    (mount / folder).mkdir()
+    (mount / folder / "1.jpg").write_bytes(b"one")
+    snapshot = pack_tree(mount).snapshot
+    share = Plan(snapshot, layout=Layout.of(snapshot, folder.encode())).share()
+    assert len(shuffle_name(share)) > 255
+    MountSource(str(mount), snapshot).declare(share)
+
+
 def test_the_name_of_a_share_of_the_whole_dataset(mount: Path) -> None:
     snapshot: Snapshot = open_source(mount)[0].snapshot
     share = Plan(snapshot, skips=[range(1)]).share(batch=2, start=1, drop_last=True)

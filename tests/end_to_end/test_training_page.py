@@ -1,0 +1,135 @@
+"""docs/training.md is right to the letter: its commands and programs are run, on images of digits."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.digits import write_digits
+from dieselfs.errors import MountError
+from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
+from dieselfs_client import control
+from dieselfs_tools.private_home import private_home
+from tests.support.documents import DOCUMENTS
+
+TIMEOUT_S = 240.0
+PROGRAMS = {"dlcmd": "dieselfs_tools.dlcmd", "torchrun": "torch.distributed.run"}
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this machine has no /dev/fuse")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What stands on the page, and a folder to try it in."""
+
+    folder: Path
+    home: Path
+
+    @property
+    def mountpoint(self) -> Path:
+        return self.folder / "mnt/imagenet"
+
+    def blocks(self, language: str) -> list[str]:
+        text = (DOCUMENTS / "training.md").read_text(encoding="utf-8")
+        return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+    def program(self, name: str) -> str:
+        """The one block of Python in which this is defined."""
+        (block,) = (block for block in self.blocks("python") if f"def {name}(" in block)
+        return block
+
+    def shell(self, commands: str) -> str:
+        """Run commands as on the page, but for where the mount is, and how many ranks there are; returns the output."""
+        commands = commands.replace("/mnt/imagenet", str(self.mountpoint)).replace("per-node 8", "per-node 2")
+        ran = subprocess.run(
+            ["/bin/bash", "-eu", "-o", "pipefail", "-c", commands],
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        assert ran.returncode == 0, f"{commands}\n{ran.stdout}\n{ran.stderr}"
+        return ran.stdout
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "HOME": str(self.folder),
+            "DIESELFS_HOME": str(self.home),
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "bin").mkdir()
+    for name, module in PROGRAMS.items():
+        program = folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        program.chmod(0o755)
+    write_digits(folder / "imagenet")
+    os.rename(folder / "imagenet/test", folder / "imagenet/val")
+    with private_home() as home:
+        page = Page(folder, home)
+        page.mountpoint.mkdir(parents=True)
+        # The first epoch is for one process alone, through the library, as the text says that it may be.
+        (folder / "train.py").write_text(page.program("main").replace("EPOCHS, ", "EPOCHS = 1\n_, "))
+        try:
+            yield page
+        finally:
+            with suppress(MountError):
+                control.unmount(page.mountpoint, lazily=True)
+
+
+def test_from_put_to_two_ranks_that_take_up_the_training_of_one(page: Page) -> None:
+    first, *_ = page.blocks("sh")
+    put_and_mount, _, torchrun = first.strip().rpartition("\n")
+    page.shell(put_and_mount)
+    assert page.shell(f"{sys.executable} train.py imagenet@v1/train").startswith("rank 0: epoch 0, loss ")
+
+    (page.folder / "train.py").write_text(page.program("main"))
+    told = sorted(page.shell(torchrun).splitlines())
+    assert [line.partition(", loss")[0] for line in told] == ["rank 0: epoch 1", "rank 1: epoch 1"]
+
+
+def test_the_list_of_an_order(page: Page) -> None:
+    (commands,) = (block for block in page.blocks("sh") if ".dieselfs/shuffle" in block)
+    listed = page.shell(commands).splitlines()
+    assert len(listed) == 3
+    with FolderDataset(page.mountpoint / "train", loader=bytes) as dataset:
+        sampler = ChunkShuffleBatchSampler(dataset, 256, seed=1, rank=0, world=8)
+        assert [dataset.path(index) for index in next(iter(sampler))[:3]] == listed
+
+
+def function(page: Page, name: str) -> Callable[..., Any]:
+    defined: dict[str, Any] = {}
+    exec(compile(page.program(name), "docs/training.md", "exec"), defined)
+    found: Callable[..., Any] = defined[name]
+    return found
+
+
+def test_a_step_that_is_skipped(page: Page) -> None:
+    with FolderDataset(page.mountpoint / "train", loader=bytes) as dataset:
+        before = ChunkShuffleBatchSampler(dataset, 100, seed=1)
+        expected = [index for batch in before for index in batch]
+        sampler = function(page, "resumed_without")(dataset, before.state_dict(), 0, 3, 4, 100)
+        found = [index for batch in sampler for index in batch]
+        assert found == expected[:300] + expected[500:]
+
+
+def test_contents_in_order_from_the_library(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIESELFS_HOME", str(page.home))
+    with FolderDataset(page.mountpoint / "train", loader=bytes) as dataset:
+        share = [*ChunkShuffleBatchSampler(dataset, 8, seed=1, rank=0, world=8)]
+        contents = list(function(page, "contents")("imagenet@v1"))
+        assert contents == [dataset[index][0] for batch in share for index in batch]
