@@ -45,6 +45,8 @@ from dieselfs.rpc.connection import reachable_path
 
 _DESCRIPTOR = struct.Struct("i")
 _BACKLOG = 128
+_PACKET_ROOM_BYTES = NODE_PACKET_BYTES_MAX + 1
+"""One that is too long is seen to be."""
 _ACCEPT_PAUSE_S = 1.0
 """When no descriptor is left for another reader."""
 
@@ -140,9 +142,6 @@ class ChunkSharing:
                 if peer_user(connection) != os.getuid():
                     _log.warning("a process of another user tried to read shared chunks")
                     return
-                if self.readers >= NODE_READERS_MAX:
-                    await _send(connection, 0, Refusal.because(Unavailable("too many readers")))
-                    return
                 self.readers += 1
                 try:
                     await self._converse(connection)
@@ -155,7 +154,7 @@ class ChunkSharing:
 
     async def _converse(self, connection: trio.socket.SocketType) -> None:
         with trio.fail_after(HANDSHAKE_TIMEOUT_S):
-            packet = await connection.recv(NODE_PACKET_BYTES_MAX)
+            packet = await connection.recv(_PACKET_ROOM_BYTES)
         if not packet:
             return
         number, hello = decode(packet)
@@ -164,11 +163,13 @@ class ChunkSharing:
             await _send(connection, number, Refusal.because(fault))
             return
         await _send(connection, number, Welcome())
-        while packet := await connection.recv(NODE_PACKET_BYTES_MAX):
+        while packet := await connection.recv(_PACKET_ROOM_BYTES):
             number, request = decode(packet)
             await self._answer(connection, number, request)
 
     def _fault(self, hello: Message | Unknown) -> DieselfsError | None:
+        if self.readers > NODE_READERS_MAX:
+            return Unavailable(f"the daemon has {NODE_READERS_MAX} readers, which is the limit")
         if not isinstance(hello, Hello):
             return ProtocolError("a conversation begins with a greeting")
         if hello.version != PROTOCOL_VERSION:

@@ -14,7 +14,6 @@ import fcntl
 import mmap
 import os
 import weakref
-from contextlib import suppress
 from typing import Any, Protocol
 
 from dieselfs.errors import Damaged, Unavailable
@@ -76,11 +75,15 @@ def map_sealed(descriptor: int, length_bytes: int) -> Memory:
 
 
 class Segment:
-    """Memory for one payload, and its descriptor. Safe to read from several threads; made and closed by one."""
+    """Memory for one payload, and its descriptor. Safe to read from several threads; made and closed by one.
+
+    One that nobody refers to any more is closed.
+    """
 
     def __init__(self, descriptor: int, memory: Any, is_sealed: bool) -> None:
         """Use `create` or `adopt`."""
         self._descriptor = descriptor
+        self._release = weakref.finalize(self, os.close, descriptor)
         self._memory = memory
         self._is_sealed = is_sealed
 
@@ -133,8 +136,6 @@ class Segment:
 
     def close(self) -> None:
         """Let go of descriptor and memory; those who have mapped or view it keep it. May be called again."""
-        descriptor, self._descriptor = self._descriptor, -1
+        self._descriptor = -1
         self._memory = b""
-        if descriptor >= 0:
-            with suppress(OSError):
-                os.close(descriptor)
+        self._release()
