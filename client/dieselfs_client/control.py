@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass
 from typing import NoReturn
@@ -131,14 +132,19 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
 def _command(dataset: str, place: str, options: MountOptions, report: str, log_file: str) -> list[str]:
     """The supervisor, and behind it what it starts."""
     log = os.path.abspath(log_file) if log_file != "-" else "-"
-    python = [sys.executable, "-m"]
+    python = [sys.executable, "-P", "-m"]
     zygote = [*python, "dieselfs_client.zygote", dataset, place, format_options(options.absolute()), log]
     return [*python, "dieselfs_client.supervisor", report, log, place, *zygote]
 
 
 def _environment() -> dict[str, str]:
-    """They see the modules that we see, also where dieselfs runs from a checkout; they work in another folder."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    """They see the modules that we see, also where dieselfs runs from a checkout; they work in another folder.
+
+    What is found without being told is left out: it may be elsewhere, when an upgrade finds a newer Python.
+    """
+    found = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    told = [os.path.abspath(path) for path in sys.path if not path.startswith(found)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(told)}
 
 
 class _Reports:

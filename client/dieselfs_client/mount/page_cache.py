@@ -124,7 +124,11 @@ class PageCache:
     def _started(self) -> "_Helper":
         if self._helper is None:
             self._starts += 1
-            self._helper = _Helper(self._device, self._memory_bytes)
+            try:
+                self._helper = _Helper(self._device, self._memory_bytes)
+            except OSError as error:  # files are read through the daemon then, all of them
+                reason = f"the process that fills it cannot be started: {error.strerror}"
+                raise MountError(f"page cache: {reason}") from None
         return self._helper
 
     def close(self) -> None:
