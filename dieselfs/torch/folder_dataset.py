@@ -39,6 +39,7 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
         server: str | None = None,
         key_file: str | None = None,
         home: str | os.PathLike[str] | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         """`loader` makes an object of a file's bytes (`loader=bytes`: nothing is made); `extensions` None takes all
         files. `root` and the options of the connection: see `open_source`; what is a sample: see `find_samples`.
@@ -51,7 +52,9 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
         self.loader = loader
         self.root = os.fspath(root)
         self.source: Source
-        self.source, self.folder = open_source(root, server=server, key_file=key_file, home=home)
+        self.source, self.folder = open_source(
+            root, server=server, key_file=key_file, home=home, memory_bytes=memory_bytes
+        )
         try:
             self.samples: Samples = find_samples(self.source.snapshot, self.folder, extensions)
         except BaseException:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from dieselfs.dataset import Dataset, connect
 from dieselfs.errors import Damaged, InvalidInput
-from dieselfs.limits import NAME_BYTES_MAX
+from dieselfs.limits import LIBRARY_MEMORY_BYTES, NAME_BYTES_MAX
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.names import SCHEME, is_location, parse_location, user_path
 from dieselfs.shuffle.plan import Share
@@ -124,6 +124,7 @@ def open_source(
     server: str | None = None,
     key_file: str | None = None,
     home: str | os.PathLike[str] | None = None,
+    memory_bytes: int | None = None,
 ) -> tuple[Source, bytes]:
     """What `root` names, and the folder in it: `imagenet@v3/train` in a dataset, `/mnt/imagenet/train` on a mount.
 
@@ -131,13 +132,14 @@ def open_source(
     `dieselfs.connect`, and raise what it raises. Raises InvalidInput if nothing of dieselfs is mounted there.
     """
     if not isinstance(root, str) or root.startswith(("/", ".")):
-        if server or key_file or home:
+        if server or key_file or home or memory_bytes:
             raise InvalidInput(
-                f"{os.fspath(root)}: server, key_file and home are for datasets, not for mounts"
+                f"{os.fspath(root)}: the options of a connection are for datasets, not for mounts"
             )
         return _mounted(os.path.realpath(root))
     location = parse_location(root if is_location(root) else SCHEME + root)
-    dataset = connect(location.state, server=server, key_file=key_file, home=home)
+    memory_bytes = LIBRARY_MEMORY_BYTES if memory_bytes is None else memory_bytes
+    dataset = connect(location.state, server=server, key_file=key_file, home=home, memory_bytes=memory_bytes)
     return LibrarySource(dataset), location.path
 
 

@@ -71,6 +71,8 @@ def test_the_snapshot_must_be_the_one_that_is_mounted(mount: Path) -> None:
 def test_options_of_a_connection_are_for_datasets(mount: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="are for datasets, not for mounts"):
         open_source(mount, server="tcp://nowhere:1")
+    with pytest.raises(InvalidInput, match="are for datasets, not for mounts"):
+        open_source(mount, memory_bytes=1 << 30)
     with pytest.raises(InvalidInput, match="no dataset is mounted there"):
         open_source(tmp_path)
 
