@@ -6,7 +6,7 @@ It is a small file in memory without a name (memfd), which the supervisor holds.
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dieselfs.limits import LOGBOOK_BYTES_MAX
@@ -14,6 +14,7 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
+from dieselfs_client.mount.control_tree import ControlFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """All that is in the book. `kept`: numbers of chunks."""
+    """All that is in the book. `kept`: numbers of chunks; `files`: those of the control tree."""
 
-    readings: Sequence[Reading] = field(default_factory=tuple)
-    kept: Sequence[int] = field(default_factory=tuple)
+    readings: Sequence[Reading] = ()
+    kept: Sequence[int] = ()
+    files: Sequence[ControlFile] = ()
 
 
 class Logbook:
@@ -85,7 +87,11 @@ class Logbook:
         length = min(os.fstat(self.descriptor).st_size, LOGBOOK_BYTES_MAX)
         try:
             found: Any = json.loads(os.pread(self.descriptor, length, 0))
-            return Entries([Reading(**reading) for reading in found["readings"]], [*map(int, found["kept"])])
+            return Entries(
+                [Reading(**reading) for reading in found["readings"]],
+                [*map(int, found["kept"])],
+                [ControlFile(**file) for file in found["files"]],
+            )
         except (ValueError, KeyError, TypeError):
             return Entries()
 

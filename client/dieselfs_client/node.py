@@ -68,7 +68,7 @@ class Node:
     ) -> None:
         counted = CountedSource(source)
         self.core = MountCore(snapshot)
-        self.control = ControlTree(snapshot, self, ErrorLog())
+        self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._log)
         self._snapshot = snapshot
         self._options = options
         self._allotment = allotment
@@ -81,8 +81,12 @@ class Node:
         self._dataset_bytes = self._stock.table.total_page_bytes()
         self.reads = Reads(self.core, self._residency, self._stock, options.timeout_s)
         self._logbook = logbook
+        self._unresumed: list[Reading] = []  # of the daemon before
         if logbook is not None:
-            nursery.start_soon(self._keep_logbook, logbook)
+            entries = logbook.read()
+            self._unresumed = [*entries.readings]
+            self.control.inherit(entries.files)  # before the kernel asks for them
+            nursery.start_soon(self._keep_logbook, entries)
         if options.policy == "oneshot":
             nursery.start_soon(self._stock.warm)
 
@@ -115,11 +119,11 @@ class Node:
             for window in self._stock.windows
             for share, position in window.positions()
         ]
-        self._logbook.write(Entries(readings, self._stock.holdings.kept()))
+        readings += self._unresumed
+        self._logbook.write(Entries(readings, self._stock.holdings.kept(), self.control.files()))
 
-    async def _keep_logbook(self, logbook: Logbook) -> None:
+    async def _keep_logbook(self, entries: Entries) -> None:
         """Go on where the daemon before was; then write down how far this one is."""
-        entries = logbook.read()
         self._stock.restore(chunk for chunk in entries.kept if chunk < self._snapshot.chunk_count)
         for reading in entries.readings:
             try:
@@ -129,6 +133,7 @@ class Node:
                 _log.warning("a plan of the daemon before cannot be gone on with: %s", error)
             else:
                 self._stock.declare(share, position)
+            self._unresumed.remove(reading)
         while True:
             self._log()
             await trio.sleep(LOG_INTERVAL_S)

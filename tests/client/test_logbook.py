@@ -33,7 +33,7 @@ def test_a_book_is_replaced_by_a_shorter_one(packed: PackedDataset) -> None:
     book = Logbook()
     book.write(Entries([], list(range(1000))))
     book.write(Entries([], [1]))
-    assert book.read() == Entries([], [1])
+    assert book.read() == Entries([], [1], [])
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"readings": [{}], "kept": []}', b"\xff", b'{"kept": [1]}'])

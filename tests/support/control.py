@@ -35,6 +35,9 @@ class SimpleContents:
     def declare(self, share: Share) -> None:
         self.declared.append(share)
 
+    async def ahead_of(self, share: Share) -> None:
+        assert share in self.declared
+
 
 def simple_control(snapshot: Snapshot) -> ControlTree:
     return ControlTree(snapshot, SimpleContents(snapshot), ErrorLog())

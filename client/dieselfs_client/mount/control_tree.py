@@ -9,10 +9,12 @@ makes a new inode, whose content is fixed at that moment; it is gone once the ke
 """
 
 import json
+import os
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -95,14 +97,32 @@ class _Shuffle(NamedTuple):
 
 
 class _File:
-    """One inode. `lookups` counts how often the kernel was told of it."""
+    """One inode. `lookups` counts how often the kernel was told of it. The list of an order that was inherited has no
+    `content` until it is read.
+    """
 
-    def __init__(self, attributes: Attributes, content: _Content, share: Share | None) -> None:
+    def __init__(
+        self, name: bytes, attributes: Attributes, content: _Content | None, share: Share | None = None
+    ) -> None:
+        self.name = name
         self.attributes = attributes
         self.content = content
         self.share = share
         self.undeclared = share
         self.lookups = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFile:
+    """One inode, for a daemon that takes over: with its text, or only its name if it is the list of an order."""
+
+    inode: int
+    name: str
+    mode: int
+    size: int
+    mtime_ns: int
+    lookups: int
+    text: str | None
 
 
 class ControlTree:
@@ -117,8 +137,11 @@ class ControlTree:
         errors: ErrorLog,
         files_max: int = CONTROL_FILES_MAX,
         clock_ns: Callable[[], int] = time.time_ns,
+        on_new_file: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_new_file` is called whenever there is a file more, before the kernel hears of it."""
         self.errors = errors
+        self._on_new_file = on_new_file
         self._snapshot = snapshot
         self._contents = contents
         self._files_max = files_max
@@ -146,7 +169,7 @@ class ControlTree:
         if folder == CONTROL_INODE:
             if name in self._texts:
                 mode, text = self._texts[name]
-                return self._admit(mode, _Text(text()))
+                return self._admit(name, mode, _Text(text()))
             found = SHUFFLE_INODE if name == b"shuffle" else found
         elif folder != SHUFFLE_INODE:
             self._file(folder)
@@ -159,11 +182,14 @@ class ControlTree:
         Raises InvalidInput, also noted in `errors`, and Unavailable after READ_TIMEOUT_S; it takes 0.3 s for a million
         files, the first time. If cancelled, there is no file.
         """
+        found = await self._found(name)
+        return self._admit(name, _FILE_MODE, found.lines, found.share)
+
+    async def _found(self, name: bytes) -> _Shuffle:
         try:
             with trio.move_on_after(READ_TIMEOUT_S):
                 asked = ShuffleName.parse(name)
-                found = await trio.to_thread.run_sync(self._shuffle, asked, abandon_on_cancel=True)
-                return self._admit(_FILE_MODE, found.lines, found.share)
+                return await trio.to_thread.run_sync(self._shuffle, asked, abandon_on_cancel=True)
         except (InvalidInput, NotFound) as error:
             self.errors.note(printable(CONTROL_FOLDER + b"/shuffle/" + name), str(error))
             raise
@@ -185,13 +211,14 @@ class ControlTree:
             raise InvalidInput(f"{printable(path)} cannot stand in a line: add null=1")
         return _Shuffle(share, PathLines(self._snapshot, nodes, NUL if asked.null else NEWLINE))
 
-    def _admit(self, mode: int, content: _Content, share: Share | None = None) -> Attributes:
+    def _admit(self, name: bytes, mode: int, content: _Content, share: Share | None = None) -> Attributes:
         inode, size = self._next_inode, content.size_bytes
         self._next_inode += 1
         attributes = Attributes(inode, mode, size, -(-size // STAT_BLOCK_BYTES), self._clock_ns())
-        self._files[inode] = _File(attributes, content, share)
+        self._files[inode] = _File(name, attributes, content, share)
         while len(self._files) > self._files_max:
             self._files.popitem(last=False)
+        self._on_new_file()
         return attributes
 
     def forget(self, inode: int, lookups: int) -> None:
@@ -201,6 +228,44 @@ class ControlTree:
             file.lookups -= lookups
             if file.lookups <= 0:
                 del self._files[inode]
+
+    # -- what another daemon goes on with -----------------------------------------------------------------
+
+    def files(self) -> list[ControlFile]:
+        """The files that the kernel may still ask for."""
+        return [
+            ControlFile(
+                inode,
+                os.fsdecode(file.name),
+                file.attributes.mode,
+                file.attributes.size,
+                file.attributes.mtime_ns,
+                file.lookups,
+                file.content.read(0, file.attributes.size).decode("utf-8", "surrogateescape")
+                if isinstance(file.content, _Text)
+                else None,
+            )
+            for inode, file in self._files.items()
+        ]
+
+    def inherit(self, files: Iterable[ControlFile]) -> None:
+        """Files of the daemon before this one."""
+        for of in files:
+            attributes = Attributes(of.inode, of.mode, of.size, -(-of.size // STAT_BLOCK_BYTES), of.mtime_ns)
+            content = None if of.text is None else _Text(of.text)
+            file = self._files[of.inode] = _File(os.fsencode(of.name), attributes, content)
+            file.lookups = of.lookups
+
+    def is_to_be_laid_out(self, inode: int) -> bool:
+        """Whether `lay_out` must come before `read`."""
+        file = self._files.get(inode)
+        return file is not None and file.content is None
+
+    async def lay_out(self, inode: int) -> None:
+        """Work out the content of a file that was inherited. Raises as `lookup_shuffle` does."""
+        file = self._file(inode)
+        found = await self._found(file.name)
+        file.content, file.share = found.lines, found.share
 
     # -- inodes ------------------------------------------------------------------------------------------
 
@@ -223,6 +288,8 @@ class ControlTree:
         if offset == 0 and file.undeclared is not None:
             share, file.undeclared = file.undeclared, None
             self._contents.declare(share)
+        if file.content is None:
+            raise NotFound(f"inode {inode} of {printable(CONTROL_FOLDER)} is not laid out")
         return file.content.read(offset, size_bytes)
 
     def share_read_out(self, inode: int, end: int) -> Share | None:
@@ -230,10 +297,12 @@ class ControlTree:
         file = self._files.get(inode)
         return file.share if file is not None and end >= file.attributes.size else None
 
-    async def read_out(self, inode: int, offset: int, size_bytes: int, share: Share) -> bytes:
-        """As `read`, of the end of a list; returns when the first files of it can be read fast, or after a while."""
+    async def read_out(self, inode: int, offset: int, size_bytes: int) -> bytes:
+        """As `read`; the end of a list comes when the first files of it can be read fast, or after a while."""
         data = self.read(inode, offset, size_bytes)
-        await self._contents.ahead_of(share)
+        share = self.share_read_out(inode, offset + size_bytes)
+        if share is not None:
+            await self._contents.ahead_of(share)
         return data
 
     # -- folders: as in MountCore, with the place in the listing as the node ------------------------------------

@@ -305,20 +305,25 @@ class KernelDriver:
             if inode >= CONTROL_INODE:
                 self._control.forget(inode, lookups)
 
+    def _read_control(self, request: Request, nursery: trio.Nursery, offset: int, size: int) -> bytes | None:
+        inode, control = request.inode, self._control
+        if not control.is_to_be_laid_out(inode) and control.share_read_out(inode, offset + size) is None:
+            return control.read(inode, offset, size)
+
+        async def read_out() -> Buffers:
+            if control.is_to_be_laid_out(inode):
+                await control.lay_out(inode)
+            return [memoryview(await control.read_out(inode, offset, size))]
+
+        self._answer_later(request, nursery, read_out)
+        return None
+
     # -- reads -------------------------------------------------------------------------------------------
 
     def _read(self, request: Request, nursery: trio.Nursery) -> bytes | None:
         inode, offset, size = request.inode, *protocol.decode_read(request.body)
         if inode >= CONTROL_INODE:
-            share = self._control.share_read_out(inode, offset + size)
-            if share is None:
-                return self._control.read(inode, offset, size)
-
-            async def read_out() -> Buffers:
-                return [memoryview(await self._control.read_out(inode, offset, size, share))]
-
-            self._answer_later(request, nursery, read_out)
-            return None
+            return self._read_control(request, nursery, offset, size)
         buffers = self._reads.at_once(inode, offset, size)
         if buffers is not None:
             self._reply_buffers(request.unique, buffers)

@@ -151,6 +151,24 @@ def test_a_daemon_that_takes_over_gives_out_no_inode_again(contents: SimpleConte
     assert max(inodes) < 1 << 63
 
 
+async def test_a_daemon_that_takes_over_goes_on_with_the_files(contents: SimpleContents) -> None:
+    told: list[int] = []
+    tree = ControlTree(SNAPSHOT, contents, ErrorLog(), on_new_file=lambda: told.append(len(told)))
+    text = tree.lookup(CONTROL_INODE, b"info")
+    order = await tree.lookup_shuffle(b"seed=3,epoch=1")
+    assert text is not None and len(told) == 2
+    content = [tree.read(found.inode, 0, READ_BYTES) for found in (text, order)]
+    heir = ControlTree(SNAPSHOT, contents, ErrorLog())
+    heir.inherit(tree.files())
+    assert [heir.attributes(found.inode) for found in (text, order)] == [text, order]
+    assert not heir.is_to_be_laid_out(text.inode) and heir.is_to_be_laid_out(order.inode)
+    await heir.lay_out(order.inode)
+    assert [heir.read(found.inode, 0, READ_BYTES) for found in (text, order)] == content
+    heir.forget(order.inode, 1)
+    with pytest.raises(NotFound):
+        heir.attributes(order.inode)
+
+
 # -- shuffles -----------------------------------------------------------------------------------------------
 
 
