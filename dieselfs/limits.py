@@ -82,8 +82,12 @@ SERVER_AVOIDED_S = 10.0
 """A server that failed gets no new connections for this long, as long as there are others."""
 SERVER_SILENCE_S = 12.0
 """A read whose bytes do not move for this long goes to another server, if there is one that has not failed lately."""
-SERVER_GONE_S = 30.0
+SERVER_GONE_S = 10.0
 """A machine that acknowledges nothing for this long is gone, however long the call may take that waits for it."""
+READ_PATIENCE_S = 25.0
+"""A read for which no server is left begins again with all of them, until it has taken this long."""
+SERVER_RETRY_S = 0.25
+"""Between two such rounds."""
 SERVERS_REFRESH_S = 10.0
 """A client asks etcd for the servers anew when it needs a connection and its list is older than this."""
 SERVER_LEASE_S = 10
@@ -108,6 +112,8 @@ MEMBER_BYTES_MAX = 512
 """A member of a job as the others get it: its name, address, memory, and proof."""
 MEMBER_MEMORY_BYTES_MAX = 1 << 50
 JOB_NODES_MAX = 4_096
+JOBS_MAX = 1_024
+"""Jobs that read one dataset at one time."""
 JOB_MESSAGES_PER_S = 100
 """Of all members of one job together, at the servers: the more members, the more seldom each one asks."""
 JOB_INTERVAL_S_MIN = 1.0
@@ -181,8 +187,7 @@ assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S < SERVER_SILENCE_S  # a server that finds Redis silent answers before it is given up
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < METADATA_AWAY_S
-assert SERVER_SILENCE_S + CONNECT_TIMEOUT_S < READ_TIMEOUT_S
-assert SERVER_GONE_S >= REQUEST_TIMEOUT_S  # a server that takes nothing for a while is not gone yet
+assert SERVER_SILENCE_S + max(SERVER_GONE_S, CONNECT_TIMEOUT_S) < READ_PATIENCE_S < READ_TIMEOUT_S
 assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S
 assert JOB_NODES_MAX < NOTES_AT_ONCE_MAX <= REDIS_SCAN_ENTRIES
 assert JOB_NAME_CHARACTERS_MAX + NODE_NAME_CHARACTERS_MAX < MEMBER_BYTES_MAX

@@ -14,10 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.cache.member import Terms
+from dieselfs.cache.roll import Roll, decode_members
 from dieselfs.config import Settings
 from dieselfs.embedded import connect_embedded, socket_path
 from dieselfs.errors import AccessDenied, ProtocolError, Unavailable
 from dieselfs.limits import (
+    JOB_INTERVAL_S_MIN,
     MAINTENANCE_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     SERVER_SILENCE_S,
@@ -56,8 +59,8 @@ class ServerClient:
 
     Every call is bounded: each wait for bytes to move ends after 30 s (a snapshot may take longer to be
     built), that of a read after 12 s if there is another server to go to. A call that fails on one server is made
-    again on the next, each is tried once, none after 60 s. But calls that must not happen twice only go on to another
-    server while no connection could be made.
+    again on the next, each is tried once, none after 60 s; for a read, again and again for 25 s. But calls that must
+    not happen twice only go on to another server while no connection could be made.
     """
 
     def __init__(self, settings: Settings, start: int | None = None) -> None:
@@ -104,7 +107,7 @@ class ServerClient:
                 time.sleep(EMBEDDED_PAUSE_S)
         return Connection(connect_embedded(self.settings.home), address, None)
 
-    def _tries(self) -> Tries:
+    def _tries(self, is_patient: bool) -> Tries:
         with self._lock:
             if (
                 os.getpid() != self._process_id
@@ -112,7 +115,7 @@ class ServerClient:
                 self._process_id = os.getpid()
                 self._idle = []
                 self._endpoints = self._endpoints.forked()
-            return self._endpoints.tries()
+            return self._endpoints.tries(is_patient)
 
     def _take(self, tries: Tries) -> tuple[Connection, bool]:
         """`(connection, whether it is a new one)`."""
@@ -149,8 +152,10 @@ class ServerClient:
         is_urgent: bool = False,
         destination: memoryview | None = None,
     ) -> tuple[Any, bytearray | None]:
-        """`is_urgent`: a server that is silent is given up earlier, as long as there is another one."""
-        tries = self._tries()
+        """`is_urgent`: somebody waits who cannot do without. A server that is silent is given up earlier, as long as
+        there is another one; but servers that have failed are tried again.
+        """
+        tries = self._tries(is_patient=is_urgent)
         while True:
             connection, is_new = self._take(tries)
             try:
@@ -250,6 +255,36 @@ class ServerClient:
             "lease_s": lease_s,
         }
         self._value("pin", arguments)
+
+    # -- jobs --------------------------------------------------------------------------------------------
+
+    def join_job(self, terms: Terms, fingerprint: bytes, member: bytes, known_version: int) -> Roll:
+        """Become a member of a job (`known_version` 0), or stay one, and hear who else is. `member` is sealed.
+
+        Raises NotFound, InvalidInput, or AlreadyExists if the others read something else, or the node has a new master.
+        """
+        arguments: dict[str, object] = {
+            "dataset": terms.dataset,
+            "job": terms.job,
+            "fingerprint": fingerprint,
+            "generation": terms.generation,
+            "digest": terms.digest,
+            "member": member,
+            "known_version": known_version,
+        }
+        info, members = self._call("join_job", arguments)
+        interval_s = max(info.interval_ms / 1000, JOB_INTERVAL_S_MIN)
+        return Roll(info.version, interval_s, None if members is None else decode_members(members))
+
+    def leave_job(self, terms: Terms, fingerprint: bytes, member: bytes) -> None:
+        """Be a member no longer. Without error if one is none. Raises NotFound."""
+        arguments: dict[str, object] = {
+            "dataset": terms.dataset,
+            "job": terms.job,
+            "fingerprint": fingerprint,
+            "member": member,
+        }
+        self._value("leave_job", arguments)
 
     # -- writing -----------------------------------------------------------------------------------------
 

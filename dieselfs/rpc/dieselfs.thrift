@@ -133,6 +133,16 @@ struct StatusInfo {
   8: required string metadata
 }
 
+/**
+ * The roll of a job. If its version is another one than the caller knows, all members follow, each with its length
+ * before it (u16). The caller asks again after `interval_ms`.
+ */
+struct RollInfo {
+  1: required i64 version
+  2: required i32 interval_ms
+  3: required i64 bulk_length
+}
+
 service ChunkServer {
   // -- handshake (docs/rpc.md, "Who is calling") --
   Challenge hello(1: i32 protocol_version, 2: string user, 3: string key_id, 4: binary client_nonce)
@@ -156,6 +166,16 @@ service ChunkServer {
   void delete_tag(1: string dataset, 2: string tag) throws (1: Refusal refusal)
   /** Say that one reads a snapshot, for `lease_s` from now on; 0: no longer. */
   void pin(1: string dataset, 2: string holder, 3: i64 generation, 4: i64 updated_ns, 5: i64 lease_s)
+    throws (1: Refusal refusal)
+
+  // -- jobs (docs/cache.md) --
+  /**
+   * Become a member of a job (`known_version` 0), or stay one, and hear who else is. `member`: a proof and the member.
+   * Followed by the members if they changed.
+   */
+  RollInfo join_job(1: string dataset, 2: string job, 3: binary fingerprint, 4: i64 generation, 5: binary digest,
+    6: binary member, 7: i64 known_version) throws (1: Refusal refusal)
+  void leave_job(1: string dataset, 2: string job, 3: binary fingerprint, 4: binary member)
     throws (1: Refusal refusal)
 
   // -- writing --

@@ -29,6 +29,9 @@ from dieselfs_server.users import Caller, Right, UserStore
 
 Buffer = bytes | bytearray | memoryview
 
+ADMISSIONS_AT_ONCE_MAX = 1
+"""Members of jobs that this server puts on rolls at once. More would only be in each other's way."""
+
 STORE_WRITES_MAX = 16
 """Chunks being stored at once, over all clients."""
 
@@ -100,6 +103,7 @@ class Service:
         self.ids = ChunkIdSource(self.clock)
         self.catalog = Catalog(self.backends.store, self.backends.metadata)
         self.executor = RequestExecutor(self.backends.store)
+        self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self._writes = trio.CapacityLimiter(STORE_WRITES_MAX)
 
     async def handle(self, method: str, caller: Caller, arguments: Any, bulk: bytes | bytearray) -> Reply:

@@ -3,6 +3,6 @@
 Importing this package makes all of them known to the service.
 """
 
-from dieselfs_server.handlers import administration, datasets, maintenance, reading, writing
+from dieselfs_server.handlers import administration, datasets, jobs, maintenance, reading, writing
 
-__all__ = ["administration", "datasets", "maintenance", "reading", "writing"]
+__all__ = ["administration", "datasets", "jobs", "maintenance", "reading", "writing"]

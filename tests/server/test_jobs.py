@@ -1,0 +1,103 @@
+"""Joining and leaving jobs over a real server: who may, what is refused, and over several servers on one Redis."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dieselfs.cache.member import Member, Terms
+from dieselfs.cache.secret import JobSecret
+from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
+from dieselfs.limits import GIB
+from dieselfs.rpc.address import TcpAddress
+from dieselfs.rpc.client import ServerClient
+from tests.support.redis import needs_redis, running_redis
+from tests.support.server import RunningServer, running_servers
+
+SECRET = JobSecret(b"s" * 32)
+TERMS = Terms("shared", "train", 1, b"d" * 32)
+
+
+def sealed(node: str, terms: Terms = TERMS, secret: JobSecret = SECRET) -> bytes:
+    return secret.seal(Member(node, 0, TcpAddress("127.0.0.1", 7071), GIB, node.encode().ljust(16)), terms)
+
+
+def join(
+    client: ServerClient, node: str, terms: Terms = TERMS, known_version: int = 0
+) -> tuple[int, list[str]]:
+    """The version of the roll, and the nodes on it; none if nothing has changed."""
+    roll = client.join_job(terms, SECRET.fingerprint(), sealed(node, terms), known_version)
+    assert 1.0 <= roll.interval_s < 2.0
+    return roll.version, [SECRET.open(member, terms).node for member in roll.members or ()]
+
+
+@pytest.fixture(scope="module")
+def admin(server: RunningServer) -> Iterator[ServerClient]:
+    client = server.client()
+    client.create_dataset(TERMS.dataset)
+    yield client
+    client.close()
+
+
+def test_who_may_read_may_join(admin: ServerClient, server: RunningServer) -> None:
+    reader = server.client(server.user("reader", shared="read"))
+    stranger = server.client(server.user("stranger", other="write"))
+    version, nodes = join(admin, "n1")
+    assert nodes == ["n1"]
+    newer, nodes = join(reader, "n2")
+    assert newer > version and nodes == ["n1", "n2"]
+    assert join(admin, "n1", known_version=version) == (newer, ["n1", "n2"])
+    assert join(admin, "n1", known_version=newer) == (newer, [])
+    with pytest.raises(NotFound):
+        join(stranger, "n3")
+    with pytest.raises(NotFound):
+        stranger.leave_job(TERMS, SECRET.fingerprint(), sealed("n1"))
+    reader.leave_job(TERMS, SECRET.fingerprint(), sealed("n2"))
+    assert join(admin, "n1", known_version=newer)[1] == ["n1"]
+    for client in (reader, stranger):
+        client.close()
+
+
+def test_another_snapshot_is_refused(admin: ServerClient) -> None:
+    terms = replace(TERMS, job="strict")
+    join(admin, "n1", terms)
+    with pytest.raises(AlreadyExists, match="generation 1, and node n2 has generation 9"):
+        join(admin, "n2", replace(terms, generation=9, digest=b"e" * 32))
+
+
+@pytest.mark.parametrize(
+    ("terms", "fingerprint", "member", "known_version"),
+    [
+        (replace(TERMS, job="a/b"), b"f" * 16, sealed("n1"), 0),
+        (TERMS, b"f" * 15, sealed("n1"), 0),
+        (TERMS, b"f" * 16, b"", 0),
+        (TERMS, b"f" * 16, sealed("n1")[:-1], 0),
+        (TERMS, b"f" * 16, sealed("n1") + bytes(600), 0),
+        (TERMS, b"f" * 16, sealed("n1"), -1),
+        (replace(TERMS, generation=-1), b"f" * 16, sealed("n1"), 0),
+        (replace(TERMS, digest=b"short"), b"f" * 16, sealed("n1"), 0),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    admin: ServerClient, terms: Terms, fingerprint: bytes, member: bytes, known_version: int
+) -> None:
+    with pytest.raises(InvalidInput):
+        admin.join_job(terms, fingerprint, member, known_version)
+
+
+@needs_redis
+def test_members_of_several_servers_meet(tmp_path: Path) -> None:
+    with running_redis(tmp_path / "redis") as redis:
+        options = ("--metadata", f"redis://127.0.0.1:{redis.port}/0")
+        with running_servers(tmp_path, ["a", "b"], options) as servers:
+            one, other = (server.client() for server in servers)
+            one.create_dataset(TERMS.dataset)
+            version, _ = join(one, "n1")
+            newer, nodes = join(other, "n2")
+            assert nodes == ["n1", "n2"]
+            assert join(one, "n1", known_version=version) == (newer, nodes)
+            other.leave_job(TERMS, SECRET.fingerprint(), sealed("n2"))
+            assert join(one, "n1", known_version=newer)[1] == ["n1"]
+            for client in (one, other):
+                client.close()
