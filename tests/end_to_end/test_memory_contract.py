@@ -106,15 +106,15 @@ def test_a_mount_keeps_to_its_memory(server: RunningServer, tmp_path: Path, grou
 def test_a_mount_lives_in_a_control_group_that_has_room_for_just_that(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    with limited_group("contract", MEMORY_BYTES + PROGRAM_BYTES) as group:
-        with mounted(server, tmp_path, group.enter) as mountpoint:
-            read_epoch(mountpoint, epoch=0, group=2)
-            read_epoch(mountpoint, epoch=1, group=2)
-            supervision = supervision_of(str(mountpoint))
-            assert supervision is not None and supervision.restarts == 0, (
-                "nothing was killed for want of memory"
-            )
-            assert group.peak_bytes() > MEMORY_BYTES // 2
+    with (
+        limited_group("contract", MEMORY_BYTES + PROGRAM_BYTES) as group,
+        mounted(server, tmp_path, group.enter) as mountpoint,
+    ):
+        read_epoch(mountpoint, epoch=0, group=2)
+        read_epoch(mountpoint, epoch=1, group=2)
+        supervision = supervision_of(str(mountpoint))
+        assert supervision is not None and supervision.restarts == 0, "nothing was killed for want of memory"
+        assert group.peak_bytes() > MEMORY_BYTES // 2
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
