@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import trio
+
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
@@ -12,12 +14,14 @@ from dieselfs_client.mount.error_log import ErrorLog
 
 
 class SimpleContents:
-    """Shows `counts` and `texts`, and remembers what was `declared`."""
+    """Shows `counts` and `texts`, and remembers what was `declared`. Nobody waits unless `is_ahead` is made anew."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.counts: dict[str, int] = {}
         self.texts: list[str] = []
         self.declared: list[Share] = []
+        self.is_ahead = trio.Event()
+        self.is_ahead.set()
         self._snapshot = snapshot
 
     def stats(self) -> Mapping[str, Any]:
@@ -36,7 +40,7 @@ class SimpleContents:
         self.declared.append(share)
 
     async def ahead_of(self, share: Share) -> None:
-        assert share in self.declared
+        await self.is_ahead.wait()
 
 
 def simple_control(snapshot: Snapshot) -> ControlTree:

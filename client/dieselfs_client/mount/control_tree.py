@@ -256,17 +256,6 @@ class ControlTree:
             file = self._files[of.inode] = _File(os.fsencode(of.name), attributes, content)
             file.lookups = of.lookups
 
-    def is_to_be_laid_out(self, inode: int) -> bool:
-        """Whether `lay_out` must come before `read`."""
-        file = self._files.get(inode)
-        return file is not None and file.content is None
-
-    async def lay_out(self, inode: int) -> None:
-        """Work out the content of a file that was inherited. Raises as `lookup_shuffle` does."""
-        file = self._file(inode)
-        found = await self._found(file.name)
-        file.content, file.share = found.lines, found.share
-
     # -- inodes ------------------------------------------------------------------------------------------
 
     def _file(self, inode: int) -> _File:
@@ -280,30 +269,37 @@ class ControlTree:
             return Attributes(inode, _FOLDER_MODE, 0, 0, self._started_ns)
         return self._file(inode).attributes
 
-    def read(self, inode: int, offset: int, size_bytes: int) -> bytes:
-        """Bytes of a file. The first read at its beginning declares what its reader is going to read."""
+    def at_once(self, inode: int, offset: int, size_bytes: int) -> bytes | None:
+        """Bytes of a file, or None where they must be waited for with `fetch`.
+
+        The first read at the beginning of an order declares what its reader is going to read.
+        """
         if inode in (CONTROL_INODE, SHUFFLE_INODE):
             raise InvalidInput("not a file")
         file = self._file(inode)
+        if file.content is None or (file.share is not None and offset + size_bytes >= file.attributes.size):
+            return None
+        return self._read(file, offset, size_bytes)
+
+    async def fetch(self, inode: int, offset: int, size_bytes: int) -> bytes:
+        """As `at_once`, but waits: for an order to be worked out, which raises as `lookup_shuffle` does; and at the end
+        of an order, whose reader turns to the files now, until the first of them can be read fast (or for a while).
+        """
+        file = self._file(inode)
+        if file.content is None:
+            found = await self._found(file.name)
+            file.content, file.share = found.lines, found.share
+        data = self._read(file, offset, size_bytes)
+        if file.share is not None and offset + size_bytes >= file.attributes.size:
+            await self._contents.ahead_of(file.share)
+        return data
+
+    def _read(self, file: _File, offset: int, size_bytes: int) -> bytes:
+        assert file.content is not None
         if offset == 0 and file.undeclared is not None:
             share, file.undeclared = file.undeclared, None
             self._contents.declare(share)
-        if file.content is None:
-            raise NotFound(f"inode {inode} of {printable(CONTROL_FOLDER)} is not laid out")
         return file.content.read(offset, size_bytes)
-
-    def share_read_out(self, inode: int, end: int) -> Share | None:
-        """The share whose list a read up to `end` comes to the end of: its reader turns to the files now."""
-        file = self._files.get(inode)
-        return file.share if file is not None and end >= file.attributes.size else None
-
-    async def read_out(self, inode: int, offset: int, size_bytes: int) -> bytes:
-        """As `read`; the end of a list comes when the first files of it can be read fast, or after a while."""
-        data = self.read(inode, offset, size_bytes)
-        share = self.share_read_out(inode, offset + size_bytes)
-        if share is not None:
-            await self._contents.ahead_of(share)
-        return data
 
     # -- folders: as in MountCore, with the place in the listing as the node ------------------------------------
 

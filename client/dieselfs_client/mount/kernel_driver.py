@@ -305,19 +305,6 @@ class KernelDriver:
             if inode >= CONTROL_INODE:
                 self._control.forget(inode, lookups)
 
-    def _read_control(self, request: Request, nursery: trio.Nursery, offset: int, size: int) -> bytes | None:
-        inode, control = request.inode, self._control
-        if not control.is_to_be_laid_out(inode) and control.share_read_out(inode, offset + size) is None:
-            return control.read(inode, offset, size)
-
-        async def read_out() -> Buffers:
-            if control.is_to_be_laid_out(inode):
-                await control.lay_out(inode)
-            return [memoryview(await control.read_out(inode, offset, size))]
-
-        self._answer_later(request, nursery, read_out)
-        return None
-
     # -- reads -------------------------------------------------------------------------------------------
 
     def _read(self, request: Request, nursery: trio.Nursery) -> bytes | None:
@@ -330,3 +317,14 @@ class KernelDriver:
         else:
             self._answer_later(request, nursery, lambda: self._reads.fetch(inode, offset, size))
         return None
+
+    def _read_control(self, request: Request, nursery: trio.Nursery, offset: int, size: int) -> bytes | None:
+        inode = request.inode
+        data = self._control.at_once(inode, offset, size)
+        if data is None:
+
+            async def fetch() -> Buffers:
+                return [memoryview(await self._control.fetch(inode, offset, size))]
+
+            self._answer_later(request, nursery, fetch)
+        return data

@@ -198,7 +198,8 @@ class Pyfuse3Driver(pyfuse3.Operations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         with self._answering("read", fh):
             if fh >= CONTROL_INODE:
-                return self._control.read(fh, off, size)
+                data = self._control.at_once(fh, off, size)
+                return await self._control.fetch(fh, off, size) if data is None else data
             buffers = self._reads.at_once(fh, off, size)
             if buffers is None:
                 buffers = await self._reads.fetch(fh, off, size)
