@@ -9,7 +9,6 @@ all the same; then the file is read through the daemon, and a kept chunk is push
 """
 
 import logging
-import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,8 +32,11 @@ WHOLE_SHARE = 0.75
 """A chunk of whose payload this much is wanted is fetched whole: one checksum instead of many."""
 PARCELS_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
 """Fetches ahead of readers; the others are left for readers who wait."""
-PUSHED_AGAIN_S = 10.0
-"""A kept chunk is pushed again no sooner: pages that the kernel takes back at once are not worth it."""
+PUSHED_AGAIN_S = 1.0
+PUSHED_AGAIN_MAX_S = 60.0
+"""A kept chunk is pushed again no sooner, and each time it takes twice as long until the next, up to the second figure:
+pages that the kernel takes back at once are not worth it.
+"""
 FINISHED_S = 10.0
 """The last files of a plan stay for so long after its readers were last heard of."""
 HEAD_START_S = 2.0
@@ -76,6 +78,14 @@ class StockFigures:
     failed_parcels: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """When a chunk was last pushed, and how much later that may be done again."""
+
+    at_s: float
+    again_after_s: float
+
+
 @dataclass(eq=False, slots=True)
 class _Following:
     """A plan that is followed. `is_ahead` is set when the files that its latest reader begins with are in stock."""
@@ -112,7 +122,7 @@ class Stock:
         self._clock = clock
         self._is_over = False  # the mount is gone
         self._plans: dict[Hashable, _Following] = {}
-        self._pushed_s: dict[int, float] = {}  # kept chunks, and when they were last pushed
+        self._pushes: dict[int, _Push] = {}  # of the chunks that are kept
         self._expected: set[int] = set()
         self._moved = trio.Event()  # set, and made anew, when a reader moves on or memory becomes free
         self._fetching = trio.CapacityLimiter(PARCELS_AT_ONCE_MAX)
@@ -136,8 +146,7 @@ class Stock:
 
     def keeps(self, chunk: int) -> bool:
         """Whether a chunk that a reader waits for is to be kept: fetched whole, with `landed` to follow."""
-        pushed_s = self._pushed_s.get(chunk, -math.inf)
-        return self.holdings.keep(chunk) and self._clock() - pushed_s >= PUSHED_AGAIN_S
+        return self.holdings.keep(chunk) and self._may_push(chunk)
 
     def expects(self, chunk: int) -> bool:
         """Whether much of a chunk is on its way, or about to be: a reader who waits for one of its files joins in."""
@@ -145,15 +154,25 @@ class Stock:
 
     def landed(self, chunk: int, payload: memoryview) -> None:
         """A chunk that is kept was fetched for a reader: push it, if that was not just done for another reader."""
-        pushed_s = self._pushed_s.get(chunk, -math.inf)
-        if self._is_over or self._clock() - pushed_s < PUSHED_AGAIN_S:
+        if self._is_over or not self._may_push(chunk):
             return
-        self._pushed_s[chunk] = self._clock()
         pieces = self.table.of_chunk(chunk)
-        if pushed_s > -math.inf:  # the kernel has taken pages back
+        if chunk in self._pushes:  # the kernel has taken pages back
             self.figures.pushed_again_chunks += 1
             self.holdings.lose(pieces)
+        self._note_push(chunk)
         self._nursery.start_soon(self._put, pieces, payload, pieces.offsets)
+
+    def _may_push(self, chunk: int) -> bool:
+        push = self._pushes.get(chunk)
+        return push is None or self._clock() >= push.at_s + push.again_after_s
+
+    def _note_push(self, chunk: int) -> None:
+        before = self._pushes.get(chunk)
+        again_after_s = (
+            PUSHED_AGAIN_S if before is None else min(2 * before.again_after_s, PUSHED_AGAIN_MAX_S)
+        )
+        self._pushes[chunk] = _Push(self._clock(), again_after_s)
 
     def restore(self, chunks: Iterable[int]) -> None:
         """These are in the page cache since an earlier daemon kept them; but the bytes of tripwires went with it."""
@@ -324,7 +343,7 @@ class Stock:
             _log.warning("files fetched ahead of their readers: %s", error)
             return
         if self.holdings.is_kept(chunk):
-            self._pushed_s[chunk] = self._clock()
+            self._note_push(chunk)
         await self._put(pieces, payload, starts)
 
     async def _fetch(self, chunk: int, pieces: Pieces) -> tuple[memoryview, npt.NDArray[np.int64]]:
