@@ -32,6 +32,7 @@ from dieselfs_tools.commands.tag import tag
 from dieselfs_tools.commands.umount import umount
 from dieselfs_tools.commands.upgrade import upgrade
 from dieselfs_tools.commands.user import user
+from dieselfs_tools.commands.which import which
 from dieselfs_tools.session import Session
 
 EXIT_OUTPUT_CLOSED = 141
@@ -91,6 +92,7 @@ for command in (
     fsck,
     rebuild,
     shuffle,
+    which,
     user,
     server,
 ):

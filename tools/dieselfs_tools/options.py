@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 HELP_COLUMNS = 100
 
 
-class _Parsed(click.ParamType[Any]):
+class Parsed(click.ParamType[Any]):
     """A parameter whose text one of our parsers understands."""
 
     def __init__(self, name: str, parse: Callable[[str], object]) -> None:
@@ -49,6 +49,11 @@ def dataset_state(text: str) -> str:
     return location.state
 
 
+def dataset_folder(text: str) -> Location:
+    """`name`, `name@tag`, or `dl://name[@tag]/folder`. Raises InvalidInput."""
+    return parse_location(text if is_location(text) else f"{SCHEME}{dataset_state(text)}")
+
+
 def location(text: str) -> Location:
     """`dl://dataset[@tag]/path`. Raises InvalidInput."""
     return parse_location(text)
@@ -62,12 +67,13 @@ def changeable_location(text: str) -> Location:
     return location
 
 
-LOCATION = _Parsed("dl://DATASET/PATH", location)
-CHANGEABLE = _Parsed("dl://DATASET/PATH", changeable_location)
-STATE = _Parsed("dl://DATASET[@TAG]", dataset_state)
-DATASET = _Parsed("dl://DATASET", dataset_name)
-SIZE = _Parsed("SIZE", parse_size)
-DURATION = _Parsed("DURATION", parse_duration)
+LOCATION = Parsed("dl://DATASET/PATH", location)
+CHANGEABLE = Parsed("dl://DATASET/PATH", changeable_location)
+FOLDER = Parsed("dl://DATASET[@TAG][/FOLDER]", dataset_folder)
+STATE = Parsed("dl://DATASET[@TAG]", dataset_state)
+DATASET = Parsed("dl://DATASET", dataset_name)
+SIZE = Parsed("SIZE", parse_size)
+DURATION = Parsed("DURATION", parse_duration)
 
 
 def _set(change: Callable[[Session, Any], None]) -> Function:

@@ -1,61 +1,97 @@
-"""`dlcmd shuffle`: the order of an epoch."""
-
-import os
-import sys
-from itertools import islice
+"""`dlcmd shuffle`: the order of an epoch, or the part of it that one reader reads; and how random it is."""
 
 import click
 
 from dieselfs.errors import EXIT_OK, InvalidInput
-from dieselfs.names import printable
-from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS
+from dieselfs.names import Location
+from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.randomness import FULL_SHUFFLE_DISTANCE, measure
 from dieselfs_tools import options
-from dieselfs_tools.output import name_fields, write_bytes
+from dieselfs_tools.plans import OrderOptions, order_options, plan_fields, print_files
 from dieselfs_tools.session import Session
-
-LINES_AT_ONCE = 10_000
 
 
 @options.verb(
     "shuffle",
     "dlcmd shuffle dl://imagenet --seed 1 --epoch 0 > epoch-0.txt",
-    "dlcmd shuffle dl://imagenet --seed 1 --epoch 1 --group 0 | head    # a full shuffle, not by chunks",
+    "dlcmd shuffle dl://imagenet/train --seed 1 --rank 7 --world 64 --batch 1024   # what one reader reads",
+    "dlcmd shuffle dl://imagenet --group 500 --quality      # how random groups of 500 chunks are",
 )
-@click.argument("dataset", type=options.STATE, metavar="dl://DATASET[@TAG]")
+@order_options
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Another seed, another sequence of epochs."
-)
-@click.option("--epoch", type=int, default=0, show_default=True, help="Which epoch.")
-@click.option(
-    "--group",
-    "group_chunks",
+    "--start",
     type=int,
-    default=DEFAULT_GROUP_CHUNKS,
-    show_default=True,
-    help="Chunks that are mixed with each other; 0 for all.",
+    help="Begin at this position, counted without what is skipped.  [default: 0, or the cursor's]",
+)
+@click.option("--drop-last", is_flag=True, help="Leave out the last step if it is short.")
+@click.option(
+    "--quality",
+    "is_quality",
+    is_flag=True,
+    help="Print how random the order is, and the memory that it needs.",
 )
 @click.option(
     "-0", "--null", "is_null", is_flag=True, help="End each path with a NUL byte, and print it as it is."
 )
-def shuffle(session: Session, dataset: str, seed: int, epoch: int, group_chunks: int, is_null: bool) -> int:
-    """Print the files in the order of an epoch: chunk by chunk in groups, the same on every machine."""
-    if is_null and session.output.is_json:
-        raise InvalidInput("--null does not go with --json")
-    paths = session.dataset(dataset).shuffle(seed, epoch, group_chunks)
-    names = map(os.fsencode, paths)
-    if session.output.is_json:
-        for position, name in enumerate(names):
-            session.output.record("entry", "", {"position": position, **name_fields(name)})
-    while batch := list(islice(names, LINES_AT_ONCE)):
-        if is_null:
-            write_bytes(b"".join(name + b"\0" for name in batch))
-        else:
-            sys.stdout.write("".join(printable(name) + "\n" for name in batch))
+def shuffle(
+    session: Session,
+    dataset: Location,
+    order: OrderOptions,
+    start: int | None,
+    drop_last: bool,
+    is_quality: bool,
+    is_null: bool,
+) -> int:
+    """Print the files of a dataset, or of a folder in it, in the order of an epoch: chunk by chunk in groups, the
+    same on every machine.
+    """
+    if is_null and (session.output.is_json or is_quality):
+        raise InvalidInput("--null does not go with --json or --quality")
+    if order.cursor is not None and start is not None:
+        raise InvalidInput("the cursor says already what --start would")
+    plan, position = order.plan(session, dataset)
+    if is_quality:
+        return _show_quality(session, dataset, plan)
+    share = plan.share(
+        order.rank or 0,
+        1 if order.world is None else order.world,
+        order.batch,
+        position if start is None else start,
+        drop_last=drop_last,
+    )
+    print_files(session, plan, share.positions(), is_null)
     fields = {
-        "dataset": dataset,
-        "files": len(paths),
-        "seed": seed,
-        "epoch": epoch,
-        "group_chunks": group_chunks,
+        **plan_fields(dataset, plan),
+        "files": len(share),
+        "rank": share.rank,
+        "world": share.world,
+        "batch": share.batch,
+        "start": share.start,
+        "cursor": str(plan.cursor(share.start)),
     }
     return session.output.summary("", fields, EXIT_OK)
+
+
+def _show_quality(session: Session, dataset: Location, plan: Plan) -> int:
+    found, output = measure(plan), session.output
+    groups = f"groups of {plan.group_chunks} chunks" if plan.group_chunks else "one group of all chunks"
+    lines = (
+        f"order           {len(plan)} files, {plan.group_count} groups, {groups}",
+        f"entropy ratio   {found.entropy_ratio:.1%}, of a full shuffle's 100 %",
+        f"mean distance   {found.mean_distance:.1%} of all positions, of a full shuffle's {FULL_SHUFFLE_DISTANCE:.1%}",
+        f"folder repeats  {found.folder_repeats:.1%} of files follow one of their folder, in a full shuffle "
+        f"{found.folder_repeats_expected:.1%}",
+        f"memory          {output.size(found.group_bytes_max)} for the largest group, "
+        f"{output.size(round(found.group_bytes_mean))} on average; a mount holds two groups",
+    )
+    fields = {
+        **plan_fields(dataset, plan),
+        "groups": plan.group_count,
+        "entropy_ratio": found.entropy_ratio,
+        "mean_distance": found.mean_distance,
+        "folder_repeats": found.folder_repeats,
+        "folder_repeats_expected": found.folder_repeats_expected,
+        "group_bytes_max": found.group_bytes_max,
+        "group_bytes_mean": found.group_bytes_mean,
+    }
+    return output.summary("\n".join(lines), fields, EXIT_OK)
