@@ -13,10 +13,13 @@ its settings and its generation), so it can be an attribute of a PyTorch `Datase
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from threading import RLock
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from dieselfs.cache.node_socket import NodeClient, runtime_folder, socket_path
 from dieselfs.config import Settings
@@ -144,7 +147,14 @@ class Dataset:
         """All bytes of each file, in this order; each chunk is asked for once, however many files of it are
         wanted.
         """
-        return (self._reader or self._reading()).get_many(paths)
+        reader = self._reader or self._reading()
+        if isinstance(paths, ShuffledPaths) and paths.snapshot is reader.chunks.snapshot:
+            return reader.read_many(paths.nodes)  # whose names nobody needs
+        return reader.get_many(paths)
+
+    def get_nodes(self, nodes: Sequence[int] | npt.NDArray[np.integer]) -> list[bytes]:
+        """As `get_many`, for files by their numbers in the snapshot, as plans and walks have them."""
+        return (self._reader or self._reading()).read_many(nodes)
 
     def views(self, paths: Iterable[Path]) -> list[memoryview]:
         """As `get_many`, but nothing is copied that is in memory: several times as fast for small files.

@@ -39,6 +39,8 @@ LINK_HOPS_MAX = 40
 assert sys.byteorder == "little"
 _FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {U8: "B", U32: "I", U64: "Q", I64: "q"}
 
+_TYPE_BITS = 0o170000
+"""Of a mode; looked at here rather than in `stat.S_ISREG` where it has to be quick."""
 _LOW_HALF = np.uint64(0xFFFF_FFFF)
 
 
@@ -329,11 +331,24 @@ class Snapshot:
 
     def sole_extent(self, node: int) -> tuple[int, int, int] | None:
         """Where a file lies that is one piece: `(chunk, offset, end)` in a payload; None for all else."""
-        if self._counts[node] != 1 or not stat.S_ISREG(self._modes[node]):
+        if self._counts[node] != 1 or self._modes[node] & _TYPE_BITS != stat.S_IFREG:
             return None
         extent = self._firsts[node]
         offset = self._extent_offsets[extent]
         return self._extent_chunks[extent], offset, offset + self._extent_lengths[extent]
+
+    def sole_extents(self, nodes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+        """What `sole_extent` says of many nodes, as columns; the chunk is -1 where a file is not one piece."""
+        modes, counts = self.column("modes")[nodes], self.column("counts")[nodes]
+        is_sole = (counts == 1) & (modes & np.uint32(_TYPE_BITS) == stat.S_IFREG)
+        extents = np.where(is_sole, self.column("firsts")[nodes], 0) if self.header.extents else nodes[:0]
+        if not len(extents):
+            return np.full(len(nodes), -1), np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64)
+        chunks, offsets, lengths = (
+            self.column(f"extent_{name}")[extents].astype(np.int64)
+            for name in ("chunks", "offsets", "lengths")
+        )
+        return np.where(is_sole, chunks, -1), offsets, offsets + lengths
 
     # -- chunks ------------------------------------------------------------------------------------------
 

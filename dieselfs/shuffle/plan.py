@@ -222,7 +222,7 @@ class ShuffledPaths(Sequence[str]):
     """Paths of an epoch, in order, made when asked for. `nodes` are their numbers in the snapshot."""
 
     def __init__(self, snapshot: Snapshot, nodes: Nodes) -> None:
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self.nodes = nodes
 
     def __len__(self) -> int:
@@ -230,8 +230,8 @@ class ShuffledPaths(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return ShuffledPaths(self._snapshot, self.nodes[index])
-        return os.fsdecode(self._snapshot.path(int(self.nodes[index])))
+            return ShuffledPaths(self.snapshot, self.nodes[index])
+        return os.fsdecode(self.snapshot.path(int(self.nodes[index])))
 
 
 def _digest(snapshot: Snapshot, folder: bytes) -> str:

@@ -64,6 +64,23 @@ def test_views_are_the_same_bytes_without_a_copy(data: Dataset) -> None:
     assert figures.hit_files + figures.missed_files == 12
 
 
+def test_what_a_plan_names_is_read_without_the_names(data: Dataset, server: RunningServer) -> None:
+    large = os.urandom(5_000_000)
+    contents = {"large.bin": large, "small": b"beside it", "empty": b""}
+    for path, content in contents.items():
+        data.put(path, content)
+    data.flush()
+    data.ls()
+    with Dataset(server.settings(), data.name) as other:
+        for reader in (data, other, data):
+            order = data.shuffle(seed=2)
+            assert reader.get_many(order) == [contents[path] for path in order]
+            assert reader.get_nodes(order.nodes) == reader.get_nodes(order.nodes.tolist())
+    with pytest.raises(InvalidInput, match="not a file"):
+        data.get_nodes([0])
+    assert data.get_nodes([]) == data.get_many([]) == data.views([]) == []
+
+
 def test_memory_is_what_was_asked_for_in_other_processes_too(data: Dataset, server: RunningServer) -> None:
     data.put("file", b"1")
     data.flush()

@@ -152,6 +152,9 @@ def test_every_way_to_a_file_gives_the_same_bytes(packed: Dataset) -> None:
         assert reader.views(tuple(paths)) == [content_of(path) for path in paths]
         assert [reader.get(os.fsencode(path)) for path in paths] == [content_of(path) for path in paths]
         assert reader.get(f"/{paths[0]}/") == content_of(paths[0])
+        assert reader.read_many(packed.snapshot.find_many(list(map(os.fsencode, paths)))) == [
+            content_of(path) for path in paths
+        ]
     assert all(view.readonly for view in reader.views(paths))
 
 

@@ -242,3 +242,20 @@ def test_a_forked_child_reads_the_same(tmp_path: Path) -> None:
         found = all(snapshot.path(snapshot.find(path)) == path for path in MANY)
         os._exit(0 if found else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "tree", [SAMPLE, {}, {b"empty": file_of()}, {b"folder": Entry(Op.DIRECTORY, 0o755, 0)}], ids=repr
+)
+def test_files_of_one_piece_are_found_one_at_a_time_and_many_at_once(tree: dict[bytes, Entry]) -> None:
+    snapshot = Snapshot(snapshot_bytes(tree), SOURCE)
+    nodes = np.arange(len(snapshot))
+    rows = zip(*(column.tolist() for column in snapshot.sole_extents(nodes)), strict=True)
+    for node, row in zip(nodes.tolist(), rows, strict=True):
+        extents = snapshot.extents(node)
+        if len(extents) == 1:
+            (extent,) = extents
+            assert row == (extent.chunk, extent.offset, extent.offset + extent.length)
+            assert snapshot.sole_extent(node) == row
+        else:
+            assert row[0] == -1 and snapshot.sole_extent(node) is None
