@@ -126,14 +126,14 @@ def test_a_source_that_hangs(
     options: MountOptions, packed: PackedDataset, source: SwitchedSource, tmp_path: Path
 ) -> None:
     source.hangs.on()
-    with mounted(packed, tmp_path, source, replace(options, timeout_s=1.0)) as running:
+    with mounted(packed, tmp_path, source, replace(options, timeout_s=2.0)) as running:
         began_s = time.monotonic()
         assert read_error(running.path, 5) == errno.EIO
         took_s = time.monotonic() - began_s
-        assert 0.9 < took_s < 1.9, "one limit, although the kernel asks twice"
+        assert 1.9 < took_s < 3.9, "one limit, although the kernel asks twice"
         assert read(running.path, 0) == content(0)
-        assert "did not come within 1 s" in running.log()
-        assert "did not come within 1 s" in (running.path / ".dieselfs/errors").read_text()
+        assert "did not come within 2 s" in running.log()
+        assert "did not come within 2 s" in (running.path / ".dieselfs/errors").read_text()
         source.hangs.off()
         assert read_sooner_or_later(running.path, 5) == content(5)
 
