@@ -121,7 +121,15 @@ JOB_LEASE_S_MIN = 10.0
 """A member that dies is on the roll of its job for at most this long, in jobs of up to 300 nodes."""
 JOB_LEASE_INTERVALS = 3
 """So messages of a member may be lost, or late, without its being taken for dead."""
+JOB_ANSWER_TIMEOUT_S = 4.0
+"""A member waits this long for a server, and so has time to ask another before its lease ends."""
+JOB_LEAVE_TIMEOUT_S = 2.0
+"""A member that leaves waits no longer for a server to hear of it; its lease ends by itself."""
 JOB_SECRET_FILE_BYTES_MAX = 4 * KIB
+MASTER_POLL_S = 0.2
+"""How often a process that waits to be the master of its node looks whether there is one."""
+MASTER_PATIENCE_S = 2.0
+"""A process with a smaller rank that lives is waited for this long, while its node has no master."""
 NOTES_AT_ONCE_MAX = 8_192
 """Notes of a dataset that are read at one instant."""
 NOTE_TRIES_MAX = 256
@@ -192,3 +200,4 @@ assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S
 assert JOB_NODES_MAX < NOTES_AT_ONCE_MAX <= REDIS_SCAN_ENTRIES
 assert JOB_NAME_CHARACTERS_MAX + NODE_NAME_CHARACTERS_MAX < MEMBER_BYTES_MAX
 assert JOB_LEASE_INTERVALS * JOB_INTERVAL_S_MIN < JOB_LEASE_S_MIN
+assert 2 * JOB_ANSWER_TIMEOUT_S < JOB_LEASE_S_MIN

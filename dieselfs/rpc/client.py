@@ -20,6 +20,7 @@ from dieselfs.config import Settings
 from dieselfs.embedded import connect_embedded, socket_path
 from dieselfs.errors import AccessDenied, ProtocolError, Unavailable
 from dieselfs.limits import (
+    JOB_ANSWER_TIMEOUT_S,
     JOB_INTERVAL_S_MIN,
     MAINTENANCE_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
@@ -272,7 +273,7 @@ class ServerClient:
             "member": member,
             "known_version": known_version,
         }
-        info, members = self._call("join_job", arguments)
+        info, members = self._call("join_job", arguments, timeout_s=JOB_ANSWER_TIMEOUT_S)
         interval_s = max(info.interval_ms / 1000, JOB_INTERVAL_S_MIN)
         return Roll(info.version, interval_s, None if members is None else decode_members(members))
 

@@ -1,0 +1,179 @@
+"""A node's membership in a job: registers, renews, learns of every change, and leaves at the end.
+
+While the servers are away, the last list stands: peers find out by themselves who is dead, and a list that shrank
+because nobody could be asked would only move chunks for nothing. The transport is an argument, the clock is trio's.
+"""
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from dieselfs.cache.member import Member, Terms
+from dieselfs.cache.roll import Roll
+from dieselfs.cache.secret import JobSecret
+from dieselfs.errors import AccessDenied, AlreadyExists, DieselfsError, InvalidInput, Unavailable
+from dieselfs.limits import JOB_INTERVAL_S_MIN, JOB_LEAVE_TIMEOUT_S
+from dieselfs.rpc.client import ServerClient
+
+JITTER = 0.2
+"""Up to this part of an interval is left out, at random: members that began together do not ask together for ever."""
+
+Members = tuple[Member, ...]
+
+_log = logging.getLogger(__name__)
+
+
+class RollServer(Protocol):
+    async def join(self, sealed: bytes, known_version: int) -> Roll:
+        """As `ServerClient.join_job`. If cancelled, the member may be on the roll, until its lease ends."""
+        ...
+
+    async def leave(self, sealed: bytes) -> None:
+        """As `ServerClient.leave_job`. If cancelled, the member is off the roll at the latest when its lease ends."""
+        ...
+
+
+class RemoteRoll:
+    """The roll that the servers keep; calls run in worker threads, which end by themselves if abandoned."""
+
+    def __init__(self, client: ServerClient, terms: Terms, secret: JobSecret) -> None:
+        self._client = client
+        self._terms = terms
+        self._fingerprint = secret.fingerprint()
+
+    async def join(self, sealed: bytes, known_version: int) -> Roll:
+        call = partial(self._client.join_job, self._terms, self._fingerprint, sealed, known_version)
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+
+    async def leave(self, sealed: bytes) -> None:
+        call = partial(self._client.leave_job, self._terms, self._fingerprint, sealed)
+        await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipStatistics:
+    """`asked` = `answered` + `unanswered`, but for a call under way. `strangers` were on the roll, not of the job."""
+
+    asked: int = 0
+    answered: int = 0
+    unanswered: int = 0
+    changes: int = 0
+    strangers: int = 0
+
+
+class Membership:
+    """For one trio thread. Before the first answer, and if there never is one, this node is alone."""
+
+    def __init__(
+        self,
+        roll: RollServer,
+        secret: JobSecret,
+        terms: Terms,
+        me: Member,
+        on_change: Callable[[Members], None] = lambda members: None,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        """`on_change` gets every new list, ordered by node, from within `run`. `uniform` gives numbers from 0 to 1."""
+        self._roll = roll
+        self._secret = secret
+        self._terms = terms
+        self._on_change = on_change
+        self._uniform = uniform
+        # All below are changed only between checkpoints.
+        self._me = me
+        self._version = 0
+        self._interval_s = JOB_INTERVAL_S_MIN
+        self._members: Members = (me,)
+        self._changed = trio.Event()
+        self._statistics = MembershipStatistics()
+        self._is_away = False
+
+    @property
+    def members(self) -> Members:
+        """Ordered by node; this node is always among them."""
+        return self._members
+
+    def statistics(self) -> MembershipStatistics:
+        return self._statistics
+
+    def offer(self, memory_bytes: int) -> None:
+        """Offer more memory, or less; the others hear of it within an interval of theirs."""
+        self._me = replace(self._me, memory_bytes=memory_bytes)
+
+    async def wait_for(self, nodes: int) -> None:
+        """Until so many nodes are there, this one included."""
+        while len(self._members) < nodes:
+            await self._changed.wait()
+
+    async def run(self) -> None:
+        """Be a member until cancelled; then leave, and wait no longer than JOB_LEAVE_TIMEOUT_S for it.
+
+        Raises what the server refuses the first call with. Later only AlreadyExists: the node has a new master, or the
+        others read another snapshot by now. Whatever else goes wrong is logged, and tried again after an interval.
+        """
+        try:
+            while True:
+                await self._ask()
+                await trio.sleep(self._interval_s * (1 - JITTER * self._uniform()))
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(JOB_LEAVE_TIMEOUT_S):
+                await self._leave()
+
+    async def _ask(self) -> None:
+        self._count(asked=1)
+        try:
+            roll = await self._roll.join(self._secret.seal(self._me, self._terms), self._version)
+        except AlreadyExists:
+            self._count(unanswered=1)
+            raise
+        except DieselfsError as error:
+            self._count(unanswered=1)
+            if not self._version and not isinstance(error, Unavailable):
+                raise
+            if not self._is_away:
+                _log.warning("job %s: %s; the last list of its nodes stands", self._terms.job, error)
+            self._is_away = True
+            return
+        if self._is_away:
+            _log.info("job %s: the server answers again", self._terms.job)
+        self._is_away = False
+        self._count(answered=1)
+        self._version, self._interval_s = roll.version, roll.interval_s
+        if roll.members is not None:
+            self._take(roll.members)
+
+    def _take(self, sealed: tuple[bytes, ...]) -> None:
+        by_node = {}
+        for each in sealed:
+            try:
+                member = self._secret.open(each, self._terms)
+            except (AccessDenied, InvalidInput) as error:
+                self._count(strangers=1)
+                _log.warning("job %s: passed over on its roll: %s", self._terms.job, error)
+            else:
+                by_node[member.node] = member
+        by_node[self._me.node] = self._me
+        members = tuple(by_node[node] for node in sorted(by_node))
+        if members == self._members:
+            return
+        self._members = members
+        self._count(changes=1)
+        _log.info("job %s: %d nodes: %s", self._terms.job, len(members), ", ".join(sorted(by_node))[:1000])
+        self._changed.set()
+        self._changed = trio.Event()
+        self._on_change(members)
+
+    async def _leave(self) -> None:
+        try:
+            await self._roll.leave(self._secret.seal(self._me, self._terms))
+        except DieselfsError as error:
+            _log.info("job %s: left without a word (%s); the lease ends by itself", self._terms.job, error)
+
+    def _count(self, **more: int) -> None:
+        counted = {name: getattr(self._statistics, name) + number for name, number in more.items()}
+        self._statistics = replace(self._statistics, **counted)
