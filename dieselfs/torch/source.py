@@ -45,8 +45,7 @@ class LibrarySource:
         return self._dataset.snapshot
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
-        snapshot = self._dataset.snapshot
-        return self._dataset.get_many([snapshot.path(node) for node in nodes])
+        return self._dataset.get_nodes(nodes)
 
     def declare(self, share: Share) -> None:
         """Nobody fetches ahead for the library: what a batch needs is asked for together."""
