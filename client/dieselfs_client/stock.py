@@ -190,6 +190,7 @@ class Stock:
             window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes_each, self._clock)
             following = self._plans[key] = _Following(window, trio.Event())
             self._nursery.start_soon(self._follow, following)
+        following.is_ahead.set()  # whoever waits for it waits for the new one from now on
         following.is_ahead = trio.Event()
         following.window.join(share, position)
         self._wake()
@@ -202,7 +203,8 @@ class Stock:
         following = self._plans.get(_key(share))
         if following is not None:
             with trio.move_on_after(HEAD_START_S):
-                await following.is_ahead.wait()
+                while not following.is_ahead.is_set():
+                    await following.is_ahead.wait()
 
     # -- what it tells -----------------------------------------------------------------------------------
 

@@ -133,6 +133,25 @@ def test_a_plan_is_in_stock_before_it_is_read(packed: PackedDataset) -> None:
     assert not rig.source.fetched_extents
 
 
+def test_readers_who_begin_together_are_all_told_when_their_files_are_in_stock(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        shares = [rig.plan().share(rank=rank, world=4) for rank in range(4)]
+        told: list[Share] = []
+
+        async def begin(share: Share) -> None:
+            rig.stock.declare(share)
+            await rig.stock.ahead_of(share)
+            told.append(share)
+
+        async with trio.open_nursery() as nursery:
+            for share in shares:
+                nursery.start_soon(begin, share)
+            await rig.settle()
+            assert len(told) == len(shares)
+
+    run(packed, scenario)
+
+
 def test_what_is_kept_is_not_fetched_again_in_later_epochs(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         for epoch in range(3):
