@@ -14,7 +14,6 @@ import trio
 from dieselfs_client.tether import Tether, receive_inheritance
 
 BEAT_INTERVAL_S = 1.0
-INHERITANCE_TIMEOUT_S = 10.0
 
 
 class Order(StrEnum):
@@ -25,18 +24,18 @@ class Order(StrEnum):
 
 
 class Guardian:
-    """Made when the daemon begins: waits until the supervisor has handed over all that it keeps.
+    """Made by a daemon that stands by: waits until it is its turn, and it has all that the supervisor keeps.
 
     - `inherited`: descriptors that were kept from an earlier daemon, by name; whoever takes one closes it
     - `is_clean`: that daemon left no request unanswered
     - `process`: the supervisor
 
-    Raises TimeoutError, and ConnectionError if the supervisor is gone. Then used from one trio thread.
+    Raises ConnectionError if the supervisor is gone. Then used from one trio thread.
     """
 
     def __init__(self, tether: Tether) -> None:
         self._tether = tether
-        self.inherited, how = receive_inheritance(tether, INHERITANCE_TIMEOUT_S)
+        self.inherited, how = receive_inheritance(tether)
         self.is_clean = how == "clean"
         self.process = tether.maker
         self._unsent: deque[tuple[str, str, int | None]] = deque()

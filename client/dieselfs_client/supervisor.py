@@ -5,9 +5,10 @@
 This module starts processes and takes signals. It knows nothing of datasets, and imports as little as possible: what
 it takes, it takes for as long as the mount lives (13 MB, of which 6 are its own; the limits of dieselfs would cost 30).
 
-COMMAND starts a *zygote*: a process that has imported everything and opened the dataset, and forks daemons. So a
-daemon is there 20 ms after another one died, not after half a second, and shares most of its memory with the zygote.
-All of them are children of the supervisor, and talk with it as `tether.py` says.
+COMMAND starts a *zygote*: a process that has imported everything and opened the dataset, and forks daemons. The next
+one is forked in advance, and waits for the word that makes it the daemon. So the mount is served 10 ms after a daemon
+died, not after half a second, and daemons share most of their memory with the zygote. All of them are children of the
+supervisor, and talk with it as `tether.py` says.
 
 SIGTERM, SIGINT, SIGHUP: unmount and end; once more: at once. SIGUSR2: start a new zygote, with whatever code is
 installed by now, and let a daemon of its take the mount over. REPORT is a descriptor, or `-`; LOG a file, or `-` for
@@ -25,6 +26,7 @@ import time
 from collections.abc import Iterator
 
 from dieselfs_client.child import Child
+from dieselfs_client.herald import Herald
 from dieselfs_client.patience import Patience
 from dieselfs_client.supervision import StatusFile, Supervision
 from dieselfs_client.tether import Message, Tether, close_all
@@ -59,8 +61,7 @@ class Supervisor:
     def __init__(
         self, report: int | None, log: str | None, mountpoint: str, command: list[str], kept_max: int
     ) -> None:
-        self._report = report
-        self._log = log
+        self._herald = Herald(report, log)
         self._command = command
         self._kept_max = kept_max
         self._kept: dict[str, int] = {}
@@ -71,6 +72,7 @@ class Supervisor:
         self._zygote_failures = 0
         self._zygote_next_s = 0.0
         self._successor: Child | None = None  # the zygote that takes the first one's place in an upgrade
+        self._standby: Child | None = None
         self._daemon: Child | None = None
         self._yielding_s: float | None = None
         self._stopping_s: float | None = None
@@ -91,8 +93,9 @@ class Supervisor:
                 self._look_after_daemon(now_s)
                 self._look_after_zygote(now_s)
                 self._look_after_upgrade(now_s)
-                self._start_daemon()
-                self._status_file.write(self._state)
+                self._start_daemon(now_s)
+                self._look_after_standby(now_s)
+                self._write_status()
                 if self._outcome is None:
                     self._wait(TICK_S)
         finally:
@@ -102,7 +105,11 @@ class Supervisor:
     # -- what happens --------------------------------------------------------------------------------------
 
     def _children(self) -> Iterator[Child]:
-        return (child for child in (self._zygote, self._successor, self._daemon) if child is not None)
+        return (
+            child
+            for child in (self._zygote, self._successor, self._standby, self._daemon)
+            if child is not None
+        )
 
     def _wait(self, timeout_s: float) -> None:
         """Wait until something happens, or it is time to look; take note of it."""
@@ -152,15 +159,16 @@ class Supervisor:
             os.close(self._kept.pop(about))
         elif word == "born":
             child.pid = int(about)
-            self._state = self._state._replace(daemon=child.pid)
         elif word == "mounted":
             self._state = self._state._replace(device=about)
         elif word == "warm":
             child.is_ready = True
         elif word == "ready":
             child.is_ready = True
-            self._state = self._state._replace(resends=about == "resends", is_served=True)
-            self._say_that_it_is_ready()
+            self._state = self._state._replace(resends=about == "resends")
+            self._was_ready = True
+            self._write_status()  # before anybody is told, who may then look
+            self._herald.tell_readiness()
         elif word == "clean":
             self._is_clean = True
         elif word == "failed":
@@ -224,10 +232,10 @@ class Supervisor:
             self._note(f"the upgrade failed, the daemon goes on as it was: {successor.end}")
             self._state = self._state._replace(refusals=self._state.refusals + 1)
         elif successor.is_ready and daemon is None:
-            if self._zygote is not None:
-                self._zygote.tether.close()
-                self._zygote.kill(now_s)
-            self._zygote, self._successor = successor, None
+            for old in filter(None, (self._zygote, self._standby)):
+                old.tether.close()
+                old.kill(now_s)
+            self._zygote, self._successor, self._standby = successor, None, None
             self._state = self._state._replace(upgrades=self._state.upgrades + 1)
         elif successor.is_ready and daemon is not None and daemon.is_ready and self._yielding_s is None:
             self._yielding_s = now_s
@@ -270,21 +278,38 @@ class Supervisor:
         poll.register(self._kept[DEVICE], select.POLLIN)
         return bool(poll.poll(0))
 
-    def _start_daemon(self) -> None:
+    def _look_after_standby(self, now_s: float) -> None:
+        """Have one waiting, once there is time for that: not while a daemon begins, or an upgrade is under way."""
+        standby, daemon = self._standby, self._daemon
+        if standby is not None and standby.is_gone(now_s):
+            standby.tether.close()
+            self._standby = standby = None
+        if standby is None and daemon is not None and daemon.is_ready and self._successor is None:
+            self._standby = self._fork(now_s)
+
+    def _fork(self, now_s: float) -> Child | None:
+        zygote = self._zygote
+        if zygote is None or not zygote.is_ready or zygote.has_hung_up:
+            return None
+        tether, theirs = Tether.pair()
+        with theirs:
+            try:
+                zygote.tether.send("fork", "", theirs.fileno())
+            except OSError:  # it is gone, but not buried yet
+                zygote.has_hung_up = True
+                tether.close()
+                return None
+        return Child(tether, now_s)
+
+    def _start_daemon(self, now_s: float) -> None:
         if self._outcome is not None or self._daemon is not None:
             return
         if self._stopping_s is not None:
             self._outcome = EXIT_OK, "", ""
-        elif self._zygote is not None and self._zygote.is_ready and not self._zygote.has_hung_up:
-            tether, theirs = Tether.pair()
-            with theirs:
-                try:
-                    self._zygote.tether.send("fork", "", theirs.fileno())
-                except OSError:  # it is gone, but not buried yet
-                    self._zygote.has_hung_up = True
-                    tether.close()
-                    return
-            self._daemon = Child(tether, time.monotonic())
+            return
+        self._daemon, self._standby = self._standby or self._fork(now_s), None
+        if self._daemon is not None:
+            self._daemon.beat_s = now_s
             names = [name for name in self._kept if name != SNAPSHOT]
             self._hand_over(self._daemon, names, "clean" if self._is_clean else "")
             self._is_clean = False
@@ -292,7 +317,6 @@ class Supervisor:
     def _bury(self, daemon: Child, now_s: float) -> None:
         daemon.tether.close()
         self._daemon = None
-        self._state = self._state._replace(daemon=0, is_served=False)
         if daemon.last_words is not None:
             self._is_unmounted = True
             self._outcome = daemon.last_words
@@ -307,6 +331,13 @@ class Supervisor:
                 text = f"{self._state.mountpoint}: {reason}; it is unmounted"
                 self._outcome = EXIT_BUG, "MountError", text
         self._yielding_s = None
+
+    def _write_status(self) -> None:
+        daemon = self._daemon
+        now = self._state._replace(
+            daemon=0 if daemon is None else daemon.pid, is_served=daemon is not None and daemon.is_ready
+        )
+        self._status_file.write(now)
 
     # -- words ---------------------------------------------------------------------------------------------
 
@@ -325,45 +356,13 @@ class Supervisor:
         """Into the log; and trouble also into what `dlcmd mounts` shows."""
         if is_trouble:
             self._state = self._state._replace(trouble=text)
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {os.getpid()} WARNING {text}\n"
-        with contextlib.suppress(OSError), self._opened_log() as descriptor:
-            os.write(descriptor, line.encode("utf-8", "surrogateescape"))
-
-    @contextlib.contextmanager
-    def _opened_log(self) -> Iterator[int]:
-        """Opened each time: the daemon puts one that is full aside."""
-        if self._log is None:
-            yield 2
-            return
-        descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def _say_that_it_is_ready(self) -> None:
-        self._was_ready = True
-        if self._report is not None:
-            with contextlib.suppress(OSError), self._opened_log() as descriptor:
-                os.dup2(descriptor, 2)  # and let go of the terminal, or the pipe, of whoever mounts
-            self._write_report("ready")
-
-    def _write_report(self, line: str) -> None:
-        if self._report is not None:
-            with contextlib.suppress(BrokenPipeError):  # nobody waits any more
-                os.write(self._report, line.encode("utf-8", "surrogateescape") + b"\n")
-            os.close(self._report)
-            self._report = None
+        self._herald.note(text)
 
     def _say_how_it_ended(self) -> int:
         assert self._outcome is not None
         code, kind, text = self._outcome
         if code != EXIT_OK:
-            self._write_report(f"{kind} {text}")
-            if self._log is None and text:
-                os.write(2, f"dieselfs-mount: {text}\n".encode("utf-8", "surrogateescape"))
-            elif self._was_ready:
-                self._note(text)
+            self._herald.tell_failure(kind, text)
         return code
 
     # -- the end -------------------------------------------------------------------------------------------

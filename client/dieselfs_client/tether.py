@@ -15,7 +15,6 @@ import contextlib
 import os
 import socket
 import struct
-import time
 from typing import NamedTuple, Self
 
 MESSAGE_BYTES_MAX = 4096
@@ -96,16 +95,16 @@ class Tether:
             self._end.setblocking(False)
 
 
-def receive_inheritance(tether: Tether, timeout_s: float) -> tuple[dict[str, int], str]:
+def receive_inheritance(tether: Tether) -> tuple[dict[str, int], str]:
     """What the supervisor has kept for a process that begins, by name, and how it is to go.
 
-    Raises TimeoutError, and ConnectionError if the supervisor is gone; then nothing is left open.
+    Waits for as long as the supervisor lives: one may stand by for months. Raises ConnectionError when it is gone; then
+    nothing is left open.
     """
-    deadline_s = time.monotonic() + timeout_s
     inherited: dict[str, int] = {}
     try:
         while True:
-            message = tether.receive_patiently(max(deadline_s - time.monotonic(), 0.001))
+            message = tether.receive_patiently(None)
             if message is None:
                 raise ConnectionError("the supervisor is gone")
             if message.word == "go":

@@ -25,7 +25,7 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs.reader import ChunkReader
 from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.daemon import open_log, serve
-from dieselfs_client.guardian import INHERITANCE_TIMEOUT_S, Guardian
+from dieselfs_client.guardian import Guardian
 from dieselfs_client.options import MountOptions, parse_options
 from dieselfs_client.pinning import Pin
 from dieselfs_client.supervisor import SNAPSHOT
@@ -144,7 +144,7 @@ def main() -> None:
                 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
             else:
                 open_log(log_file)
-            inherited, _ = receive_inheritance(tether, INHERITANCE_TIMEOUT_S)
+            inherited, _ = receive_inheritance(tether)
             options = parse_options(text, MountOptions())
             opened = open_dataset(dataset, options, inherited.get(SNAPSHOT))
         except DieselfsError as error:

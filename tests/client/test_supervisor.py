@@ -123,9 +123,12 @@ def wait_until_ended(process: int, timeout_s: float = 60) -> None:
 
 
 def zygote_of(now: Supervision) -> int:
-    children = Path(f"/proc/{now.supervisor}/task/{now.supervisor}/children").read_text().split()
-    (zygote,) = {int(child) for child in children} - {now.daemon}
-    return zygote
+    """The one that has a session of its own; what it forks is in that session, and a child of the supervisor, too."""
+    return next((child for child in children_of(now) if os.getsid(child) == child), 0)
+
+
+def children_of(now: Supervision) -> list[int]:
+    return [*map(int, Path(f"/proc/{now.supervisor}/task/{now.supervisor}/children").read_text().split())]
 
 
 def log_of(options: MountOptions) -> str:
@@ -370,9 +373,12 @@ def test_neither_the_zygote_nor_the_server_nor_the_cache_is_needed_for_a_new_dae
     shutil.rmtree(tmp_path / "xdg_cache_home")
     zygote = zygote_of(before)
     os.kill(zygote, signal.SIGKILL)
+    wait_for(mountpoint, lambda now: zygote_of(now) not in (0, zygote))
     os.kill(before.daemon, signal.SIGKILL)
-    after = wait_for(mountpoint, lambda now: now.restarts > 0 and now.is_served)
-    assert after.daemon != before.daemon and zygote_of(after) != zygote
+    after = wait_for(mountpoint, lambda now: now.restarts == 1 and now.is_served)  # it was forked before
+    os.kill(after.daemon, signal.SIGKILL)
+    after = wait_for(mountpoint, lambda now: now.restarts == 2 and now.is_served)
+    assert os.getsid(after.daemon) == zygote_of(after)
     assert (mountpoint / "folder/file").stat().st_size == 7
     assert not (mountpoint / "folder/unknown").exists()
     control.unmount(mountpoint)
@@ -384,7 +390,7 @@ def test_a_signal_to_all_processes_is_a_signal_to_the_supervisor(
     """As a service manager stops a mount."""
     supervisor = control.mount(dataset, mountpoint, options)
     now = state(mountpoint)
-    for process in (zygote_of(now), now.daemon, supervisor):
+    for process in (*children_of(now), supervisor):
         os.kill(process, signal.SIGTERM)
     wait_until_ended(supervisor)
     assert mount_at(str(mountpoint)) is None
@@ -411,7 +417,7 @@ from dieselfs_client.tether import Tether, receive_inheritance
 from dieselfs_client.zygote import _is_forked
 report, end = sys.argv[1:]
 tether = Tether(socket.socket(fileno=int(end)))
-receive_inheritance(tether, 10)
+receive_inheritance(tether)
 tether.send("warm")
 while (message := tether.receive_patiently(None)) is not None:
     of_daemon = Tether(socket.socket(fileno=message.descriptor))
