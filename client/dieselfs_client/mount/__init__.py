@@ -1,1 +1,1 @@
-"""The POSIX mount: `core` knows the answers, `kernel_protocol` puts them into bytes, `kernel_driver` moves these."""
+"""The POSIX mount: `core` and `control_tree` know the answers, the drivers bring them to the kernel."""
