@@ -105,6 +105,11 @@ class Node:
         """Wait a little, until the first files of a share that was declared are in the page cache."""
         await self._stock.ahead_of(share)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is being fetched, pushed or dropped."""
+        return self._stock.is_busy
+
     def cursors(self) -> list[str]:
         """Where the slowest reader of each plan is, as far as is known: what was read may be a little more."""
         return [str(window.plan.cursor(window.position)) for window in self._stock.windows]

@@ -1,8 +1,6 @@
 """The chunks that this node holds in memory, within a budget of bytes; the least recently used goes first.
 
-`resident` looks, `fetch` brings. However many readers want a chunk, it is fetched once: a *flight* carries it, and the
-readers wait for the flight. A flight belongs to the residency, not to a reader: a reader who gives up leaves it
-in the air, and what it brings is kept for the next one.
+`resident` looks, `fetch` brings, each chunk once however many readers want it.
 
 A chunk whose payload is damaged is not kept. Its files are then fetched one extent at a time, each against its own
 checksum, so that the damage touches only the file that it lies in.
@@ -15,12 +13,10 @@ from typing import Protocol
 import trio
 
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
-
-FAILURE_MEMORY_S = 1.0
-"""A fetch that failed is not tried again for so long: the kernel asks twice for a page that it did not get."""
+from dieselfs_client.flights import Flights
 
 _log = logging.getLogger(__name__)
 
@@ -41,16 +37,6 @@ Key = int | ExtentRef
 """What a flight carries: a chunk (its index), or an extent of a chunk that is damaged."""
 
 
-class _Flight:
-    """A fetch under way, or one that failed a moment ago."""
-
-    def __init__(self, started_s: float) -> None:
-        self.started_s = started_s
-        self.landed = trio.Event()
-        self.payload: memoryview | None = None
-        self.error: DieselfsError | None = None
-
-
 class ChunkResidency:
     """Used from one trio thread. `nursery` runs the flights: cancelling it abandons them, with their threads."""
 
@@ -66,13 +52,12 @@ class ChunkResidency:
         self._snapshot = snapshot
         self._source = source
         self._memory_bytes = memory_bytes
-        self._nursery = nursery
-        self._fetch_timeout_s = fetch_timeout_s
-        self._limiter = trio.CapacityLimiter(fetches_at_once)
+        self._flights = Flights(
+            self._bring, self._depart, self._land, self._name, nursery, fetch_timeout_s, fetches_at_once
+        )
         # All below change only between checkpoints.
         self._payloads: OrderedDict[Key, memoryview] = OrderedDict()
         self._resident_bytes = 0
-        self._flights: dict[Key, _Flight] = {}
         self._flying_bytes = 0
         self._damaged: set[int] = set()
 
@@ -104,7 +89,7 @@ class ChunkResidency:
         if chunk in self._payloads or chunk in self._damaged:
             return
         if 2 * (self._flying_bytes + self._length_bytes(chunk)) <= self._memory_bytes:
-            self._flight(chunk)
+            self._flights.start(chunk)
 
     async def fetch(self, chunk: int) -> memoryview:
         """The payload of a chunk, from memory or from the source.
@@ -117,8 +102,8 @@ class ChunkResidency:
         if payload is not None:
             return payload
         if chunk in self._damaged:
-            raise Damaged(f"chunk {self._name(chunk)} is damaged")
-        return await self._landed(chunk)
+            raise Damaged(f"{self._name(chunk)} is damaged")
+        return await self._flights.wait(chunk)
 
     async def fetch_piece(self, extent: ExtentRef, start: int, length: int) -> memoryview:
         """`length` bytes at `start` of an extent: from its chunk, or by itself where the chunk is damaged.
@@ -136,66 +121,39 @@ class ChunkResidency:
         """As `fetch_piece`, without the rest of the chunk."""
         payload = self.resident(extent)
         if payload is None:
-            payload = await self._landed(extent)
+            payload = await self._flights.wait(extent)
         return payload[start : start + length]
-
-    def _name(self, chunk: int) -> str:
-        return chunk_name(self._snapshot.chunk_id(chunk))
 
     # -- flights -----------------------------------------------------------------------------------------
 
-    def _flight(self, key: Key) -> _Flight:
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(trio.current_time())
-            self._flying_bytes += self._length_bytes(key)
-            self._nursery.start_soon(self._fly, key, flight)
-        return flight
+    def _name(self, key: Key) -> str:
+        chunk = key if isinstance(key, int) else key.chunk
+        return f"chunk {chunk_name(self._snapshot.chunk_id(chunk))}"
 
     def _length_bytes(self, key: Key) -> int:
         return self._snapshot.chunk_payload_length(key) if isinstance(key, int) else key.length
 
-    async def _landed(self, key: Key) -> memoryview:
-        flight = self._flight(key)
-        with trio.move_on_at(flight.started_s + self._fetch_timeout_s):
-            await flight.landed.wait()
-        if flight.error is not None:
-            raise type(flight.error)(*flight.error.args)
-        if flight.payload is None:
-            chunk = key if isinstance(key, int) else key.chunk
-            raise Unavailable(f"chunk {self._name(chunk)} did not come within {self._fetch_timeout_s:g} s")
-        return flight.payload
+    def _bring(self, key: Key) -> memoryview:
+        if isinstance(key, int):
+            return memoryview(self._source.fetch_chunk(key))
+        return memoryview(self._source.fetch_extent(key))
 
-    async def _fly(self, key: Key, flight: _Flight) -> None:
-        try:
+    def _depart(self, key: Key) -> None:
+        self._flying_bytes += self._length_bytes(key)
+        self._make_room()
+
+    def _land(self, key: Key, payload: memoryview | None, error: DieselfsError | None) -> bool:
+        self._flying_bytes -= self._length_bytes(key)
+        if payload is not None:
+            self._payloads[key] = payload
+            self._resident_bytes += len(payload)
             self._make_room()
-            flight.payload = await self._bring(key)
-        except DieselfsError as error:
-            flight.error = error
-        except Exception as error:  # a bug in a source costs the reader this read, not the mount
-            _log.exception("fetching chunk %s failed", key)
-            flight.error = Unavailable(f"fetching failed: {error!r}")
-        finally:
-            self._flying_bytes -= self._length_bytes(key)
-            flight.landed.set()
-        if flight.payload is not None:
-            self._payloads[key] = flight.payload
-            self._resident_bytes += len(flight.payload)
-            self._make_room()
-        elif isinstance(flight.error, Damaged) and isinstance(key, int):
+        elif isinstance(error, Damaged) and isinstance(key, int):
             self._damaged.add(key)
-            _log.error("%s; its files are now fetched one at a time", flight.error)
+            _log.error("%s; its files are now fetched one at a time", error)
         else:
-            await trio.sleep(FAILURE_MEMORY_S)
-        del self._flights[key]
-
-    async def _bring(self, key: Key) -> memoryview:
-        def fetch() -> memoryview:
-            if isinstance(key, int):
-                return memoryview(self._source.fetch_chunk(key))
-            return memoryview(self._source.fetch_extent(key))
-
-        return await trio.to_thread.run_sync(fetch, abandon_on_cancel=True, limiter=self._limiter)
+            return True
+        return False
 
     def _make_room(self) -> None:
         """Drop what was used longest ago until all that is held or on its way fits the budget; keep the newest."""

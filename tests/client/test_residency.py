@@ -7,7 +7,8 @@ import trio.testing
 
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
-from dieselfs_client.residency import FAILURE_MEMORY_S, ChunkResidency
+from dieselfs_client.flights import FAILURE_MEMORY_S
+from dieselfs_client.residency import ChunkResidency
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
 CHUNK_BYTES = 1000

@@ -1,0 +1,104 @@
+"""Fetches under way: however many want a thing, it is fetched once, by a *flight*, and all of them wait for that.
+
+A flight belongs to nobody who waits: whoever gives up leaves it in the air, and what it brings is kept for the next.
+"""
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+import trio
+
+from dieselfs.errors import DieselfsError, Unavailable
+
+FAILURE_MEMORY_S = 1.0
+"""A fetch that failed is not tried again for so long: the kernel asks twice for a page that it did not get."""
+
+Key = TypeVar("Key", bound=Hashable)
+Cargo = TypeVar("Cargo")
+
+_log = logging.getLogger(__name__)
+
+
+class _Flight(Generic[Cargo]):
+    """A fetch under way, or one that failed a moment ago."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s
+        self.landed = trio.Event()
+        self.cargo: Cargo | None = None
+        self.error: DieselfsError | None = None
+
+
+class Flights(Generic[Key, Cargo]):
+    """Used from one trio thread. Flights run in `nursery`: cancelling it abandons them, with their threads.
+
+    - `bring` fetches; it blocks, may be called from many threads at once, and raises DieselfsError
+    - `departs` is called before, `lands` when a fetch is over: with what came, or with what went wrong; it returns
+      whether a failure is to be remembered for a moment
+    - `name` is what to call a thing in an error
+    """
+
+    def __init__(
+        self,
+        bring: Callable[[Key], Cargo],
+        departs: Callable[[Key], None],
+        lands: Callable[[Key, Cargo | None, DieselfsError | None], bool],
+        name: Callable[[Key], str],
+        nursery: trio.Nursery,
+        timeout_s: float,
+        at_once: int,
+    ) -> None:
+        self._bring = bring
+        self._departs = departs
+        self._lands = lands
+        self._name = name
+        self._nursery = nursery
+        self._timeout_s = timeout_s
+        self._limiter = trio.CapacityLimiter(at_once)
+        self._flights: dict[Key, _Flight[Cargo]] = {}  # changes only between checkpoints
+
+    def start(self, key: Key) -> None:
+        """Fetch a thing, unless it is on its way, or failed a moment ago."""
+        self._flight(key)
+
+    async def wait(self, key: Key) -> Cargo:
+        """A thing, when it is there.
+
+        Raises what fetching it raised; Unavailable if it is longer on its way than the limit, also when another had
+        asked for it.
+        """
+        flight = self._flight(key)
+        with trio.move_on_at(flight.started_s + self._timeout_s):
+            await flight.landed.wait()
+        if flight.error is not None:
+            raise type(flight.error)(*flight.error.args)
+        if flight.cargo is None:
+            raise Unavailable(f"{self._name(key)} did not come within {self._timeout_s:g} s")
+        return flight.cargo
+
+    def _flight(self, key: Key) -> _Flight[Cargo]:
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(trio.current_time())
+            self._nursery.start_soon(self._fly, key, flight)
+            self._departs(key)
+        return flight
+
+    async def _fly(self, key: Key, flight: _Flight[Cargo]) -> None:
+        is_remembered = False
+        try:
+            flight.cargo = await trio.to_thread.run_sync(
+                self._bring, key, abandon_on_cancel=True, limiter=self._limiter
+            )
+        except DieselfsError as error:
+            flight.error = error
+        except Exception as error:  # a bug in a source costs the reader this read, not the mount
+            _log.exception("fetching %s failed", self._name(key))
+            flight.error = Unavailable(f"fetching failed: {error!r}")
+        finally:
+            is_remembered = self._lands(key, flight.cargo, flight.error)
+            flight.landed.set()
+        if is_remembered:
+            await trio.sleep(FAILURE_MEMORY_S)
+        del self._flights[key]

@@ -1,0 +1,116 @@
+"""The chunks that a node holds for others: for processes on it, and for the other nodes of its job.
+
+Each is a sealed segment, fetched once however many want it, and verified before anybody sees it. What comes first is
+*kept* and never given up for another, as much as fits; the rest is in *transit*, the least recently used goes first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import trio
+
+from dieselfs.cache.segment import Segment
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import DieselfsError
+from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.flights import Flights
+
+
+@dataclass(slots=True)
+class ShelfFigures:
+    """Counts since the start. `loads`: chunks that were fetched; `hits`: times that one was there already."""
+
+    loads: int = 0
+    load_bytes: int = 0
+    hits: int = 0
+
+
+class Shelf:
+    """Used from one trio thread. `fetch` brings a chunk, verified and sealed; it blocks, and raises DieselfsError.
+
+    Fetches run in `nursery`: cancelling it abandons them.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        fetch: Callable[[int], Segment],
+        kept_bytes: int,
+        transit_bytes: int,
+        nursery: trio.Nursery,
+        timeout_s: float = READ_TIMEOUT_S,
+        fetches_at_once: int = FETCHES_AT_ONCE_MAX,
+    ) -> None:
+        self.figures = ShelfFigures()
+        self._snapshot = snapshot
+        self._kept_max_bytes = kept_bytes
+        self._transit_max_bytes = transit_bytes
+        self._flights: Flights[int, Segment] = Flights(
+            fetch, lambda _: None, self._land, self._name, nursery, timeout_s, fetches_at_once
+        )
+        # The two below change only between checkpoints.
+        self._kept: dict[int, Segment] = {}
+        self._transit: OrderedDict[int, Segment] = OrderedDict()
+        self.kept_bytes = 0
+        self.transit_bytes = 0
+
+    def _name(self, chunk: int) -> str:
+        return f"chunk {chunk_name(self._snapshot.chunk_id(chunk))}"
+
+    def held(self, chunk: int) -> Segment | None:
+        """A chunk if it is here; counts as a use."""
+        segment = self._kept.get(chunk)
+        if segment is None:
+            segment = self._transit.get(chunk)
+            if segment is not None:
+                self._transit.move_to_end(chunk)
+        return segment
+
+    async def segment(self, chunk: int) -> Segment:
+        """A chunk of the snapshot, fetched if it is not here; to be used before the next checkpoint, or duplicated.
+
+        Raises what fetching raises; Unavailable if it takes too long. If cancelled, the fetch goes on.
+        """
+        segment = self.held(chunk)
+        if segment is not None:
+            self.figures.hits += 1
+            return segment
+        return await self._flights.wait(chunk)
+
+    def has_room(self, chunk: int) -> bool:
+        """Whether one more chunk would be kept."""
+        return self.kept_bytes + self._snapshot.chunk_payload_length(chunk) <= self._kept_max_bytes
+
+    def chunks(self) -> list[int]:
+        """Those that are kept."""
+        return list(self._kept)
+
+    def drop(self, chunks: Iterable[int]) -> None:
+        """Let go of chunks. Whoever has mapped one keeps it for as long as he does."""
+        for chunk in chunks:
+            segment = self._kept.pop(chunk, None)
+            if segment is not None:
+                self.kept_bytes -= len(segment)
+            else:
+                segment = self._transit.pop(chunk, None)
+                if segment is None:
+                    continue
+                self.transit_bytes -= len(segment)
+
+    def _land(self, chunk: int, segment: Segment | None, error: DieselfsError | None) -> bool:
+        if segment is None:
+            return True
+        self.figures.loads += 1
+        self.figures.load_bytes += len(segment)
+        if self.has_room(chunk):
+            self._kept[chunk] = segment
+            self.kept_bytes += len(segment)
+        else:
+            self._transit[chunk] = segment
+            self.transit_bytes += len(segment)
+            while self.transit_bytes > self._transit_max_bytes and len(self._transit) > 1:
+                _, old = self._transit.popitem(last=False)
+                self.transit_bytes -= len(old)
+        return False

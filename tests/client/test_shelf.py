@@ -1,0 +1,147 @@
+from collections.abc import Awaitable, Callable
+from threading import Event
+
+import pytest
+import trio
+
+from dieselfs.cache.segment import Segment
+from dieselfs.errors import Unavailable
+from dieselfs_client.flights import FAILURE_MEMORY_S
+from dieselfs_client.shelf import Shelf
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
+
+CHUNKS = 8
+CHUNK_BYTES = 5000
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [TreeEntry(b"%d" % n, 0o100644, 0, bytes([n]) * CHUNK_BYTES) for n in range(CHUNKS)]
+    return pack_entries(entries, chunk_bytes=CHUNK_BYTES)
+
+
+class Source:
+    """Makes segments, counts them, can be made to wait, and to fail."""
+
+    def __init__(self, packed: PackedDataset) -> None:
+        self._source = packed.source()
+        self.fetched: list[int] = []
+        self.gate = Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    def fetch(self, chunk: int) -> Segment:
+        self.fetched.append(chunk)
+        self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        segment = Segment.create(CHUNK_BYTES)
+        segment.view[:] = self._source.fetch_chunk(chunk)
+        segment.seal()
+        return segment
+
+
+Scenario = Callable[[Shelf, Source], Awaitable[None]]
+
+
+def run(packed: PackedDataset, scenario: Scenario, kept: int = CHUNKS, transit: int = 2) -> Source:
+    source = Source(packed)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            shelf = Shelf(
+                packed.snapshot,
+                source.fetch,
+                kept * CHUNK_BYTES,
+                transit * CHUNK_BYTES,
+                nursery,
+                timeout_s=10,
+            )
+            try:
+                with trio.fail_after(20):
+                    await scenario(shelf, source)
+            finally:
+                source.gate.set()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    return source
+
+
+def test_a_chunk_is_fetched_once_and_stays(packed: PackedDataset) -> None:
+    async def scenario(shelf: Shelf, source: Source) -> None:
+        for _ in range(3):
+            segment = await shelf.segment(3)
+            assert bytes(segment.view) == bytes([3]) * CHUNK_BYTES
+        assert (shelf.figures.loads, shelf.figures.load_bytes, shelf.figures.hits) == (1, CHUNK_BYTES, 2)
+        assert shelf.chunks() == [3] and shelf.kept_bytes == CHUNK_BYTES
+
+    assert run(packed, scenario).fetched == [3]
+
+
+def test_many_who_want_a_chunk_make_one_fetch(packed: PackedDataset) -> None:
+    async def scenario(shelf: Shelf, source: Source) -> None:
+        source.gate.clear()
+        found = []
+
+        async def want() -> None:
+            found.append(bytes((await shelf.segment(1)).view[:1]))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(want)
+            await trio.testing.wait_all_tasks_blocked()
+            source.gate.set()
+        assert found == [bytes([1])] * 20
+
+    assert run(packed, scenario).fetched == [1]
+
+
+def test_what_is_kept_stays_and_the_rest_passes_through(packed: PackedDataset) -> None:
+    async def scenario(shelf: Shelf, source: Source) -> None:
+        for _ in range(2):
+            for chunk in range(CHUNKS):
+                await shelf.segment(chunk)
+        assert shelf.chunks() == [0, 1, 2]
+        assert shelf.kept_bytes == 3 * CHUNK_BYTES and shelf.transit_bytes <= 2 * CHUNK_BYTES
+        assert shelf.held(7) is not None and shelf.held(4) is None
+
+    assert run(packed, scenario, kept=3).fetched == [*range(CHUNKS), *range(3, CHUNKS)]
+
+
+def test_what_is_dropped_makes_room_and_its_readers_keep_it(packed: PackedDataset) -> None:
+    async def scenario(shelf: Shelf, source: Source) -> None:
+        view = (await shelf.segment(0)).view
+        await shelf.segment(1)
+        assert not shelf.has_room(5)
+        shelf.drop([0, 1, 6])
+        assert shelf.chunks() == [] and shelf.kept_bytes == 0
+        assert shelf.has_room(5)
+        assert bytes(view) == bytes([0]) * CHUNK_BYTES
+
+    run(packed, scenario, kept=2)
+
+
+def test_a_failure_is_told_and_forgotten_after_a_moment(packed: PackedDataset) -> None:
+    async def scenario(shelf: Shelf, source: Source) -> None:
+        source.error = Unavailable("the server is gone")
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="the server is gone"):
+                await shelf.segment(2)
+        assert source.fetched == [2]
+        source.error = None
+        await trio.sleep(FAILURE_MEMORY_S * 1.2)
+        await shelf.segment(2)
+
+    assert run(packed, scenario).fetched == [2, 2]
+
+
+def test_who_gives_up_leaves_the_fetch_in_the_air(packed: PackedDataset) -> None:
+    async def scenario(shelf: Shelf, source: Source) -> None:
+        source.gate.clear()
+        with trio.move_on_after(0.01):
+            await shelf.segment(2)
+        source.gate.set()
+        await shelf.segment(2)
+
+    assert run(packed, scenario).fetched == [2]
