@@ -89,6 +89,7 @@ class Membership:
         self._version = 0
         self._interval_s = JOB_INTERVAL_S_MIN
         self._members: Members = (me,)
+        self._opened: dict[bytes, Member] = {}  # of the last roll, by what was sealed: so each is opened once
         self._changed = trio.Event()
         self._statistics = MembershipStatistics()
         self._is_away = False
@@ -148,16 +149,15 @@ class Membership:
             self._take(roll.members)
 
     def _take(self, sealed: tuple[bytes, ...]) -> None:
-        by_node = {}
+        opened: dict[bytes, Member] = {}
         for each in sealed:
             try:
-                member = self._secret.open(each, self._terms)
+                opened[each] = self._opened.get(each) or self._secret.open(each, self._terms)
             except (AccessDenied, InvalidInput) as error:
                 self._count(strangers=1)
                 _log.warning("job %s: passed over on its roll: %s", self._terms.job, error)
-            else:
-                by_node[member.node] = member
-        by_node[self._me.node] = self._me
+        self._opened = opened
+        by_node = {member.node: member for member in [*opened.values(), self._me]}
         members = tuple(by_node[node] for node in sorted(by_node))
         if members == self._members:
             return

@@ -153,8 +153,9 @@ class JobRoll:
         if not self._metadata.change_notes(self._dataset_id, [NoteChange(name, own_note, lease.note())]):
             return None
         if _is_up_to_date(head, application, now_ns):
-            return Roll(application.known_version, interval_s(head.members), None)
-        return self._read(application, now_ns)
+            return _roll_for(application, head, {}, now_ns)
+        head_now, leases = self._parsed(self._metadata.notes_below(self._dataset_id, self._folder))
+        return None if head_now is None else _roll_for(application, head_now, leases, now_ns)
 
     def admit(self, application: Application, now_ns: int) -> Roll:
         """Put a member on the roll, or renew its lease, and take those off whose leases have ended.
@@ -162,15 +163,18 @@ class JobRoll:
         Raises as `admitted`, and InvalidInput if the dataset has too many jobs.
         """
 
+        told: list[Roll] = []
+
         def attempt() -> bool:
             before = self._metadata.notes_below(self._dataset_id, self._folder)
             if not before:
                 self._make_room(now_ns)
             head, leases = admitted(*self._parsed(before), application, now_ns)
+            told[:] = [_roll_for(application, head, leases, now_ns)]
             return self._swap(before, head, leases)
 
         until_done(attempt, self._name)
-        return self._read(application, now_ns)
+        return told[0]
 
     def dismiss(self, sealed: bytes, node: str) -> None:
         """Take a member off the roll; without error if it is not on it, or if its node has another master."""
@@ -183,15 +187,6 @@ class JobRoll:
             return self._swap(before, *dismissed(head, leases, node))
 
         until_done(attempt, self._name)
-
-    def _read(self, application: Application, now_ns: int) -> Roll:
-        head, leases = self._parsed(self._metadata.notes_below(self._dataset_id, self._folder))
-        if head is None:  # lost just now; the next call brings it back
-            return Roll(application.known_version, JOB_INTERVAL_S_MIN, None)
-        if _is_up_to_date(head, application, now_ns):
-            return Roll(application.known_version, interval_s(head.members), None)
-        members = tuple(leases[node].value for node in sorted(leases))
-        return Roll(head.version, interval_s(head.members), members)
 
     def _parsed(self, notes: Mapping[str, bytes]) -> tuple[Head | None, dict[str, Lease]]:
         head = notes.get(self._folder)
@@ -223,6 +218,14 @@ class JobRoll:
                 del jobs[job]
         if len(jobs) >= JOBS_MAX:
             raise InvalidInput(f"{len(jobs)} jobs read this dataset just now, and no more can")
+
+
+def _roll_for(application: Application, head: Head, leases: Leases, now_ns: int) -> Roll:
+    """What this member is told."""
+    if _is_up_to_date(head, application, now_ns):
+        return Roll(application.known_version, interval_s(head.members), None)
+    members = tuple(leases[node].value for node in sorted(leases))
+    return Roll(head.version, interval_s(head.members), members)
 
 
 def _is_up_to_date(head: Head, application: Application, now_ns: int) -> bool:
