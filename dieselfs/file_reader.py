@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dieselfs.cache.node_socket import NodeClient
 from dieselfs.cache.payloads import LOOKUP_BYTES, Payload, Payloads, Room
 from dieselfs.cache.segment import Memory
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput, Unavailable
 from dieselfs.limits import KIB, LIBRARY_MEMORY_BYTES
 from dieselfs.meta.snapshot import ExtentRef
 from dieselfs.names import printable, user_path
@@ -314,9 +314,7 @@ class FileReader:
             if not self._is_worth_whole(chunk, extents):
                 return None
         length_bytes = self._snapshot.chunk_payload_length(chunk)
-        # Large pages: new memory comes in pages, and each of them costs as much as 4 KB of network.
-        memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory = _new_memory(length_bytes)
         with memoryview(memory) as destination:
             self.chunks.fetch_chunk_into(chunk, destination)
         self._fetched_chunks += 1
@@ -333,3 +331,18 @@ class FileReader:
         if self._process_id != os.getpid():
             self._process_id, self._lock, self._flights = os.getpid(), Lock(), {}
         return self._lock
+
+
+def _new_memory(length_bytes: int) -> mmap.mmap:
+    """Memory that no file stands behind. Raises Unavailable if there is none.
+
+    In large pages where the kernel has them: new memory comes page by page, and each one of 4 KB costs about as much
+    time as reading 4 KB over a network.
+    """
+    try:
+        memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise Unavailable(f"no memory for a chunk of {length_bytes} bytes: {error.strerror}") from None
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

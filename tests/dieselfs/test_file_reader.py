@@ -1,5 +1,6 @@
 """What a reader fetches from a real server, and what it holds in memory."""
 
+import dataclasses
 import os
 import random
 import threading
@@ -8,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
+from dieselfs.cache.payloads import LOOKUP_BYTES, LOOKUP_SHARE, TRANSIT_BYTES, TRANSIT_SHARE
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, InvalidInput, NotFound
-from dieselfs.file_reader import FileReader
-from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
+from dieselfs.file_reader import FileReader, ReadStatistics
+from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES, MIB
 from dieselfs.meta.snapshot import ExtentRef
 from dieselfs.reader import ChunkReader
+from tests.support.documents import DOCUMENTS, table
 from tests.support.server import RunningServer
 
 FILE_BYTES = 16_384
@@ -235,3 +238,12 @@ def test_a_child_forked_while_a_thread_holds_the_lock_reads_on(packed: Dataset) 
     is_forked.set()
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_document_has_the_figures_that_the_code_has() -> None:
+    text = (DOCUMENTS / "library.md").read_text(encoding="utf-8")
+    fields = [name for cell, _ in table("library.md", "## Statistics") for name in cell.split("`")[1::2]]
+    assert fields == [field.name for field in dataclasses.fields(ReadStatistics)]
+    assert f"{LIBRARY_MEMORY_BYTES // MIB} MiB unless told otherwise" in text
+    assert f"{LOOKUP_BYTES} bytes and its path" in text
+    assert f"up to {TRANSIT_BYTES // MIB} MiB" in text and TRANSIT_SHARE == 0.75 and LOOKUP_SHARE == 8
