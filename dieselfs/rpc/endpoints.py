@@ -15,7 +15,13 @@ from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.etcd import Etcd, EtcdAccess
 from dieselfs.etcd_helper import read_values
 from dieselfs.etcd_keys import SERVERS_PREFIX, decode_servers
-from dieselfs.limits import FAILOVER_TIMEOUT_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.limits import (
+    FAILOVER_TIMEOUT_S,
+    READ_PATIENCE_S,
+    SERVER_AVOIDED_S,
+    SERVER_RETRY_S,
+    SERVERS_REFRESH_S,
+)
 from dieselfs.rpc.address import Address, EtcdAddress, ServerList, Servers
 
 Clock = Callable[[], float]
@@ -126,9 +132,9 @@ class Endpoints:
         with self._lock:
             self._avoided_until_s[server] = self._clock() + SERVER_AVOIDED_S
 
-    def tries(self) -> "Tries":
+    def tries(self, is_patient: bool = False) -> "Tries":
         """A new call begins."""
-        return Tries(self, self._clock)
+        return Tries(self, self._clock, is_patient)
 
 
 def next_server(
@@ -148,12 +154,23 @@ def next_server(
 
 
 class Tries:
-    """The servers that one call has tried, each once, and what came of it."""
+    """The servers that one call has tried, each once, and what came of it.
 
-    def __init__(self, endpoints: Endpoints, clock: Clock) -> None:
+    A patient call begins again with all of them when none is left, until its time is over.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        clock: Clock,
+        is_patient: bool = False,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._endpoints = endpoints
         self._clock = clock
-        self._deadline_s = clock() + FAILOVER_TIMEOUT_S
+        self._is_patient = is_patient
+        self._pause = pause
+        self._deadline_s = clock() + (READ_PATIENCE_S if is_patient else FAILOVER_TIMEOUT_S)
         self._failed: dict[Address, Unavailable] = {}  # in order
         self.has_failed = False
 
@@ -161,10 +178,14 @@ class Tries:
         """The server to try now. Raises Unavailable, from the last one that failed, when there is none left to try or
         no time.
         """
-        if not self._failed or self._clock() < self._deadline_s:
+        while not self._failed or self._clock() < self._deadline_s:
             server = self._endpoints.choose(self._failed)
             if server is not None:
                 return server
+            if not self._is_patient:
+                break
+            self._pause(SERVER_RETRY_S)
+            self._failed.clear()
         *others, last = self._failed.values()
         if not others:
             raise last

@@ -9,9 +9,15 @@ import pytest
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
 from dieselfs.etcd import EtcdAccess
 from dieselfs.etcd_keys import encode_server
-from dieselfs.limits import FAILOVER_TIMEOUT_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.limits import (
+    FAILOVER_TIMEOUT_S,
+    READ_PATIENCE_S,
+    SERVER_AVOIDED_S,
+    SERVER_RETRY_S,
+    SERVERS_REFRESH_S,
+)
 from dieselfs.rpc.address import Address, EtcdAddress, ServerList, TcpAddress
-from dieselfs.rpc.endpoints import Endpoints, EtcdServers, StaticServers, next_server, open_endpoints
+from dieselfs.rpc.endpoints import Endpoints, EtcdServers, StaticServers, Tries, next_server, open_endpoints
 
 A, B, C = (TcpAddress(name, 7070) for name in "abc")
 SERVERS = (A, B, C)
@@ -136,6 +142,22 @@ def test_whether_there_are_others_is_known_without_asking_etcd() -> None:
     clock.now_s += SERVERS_REFRESH_S
     assert endpoints.tries().has_other(A)
     assert registry.reads == 1
+
+
+def test_a_patient_call_begins_again_until_its_time_is_over() -> None:
+    clock = Clock()
+    pauses_s: list[float] = []
+    tries = Tries(Endpoints(StaticServers([A, B]), 0, clock), clock, is_patient=True, pause=pauses_s.append)
+    for number in range(3):
+        tried = [tries.next()]
+        tries.failed(tried[0], GONE)
+        tried.append(tries.next())
+        tries.failed(tried[1], GONE)
+        assert set(tried) == {A, B}
+        assert pauses_s == [SERVER_RETRY_S] * number
+    clock.now_s += READ_PATIENCE_S
+    with pytest.raises(Unavailable, match="gone"):
+        tries.next()
 
 
 def test_etcd_is_asked_again_when_the_list_is_old() -> None:
