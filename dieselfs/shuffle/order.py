@@ -6,6 +6,7 @@ machine, with every version of Python and NumPy: no library's random numbers are
 specifies it to the bit.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ SPEC_VERSION = 1
 DEFAULT_GROUP_CHUNKS = 100
 SEED_MAX = (1 << 64) - 1
 GROUP_CHUNKS_MAX = (1 << 32) - 1
+
+_FILES_AT_ONCE = 1 << 15
 
 _CHUNKS, _FILES = (
     1,
@@ -83,7 +86,7 @@ class Layout:
         chunk_ids = snapshot.column("chunk_ids").view(">u8").astype(np.uint64).reshape(-1, 2)
         rows = np.arange(len(chunk_ids))
         if folder:
-            taking_part = np.unique(chunks_of(snapshot, nodes)[1])
+            taking_part = np.flatnonzero(np.bincount(chunks_of(snapshot, nodes)[1], minlength=len(rows)))
             chunk_ids = chunk_ids[taking_part]
             rows[taking_part] = np.arange(len(taking_part))
         # Without a chunk no file has bytes; the files lie in a made-up one.
@@ -135,8 +138,14 @@ class Order:
     def nodes(self, first_group: int, end_group: int) -> Nodes:
         """The files of some groups that follow one another, as node numbers, in order.
 
-        About 0.4 ms for a group of 100 chunks with 37 files each; 0.2 s for a million files.
+        About 0.4 ms for a group of 100 chunks with 37 files each; 0.1 s for a million files.
         """
+        # By groups of some ten thousand files together: what is sorted then stays in the processor's cache.
+        marks = range(int(self.bounds[first_group]), int(self.bounds[end_group]), _FILES_AT_ONCE)
+        cuts = np.searchsorted(self.bounds, marks[1:]).tolist()
+        return np.concatenate([self._sorted(*cut) for cut in pairwise([first_group, *cuts, end_group])])
+
+    def _sorted(self, first_group: int, end_group: int) -> Nodes:
         size = self._group_chunks
         nodes = self._layout.files_of(self.chunks[first_group * size : end_group * size])
         # No two files have the same key, because `mix` is one-to-one: any sort gives the same order.
@@ -160,7 +169,7 @@ def chunks_of(snapshot: Snapshot, nodes: npt.NDArray[Any]) -> tuple[Numbers, Num
 def _stable_argsort(numbers: Numbers) -> Numbers:
     """Indices that sort numbers from 0 to 2^32 - 1, equal ones in the order in which they stand.
 
-    By halves of 16 bits, for which NumPy has a radix sort: thirty times faster than for wider numbers.
+    By halves of 16 bits, for which NumPy has a radix sort: ten times faster than for wider numbers.
     """
     order: Numbers = np.argsort(numbers.astype(np.uint16), kind="stable")
     high = numbers >> 16
