@@ -322,9 +322,12 @@ class FileReader:
         return Payload.of(memory)
 
     def close(self) -> None:
-        """Let go of the daemon of this node. Reads go on all the same."""
+        """Let go of all memory, and of the daemon of this node. Reads that are under way end as they would."""
         if self._daemon is not None:
             self._daemon.close()
+        with self._guard():
+            self._known.clear()
+            self._payloads = Payloads(self._payloads.room)
 
     def _guard(self) -> Lock:
         """The lock: a new one in a forked child, where a thread of the parent may have held the old one forever."""

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -168,6 +169,16 @@ def test_a_view_outlives_its_chunk_and_its_reader(packed: Dataset) -> None:
     reading.fetched_bytes(by_chunk()[1:4])
     del reading
     assert view == content_of("000000")
+
+
+def test_a_reader_that_is_closed_lets_go_of_its_memory_at_once(packed: Dataset) -> None:
+    reading = Reading(packed, LIBRARY_MEMORY_BYTES)
+    reading.fetched_bytes(by_chunk())
+    memory = weakref.ref(reading.reader.views(["000000"])[0].obj)
+    assert memory() is not None
+    reading.reader.close()
+    assert memory() is None
+    assert reading.reader.get("000000") == content_of("000000")  # by somebody who was under way
 
 
 def test_what_is_no_file_is_refused_whether_or_not_others_are_known(packed: Dataset) -> None:
