@@ -1,6 +1,7 @@
 """The roll of a job: who is on it, for how long, what changes its version, and what its loss does to members."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -82,6 +83,17 @@ def test_members_learn_of_each_other(roll: JobRoll) -> None:
     for later_ns in range(0, 60 * SECOND_NS, SECOND_NS):
         for caller in (one, two):
             assert caller.ask(NOW_NS + later_ns).members is None, "nothing has changed"
+
+
+def test_of_many_who_join_at_once_none_is_lost(roll: JobRoll) -> None:
+    first = job_of(roll, 1)[0].version
+    callers = [Caller(roll, f"m{number:02d}") for number in range(12)]
+    with ThreadPoolExecutor(6) as threads:
+        versions = list(threads.map(lambda caller: caller.ask(NOW_NS).version, callers))
+    assert sorted(versions) == list(range(first + 1, first + 13)), "every change has a version of its own"
+    for caller in callers:
+        caller.ask(NOW_NS)
+        assert caller.members == (*(other.node for other in callers), "n0")
 
 
 def test_a_member_that_leaves_is_gone_at_once(roll: JobRoll, metadata: SqliteMetadata) -> None:
