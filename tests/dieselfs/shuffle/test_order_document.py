@@ -13,6 +13,7 @@ from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.deal import Deal
 from dieselfs.shuffle.order import Layout, Order
 from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.randomness import order_entropy_ratio
 from tests.support import reference_order
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
 
@@ -66,6 +67,11 @@ def test_the_example_of_ranks() -> None:
                 assert [list(batch) for batch in deal.batches()] == expected
                 shares.append(", ".join(map(str, deal.positions_of(step))) or "none")
             assert row(start, step, *shares) in PAGE
+
+
+def test_the_entropy_ratios() -> None:
+    ratios = [order_entropy_ratio(34_625 * 37, 34_625, group) for group in (1, 10, 50, 100, 500, 1000, 0)]
+    assert row("ImageNet, 37 files in a chunk", *(f"{100 * ratio:.0f} %" for ratio in ratios)) in PAGE
 
 
 def ordered(layout: Layout, vector: dict[str, Any]) -> Any:
