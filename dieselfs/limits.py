@@ -171,7 +171,12 @@ PAGE_HELPER_END_S = 5.0
 """A process that fills the page cache is killed when it does not end within this time."""
 PAGE_HELPER_STARTS_MAX = 16
 """A mount does without that process once it had to be started so many times."""
+CACHE_READERS_AT_ONCE_MAX = 4
+"""Chunks that a node's daemon fetches ahead of its readers at one moment; others are left for those who wait."""
+CACHE_STOP_TIMEOUT_S = 10.0
 UNMOUNT_TIMEOUT_S = 10.0
+UNMOUNT_BUSY_TIMEOUT_S = 1.0
+"""A mount whose files are open for longer than this is not unmounted, unless lazily."""
 MOUNT_PROBE_TIMEOUT_S = 2.0
 """A mount that does not answer `statfs` within this time is alive, but stuck."""
 CONTROL_FILES_MAX = 1024

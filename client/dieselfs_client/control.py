@@ -19,7 +19,12 @@ from typing import NoReturn
 
 import dieselfs.errors
 from dieselfs.errors import InvalidInput, MountError, Unavailable
-from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S, UPGRADE_TIMEOUT_S
+from dieselfs.limits import (
+    MOUNT_START_TIMEOUT_S,
+    UNMOUNT_BUSY_TIMEOUT_S,
+    UNMOUNT_TIMEOUT_S,
+    UPGRADE_TIMEOUT_S,
+)
 from dieselfs.names import SCHEME, is_location, parse_location
 from dieselfs_client.daemon import default_log_file
 from dieselfs_client.mount.drivers import check_driver
@@ -176,7 +181,16 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
     """
     place = _mounted_place(mountpoint)
     supervision = supervision_of(place)
-    unmount_from_kernel(place, lazily)
+    deadline_s = time.monotonic() + UNMOUNT_BUSY_TIMEOUT_S
+    while True:
+        try:
+            unmount_from_kernel(place, lazily)
+            break
+        except MountError:
+            # The mount itself has some of its files open now and then, to fill the page cache.
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
     if supervision is not None and not lazily:
         _wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
 
