@@ -8,7 +8,7 @@ import click
 
 from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, DieselfsError
 from dieselfs_client import control
-from dieselfs_client.options import DRIVERS, MountOptions, parse_options, parse_size
+from dieselfs_client.options import DRIVERS, POLICIES, MountOptions, parse_options, parse_size
 
 MOUNT_EXIT_USAGE = 1
 MOUNT_EXIT_FAILED = 32
@@ -30,7 +30,10 @@ Exit codes: 0 mounted (with --foreground: unmounted again), 1 usage or mount poi
 @click.argument("mountpoint")
 @click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Mount options, joined by commas.")
 @click.option("--foreground", "-f", "is_foreground", is_flag=True, help="Stay, and log to standard error.")
-@click.option("--memory", metavar="SIZE", help="What chunks may take in memory. [1GiB]")
+@click.option(
+    "--memory", metavar="SIZE", help="What may be held in memory. [1GiB, or what the system allows]"
+)
+@click.option("--policy", type=click.Choice(POLICIES), help="When to fetch what can be kept. [on-demand]")
 @click.option("--driver", type=click.Choice(DRIVERS), help="How the kernel is spoken to. [kernel]")
 @click.option("--allow-other", is_flag=True, help="Let other users see the mount, as the files' modes allow.")
 @click.option("--server", metavar="ADDRESS", help="tcp://HOST:PORT or unix:PATH.")

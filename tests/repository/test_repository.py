@@ -45,6 +45,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "dieselfs/reader.py": "tests/dieselfs/test_dataset.py and tests/dieselfs/test_download.py read through it",
     "dieselfs/sender.py": "tests/dieselfs/test_upload.py sends through it, to servers that fail and die",
     "dieselfs/writer.py": "tests/dieselfs/test_dataset.py puts and deletes through it",
+    "client/dieselfs_client/cache_daemon.py": "tests/client/test_cache_control.py starts it and reads from it",
     "client/dieselfs_client/flights.py": "tests/client/test_residency.py and tests/client/test_shelf.py fetch by it",
     "client/dieselfs_client/mount/page_helper.py": "tests/client/mount/test_page_cache.py gives it its orders",
     "server/dieselfs_server/assemble.py": "every test over a running server, and tests/dieselfs/test_embedded.py",

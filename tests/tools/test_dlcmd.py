@@ -45,6 +45,7 @@ CHANGING = (
     "mount",
     "umount",
     "upgrade",
+    "cache",
     "purge",
     "user add",
     "user rm",

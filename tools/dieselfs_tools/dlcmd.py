@@ -11,6 +11,7 @@ import click
 
 from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE, DieselfsError
 from dieselfs_tools import options
+from dieselfs_tools.commands.cache import cache
 from dieselfs_tools.commands.cat import cat
 from dieselfs_tools.commands.du import du
 from dieselfs_tools.commands.fsck import fsck
@@ -87,6 +88,7 @@ for command in (
     umount,
     mounts,
     upgrade,
+    cache,
     purge,
     tag,
     fsck,

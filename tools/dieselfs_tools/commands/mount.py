@@ -6,7 +6,7 @@ from dieselfs.errors import EXIT_OK
 from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
-from dieselfs_client.options import DRIVERS, KERNEL, MountOptions, parse_options
+from dieselfs_client.options import DRIVERS, KERNEL, POLICIES, MountOptions, parse_options
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import format_size
@@ -26,8 +26,15 @@ from dieselfs_tools.units import format_size
     "--memory",
     "memory_bytes",
     type=options.SIZE,
-    default=MOUNT_MEMORY_BYTES,
-    help=f"What chunks in memory may take. [{format_size(MOUNT_MEMORY_BYTES)}]",
+    default=0,
+    help=f"What may be held in memory. [{format_size(MOUNT_MEMORY_BYTES)}, or what the system allows]",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    default=POLICIES[0],
+    show_default=True,
+    help="When to fetch what memory can keep: when it is read, or at once.",
 )
 @click.option(
     "--driver",
@@ -53,6 +60,7 @@ def mount(
     mountpoint: str,
     generation: int,
     memory_bytes: int,
+    policy: str,
     driver: str,
     is_open_to_others: bool,
     timeout_s: float,
@@ -68,6 +76,7 @@ def mount(
         key_file=session.key_file,
         generation=generation,
         memory_bytes=memory_bytes,
+        policy=policy,
         driver=driver,
         allow_other=is_open_to_others,
         timeout_s=timeout_s,

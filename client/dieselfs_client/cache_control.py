@@ -1,0 +1,123 @@
+"""Starts and ends the daemons that share chunks on this node, as `dlcmd cache` does. This module starts processes.
+
+cache_control.start("imagenet", memory_bytes=8 << 30)
+cache_control.stop("imagenet")
+"""
+
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import dieselfs.errors
+from dieselfs.cache.node_socket import runtime_folder, socket_path
+from dieselfs.errors import MountError, NotFound, Unavailable
+from dieselfs.limits import CACHE_STOP_TIMEOUT_S, MOUNT_START_TIMEOUT_S
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.rpc.connection import reachable_path
+from dieselfs_client.cache_daemon import READY
+from dieselfs_client.options import POLICIES
+
+_CREDENTIALS = struct.Struct("3i")
+_REPORT_BYTES_MAX = 64 << 10
+
+
+def log_path(dataset: str) -> Path:
+    """Where the daemon of a dataset writes its log."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    return state / "dieselfs" / f"cache-{dataset[-200:]}.log"
+
+
+def start(
+    dataset: str,
+    memory_bytes: int = 0,
+    policy: str = POLICIES[0],
+    server: str | None = None,
+    key_file: str | None = None,
+    home: str | None = None,
+    timeout_s: float = MOUNT_START_TIMEOUT_S,
+) -> int:
+    """Have a daemon share the chunks of a dataset (`name` or `name@tag`) on this node; returns its process ID.
+
+    `memory_bytes` 0: 1 GiB, or less where the system allows less. Raises AlreadyExists if one does so already, what
+    `dieselfs.connect` raises, and Unavailable if it takes too long.
+    """
+    command = [sys.executable, "-P", "-m", "dieselfs_client.cache_daemon", dataset]
+    command += ["--memory", str(memory_bytes), "--policy", policy]
+    for option, value in (("--server", server), ("--key-file", key_file), ("--home", home)):
+        if value is not None:
+            command += [option, value if option == "--server" else os.path.abspath(value)]
+    log_path(dataset).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ready, report = os.pipe()
+    try:
+        with open(log_path(dataset), "ab", opener=_private_opener) as log:
+            process = subprocess.Popen(
+                [*command, "--report-fd", str(report)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[report],
+                start_new_session=True,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            )
+        os.close(report)
+        report = -1
+        is_answer, _, _ = select.select([ready], [], [], timeout_s)
+        answer = (
+            os.read(ready, _REPORT_BYTES_MAX).decode("utf-8", "surrogateescape").strip() if is_answer else ""
+        )
+    finally:
+        os.close(ready)
+        if report >= 0:
+            os.close(report)
+    if answer == READY:
+        process.returncode = 0  # it lives on when we end: nobody is to wait for it, and nobody to be warned
+        return process.pid
+    process.terminate()
+    process.wait()
+    if not is_answer:
+        raise Unavailable("the daemon was not there in time; the server may be slow, or gone")
+    kind, _, message = answer.partition(" ")
+    error = getattr(dieselfs.errors, kind, MountError)
+    raise error(message or f"the daemon ended; see {log_path(dataset)}")
+
+
+def _private_opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def find(snapshot: Snapshot) -> int | None:
+    """The process that shares the chunks of a snapshot on this node; None if there is none."""
+    path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            with reachable_path(str(path)) as name:
+                probe.connect(name)
+        except OSError:
+            return None
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        process: int = _CREDENTIALS.unpack(credentials)[0]
+        return process
+
+
+def stop(snapshot: Snapshot, timeout_s: float = CACHE_STOP_TIMEOUT_S) -> int:
+    """End the daemon that shares the chunks of a snapshot; returns what its process ID was.
+
+    Raises NotFound if there is none, Unavailable if it does not end in time.
+    """
+    process = find(snapshot)
+    if process is None:
+        raise NotFound(f"no daemon shares {snapshot.dataset}, generation {snapshot.generation}, on this node")
+    descriptor = os.pidfd_open(process)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            raise Unavailable(f"process {process} does not end")
+    finally:
+        os.close(descriptor)
+    return process

@@ -1,0 +1,30 @@
+"""dlcmd cache: a daemon that shares chunks, started, used and stopped."""
+
+import pytest
+
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from tests.support.dlcmd import Dlcmd
+
+
+@pytest.fixture(autouse=True)
+def own_runtime_folder(dlcmd: Dlcmd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(dlcmd.folder))
+    monkeypatch.setenv("XDG_STATE_HOME", str(dlcmd.folder / "state"))
+
+
+def test_it_is_started_and_stopped(dlcmd: Dlcmd, pets: str) -> None:
+    assert dlcmd("cache", "-n", pets).text == f"would share dl://{pets} on this node\n"
+    started = dlcmd("cache", pets, "--memory", "64M", "--policy", "oneshot", "--json").summary
+    try:
+        assert started["dataset"] == pets
+        assert dlcmd("cat", f"dl://{pets}/train/cat.txt").stdout == b"xxxxx"
+        assert "shares" in dlcmd("cache", pets, exit_code=EXIT_USAGE).stderr
+    finally:
+        stopped = dlcmd("cache", pets, "--stop", "--json").summary
+    assert stopped["process"] == started["process"]
+    assert "no daemon shares" in dlcmd("cache", pets, "--stop", exit_code=EXIT_NOT_FOUND).stderr
+
+
+def test_what_does_not_go_together(dlcmd: Dlcmd, pets: str) -> None:
+    assert "--stop" in dlcmd("cache", pets, "--stop", "--memory", "1G", exit_code=EXIT_USAGE).stderr
+    assert dlcmd("cache", "dl://nothing", exit_code=EXIT_NOT_FOUND).stderr

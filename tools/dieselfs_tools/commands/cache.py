@@ -1,0 +1,57 @@
+"""`dlcmd cache`: chunks in memory that all programs of a node share."""
+
+import click
+
+from dieselfs.errors import EXIT_OK, InvalidInput
+from dieselfs.limits import MOUNT_MEMORY_BYTES
+from dieselfs_client import cache_control
+from dieselfs_client.options import POLICIES
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+from dieselfs_tools.units import format_size
+
+
+@options.verb(
+    "cache",
+    "dlcmd cache imagenet --memory 32GiB --policy oneshot",
+    "dlcmd cache imagenet --stop",
+)
+@click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=options.SIZE,
+    default=0,
+    help=f"What may be held in memory. [{format_size(MOUNT_MEMORY_BYTES)}, or what the system allows]",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    default=POLICIES[0],
+    show_default=True,
+    help="When to fetch what memory can keep: when it is read, or at once.",
+)
+@click.option("--stop", "is_stopped", is_flag=True, help="End it; programs that read go on without it.")
+@options.dry_run
+def cache(
+    session: Session, dataset: str, memory_bytes: int, policy: str, is_stopped: bool, is_dry_run: bool
+) -> int:
+    """Hold a dataset's chunks in memory for all programs of yours on this node that read it with the library.
+
+    They find it by themselves. A mount does not need it: it has memory of its own.
+    """
+    data = session.dataset(dataset)
+    fields = {"dataset": dataset, "generation": data.generation, "dry_run": is_dry_run}
+    if is_stopped:
+        if memory_bytes:
+            raise InvalidInput("--stop does not go with --memory")
+        process = cache_control.find(data.snapshot) if is_dry_run else cache_control.stop(data.snapshot)
+        text = f"dl://{dataset} {'would not be' if is_dry_run else 'is not'} shared any more"
+        return session.output.summary(text, {**fields, "process": process}, EXIT_OK)
+    if is_dry_run:
+        return session.output.summary(f"would share dl://{dataset} on this node", fields, EXIT_OK)
+    process = cache_control.start(
+        dataset, memory_bytes, policy, server=session.server, key_file=session.key_file
+    )
+    text = f"dl://{dataset} is shared on this node; to end it: dlcmd cache {dataset} --stop"
+    return session.output.summary(text, {**fields, "process": process}, EXIT_OK)
