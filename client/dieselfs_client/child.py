@@ -1,5 +1,6 @@
 """A process that the supervisor started: how it is doing, and how it ended. This module kills, and reads `/proc`."""
 
+import contextlib
 import os
 import signal
 
@@ -33,7 +34,8 @@ class Child:
         if self.killed_s is None:
             self.killed_s = now_s
         if self.pid and self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def is_gone(self, now_s: float) -> bool:
         """Whether it serves no more. It may still be there, in the kernel, and wait for who comes after it."""

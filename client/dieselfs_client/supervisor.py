@@ -122,24 +122,30 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._signals, 4096):
                 self._take_signal(number)
-        self._reap()  # before listening: what a dead child has said is all there then
-        for child in list(self._children()):
-            self._listen(child)
+        self._listen_to_all()
+        self._reap()
 
     def _take_signal(self, number: int) -> None:
         if number in _STOP_SIGNALS:
             self._stopping_s = self._stopping_s or time.monotonic()
             self._tell(self._daemon, "stop")
-        elif number == signal.SIGUSR2 and self._successor is None and self._stopping_s is None:
+        elif number == signal.SIGUSR2 and self._successor is None and self._outcome is None:
             self._note("an upgrade was asked for", is_trouble=False)
             self._successor = self._start_zygote()
 
     def _reap(self) -> None:
+        """Learn how children died, after all that they had to say; so who they were was said, too."""
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                self._listen_to_all()
+                _, status = os.waitpid(found.si_pid, 0)
                 for child in self._children():
-                    if child.pid == found[0]:
-                        child.status = found[1]
+                    if child.pid == found.si_pid:
+                        child.status = status
+
+    def _listen_to_all(self) -> None:
+        for child in list(self._children()):
+            self._listen(child)
 
     def _listen(self, child: Child) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -325,7 +331,7 @@ class Supervisor:
         else:
             self._note(f"daemon {daemon.pid} {daemon.end}" if daemon.pid else "no daemon was forked")
             self._state = self._state._replace(restarts=self._state.restarts + 1)
-            was_killed = not daemon.pid or (daemon.status == signal.SIGKILL and daemon.killed_s is None)
+            was_killed = daemon.status in (None, signal.SIGKILL) and daemon.killed_s is None
             reason = self._patience.note_death(now_s, daemon.is_ready, was_killed)
             if reason is not None:
                 text = f"{self._state.mountpoint}: {reason}; it is unmounted"
@@ -390,7 +396,7 @@ def _unmount(mountpoint: str, device: str) -> None:
     record = mount_at(mountpoint)
     if record is not None and record.device == device:
         with contextlib.suppress(MountError):  # somebody else was faster
-            unmount(mountpoint, lazily=True)
+            unmount(mountpoint, lazily=True, is_cut_off=True)
 
 
 def main() -> None:

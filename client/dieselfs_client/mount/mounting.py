@@ -23,6 +23,7 @@ _MS_NODEV = 4
 _MS_NOEXEC = 8
 _MS_NOATIME = 1024
 _FLAGS = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOATIME
+_MNT_FORCE = 1
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 
@@ -151,13 +152,14 @@ def raise_read_ahead(mountpoint: str) -> bool:
     return True
 
 
-def unmount(mountpoint: str, lazily: bool = False) -> None:
+def unmount(mountpoint: str, lazily: bool = False, is_cut_off: bool = False) -> None:
     """Take a mount out of the tree. Raises MountError.
 
-    Refuses while files on it are open; `lazily`, it goes at once, and what is open lives as long as its daemon.
+    Refuses while files on it are open; `lazily`, it goes at once, and what is open lives as long as its daemon. With
+    `is_cut_off`, nothing of it lives on (only root can do that): whoever waits for an answer gets an error.
     """
     if os.geteuid() == 0:
-        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0)
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0) | (_MNT_FORCE if is_cut_off else 0)
         fault = None
         if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
             fault = os.strerror(ctypes.get_errno())

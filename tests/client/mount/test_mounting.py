@@ -1,5 +1,7 @@
 import os
 import signal
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,24 @@ def test_two_dead_mounts_on_top_of_each_other(tmp_path: Path) -> None:
         prepare_mountpoint(str(tmp_path))
         assert mount_at(str(tmp_path)) is None
     finally:
+        clear(tmp_path)
+
+
+def test_nobody_waits_for_a_mount_that_is_cut_off(tmp_path: Path) -> None:
+    device = mount_device(str(tmp_path), "pets")  # which nobody serves
+
+    def ask() -> None:
+        with suppress(OSError):
+            os.statvfs(tmp_path)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    try:
+        asking.start()
+        unmount(str(tmp_path), lazily=True, is_cut_off=True)
+        asking.join(30)
+        assert not asking.is_alive()
+    finally:
+        os.close(device)
         clear(tmp_path)
 
 
