@@ -103,9 +103,8 @@ class _Service:
             refusal = await self._serve(connection, allotment, orders)
             is_over = True
         finally:
-            os.close(
-                connection.device
-            )  # of the last descriptor: whatever still waits is answered by the kernel now
+            # Where it is the last descriptor, whatever still waits is answered by the kernel now.
+            os.close(connection.device)
             if is_over:
                 await self._clear(connection)
         if refusal is not None:

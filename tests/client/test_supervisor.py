@@ -410,6 +410,13 @@ def test_a_daemon_that_does_not_stop_is_not_waited_for(
     assert mount_at(str(mountpoint)) is None
 
 
+def test_it_imports_nothing_that_is_large() -> None:
+    """It takes its memory for nothing, as long as the mount lives."""
+    code = "import sys, dieselfs_client.supervisor; print(*{'numpy', 'trio', 'dieselfs'} & {*sys.modules})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == "\n"
+
+
 KEEPER = """
 import os, socket, sys
 from dieselfs_client.guardian import Guardian
