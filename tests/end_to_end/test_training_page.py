@@ -7,13 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import dieselfs
 from bench.digits import write_digits
 from dieselfs.errors import MountError
+from dieselfs.meta.subtree import files_below
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
 from dieselfs_client import control
 from dieselfs_tools.private_home import private_home
@@ -109,6 +112,21 @@ def test_the_list_of_an_order(page: Page) -> None:
     with FolderDataset(page.mountpoint / "train", loader=bytes) as dataset:
         sampler = ChunkShuffleBatchSampler(dataset, 256, seed=1, rank=0, world=8)
         assert [dataset.path(index) for index in next(iter(sampler))[:3]] == listed
+
+
+def test_stored_in_mixed_order(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIESELFS_HOME", str(page.home))
+    (commands,) = (block for block in page.blocks("sh") if "names.txt" in block)
+    page.shell(commands)
+    with dieselfs.connect("mixed") as data:
+        snapshot = data.snapshot
+    nodes = files_below(snapshot)
+    places = [(extent.chunk, extent.offset) for node in nodes for extent in snapshot.extents(int(node))]
+    folders = [
+        snapshot.parent(int(nodes[index])) for index in sorted(range(len(nodes)), key=places.__getitem__)
+    ]
+    assert len(folders) == 1797
+    assert sum(one == following for one, following in pairwise(folders)) < 0.2 * len(folders)
 
 
 def function(page: Page, name: str) -> Callable[..., Any]:

@@ -9,7 +9,9 @@ import json
 import signal
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
 import click
 
@@ -19,6 +21,8 @@ from bench.homes import mounted, running_home
 from bench.learning import Lesson
 from bench.storing import Storing, storing_lines
 from dieselfs.shuffle.order import Layout
+from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.randomness import measure
 
 GROUPS = (1, 5, 15, 30, 0)
 
@@ -49,9 +53,7 @@ def main(seeds: int, epochs: int, figure: Path | None, json_file: Path | None) -
     for storing in storings:
         print("", *storing_lines(storing), sep="\n", flush=True)
     if json_file is not None:
-        json_file.write_text(
-            json.dumps({storing.title: storing.runs for storing in storings}, indent=1) + "\n"
-        )
+        json_file.write_text(json.dumps([asdict(storing) for storing in storings], indent=1) + "\n")
     if figure is not None:
         draw(storings, figure)
 
@@ -69,14 +71,21 @@ def learn_from(
     with running_home(folder) as home:
         with home.dataset(is_created=False) as data:
             store_digits(data, entries, source)
-            chunks = len(Layout.of(data.snapshot, b"train").counts)
+            layout = Layout.of(data.snapshot, b"train")
+            repeats = {
+                group: fmean(
+                    measure(Plan(data.snapshot, seed, 0, group, layout=layout)).folder_repeats
+                    for seed in range(seeds)
+                )
+                for group in GROUPS
+            }
         for seed in range(seeds):
             with mounted(home, folder / "mount") as mount:
                 lesson = Lesson.on(mount.folder)
                 for group in GROUPS:
                     runs[group].append(lesson.learn(seed, group, epochs))
             print(f"{title}: {seed + 1} of {seeds} seeds", flush=True)
-    return Storing(title, chunks, runs)
+    return Storing(title, len(layout.counts), repeats, runs)
 
 
 if __name__ == "__main__":

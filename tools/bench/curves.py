@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bench.storing import Storing, group_name
 
@@ -18,7 +19,8 @@ mpl.rcParams["svg.hashsalt"] = "dieselfs"  # the same figures give the same file
 mpl.rcParams["svg.fonttype"] = "none"
 
 _COLOURS = {1: "#c0392b", 5: "#e67e22", 15: "#2980b9", 30: "#16a085", 0: "#000000"}
-_LOWEST = 0.5
+_LOWEST = 0.6
+"""Accuracies below are cut off."""
 
 
 def draw(storings: Sequence[Storing], file: Path) -> None:
@@ -37,6 +39,7 @@ def draw(storings: Sequence[Storing], file: Path) -> None:
         panel.set_title(f"{storing.title}, {storing.chunks} chunks", fontsize=10)
         panel.set_xlabel("epoch")
         panel.set_xlim(1, len(runs[0]))
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.set_ylim(_LOWEST, 1)
         panel.grid(alpha=0.25, linewidth=0.5)
         panel.legend(fontsize=8, loc="lower right")

@@ -14,10 +14,13 @@ FIRST_EPOCHS = 5
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """How the digits are stored, and the accuracies of the runs: by group size, then by seed, then by epoch."""
+    """How the digits are stored, and what came of it by group size: `repeats`, the share of images that follow one of
+    their class, and `runs`, the accuracies by seed, then by epoch.
+    """
 
     title: str
     chunks: int
+    repeats: dict[int, float]
     runs: dict[int, list[list[float]]]
 
 
@@ -29,12 +32,12 @@ def storing_lines(storing: Storing) -> Iterator[str]:
     """The figures of a storing, as Markdown; differences are from the full shuffle, in percentage points."""
     full = storing.runs[0]
     yield (
-        f"| {storing.title}, {storing.chunks} chunks | first {FIRST_EPOCHS} epochs | difference | "
+        f"| {storing.title}, {storing.chunks} chunks | class repeats | first {FIRST_EPOCHS} epochs | difference | "
         f"last {LAST_EPOCHS} epochs | difference | within {100 * TOLERANCE:g} point, {CONFIDENCE:.0%} sure |"
     )
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
     for group, runs in storing.runs.items():
-        cells = [group_name(group, storing.chunks)]
+        cells = [group_name(group, storing.chunks), f"{storing.repeats[group]:.0%}"]
         parts = [(early(runs), early(full)), (late(runs), late(full))]
         for ours, others in parts:
             cells += [
