@@ -36,7 +36,9 @@ def test_a_book_is_replaced_by_a_shorter_one(packed: PackedDataset) -> None:
     assert book.read() == Entries([], [1], [])
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"readings": [{}], "kept": []}', b"\xff", b'{"kept": [1]}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"readings": [{}], "kept": []}', b"\xff", b'{"kept": [1]}']
+)
 def test_half_a_book_is_none(content: bytes) -> None:
     book = Logbook()
     os.pwrite(book.descriptor, content, 0)

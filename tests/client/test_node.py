@@ -26,7 +26,9 @@ CHUNK_BYTES = 10 * FILE_BYTES
 @pytest.fixture(scope="module")
 def packed() -> PackedDataset:
     names = [b"%d/%03d" % (n % 2, n) for n in range(FILES)]
-    return pack_entries([TreeEntry(name, 0o100644, 0, bytes(FILE_BYTES)) for name in names], chunk_bytes=CHUNK_BYTES)
+    return pack_entries(
+        [TreeEntry(name, 0o100644, 0, bytes(FILE_BYTES)) for name in names], chunk_bytes=CHUNK_BYTES
+    )
 
 
 class NoPages:

@@ -67,7 +67,9 @@ def test_what_is_not_there_is_fetched_and_then_at_hand(packed: PackedDataset) ->
         assert reads.at_once(inode(packed, 3), 0, 10) is None
         assert b"".join(await reads.fetch(inode(packed, 3), 0, 10)) == bytes([3]) * 10
         assert b"".join(reads.at_once(inode(packed, 3), 99_990, 100) or []) == bytes([3]) * 10
-        assert b"".join(reads.at_once(inode(packed, 4), 0, 5) or []) == bytes([4]) * 5, "its neighbour came along"
+        assert b"".join(reads.at_once(inode(packed, 4), 0, 5) or []) == bytes([4]) * 5, (
+            "its neighbour came along"
+        )
         assert (reads.figures.at_once, reads.figures.waited, reads.figures.failed) == (2, 1, 0)
         assert reads.figures.waited_s > 0
 
