@@ -109,10 +109,12 @@ def admitted(
         return replace(head, due_ns=due_ns), admitted_leases
     version = max(head.version + 1 if head else now_ns, application.known_version + 1)
     settles_ns = head.settles_ns if head else 0
-    # Most members do not die at one moment: the servers were away, or have lost the roll. Those who come back find the
-    # others, and do not believe meanwhile that they are alone.
-    if application.known_version and (head is None or len(others) - len(live) > len(live)):
-        settles_ns = lease.expires_ns
+    # Most members do not die at one moment: the servers were away, or have lost the roll. Those who come back do not
+    # believe meanwhile that they are alone. In a large job they come one after the other: each prolongs it.
+    is_doubtful = head is None or len(others) - len(live) > len(live)
+    is_back = now_ns < settles_ns and (own is None or own.expires_ns <= now_ns)
+    if application.known_version and (is_doubtful or is_back):
+        settles_ns = max(settles_ns, lease.expires_ns)
     return Head(due_ns, version, settles_ns, *common), admitted_leases
 
 

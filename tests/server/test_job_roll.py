@@ -144,6 +144,22 @@ def test_after_the_roll_was_lost_nobody_believes_to_be_alone(metadata: SqliteMet
         assert caller.members == ("n0", "n1", "n2", "n9"), "n3 did not come back in time"
 
 
+def test_in_a_large_job_those_who_come_back_first_wait_for_the_last(
+    metadata: SqliteMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_roll, "JOB_MESSAGES_PER_S", 1)  # so 40 are a large job: each asks every 40 s
+    callers = job_of(JobRoll(metadata, DATASET, "train", b"f" * 16), 40)
+    everyone = callers[0].members
+    assert len(everyone) == 40
+    metadata.drop_dataset(DATASET)
+    metadata.create_dataset("data", DATASET)
+    for second in range(400):
+        caller = callers[second % 40]
+        told = caller.ask(NOW_NS + second * SECOND_NS)
+        assert told.members is None or caller.members == everyone
+    assert len({caller.version for caller in callers}) == 1, "and in the end all are told"
+
+
 def test_when_servers_were_away_those_who_come_first_wait_for_the_others(roll: JobRoll) -> None:
     callers = job_of(roll, 4)
     back_ns = NOW_NS + 100 * SECOND_NS
