@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -26,8 +27,10 @@ from dieselfs_client.mount import page_helper
 from dieselfs_client.mount.page_helper import LENGTH, read_exactly
 from dieselfs_client.pieces import PAGE_BYTES, Pieces
 
-LISTING_WORTH = 8
-"""A folder is listed to make some of its files known when they are one in so many of it; else each is looked up."""
+LISTING_WORTH = 24
+"""To list a folder costs as much for so many of its entries as to look one of them up. So files are looked up one by one
+until they were one in so many of their folder; then it is listed, which makes all the others known as well.
+"""
 
 
 class PageCache:
@@ -41,6 +44,7 @@ class PageCache:
         self._root = os.fsencode(mountpoint) + b"/"
         self._snapshot = snapshot
         self._listed: set[int] = set()
+        self._looked_up: Counter[int] = Counter()  # files, by their folders
         lengths = snapshot.column("chunk_payload_lengths")
         self._memory_bytes = max(int(lengths.max()) if len(lengths) else 0, PAGE_BYTES)
         self._helper: _Helper | None = None
@@ -74,14 +78,15 @@ class PageCache:
         return self._order(b"S", LENGTH.pack(len(headers)), headers.tobytes(), places.tobytes())
 
     def _make_known(self, nodes: npt.NDArray[np.int64]) -> None:
-        """Have the kernel ask for these files: by a listing where many of a folder are wanted, else one by one."""
+        """Have the kernel ask for these files: one by one, or by listings of their folders where that is cheaper."""
         snapshot = self._snapshot
         by_folder: dict[int, list[int]] = {}
         for node in nodes.tolist():
             by_folder.setdefault(snapshot.parent(node), []).append(node)
         folders, single = [], []
         for folder, files in by_folder.items():
-            is_worth = len(files) * LISTING_WORTH >= len(snapshot.children(folder))
+            self._looked_up[folder] += len(files)
+            is_worth = self._looked_up[folder] * LISTING_WORTH >= len(snapshot.children(folder))
             if is_worth and folder not in self._listed:
                 # The kernel keeps the listing: a second one would not reach us, and make nothing known.
                 self._listed.add(folder)
