@@ -16,9 +16,10 @@ from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd import Etcd
 from dieselfs.rpc.address import TcpAddress, UnixAddress
 from dieselfs.rpc.auth import Key
+from dieselfs.rpc.serving.reception import Reception, open_listeners
 from dieselfs_server import handlers as handlers  # makes them known to the service
 from dieselfs_server.commit import catch_up
-from dieselfs_server.listener import Reception, open_listeners
+from dieselfs_server.conversation import Conversations
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis import RedisMetadata
 from dieselfs_server.metadata.redis_url import SCHEMES as REDIS_SCHEMES
@@ -138,9 +139,8 @@ async def open_reception(settings: ServerSettings) -> AsyncIterator[Reception]:
         shelf = SnapshotShelf(settings.state / "snapshots", metadata)
         scratch = settings.state / "scratch"
         names = (settings.store, settings.metadata)
-        reception = Reception(
-            Service(Backends(store, metadata, users, shelf, TagShelf(store), scratch, names)), tls
-        )
+        service = Service(Backends(store, metadata, users, shelf, TagShelf(store), scratch, names))
+        reception = Reception(Conversations(service), tls)
         opened = []
         for address in settings.listen:
             listeners = await stack.enter_async_context(open_listeners(address))

@@ -1,11 +1,12 @@
-"""The handshake: nothing that a stranger sends is looked at before it has passed. Bounded in bytes and in
-time.
+"""The handshake: nothing that a stranger sends is looked at before it has passed. This module waits for sockets, each
+time for a bounded number of bytes and seconds.
 
 A user who does not exist, a key that is gone, and a wrong proof get the same answers after the same work.
 """
 
 import os
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import trio
 
@@ -13,13 +14,32 @@ from dieselfs.errors import AccessDenied, ProtocolError
 from dieselfs.limits import HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S
 from dieselfs.rpc import auth
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_call, encode_refusal, encode_reply, thrift
-from dieselfs_server.connection import ClientConnection
-from dieselfs_server.users import Caller, UserStore
+from dieselfs.rpc.serving.connection import ClientConnection
 
 LOCAL_USER = "local"
 
 
-async def shake_hands(connection: ClientConnection, users: UserStore, is_trusted: bool) -> Caller | None:
+class KeyRing(Protocol):
+    """Whose keys are known. `salt`: random, so that nobody can tell who is not."""
+
+    @property
+    def salt(self) -> bytes: ...
+
+    def verifier(self, name: str, key_id: str) -> auth.Verifier | None:
+        """What proves that a caller is `name`, or None. Blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is at the other end of a connection. Trusted: the user who runs this process, on a Unix socket."""
+
+    name: str
+    key_id: str
+    is_trusted: bool = False
+
+
+async def shake_hands(connection: ClientConnection, keys: KeyRing, is_trusted: bool) -> Identity | None:
     """Find out who is calling; None if it is nobody we know, who has been told so (or who just hung up).
 
     `is_trusted`: the caller runs as our own user on a Unix socket. Raises ProtocolError for anything but a
@@ -40,8 +60,8 @@ async def shake_hands(connection: ClientConnection, users: UserStore, is_trusted
         challenge = thrift.Challenge(server_nonce=server_nonce, is_trusted=is_known)
         await connection.send(encode_reply("hello", sequence, challenge))
         if is_known:
-            return Caller(LOCAL_USER, "", is_trusted=True)
-        return await _ask_for_proof(connection, users, said, server_nonce)
+            return Identity(LOCAL_USER, "", is_trusted=True)
+        return await _ask_for_proof(connection, keys, said, server_nonce)
 
 
 def _other_version(version: int) -> ProtocolError:
@@ -51,16 +71,16 @@ def _other_version(version: int) -> ProtocolError:
 
 
 async def _ask_for_proof(
-    connection: ClientConnection, users: UserStore, hello: Any, server_nonce: bytes
-) -> Caller | None:
+    connection: ClientConnection, keys: KeyRing, hello: Any, server_nonce: bytes
+) -> Identity | None:
     message = await connection.receive_message(HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S)
     if message is None:
         return None
     method, sequence, said = decode_call(message)
     if method != "prove":
         raise ProtocolError("the second call is not 'prove'")
-    known = await trio.to_thread.run_sync(users.verifier, hello.user, hello.key_id)
-    verifier = known or auth.Verifier.nobody(users.salt, hello.user, hello.key_id)
+    known = await trio.to_thread.run_sync(keys.verifier, hello.user, hello.key_id)
+    verifier = known or auth.Verifier.nobody(keys.salt, hello.user, hello.key_id)
     transcript = auth.transcript(hello.user, hello.key_id, hello.client_nonce, server_nonce)
     if not auth.is_client_proof(verifier, transcript, said.proof) or known is None:
         refusal = AccessDenied(
@@ -70,4 +90,4 @@ async def _ask_for_proof(
         return None
     proof = auth.server_proof(verifier, transcript)
     await connection.send(encode_reply("prove", sequence, thrift.Welcome(proof=proof)))
-    return Caller(hello.user, hello.key_id)
+    return Identity(hello.user, hello.key_id)

@@ -1,4 +1,4 @@
-"""Sockets that the server listens on, and one task per client.
+"""Sockets that are listened on, and one task per client. This module opens sockets.
 
 A stranger costs little: connections are limited in all and for each address, the handshake in bytes and in
 time, and what goes wrong with one client is logged and ends that client's connection only.
@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
-from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
+from dieselfs.errors import InvalidInput, ProtocolError, Unavailable
 from dieselfs.limits import (
     CONNECTIONS_MAX,
     CONNECTIONS_PER_PEER_MAX,
@@ -28,11 +29,8 @@ from dieselfs.limits import (
 )
 from dieselfs.rpc.address import Address, TcpAddress, UnixAddress
 from dieselfs.rpc.connection import reachable_path
-from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
-from dieselfs_server.connection import ClientConnection
-from dieselfs_server.handshake import shake_hands
-from dieselfs_server.service import Service
-from dieselfs_server.users import Caller
+from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.handshake import Identity, KeyRing, shake_hands
 
 LISTEN_BACKLOG = 512
 _PEER_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
@@ -85,11 +83,36 @@ def _unix_listener(address: UnixAddress) -> trio.SocketListener:
     return trio.SocketListener(trio.socket.from_stdlib_socket(listening))
 
 
-class Reception:
-    """Takes in the clients of a service, over any number of listeners."""
+class Host(Protocol):
+    """Who answers those that are let in. What is in `traffic` is kept up to date for it."""
 
-    def __init__(self, service: Service, tls: ssl.SSLContext | None) -> None:
-        self._service = service
+    @property
+    def keys(self) -> KeyRing: ...
+
+    @property
+    def traffic(self) -> "Traffic": ...
+
+    async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
+        """Answer one call over its connection.
+
+        Raises ProtocolError, trio.TooSlowError or trio.BrokenResourceError to end the conversation.
+        """
+        ...
+
+
+class Traffic(Protocol):
+    """Connections that there are, and bytes of those that are over."""
+
+    connections: int
+    bulk_bytes_received: int
+    bulk_bytes_sent: int
+
+
+class Reception:
+    """Takes in the clients of a host, over any number of listeners."""
+
+    def __init__(self, host: Host, tls: ssl.SSLContext | None = None) -> None:
+        self._host = host
         self._tls = tls
         self._clients: Counter[str] = Counter()  # by address; changed only between checkpoints
 
@@ -118,7 +141,7 @@ class Reception:
             stream.socket.close()
             return
         self._clients[peer] += 1
-        self._service.counters.connections = self.client_count
+        self._host.traffic.connections = self.client_count
         connection: ClientConnection | None = None
         try:
             secured = await self._secure(stream) if is_encrypted else stream
@@ -127,14 +150,14 @@ class Reception:
         except (ProtocolError, trio.TooSlowError, trio.BrokenResourceError, ssl.SSLError, OSError) as error:
             log.info("%s: connection ended: %s", peer, error or type(error).__name__)
         except Exception:
-            log.exception("%s: connection ended by a fault of the server", peer)
+            log.exception("%s: connection ended by a fault of ours", peer)
         finally:
             self._clients[peer] -= 1
             self._clients += Counter()  # drops those at zero
-            self._service.counters.connections = self.client_count
+            self._host.traffic.connections = self.client_count
             if connection is not None:
-                self._service.counters.bulk_bytes_received += connection.bulk_bytes_received
-                self._service.counters.bulk_bytes_sent += connection.bulk_bytes_sent
+                self._host.traffic.bulk_bytes_received += connection.bulk_bytes_received
+                self._host.traffic.bulk_bytes_sent += connection.bulk_bytes_sent
             stream.socket.close()
 
     async def _secure(self, stream: trio.SocketStream) -> trio.SSLStream[trio.SocketStream]:
@@ -145,41 +168,12 @@ class Reception:
         return secured
 
     async def _converse(self, connection: ClientConnection, peer: str, is_trusted: bool) -> None:
-        caller = await shake_hands(connection, self._service.backends.users, is_trusted)
+        caller = await shake_hands(connection, self._host.keys, is_trusted)
         if caller is None:
             log.warning("%s: handshake failed", peer)
             return
         while (message := await connection.receive_message(FRAME_BYTES_MAX, IDLE_TIMEOUT_S)) is not None:
-            await self._answer(connection, caller, message)
-
-    async def _answer(self, connection: ClientConnection, caller: Caller, message: bytes) -> None:
-        method, sequence, arguments = decode_call(message)
-        if method in ("hello", "prove"):
-            raise ProtocolError("a second handshake")
-        bulk: bytes | bytearray = b""
-        try:
-            try:
-                length = await self._service.may_send_bulk(method, caller, arguments)
-            except InvalidInput:
-                raise ProtocolError(f"bulk of {arguments.bulk_length} bytes") from None
-            except DieselfsError:
-                await connection.discard_bulk(arguments.bulk_length)
-                raise
-            if length:
-                bulk = await connection.receive_bulk(length)
-            reply = await self._service.handle(method, caller, arguments, bulk)
-        except ProtocolError:
-            raise
-        except DieselfsError as error:
-            await connection.send(encode_refusal(method, sequence, error))
-        except (trio.TooSlowError, trio.BrokenResourceError):
-            raise
-        except Exception:
-            log.exception("%s of %s failed by a fault of the server", method, caller.name)
-            fault = Unavailable("the server failed at this request; its log says why")
-            await connection.send(encode_refusal(method, sequence, fault))
-        else:
-            await connection.send(encode_reply(method, sequence, reply.value), reply.bulk)
+            await self._host.answer(connection, caller, message)
 
 
 def _peer_name(stream: trio.SocketStream) -> str:

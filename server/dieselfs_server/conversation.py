@@ -1,0 +1,60 @@
+"""What the server says to those who have shaken hands: one call at a time, handed to its service."""
+
+import logging
+
+import trio
+
+from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
+from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
+from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.handshake import Identity
+from dieselfs_server.service import Counters, Service
+from dieselfs_server.users import Caller, UserStore
+
+log = logging.getLogger(__name__)
+
+
+class Conversations:
+    """The service as the host of its clients."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @property
+    def keys(self) -> UserStore:
+        return self._service.backends.users
+
+    @property
+    def traffic(self) -> Counters:
+        return self._service.counters
+
+    async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
+        """Answer one call. What it raises ends the conversation; if cancelled, so does that."""
+        user = Caller(caller.name, caller.key_id, caller.is_trusted)
+        method, sequence, arguments = decode_call(message)
+        if method in ("hello", "prove"):
+            raise ProtocolError("a second handshake")
+        bulk: bytes | bytearray = b""
+        try:
+            try:
+                length = await self._service.may_send_bulk(method, user, arguments)
+            except InvalidInput:
+                raise ProtocolError(f"bulk of {arguments.bulk_length} bytes") from None
+            except DieselfsError:
+                await connection.discard_bulk(arguments.bulk_length)
+                raise
+            if length:
+                bulk = await connection.receive_bulk(length)
+            reply = await self._service.handle(method, user, arguments, bulk)
+        except ProtocolError:
+            raise
+        except DieselfsError as error:
+            await connection.send(encode_refusal(method, sequence, error))
+        except (trio.TooSlowError, trio.BrokenResourceError):
+            raise
+        except Exception:
+            log.exception("%s of %s failed by a fault of the server", method, user.name)
+            fault = Unavailable("the server failed at this request; its log says why")
+            await connection.send(encode_refusal(method, sequence, fault))
+        else:
+            await connection.send(encode_reply(method, sequence, reply.value), reply.bulk)
