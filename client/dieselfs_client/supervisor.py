@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from dieselfs_client.child import Child
 from dieselfs_client.herald import Herald
 from dieselfs_client.patience import Patience
-from dieselfs_client.supervision import StatusFile, Supervision
+from dieselfs_client.supervision import StatusFile, Supervision, name_process
 from dieselfs_client.tether import Message, Tether, close_all
 
 FORK_TIMEOUT_S = 5.0
@@ -406,6 +406,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
         os.write(descriptor, f"{os.getpid()}\n".encode())
     os.umask(0o077)
+    name_process("dieselfs-mount")
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))

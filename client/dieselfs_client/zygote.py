@@ -28,6 +28,7 @@ from dieselfs_client.daemon import open_log, serve
 from dieselfs_client.guardian import Guardian
 from dieselfs_client.options import MountOptions, parse_options
 from dieselfs_client.pinning import Pin
+from dieselfs_client.supervision import name_process
 from dieselfs_client.supervisor import SNAPSHOT
 from dieselfs_client.tether import Tether, receive_inheritance
 
@@ -101,6 +102,7 @@ def _be_daemon(
     code = EXIT_BUG
     try:
         guardian = Guardian(tether)
+        name_process("dieselfs-daemon")
         if log_file is not None:
             open_log(log_file)  # the one of the zygote may have been put aside by now
         try:
@@ -135,6 +137,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # signals are for the supervisor, who gives orders
     os.umask(0o077)
+    name_process("dieselfs-zygote")
     os.set_inheritable(int(end), False)
     log_file = None if log == "-" else Path(log)
     with socket.socket(fileno=int(end)) as ours:

@@ -48,6 +48,8 @@ def test_mount_list_unmount(options: MountOptions, mountpoint: Path) -> None:
     assert (mount.dataset, mount.process, mount.is_stale) == ("letters", process, False)
     assert os.getsid(process) != os.getsid(0), "Ctrl-C here must not reach it"
     assert os.readlink(f"/proc/{process}/cwd") == "/"
+    names = [Path(f"/proc/{one}/comm").read_text().strip() for one in (mount.process, mount.daemon)]
+    assert names == ["dieselfs-mount", "dieselfs-daemon"]
     control.unmount(mountpoint)
     assert not is_alive(process)
     assert os.listdir(mountpoint) == []
