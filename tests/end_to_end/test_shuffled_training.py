@@ -153,4 +153,4 @@ def test_a_network_learns_as_well_in_chunk_wise_order(mountpoint: Path) -> None:
         for group_chunks in (0, 20)
     )
     assert full > 0.95
-    assert abs(full - chunk_wise) < 0.03
+    assert abs(full - chunk_wise) < 0.04
