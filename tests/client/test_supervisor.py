@@ -30,6 +30,7 @@ from tests.support.server import RunningServer, running_server
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
 READERS = 2
+KILLS = 20
 KILL_INTERVAL_S = 0.1
 
 
@@ -57,6 +58,7 @@ class Readers:
 
 @contextmanager
 def readers(mountpoint: Path, folder: Path) -> Iterator[Readers]:
+    """All of them are reading."""
     stop = folder / "stop"
     processes = [
         subprocess.Popen(
@@ -67,6 +69,9 @@ def readers(mountpoint: Path, folder: Path) -> Iterator[Readers]:
         for seed in range(READERS)
     ]
     try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == verifying_reader.BEGUN + "\n"
         yield Readers(stop, processes)
     finally:
         for process in processes:
@@ -141,13 +146,17 @@ def options(options: MountOptions, tmp_path: Path) -> MountOptions:
     return replace(options, log_file=str(tmp_path / "mount.log"))
 
 
-def kill_again_and_again(mountpoint: Path, duration_s: float) -> None:
-    end_s = time.monotonic() + duration_s
-    while time.monotonic() < end_s:
-        daemon = state(mountpoint).daemon
-        if daemon:
-            with suppress(ProcessLookupError):  # it is dead, and the next one is on its way
-                os.kill(daemon, signal.SIGKILL)
+def kill_again_and_again(mountpoint: Path, kills: int) -> None:
+    """Every second one when it serves, for a mount is given up when none ever does; the others in whatever they do."""
+
+    def may_be_killed(now: Supervision) -> bool:
+        return now.daemon != 0 and (now.is_served or now.restarts % 2 == 1)
+
+    while (restarts := state(mountpoint).restarts) < kills:
+        daemon = wait_for(mountpoint, may_be_killed).daemon
+        with suppress(ProcessLookupError):  # it is dead, and the next one is on its way
+            os.kill(daemon, signal.SIGKILL)
+        wait_for(mountpoint, lambda now, before=restarts: now.restarts > before)  # type: ignore[misc]  # a default
         time.sleep(KILL_INTERVAL_S)
 
 
@@ -156,17 +165,17 @@ def test_readers_do_not_notice_that_daemons_are_killed(
 ) -> None:
     control.mount(dataset, mountpoint, options)
     with readers(mountpoint, tmp_path) as reading:
-        kill_again_and_again(mountpoint, 3)
+        kill_again_and_again(mountpoint, KILLS)
         reading.finish()
     after = wait_for(mountpoint, lambda now: now.is_served)
-    assert after.restarts >= 10
+    assert after.restarts >= KILLS
     control.unmount(mountpoint)
 
 
 def test_a_daemon_that_hangs_is_replaced(
     options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor_and_zygote_run(monkeypatch, "from dieselfs_client import child; child.HANG_S = 3")
+    supervisor_and_zygote_run(monkeypatch, "from dieselfs_client import child; child.HANG_S = 5")
     control.mount(dataset, mountpoint, options)
     hanging = state(mountpoint).daemon
     with readers(mountpoint, tmp_path) as reading:
