@@ -126,6 +126,34 @@ JOB_ANSWER_TIMEOUT_S = 4.0
 JOB_LEAVE_TIMEOUT_S = 2.0
 """A member that leaves waits no longer for a server to hear of it; its lease ends by itself."""
 JOB_SECRET_FILE_BYTES_MAX = 4 * KIB
+PEER_CONNECTIONS_MAX = 1
+"""From one node of a job to each other one, unless it has more processes: so p nodes with n processes have p x (n - 1).
+"""
+PEER_CONNECT_TIMEOUT_S = 1.5
+PEER_SILENCE_S = 3.0
+"""A peer whose bytes do not move for this long is dead, stopped, or cut off."""
+PEER_CALL_TIMEOUT_S = 10.0
+"""One that needs longer for an answer, or for others' answers before, is too slow to be asked."""
+PEER_ANSWER_S = 0.5
+"""A peer answers within this time, with what it has by then."""
+PEER_PATIENCE_S = 15.0
+"""What a peer has not fetched within this time is fetched from a server."""
+PEER_CHUNKS_MAX = 1_024
+"""Of which pieces are asked for in one request."""
+PEER_ANSWER_BYTES_MAX = CHUNK_PAYLOAD_BYTES_MAX
+"""Pieces in one answer, together."""
+PEER_BATCH_BYTES = 16 * MIB
+"""What is asked for in one request, unless it is one chunk: others wait for the connection meanwhile."""
+PEER_REQUESTS_AT_ONCE_MAX = 8
+"""Peers that one batch of pieces is asked from at one moment."""
+PEER_AVOIDED_S = 1.0
+PEER_AVOIDED_MAX_S = 60.0
+"""A peer that failed is not asked for the first figure, then for twice as long each time; one that lied for the second.
+"""
+PEER_RETURN_S = 10.0
+"""A peer that has proved itself is asked for more and more of its chunks, and after this time for all."""
+PEER_PROBE_INTERVAL_S = 0.25
+"""How often it is looked whether a peer may prove itself."""
 MASTER_POLL_S = 0.2
 """How often a process that waits to be the master of its node looks whether there is one."""
 MASTER_PATIENCE_S = 2.0
@@ -206,3 +234,7 @@ assert JOB_NODES_MAX < NOTES_AT_ONCE_MAX <= REDIS_SCAN_ENTRIES
 assert JOB_NAME_CHARACTERS_MAX + NODE_NAME_CHARACTERS_MAX < MEMBER_BYTES_MAX
 assert JOB_LEASE_INTERVALS * JOB_INTERVAL_S_MIN < JOB_LEASE_S_MIN
 assert 2 * JOB_ANSWER_TIMEOUT_S < JOB_LEASE_S_MIN
+assert PEER_ANSWER_S < PEER_SILENCE_S / 2  # an answer that is only late is not taken for silence
+assert PEER_CONNECT_TIMEOUT_S + PEER_SILENCE_S < PEER_CALL_TIMEOUT_S < PEER_PATIENCE_S
+assert PEER_PATIENCE_S + PEER_CALL_TIMEOUT_S < READ_TIMEOUT_S
+assert PEER_CHUNKS_MAX * 8 + RANGES_PER_REQUEST_MAX * 8 < FRAME_BYTES_MAX

@@ -4,10 +4,12 @@ Blocking sockets with timeouts, not trio: the library runs inside training progr
 which have no event loop. Daemons use the same connections from worker threads.
 """
 
+import math
 import os
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -44,19 +46,21 @@ def reachable_path(path: str) -> Iterator[str]:
         os.close(folder)
 
 
-def open_socket(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
-    """Connect, within CONNECT_TIMEOUT_S. Raises Unavailable, saying why."""
+def open_socket(
+    address: Address, tls: ssl.SSLContext | None, timeout_s: float = CONNECT_TIMEOUT_S
+) -> socket.socket:
+    """Connect, within `timeout_s`. Raises Unavailable, saying why."""
     sock: socket.socket | None = None
     try:
         if isinstance(address, TcpAddress):
-            sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+            sock = socket.create_connection((address.host, address.port), timeout_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _notice_silence(sock)
             if tls is not None:
                 sock = tls.wrap_socket(sock, server_hostname=address.host)
         else:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            sock.settimeout(CONNECT_TIMEOUT_S)
+            sock.settimeout(timeout_s)
             with reachable_path(address.path) as path:
                 sock.connect(path)
     except OSError as error:  # ssl.SSLError and timeouts are OSErrors too
@@ -81,26 +85,33 @@ class Connection:
     After any error but a refusal it is closed and of no further use.
     """
 
-    def __init__(self, sock: socket.socket, address: Address, key: auth.Key | None) -> None:
-        """Take over `sock` and prove who we are.
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: Address,
+        key: auth.Key | None,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        """Take over `sock` and prove who we are. `timeout_s` bounds each wait for bytes to move.
 
         Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
         """
         self._socket = sock
         self.address = address
         self._sequence = count(1)
+        self._timeout_s = timeout_s
+        self._deadline_s = math.inf
         try:
-            self._shake_hands(key)
+            self._shake_hands(key, timeout_s)
         except BaseException:
             self.close()
             raise
 
-    def _shake_hands(self, key: auth.Key | None) -> None:
-        self._socket.settimeout(CONNECT_TIMEOUT_S)
+    def _shake_hands(self, key: auth.Key | None, timeout_s: float) -> None:
         nonce = os.urandom(auth.NONCE_BYTES)
         user, key_id = (key.user, key.key_id) if key else ("", "")
         hello = {"protocol_version": PROTOCOL_VERSION, "user": user, "key_id": key_id, "client_nonce": nonce}
-        challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX)
+        challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX, timeout_s)
         if key is None:
             if challenge.is_trusted:
                 return
@@ -110,7 +121,7 @@ class Connection:
             )
         said = auth.transcript(user, key_id, nonce, challenge.server_nonce)
         proof = auth.client_proof(key, said)
-        welcome = self._exchange("prove", {"proof": proof}, (), HANDSHAKE_FRAME_BYTES_MAX)
+        welcome = self._exchange("prove", {"proof": proof}, (), HANDSHAKE_FRAME_BYTES_MAX, timeout_s)
         if not auth.is_server_proof(key, said, welcome.proof):
             raise AccessDenied(
                 f"the server at {self.address} does not know the key of {user!r}: it is not the real one"
@@ -122,16 +133,25 @@ class Connection:
         arguments: dict[str, object],
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
-        destination: memoryview | None = None,
+        destination: memoryview | Callable[[Any], memoryview] | None = None,
+        total_s: float = math.inf,
     ) -> tuple[Any, bytearray | None]:
         """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if
-        it announces any. With a `destination` they go there instead, and must have its length.
+        it announces any. With a `destination` they go there instead, and must have its length; it may be a function
+        that gets the reply, and makes room for what it announces, or raises ProtocolError.
 
-        `timeout_s` bounds each wait for bytes to move. Raises what the server refuses with (the connection
-        lives on), or ProtocolError, Unavailable, or Damaged for bytes of another length (it is closed).
+        `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises what the
+        server refuses with (the connection lives on), or ProtocolError, Unavailable, or Damaged for bytes of another length (it is closed).
         """
+        self._deadline_s = time.monotonic() + total_s
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX, timeout_s)
         length = getattr(reply, "bulk_length", None)
+        if callable(destination):
+            try:
+                destination = destination(reply)
+            except BaseException:
+                self.close()
+                raise
         if destination is not None and length != len(destination):
             self.close()
             raise Damaged(f"the server at {self.address} has {length} bytes where {len(destination)} belong")
@@ -156,11 +176,12 @@ class Connection:
         arguments: dict[str, object],
         bulk: Sequence[Buffer],
         reply_bytes_max: int,
-        timeout_s: float = CONNECT_TIMEOUT_S,
+        timeout_s: float,
     ) -> Any:
         sequence = next(self._sequence)
         message = encode_call(method, sequence, arguments)
         try:
+            self._timeout_s = timeout_s
             self._socket.settimeout(timeout_s)
             self._send([frame(message), *bulk])
             header = self._receive(FRAME_HEADER_BYTES)
@@ -192,12 +213,20 @@ class Connection:
     def _receive_into(self, destination: memoryview) -> None:
         try:
             while destination:
+                if self._deadline_s < math.inf:
+                    self._hurry()
                 size = self._socket.recv_into(destination)
                 if size == 0:
                     raise ConnectionError("it closed the connection")
                 destination = destination[size:]
         except OSError as error:
             raise self._lost(error) from error
+
+    def _hurry(self) -> None:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(min(self._timeout_s, left_s))
 
     def _lost(self, error: OSError) -> Unavailable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

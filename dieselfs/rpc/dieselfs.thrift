@@ -143,12 +143,35 @@ struct RollInfo {
   3: required i64 bulk_length
 }
 
-service ChunkServer {
-  // -- handshake (docs/rpc.md, "Who is calling") --
+/**
+ * Pieces of chunks, of those that `states` has 0 for: a byte for each chunk that was asked for. 1: not here yet, ask
+ * again; 2: not to be had here, ask a server.
+ */
+struct Pieces {
+  1: required binary states
+  2: required i64 bulk_length
+}
+
+/** docs/rpc.md, "Who is calling". */
+service Handshake {
   Challenge hello(1: i32 protocol_version, 2: string user, 3: string key_id, 4: binary client_nonce)
     throws (1: Refusal refusal)
   Welcome prove(1: binary proof) throws (1: Refusal refusal)
+}
 
+/** What the nodes of a job ask each other (docs/cache.md, "Transfer"). `digest`: of the snapshot that the job reads. */
+service Peer extends Handshake {
+  /** Answered by a node that is well, and reads the same. */
+  void ping(1: binary digest) throws (1: Refusal refusal)
+  /**
+   * Followed by pieces, joined. `chunks`: u32 numbers of chunks in the snapshot; `counts`: for each a u32, how many of
+   * `ranges` are its own, 0 for the whole payload; `ranges`: pairs of u32 offset, u32 length.
+   */
+  Pieces get_pieces(1: binary digest, 2: binary chunks, 3: binary counts, 4: binary ranges)
+    throws (1: Refusal refusal)
+}
+
+service ChunkServer extends Handshake {
   // -- datasets --
   DatasetInfo create_dataset(1: string name) throws (1: Refusal refusal)
   DatasetInfo get_dataset(1: string name) throws (1: Refusal refusal)

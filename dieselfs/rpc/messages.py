@@ -23,6 +23,8 @@ with resources.as_file(_IDL) as _path:
 
 PROTOCOL_VERSION: int = thrift.PROTOCOL_VERSION
 METHODS = frozenset(thrift.ChunkServer.thrift_services)
+PEER_METHODS = frozenset(thrift.Peer.thrift_services)
+"""What the nodes of a job ask each other; but for the handshake, none of them is a method of the server."""
 
 _BAD_BYTES = (
     TProtocolException,
@@ -39,21 +41,21 @@ _BAD_BYTES = (
 
 def encode_call(method: str, sequence: int, arguments: dict[str, object]) -> bytes:
     """A call of `method`; arguments by their names in the IDL."""
-    return _encode(
-        method, TMessageType.CALL, sequence, getattr(thrift.ChunkServer, f"{method}_args")(**arguments)
-    )
+    return _encode(method, TMessageType.CALL, sequence, _struct(f"{method}_args")(**arguments))
 
 
-def decode_call(message: bytes) -> tuple[str, int, Any]:
-    """`(method, sequence, arguments)`; arguments are attributes. Raises ProtocolError for anything malformed."""
+def decode_call(message: bytes, methods: frozenset[str] = METHODS) -> tuple[str, int, Any]:
+    """`(method, sequence, arguments)`; arguments are attributes. Raises ProtocolError for anything malformed, and for
+    a call of another method.
+    """
     method, kind, sequence, protocol = _begin(message)
-    if kind != TMessageType.CALL or method not in METHODS:
-        raise ProtocolError(f"not a call of a method that this server has ({method[:40]!r})")
-    return method, sequence, _read(getattr(thrift.ChunkServer, f"{method}_args")(), protocol)
+    if kind != TMessageType.CALL or method not in methods:
+        raise ProtocolError(f"not a call of a method that is answered here ({method[:40]!r})")
+    return method, sequence, _read(_struct(f"{method}_args")(), protocol)
 
 
 def encode_reply(method: str, sequence: int, value: object) -> bytes:
-    result = getattr(thrift.ChunkServer, f"{method}_result")()
+    result = _struct(f"{method}_result")()
     if value is not None:
         result.success = value
     return _encode(method, TMessageType.REPLY, sequence, result)
@@ -65,7 +67,7 @@ def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
         (CODE_BY_ERROR[kind] for kind in type(error).__mro__ if kind in CODE_BY_ERROR),
         CODE_BY_ERROR[Unavailable],
     )
-    result = getattr(thrift.ChunkServer, f"{method}_result")()
+    result = _struct(f"{method}_result")()
     result.refusal = thrift.Refusal(code=code, message=str(error))
     return _encode(method, TMessageType.REPLY, sequence, result)
 
@@ -81,7 +83,7 @@ def decode_reply(method: str, sequence: int, message: bytes) -> Any:
         raise ProtocolError(f"the server cannot answer {method!r}: {fault.message}")
     if kind != TMessageType.REPLY or name != method or reply_sequence != sequence:
         raise ProtocolError(f"expected the reply to {method!r}, got something else")
-    result = _read(getattr(thrift.ChunkServer, f"{method}_result")(), protocol)
+    result = _read(_struct(f"{method}_result")(), protocol)
     refusal = result.refusal
     if refusal is not None:
         raise ERROR_BY_CODE.get(refusal.code, Unavailable)(refusal.message)
@@ -89,6 +91,11 @@ def decode_reply(method: str, sequence: int, message: bytes) -> Any:
     if returns_value and result.success is None:
         raise ProtocolError(f"the reply to {method!r} is empty")
     return result.success if returns_value else None
+
+
+def _struct(name: str) -> Any:
+    """The arguments or the result of a method, of whichever service."""
+    return getattr(thrift.ChunkServer, name, None) or getattr(thrift.Peer, name)
 
 
 def _encode(method: str, kind: int, sequence: int, payload: Any) -> bytes:
