@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from dieselfs.cache.node_socket import NodeClient
 from dieselfs.cache.payloads import LOOKUP_BYTES, Payload, Payloads, Room
-from dieselfs.cache.segment import Memory
 from dieselfs.errors import Damaged, InvalidInput, Unavailable
-from dieselfs.limits import KIB, LIBRARY_MEMORY_BYTES
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, KIB, LIBRARY_MEMORY_BYTES
 from dieselfs.meta.snapshot import ExtentRef
 from dieselfs.names import printable, user_path
 from dieselfs.reader import ChunkReader
@@ -31,15 +30,21 @@ Path = str | bytes | os.PathLike[str]
 _WHOLE_SHARE = 4
 """When a quarter of a payload has been asked for, the whole is fetched, although it will not be kept."""
 
+_NOT_KNOWN = (KeyError, IndexError, TypeError)
+"""What looking up a path raises that is not known, or when the reader was closed, or that is no path at all."""
+
 _REQUEST_BYTES = 256 * KIB
 """What could be sent in the time that a request takes by itself; counts as asked for."""
 
 # As `os.fsencode`, which takes three times as long.
 _ENCODING, _ENCODING_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
-Lookup = tuple[Memory, memoryview, int, int]
-"""Where the bytes of a file lie: in which memory, a view of that, from where, up to where. A plain tuple, as that is
-what Python takes apart fastest."""
+# Where the bytes of a file lie, as one number: the slot of a kept payload, from where in it, up to where. As tuples
+# these would have to be visited whenever garbage is collected, and would be copied to every process that is forked.
+_PLACE_BITS = 27
+_SLOT_SHIFT = 2 * _PLACE_BITS
+_PLACE_MASK = (1 << _PLACE_BITS) - 1
+assert CHUNK_PAYLOAD_BYTES_MAX <= _PLACE_MASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class FileReader:
         self._flights: dict[int, Lock] = {}  # for each chunk on its way; held by the thread that fetches it
         # Bytes asked for lately of chunks that are not held, the chunk asked for last at the end.
         self._asked_bytes: OrderedDict[int, int] = OrderedDict()
-        self._known: dict[Path, Lookup] = {}
+        self._known: dict[Path, int] = {}
         self._known_bytes_left = room.lookups
         self._missed_files = self._shared_chunks = 0
         self._fetched_chunks = self._fetched_chunk_bytes = self._fetched_piece_bytes = 0
@@ -98,18 +103,19 @@ class FileReader:
 
     def _specialised(self) -> tuple[Callable[[Path], bytes], Callable[[int], int]]:
         """`get`, and what adds to the count of hits: closures, as attributes would cost a third of a hit's time."""
-        known, fetched = self._known, self._get
+        known, memories, fetched = self._known, self._payloads.memories, self._get
         hits = 0
 
         def get(path: Path) -> bytes:
             """All bytes of a file. Symbolic links are followed. Raises NotFound, InvalidInput, Damaged, Unavailable."""
             nonlocal hits
             try:
-                memory, _, start, end = known[path]
-            except (KeyError, TypeError):  # not known, or no path at all
+                at = known[path]
+                content = memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+            except _NOT_KNOWN:
                 return fetched(path)
             hits += 1
-            return memory[start:end]
+            return content
 
         def count(files: int) -> int:
             nonlocal hits
@@ -136,25 +142,34 @@ class FileReader:
     def get_many(self, paths: Iterable[Path]) -> list[bytes]:
         """All bytes of each file, in this order; each chunk is asked for once. Raises as `get`."""
         paths = paths if isinstance(paths, list) else list(paths)
+        memories = self._payloads.memories
         try:
-            contents = [memory[start:end] for memory, _, start, end in map(self._known.__getitem__, paths)]
-        except (KeyError, TypeError):
+            contents = [
+                memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+                for at in map(self._known.__getitem__, paths)
+            ]
+        except _NOT_KNOWN:
             found = list(map(self._found, paths))
             fetched = iter(self._read_pieces([node for node in found if isinstance(node, int)]))
-            return [next(fetched) if isinstance(at, int) else at[0][at[2] : at[3]] for at in found]
+            return [next(fetched) if isinstance(at, int) else at[0].memory[at[1] : at[2]] for at in found]
         self._count_hits(len(paths))
         return contents
 
     def views(self, paths: Iterable[Path]) -> list[memoryview]:
         """As `get_many`, but without a copy for files that are in memory. A view keeps the memory of a whole chunk."""
         paths = paths if isinstance(paths, list) else list(paths)
+        kept = self._payloads.views
         try:
-            views = [view[start:end] for _, view, start, end in map(self._known.__getitem__, paths)]
-        except (KeyError, TypeError):
+            views = [
+                kept[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+                for at in map(self._known.__getitem__, paths)
+            ]
+        except _NOT_KNOWN:
             found = list(map(self._found, paths))
             fetched = iter(self._read_pieces([node for node in found if isinstance(node, int)]))
             return [
-                memoryview(next(fetched)) if isinstance(at, int) else at[1][at[2] : at[3]] for at in found
+                memoryview(next(fetched)) if isinstance(at, int) else at[0].view[at[1] : at[2]]
+                for at in found
             ]
         self._count_hits(len(paths))
         return views
@@ -163,10 +178,10 @@ class FileReader:
         found = self._found(path)
         if isinstance(found, int):
             return self._read_pieces([found])[0]
-        memory, _, start, end = found
-        return memory[start:end]
+        payload, start, end = found
+        return payload.memory[start:end]
 
-    def _found(self, path: Path) -> Lookup | int:
+    def _found(self, path: Path) -> tuple[Payload, int, int] | int:
         """Where the bytes of a file lie, which counts as a hit; its node if it is not one piece in memory."""
         snapshot, text = self._snapshot, os.fspath(path)
         node = snapshot.find(text.encode(_ENCODING, _ENCODING_ERRORS) if isinstance(text, str) else text)
@@ -178,20 +193,17 @@ class FileReader:
                 return node
         chunk, start, end = extent
         payload = self._payloads.kept.get(chunk)
-        if payload is not None:
-            lookup = (*payload, start, end)
-            if self._known_bytes_left > 0:
-                with self._guard():
-                    self._known_bytes_left -= LOOKUP_BYTES + len(text)
-                    self._known[text] = lookup
-        else:
+        if payload is None:
             with self._guard():
                 payload = self._payloads.get(chunk)
             if payload is None:
                 return node
-            lookup = (*payload, start, end)
+        elif self._known_bytes_left > 0:
+            with self._guard():
+                self._known_bytes_left -= LOOKUP_BYTES + len(text)
+                self._known[text] = payload.slot << _SLOT_SHIFT | start << _PLACE_BITS | end
         self._count_hits(1)
-        return lookup
+        return payload, start, end
 
     # -- by node -----------------------------------------------------------------------------------------
 
@@ -327,7 +339,8 @@ class FileReader:
             self._daemon.close()
         with self._guard():
             self._known.clear()
-            self._payloads = Payloads(self._payloads.room)
+            self._known_bytes_left = 0
+            self._payloads.clear()
 
     def _guard(self) -> Lock:
         """The lock: a new one in a forked child, where a thread of the parent may have held the old one forever."""

@@ -15,7 +15,7 @@ from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS
 
 LOOKUP_SHARE = 8
 """One part in so many of the memory is for knowing where files lie."""
-LOOKUP_BYTES = 256
+LOOKUP_BYTES = 128
 """What it costs to know where one file lies, beside the path: measured for CPython 3.11."""
 TRANSIT_BYTES = DEFAULT_GROUP_CHUNKS * CHUNK_TARGET_BYTES
 TRANSIT_SHARE = 0.75
@@ -46,6 +46,8 @@ class Payload(NamedTuple):
 
     memory: Memory
     view: memoryview
+    slot: int = -1
+    """Its place in `Payloads.memories` and `Payloads.views`, if it is kept."""
 
     @classmethod
     def of(cls, memory: Memory) -> "Payload":
@@ -54,11 +56,16 @@ class Payload(NamedTuple):
 
 
 class Payloads:
-    """Payloads by the number of their chunk. Whoever shares one between threads guards all but looking into `kept`."""
+    """Payloads by the number of their chunk.
+
+    Whoever shares one between threads guards all but looking into `kept`, `memories` and `views`.
+    """
 
     def __init__(self, room: Room) -> None:
         self.room = room
         self.kept: dict[int, Payload] = {}
+        self.memories: list[Memory] = []
+        self.views: list[memoryview] = []
         self.kept_bytes = 0
         self.transit_bytes = 0
         self._transit: OrderedDict[int, Payload] = OrderedDict()
@@ -81,7 +88,10 @@ class Payloads:
         """Hold the payload of a chunk that is not here: for good if there is room, else for a while."""
         length_bytes = len(payload.view)
         if self.would_keep(length_bytes):
-            self.kept[chunk] = payload
+            slot = len(self.memories)
+            self.memories.append(payload.memory)
+            self.views.append(payload.view)
+            self.kept[chunk] = payload._replace(slot=slot)
             self.kept_bytes += length_bytes
             return
         self._transit[chunk] = payload
@@ -89,3 +99,10 @@ class Payloads:
         while self.transit_bytes > self.room.transit:
             _, gone = self._transit.popitem(last=False)
             self.transit_bytes -= len(gone.view)
+
+    def clear(self) -> None:
+        """Let go of everything, for good: there is no room for anything any more, so that no slot is used again."""
+        self.room = Room(0, 0, 0)
+        for held in (self.kept, self.memories, self.views, self._transit):
+            held.clear()
+        self.kept_bytes = self.transit_bytes = 0

@@ -59,6 +59,21 @@ def test_what_fits_nowhere_is_said_so() -> None:
     assert payloads.has_room(100) and payloads.has_room(200) and not payloads.has_room(201)
 
 
+def test_a_kept_payload_has_a_slot_that_nobody_else_ever_gets() -> None:
+    payloads = Payloads(Room(kept=200, transit=100, lookups=0))
+    for chunk in (7, 5, 9):
+        payloads.add(chunk, payload(100, chunk))
+    for chunk in (7, 5):
+        slot = payloads.kept[chunk].slot
+        assert payloads.memories[slot][:1] == payloads.views[slot][:1] == bytes([chunk])
+    passing = payloads.get(9)
+    assert passing is not None and passing.slot == -1
+    payloads.clear()
+    payloads.add(3, payload(100))
+    assert payloads.get(3) is None and not payloads.memories
+    assert payloads.kept_bytes == payloads.transit_bytes == 0
+
+
 def test_in_random_order_the_hits_are_the_kept_share() -> None:
     """Nothing does better, and the least recently used one does far worse: half the memory gives half the hits."""
     chunks, rounds = list(range(40)), 6
