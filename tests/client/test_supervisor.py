@@ -146,17 +146,21 @@ def options(options: MountOptions, tmp_path: Path) -> MountOptions:
     return replace(options, log_file=str(tmp_path / "mount.log"))
 
 
+def may_be_killed(now: Supervision) -> bool:
+    """Every second one when it serves, for a mount is given up when none ever does; the others whatever they do."""
+    return now.daemon != 0 and (now.is_served or now.restarts % 2 == 1)
+
+
+def kill_daemon(mountpoint: Path) -> None:
+    before = wait_for(mountpoint, may_be_killed)
+    with suppress(ProcessLookupError):  # it is dead, and the next one is on its way
+        os.kill(before.daemon, signal.SIGKILL)
+    wait_for(mountpoint, lambda now: now.restarts > before.restarts)
+
+
 def kill_again_and_again(mountpoint: Path, kills: int) -> None:
-    """Every second one when it serves, for a mount is given up when none ever does; the others in whatever they do."""
-
-    def may_be_killed(now: Supervision) -> bool:
-        return now.daemon != 0 and (now.is_served or now.restarts % 2 == 1)
-
-    while (restarts := state(mountpoint).restarts) < kills:
-        daemon = wait_for(mountpoint, may_be_killed).daemon
-        with suppress(ProcessLookupError):  # it is dead, and the next one is on its way
-            os.kill(daemon, signal.SIGKILL)
-        wait_for(mountpoint, lambda now, before=restarts: now.restarts > before)  # type: ignore[misc]  # a default
+    while state(mountpoint).restarts < kills:
+        kill_daemon(mountpoint)
         time.sleep(KILL_INTERVAL_S)
 
 
@@ -182,7 +186,7 @@ def test_a_daemon_that_hangs_is_replaced(
         os.kill(hanging, signal.SIGSTOP)
         after = wait_for(mountpoint, lambda now: now.daemon != hanging and now.is_served)
         reading.finish()
-    assert after.restarts == 1
+    assert after.restarts >= 1  # on a machine that is slow enough, the next one looks hung, too
     assert f"daemon {hanging} gave no sign of life for" in log_of(options)
     control.unmount(mountpoint)
 

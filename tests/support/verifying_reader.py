@@ -3,8 +3,8 @@
     python verifying_reader.py MOUNTPOINT STOP SEED
 
 It asks what the kernel cannot answer by itself: pages that were dropped, names that were never asked for, `statfs`.
-The content of each file follows from its name (`content_of`). When the file STOP is there it prints, as JSON, how many
-files it has read, what failed, and the longest time that anything took.
+The content of each file follows from its name (`content_of`). It prints BEGUN when it has read the first one and, when
+the file STOP is there, as JSON, how many files it has read, what failed, and the longest time that anything took.
 """
 
 import json
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+BEGUN = "reading"
 FILE_BYTES = 20_000
 
 
@@ -46,6 +47,8 @@ def read_until(mountpoint: str, stop: Path, seed: int) -> dict[str, Any]:
         except (AssertionError, OSError) as error:
             failures.append(repr(error))
         reads += 1
+        if reads == 1:
+            print(BEGUN, flush=True)
         worst_s = max(worst_s, time.monotonic() - began_s)
     return {"reads": reads, "failures": failures, "worst_s": worst_s}
 
