@@ -38,20 +38,20 @@ class LibrarySource:
     """Reads through `dieselfs.Dataset`."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
 
     @property
     def snapshot(self) -> Snapshot:
-        return self._dataset.snapshot
+        return self.dataset.snapshot
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
-        return self._dataset.get_nodes(nodes)
+        return self.dataset.get_nodes(nodes)
 
     def declare(self, share: Share) -> None:
         """Nobody fetches ahead for the library: what a batch needs is asked for together."""
 
     def close(self) -> None:
-        self._dataset.close()
+        self.dataset.close()
 
 
 class MountSource:

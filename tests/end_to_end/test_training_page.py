@@ -18,6 +18,7 @@ from bench.digits import write_digits
 from dieselfs.errors import MountError
 from dieselfs.meta.subtree import files_below
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
+from dieselfs.torch.source import LibrarySource
 from dieselfs_client import control
 from dieselfs_tools.private_home import private_home
 from tests.support.documents import DOCUMENTS
@@ -63,7 +64,10 @@ class Page:
         return ran.stdout
 
     def environment(self) -> dict[str, str]:
+        """Of a user with another home; but a daemon is found by this process, too."""
+        kept = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
         return {
+            **kept,
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "HOME": str(self.folder),
@@ -103,6 +107,19 @@ def test_from_put_to_two_ranks_that_take_up_the_training_of_one(page: Page) -> N
     (page.folder / "train.py").write_text(page.program("main"))
     told = sorted(page.shell(torchrun).splitlines())
     assert [line.partition(", loss")[0] for line in told] == ["rank 0: epoch 1", "rank 1: epoch 1"]
+
+
+def test_the_library_shares_memory(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    (commands,) = (block for block in page.blocks("sh") if "dlcmd cache" in block)
+    page.shell(commands)
+    try:
+        monkeypatch.setenv("DIESELFS_HOME", str(page.home))
+        with FolderDataset("imagenet@v1/train", loader=bytes) as dataset:
+            assert len(dataset.__getitems__(range(len(dataset)))) == len(dataset)
+            assert isinstance(dataset.source, LibrarySource)
+            assert dataset.source.dataset.statistics().shared_chunks > 0
+    finally:
+        page.shell(f"{commands.strip()} --stop")
 
 
 def test_the_list_of_an_order(page: Page) -> None:
