@@ -38,10 +38,17 @@ class CountedSource:
 
     def fetch_chunk(self, chunk: int) -> bytes | bytearray | memoryview:
         payload = self._source.fetch_chunk(chunk)
+        self._count_chunk(len(payload))
+        return payload
+
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        self._source.fetch_chunk_into(chunk, destination)
+        self._count_chunk(len(destination))
+
+    def _count_chunk(self, length_bytes: int) -> None:
         with self._lock:
             self._figures.chunks += 1
-            self._figures.chunk_bytes += len(payload)
-        return payload
+            self._figures.chunk_bytes += length_bytes
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         data = self._source.fetch_extent(extent)

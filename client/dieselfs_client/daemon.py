@@ -18,6 +18,7 @@ import trio
 from dieselfs.errors import EXIT_OK, DieselfsError, MountError
 from dieselfs.limits import MIB
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.arena import Arena
 from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.guardian import Guardian, Order
 from dieselfs_client.logbook import Logbook
@@ -26,7 +27,7 @@ from dieselfs_client.mount.connection import Connection, cannot_resend, connect
 from dieselfs_client.mount.drivers import Driver, open_driver
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import raise_read_ahead, unmount
-from dieselfs_client.mount.page_cache import PageCache
+from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.options import MountOptions
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
@@ -135,10 +136,14 @@ class _Service:
         snapshot, options = self.snapshot, self.options
         async with trio.open_nursery() as answering:
             # The kernel is answered for as long as anything else runs: pushing waits for its lookups.
-            pages = PageCache(connection.device, self.mountpoint, snapshot)
+            slot_bytes = largest_payload_bytes(snapshot)
+            arena = Arena(slot_bytes, 1 + allotment.transit // slot_bytes)  # one is the page cache's own
+            pages = PageCache(connection.device, self.mountpoint, snapshot, arena)
             try:
                 async with trio.open_nursery() as nursery:
-                    node = Node(snapshot, self.source, options, allotment, pages, nursery, self._logbook())
+                    node = Node(
+                        snapshot, self.source, options, allotment, pages, nursery, self._logbook(), arena
+                    )
                     user = os.getuid() if options.uid is None else options.uid
                     group = os.getgid() if options.gid is None else options.gid
                     is_taken_over = connection.is_taken_over
@@ -168,6 +173,7 @@ class _Service:
             finally:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(pages.close)
+                arena.close()
             answering.cancel_scope.cancel()
         return driver.refusal
 

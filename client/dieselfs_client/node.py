@@ -19,6 +19,7 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
+from dieselfs_client.arena import Arena
 from dieselfs_client.counted_source import CountedSource, NodeSource
 from dieselfs_client.logbook import Entries, Logbook, Reading
 from dieselfs_client.memory import Allotment, allot, granted, room_bytes
@@ -64,6 +65,7 @@ class Node:
         pages: Pages,
         nursery: trio.Nursery,
         logbook: Logbook | None = None,
+        arena: Arena | None = None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         counted = CountedSource(source)
@@ -76,7 +78,9 @@ class Node:
         self._clock = clock
         self._started_s = clock()
         self._layout = lru_cache(_LAYOUTS_KEPT)(lambda folder: Layout.of(snapshot, folder))
-        self._residency = ChunkResidency(snapshot, counted, allotment.transit, nursery, options.timeout_s)
+        self._residency = ChunkResidency(
+            snapshot, counted, allotment.transit, nursery, options.timeout_s, arena=arena
+        )
         self._stock = Stock(snapshot, self._residency, counted, pages, allotment, nursery, clock)
         self._dataset_bytes = self._stock.table.total_page_bytes()
         self.reads = Reads(self.core, self._residency, self._stock, options.timeout_s)

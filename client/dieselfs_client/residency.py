@@ -16,16 +16,21 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
+from dieselfs_client.arena import Arena
 from dieselfs_client.flights import Flights
 
 _log = logging.getLogger(__name__)
 
 
 class ChunkSource(Protocol):
-    """Where bytes come from. Both methods block, may be called from many threads at once, and raise DieselfsError."""
+    """Where bytes come from. Its methods block, may be called from many threads at once, and raise DieselfsError."""
 
     def fetch_chunk(self, chunk: int) -> bytes | bytearray | memoryview:
         """The payload of a chunk (an index into the snapshot's table). Raises Damaged unless its checksum matches."""
+        ...
+
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        """As `fetch_chunk`, into memory of the payload's length; if it raises, what is there then means nothing."""
         ...
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
@@ -48,10 +53,13 @@ class ChunkResidency:
         nursery: trio.Nursery,
         fetch_timeout_s: float = READ_TIMEOUT_S,
         fetches_at_once: int = FETCHES_AT_ONCE_MAX,
+        arena: Arena | None = None,
     ) -> None:
+        """Chunks are put into the `arena` as long as it has room."""
         self._snapshot = snapshot
         self._source = source
         self._memory_bytes = memory_bytes
+        self._arena = arena
         self._flights = Flights(
             self._bring, self._depart, self._land, self._name, nursery, fetch_timeout_s, fetches_at_once
         )
@@ -134,9 +142,13 @@ class ChunkResidency:
         return self._snapshot.chunk_payload_length(key) if isinstance(key, int) else key.length
 
     def _bring(self, key: Key) -> memoryview:
-        if isinstance(key, int):
+        if not isinstance(key, int):
+            return memoryview(self._source.fetch_extent(key))
+        room = None if self._arena is None else self._arena.take(self._length_bytes(key))
+        if room is None:
             return memoryview(self._source.fetch_chunk(key))
-        return memoryview(self._source.fetch_extent(key))
+        self._source.fetch_chunk_into(key, room)
+        return room
 
     def _depart(self, key: Key) -> None:
         self._flying_bytes += self._length_bytes(key)

@@ -135,6 +135,31 @@ def test_damage_touches_only_the_file_that_it_lies_in(packed: PackedDataset) -> 
     run(packed, scenario, kept_chunks=1)
 
 
+class ShortSource(MemoryChunkSource):
+    """Breaks its promise: chunks without their last byte."""
+
+    def fetch_chunk(self, chunk: int) -> bytes:
+        return super().fetch_chunk(chunk)[:-1]
+
+
+def test_a_chunk_that_is_too_short_gives_no_short_read(packed: PackedDataset) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            source = ShortSource(packed.snapshot, packed.source().payloads)
+            residency = ChunkResidency(packed.snapshot, source, 1 << 24, nursery)
+            reads = Reads(MountCore(packed.snapshot), residency)
+            last = CHUNK_FILES - 1
+            assert b"".join(await reads.fetch(inode(packed, 0), 0, 10)) == bytes(10)
+            for _ in range(2):
+                with pytest.raises(Damaged, match="too short"):
+                    await reads.fetch(inode(packed, last), 0, FILE_BYTES)
+            with pytest.raises(Damaged, match="too short"):
+                reads.at_once(inode(packed, last), 0, FILE_BYTES)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
 def test_what_is_no_file_is_refused(packed: PackedDataset) -> None:
     async def scenario(reads: Reads, source: MemoryChunkSource) -> None:
         with pytest.raises(NotFound):

@@ -7,6 +7,7 @@ import trio.testing
 
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
+from dieselfs_client.arena import Arena
 from dieselfs_client.flights import FAILURE_MEMORY_S
 from dieselfs_client.residency import ChunkResidency
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
@@ -42,6 +43,9 @@ class GatedSource:
             self.source.fetched_chunks.append(chunk)
             raise self.error
         return self.source.fetch_chunk(chunk)
+
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        destination[:] = self.fetch_chunk(chunk)
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         return self.source.fetch_extent(extent)
@@ -178,18 +182,18 @@ def test_a_reader_who_gives_up_leaves_the_flight_in_the_air(packed: PackedDatase
 def test_a_flight_that_takes_too_long_is_not_waited_for_twice(packed: PackedDataset) -> None:
     async def scenario(residency: ChunkResidency, source: GatedSource) -> None:
         source.gate.clear()
-        with pytest.raises(Unavailable, match=r"did not come within 0\.2 s"):
+        with pytest.raises(Unavailable, match="did not come within 1 s"):
             await residency.fetch(0)
         began_s = trio.current_time()
         with pytest.raises(Unavailable):
             await residency.fetch(0)
-        assert trio.current_time() - began_s < 0.1
+        assert trio.current_time() - began_s < 0.9, "one limit, not two"
         source.gate.set()
         await residency.fetch(1)
         while residency.resident(0) is None:  # what came too late is kept; nobody asked for it a second time
             await trio.sleep(0.01)
 
-    assert sorted(run(packed, scenario, timeout_s=0.2).fetched_chunks) == [0, 1]
+    assert sorted(run(packed, scenario, timeout_s=1).fetched_chunks) == [0, 1]
 
 
 def test_a_failure_is_remembered_for_a_moment_only(packed: PackedDataset) -> None:
@@ -256,3 +260,18 @@ def test_no_more_fetches_at_once_than_allowed(packed: PackedDataset) -> None:
             await residency.fetch(chunk)
 
     assert sorted(run(packed, scenario, at_once=2).fetched_chunks) == [0, 1, 2, 3]
+
+
+def test_chunks_lie_in_the_arena_as_long_as_it_has_room(packed: PackedDataset) -> None:
+    arena = Arena(CHUNK_BYTES, 2)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            residency = ChunkResidency(packed.snapshot, packed.source(), 1 << 20, nursery, arena=arena)
+            payloads = [await residency.fetch(chunk) for chunk in range(4)]
+            assert [arena.place(payload) is not None for payload in payloads] == [True, True, False, False]
+            for chunk, payload in enumerate(payloads):
+                assert bytes(payload) == packed.source().fetch_chunk(chunk)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)

@@ -82,6 +82,9 @@ class MemoryChunkSource:
             raise Damaged(f"chunk {self.chunk_names[chunk]}: checksum of the payload does not match")
         return payload
 
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        destination[:] = self.fetch_chunk(chunk)
+
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         self.fetched_extents.append(extent)
         data = bytes(self.payloads[extent.chunk][extent.offset : extent.offset + extent.length])

@@ -22,14 +22,15 @@ import numpy.typing as npt
 from dieselfs.errors import MountError
 from dieselfs.limits import PAGE_HELPER_END_S, PAGE_HELPER_STARTS_MAX
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.arena import Arena
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount import page_helper
 from dieselfs_client.mount.page_helper import LENGTH, read_exactly
 from dieselfs_client.pieces import PAGE_BYTES, Pieces
 
 LISTING_WORTH = 24
-"""To list a folder costs as much for so many of its entries as to look one of them up. So files are looked up one by one
-until they were one in so many of their folder; then it is listed, which makes all the others known as well.
+"""To list a folder costs as much for so many of its entries as to look one of them up. So files are looked up one by
+one until they were one in so many of their folder; then it is listed, which makes all the others known as well.
 """
 
 
@@ -39,14 +40,15 @@ class PageCache:
     Methods raise MountError when the kernel has cut the connection, or when the helper dies again and again.
     """
 
-    def __init__(self, device: int, mountpoint: str, snapshot: Snapshot) -> None:
+    def __init__(self, device: int, mountpoint: str, snapshot: Snapshot, arena: Arena) -> None:
+        """Payloads that lie in the `arena` are not copied. It has room for the largest chunk."""
         self._device = device
+        self._arena = arena
+        self._copy = arena.take(largest_payload_bytes(snapshot))  # for payloads from elsewhere
         self._root = os.fsencode(mountpoint) + b"/"
         self._snapshot = snapshot
         self._listed: set[int] = set()
         self._looked_up: Counter[int] = Counter()  # files, by their folders
-        lengths = snapshot.column("chunk_payload_lengths")
-        self._memory_bytes = max(int(lengths.max()) if len(lengths) else 0, PAGE_BYTES)
         self._helper: _Helper | None = None
         self._starts = 0
 
@@ -63,17 +65,15 @@ class PageCache:
         chosen = np.flatnonzero(last > first)
         nodes, lengths = pieces.nodes[chosen], (last - first)[chosen]
         headers = protocol.encode_stores(nodes + 1, first[chosen], lengths)
-        places = np.stack([(starts + first - pieces.places)[chosen], lengths], axis=1).astype(np.uint32)
-        self._use_memory(payload)
+        begins = (starts + first - pieces.places)[chosen] + self._placed(payload)
+        places = np.stack([begins, lengths], axis=1).astype(np.uint64)
         unknown = self._store(headers, places)
         if len(unknown):
             self._make_known(nodes[unknown])
             unknown = unknown[self._store(headers[unknown], places[unknown])]
         return int(lengths.sum()) - int(lengths[unknown].sum())
 
-    def _store(
-        self, headers: npt.NDArray[np.void], places: npt.NDArray[np.uint32]
-    ) -> npt.NDArray[np.uint32]:
+    def _store(self, headers: npt.NDArray[np.void], places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
         """Returns which of them the kernel does not know."""
         return self._order(b"S", LENGTH.pack(len(headers)), headers.tobytes(), places.tobytes())
 
@@ -106,9 +106,15 @@ class PageCache:
 
     # -- the helper --------------------------------------------------------------------------------------
 
-    def _use_memory(self, payload: memoryview) -> None:
-        helper = self._started()
-        os.pwrite(helper.memory, payload, 0)
+    def _placed(self, payload: memoryview) -> int:
+        """Where the helper finds a payload."""
+        place = self._arena.place(payload)
+        if place is None:
+            assert self._copy is not None
+            self._copy[: len(payload)] = payload
+            place = self._arena.place(self._copy)
+        assert place is not None
+        return place
 
     def _order(self, kind: bytes, *parts: bytes) -> npt.NDArray[np.uint32]:
         """Returns the numbers of those that it could not be done for."""
@@ -130,7 +136,7 @@ class PageCache:
         if self._helper is None:
             self._starts += 1
             try:
-                self._helper = _Helper(self._device, self._memory_bytes)
+                self._helper = _Helper(self._device, self._arena)
             except OSError as error:  # files are read through the daemon then, all of them
                 reason = f"the process that fills it cannot be started: {error.strerror}"
                 raise MountError(f"page cache: {reason}") from None
@@ -143,18 +149,29 @@ class PageCache:
             helper.close()
 
 
-class _Helper:
-    """The process, the memory that it shares with us, and the socket that it takes orders from."""
+def largest_payload_bytes(snapshot: Snapshot) -> int:
+    """Of all chunks; at least a page."""
+    lengths = snapshot.column("chunk_payload_lengths")
+    return max(int(lengths.max()) if len(lengths) else 0, PAGE_BYTES)
 
-    def __init__(self, device: int, memory_bytes: int) -> None:
-        self.memory = os.memfd_create("dieselfs-pages", os.MFD_CLOEXEC)
-        os.ftruncate(self.memory, memory_bytes)
+
+class _Helper:
+    """The process, and the socket that it takes orders from."""
+
+    def __init__(self, device: int, arena: Arena) -> None:
         self._socket, theirs = socket.socketpair()
-        descriptors = [theirs.fileno(), device, self.memory]
+        descriptors = [theirs.fileno(), device, arena.descriptor]
         with theirs:
             self._process = subprocess.Popen(
                 # -S and -E: nothing of the environment is needed, and looking for it takes time.
-                [sys.executable, "-S", "-E", page_helper.__file__, *map(str, descriptors), str(memory_bytes)],
+                [
+                    sys.executable,
+                    "-S",
+                    "-E",
+                    page_helper.__file__,
+                    *map(str, descriptors),
+                    str(arena.length_bytes),
+                ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
             )
@@ -168,11 +185,12 @@ class _Helper:
     def close(self) -> int:
         """Returns the exit code."""
         self._socket.close()
-        os.close(self.memory)
         try:
             return self._process.wait(PAGE_HELPER_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # it waits for a page; the end of the mount sets it free
+            with suppress(
+                subprocess.TimeoutExpired
+            ):  # it waits for a page; the end of the mount sets it free
                 self._process.wait(PAGE_HELPER_END_S)
             return -1

@@ -8,7 +8,7 @@ Messages on the socket, both ways: the length of what follows (u32), then a lett
 machine's own byte order. The answer to each is the list of those it failed for, by number (u32 each).
 
     S  count (u32), then the notices' headers (40 bytes each), then where each one's bytes begin in the shared memory
-       and how many there are (u32, u32): store
+       and how many there are (u64, u64): store
     D  paths, each ended by NUL: drop the pages of these files
     L  paths, each ended by NUL: look these files up, so that the kernel knows them
     F  paths, each ended by NUL: list these folders, so that the kernel knows all that is in them
@@ -48,7 +48,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 def store(device: int, memory: memoryview, message: bytes) -> list[int]:
     """Returns the numbers of the notices that the kernel did not take."""
     (count,) = LENGTH.unpack_from(message)
-    places = struct.unpack_from(f"={2 * count}I", message, LENGTH.size + STORE_HEADER_BYTES * count)
+    places = struct.unpack_from(f"={2 * count}Q", message, LENGTH.size + STORE_HEADER_BYTES * count)
     failed = []
     write, step, end = os.writev, STORE_HEADER_BYTES, LENGTH.size
     for number, (first, length) in enumerate(zip(places[::2], places[1::2], strict=True)):

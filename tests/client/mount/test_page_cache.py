@@ -13,12 +13,13 @@ import trio
 
 from dieselfs.errors import MountError
 from dieselfs.limits import PAGE_HELPER_STARTS_MAX
+from dieselfs_client.arena import Arena
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mounting import mount_device, unmount
-from dieselfs_client.mount.page_cache import PageCache
+from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.pieces import PieceTable
 from dieselfs_client.reads import Reads
 from dieselfs_client.residency import ChunkResidency
@@ -54,7 +55,8 @@ class Mount:
         self.source: MemoryChunkSource = packed.source()
         self.snapshot = packed.snapshot
         self.device = device
-        self.pages = PageCache(device, str(path), packed.snapshot)
+        self.arena = Arena(largest_payload_bytes(packed.snapshot), 3)
+        self.pages = PageCache(device, str(path), packed.snapshot, self.arena)
         self.table = PieceTable(packed.snapshot)
 
     def serve(self) -> None:
@@ -91,6 +93,7 @@ def mount_of(packed: PackedDataset, path: Path) -> Iterator[Mount]:
         yield mount
     finally:
         mount.pages.close()
+        mount.arena.close()
         clear(path)
         os.close(device)
         server.join(20)
@@ -113,6 +116,18 @@ def test_what_is_stored_is_read_without_a_request(mount: Mount) -> None:
     assert not mount.source.fetched_chunks and not mount.source.fetched_extents
 
 
+def test_payloads_in_the_arena_are_stored_from_there(mount: Mount) -> None:
+    for chunk in range(mount.snapshot.chunk_count):
+        pieces = mount.table.of_chunk(chunk)
+        room = mount.arena.take(mount.snapshot.chunk_payload_length(chunk))
+        assert room is not None
+        mount.source.fetch_chunk_into(chunk, room)
+        mount.pages.store(pieces, room, pieces.offsets)
+    for path in SIZES:
+        assert is_cached(mount.path / os.fsdecode(path))
+        assert (mount.path / os.fsdecode(path)).read_bytes() == content(path)
+
+
 def test_files_that_the_kernel_never_heard_of_are_made_known(mount: Mount) -> None:
     """`folder/other` alone of its folder; nobody has listed or opened anything."""
     node = mount.node(b"folder/other")
@@ -129,7 +144,7 @@ def test_pieces_that_do_not_begin_on_a_page_leave_the_page_out(mount: Mount) -> 
     assert len(pieces) > 2
     cut = pieces[np.array([0])]
     cut.lengths[0] -= 1
-    payload = memoryview(content(b"large"))
+    payload = memoryview(content(b"large"))[:CHUNK_BYTES]
     taken = mount.pages.store(cut, payload, np.array([0]))
     assert taken == cut.lengths[0] // 4096 * 4096
     pages = cached_pages(mount.path / "large")
