@@ -30,7 +30,7 @@ from tests.support.server import RunningServer, running_server
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
 READERS = 2
-KILLS = 20
+KILLS = 12
 KILL_INTERVAL_S = 0.1
 
 

@@ -94,7 +94,7 @@ def test_the_server_ends_when_idle(home: Path) -> None:
     server = subprocess.Popen(
         [
             *(sys.executable, "-m", "dieselfs_server.main", "--embedded", str(home)),
-            *("--idle-exit-s", "0.5", "--ready-fd", str(report)),
+            *("--idle-exit-s", "2", "--ready-fd", str(report)),
         ],
         pass_fds=(report,),
         stderr=subprocess.DEVNULL,
@@ -105,7 +105,7 @@ def test_the_server_ends_when_idle(home: Path) -> None:
         assert answer.read() == "ready\n"
     sock = connect_embedded(home)
     with pytest.raises(subprocess.TimeoutExpired):
-        server.wait(2)  # somebody is connected
+        server.wait(3)  # somebody is connected
     sock.close()
     assert server.wait(END_TIMEOUT_S) == 0
     assert not socket_path(home).exists()

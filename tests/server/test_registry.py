@@ -71,9 +71,8 @@ async def test_it_comes_back_when_its_lease_was_lost(etcd: RunningEtcd) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stay_registered, Noting(etcd.address, EtcdAccess()), [A], LEASE_S)
         await until(lambda: registered(etcd) == [str(A)])
-        etcd.client().revoke(leases[0])
-        assert registered(etcd) == []
-        await until(lambda: registered(etcd) == [str(A)])
+        etcd.client().revoke(leases[0])  # and the entry with it
+        await until(lambda: len(leases) > 1 and registered(etcd) == [str(A)])
         nursery.cancel_scope.cancel()
 
 
@@ -100,7 +99,7 @@ def test_servers_that_stop_and_servers_that_die(etcd: RunningEtcd, tmp_path: Pat
         assert stopped.tcp not in registered(etcd)
         killed.kill()
         gone_s = wait_until(lambda: registered(etcd) == [alive.tcp])
-        assert gone_s < SERVER_LEASE_S + 3  # etcd looks every half second, and this machine may be busy
+        assert gone_s < SERVER_LEASE_S + 8  # etcd looks every half second, and this machine may be busy
         etcd.kill()
         client = alive.client()
         assert client.datasets() == []  # goes on without etcd

@@ -2,9 +2,10 @@
 
     python plan_reader.py MOUNTPOINT STOP RANK WORLD GROUP
 
-The content of each file follows from its path (`content_of`). When the file STOP is there it prints, as JSON, how many
-files it has read, in how many whole epochs, what failed, and the longest time that anything took. It is the order of
-epochs that a training program would follow: each file of the share once.
+The content of each file follows from its path (`content_of`). When the file STOP is there, and it has read FILES_MIN
+files, or something has failed, it prints, as JSON, how many files it has read, in how many whole epochs, what failed,
+and the longest time that anything took. It is the order of epochs that a training program would follow: each file of
+the share once.
 """
 
 import json
@@ -15,6 +16,8 @@ import time
 import zlib
 from pathlib import Path
 from typing import Any
+
+FILES_MIN = 100
 
 
 def size_of(path: str) -> int:
@@ -43,7 +46,11 @@ def read(place: str) -> bytes:
 def read_until(mountpoint: str, stop: Path, rank: int, world: int, group: int) -> dict[str, Any]:
     files, epochs, worst_s = 0, 0, 0.0
     failures: list[str] = []
-    while not stop.exists():
+
+    def is_over() -> bool:
+        return (files >= FILES_MIN or bool(failures)) and stop.exists()
+
+    while not is_over():
         name = f"seed=5,epoch={epochs},group={group},rank={rank},world={world},batch=64"
         try:
             paths = Path(mountpoint, ".dieselfs/shuffle", name).read_text().splitlines()
@@ -51,7 +58,7 @@ def read_until(mountpoint: str, stop: Path, rank: int, world: int, group: int) -
             failures.append(f"{name}: {error!r}")
             continue
         for path in paths:
-            if stop.exists():
+            if is_over():
                 break
             began_s = time.monotonic()
             try:
