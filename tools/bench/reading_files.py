@@ -41,7 +41,8 @@ GROUP_CHUNKS = 4
 SOME_FILES = 5_000
 """Of sides that are so slow that all files would take minutes."""
 
-UNPAGED_FILES = 20_000
+UNPAGED_BYTES = 12_000_000
+"""Of files that lie together, so few that the daemon holds their chunks; what it has pushed it lets go of soon."""
 
 WARM_S = 20.0
 """What was read longer ago is read once more before the clock runs: some kernels take back pages that nobody touched
@@ -144,9 +145,10 @@ def _warm_reading(forms: Forms, side: str, readers: int) -> Reading:
 
 
 def _unpaged_trial(forms: Forms, readers: int, mount: Place, rounds: int) -> Trial:
-    some = _in_random_order(forms, readers, UNPAGED_FILES)
+    together = forms.tree.paths()[: UNPAGED_BYTES // forms.tree.file_bytes]
+    reading = _in_order(forms, readers, shuffled(together))
     aim = RESIDENT_AIM if forms.tree.file_bytes == SMALL_FILE_BYTES else None
-    sides = [_side(forms, RANDOM, some, partial(_read_unpaged, mount, some), aim)]
+    sides = [_side(forms, RANDOM, reading, partial(_read_unpaged, mount, reading), aim)]
     return Trial(f"{_title(forms, readers)}, in the daemon's memory, not in the page cache", sides, rounds)
 
 
@@ -163,14 +165,17 @@ def _side(forms: Forms, name: str, reading: Reading, run: Callable[[], Run], aim
 # -- how it is read --------------------------------------------------------------------------------------
 
 
+Reader = Callable[[Path, Sequence[str], int], Work]
+
+
 def _in_random_order(
-    forms: Forms,
-    readers: int,
-    files: int | None = None,
-    reader: Callable[[Path, Sequence[str], int], Work] = plain_reader,
+    forms: Forms, readers: int, files: int | None = None, reader: Reader = plain_reader
 ) -> Reading:
     """The first `files` of the random order; all by default."""
-    paths = shuffled(forms.tree.paths())[:files]
+    return _in_order(forms, readers, shuffled(forms.tree.paths())[:files], reader)
+
+
+def _in_order(forms: Forms, readers: int, paths: Sequence[str], reader: Reader = plain_reader) -> Reading:
     shares = shares_of(paths, readers)
 
     def run(place: Place) -> Run:
@@ -241,6 +246,8 @@ class _KeptWarm:
 
 
 def _read_unpaged(place: Place, reading: Reading) -> Run:
+    drop_pages()
+    reading.run(place)  # through the daemon, which holds the chunks from now on
     drop_pages()
     return reading.run(place)
 
