@@ -41,8 +41,12 @@ FINISHED_S = 10.0
 """The last files of a plan stay for so long after its readers were last heard of."""
 HEAD_START_S = 2.0
 """The list of a plan is read to its end no later than this: its first files should be in stock by then."""
-PLAN_QUIET_S = 600.0
-"""The window of a plan whose readers have not been heard of for so long is given to the others."""
+PLAN_QUIET_S = 120.0
+"""When there is a new plan, those whose readers have not been heard of for so long are given up."""
+PLAN_ACTIVE_S = 10.0
+"""A reader who was heard of no longer ago is read on by; a file may be in the windows of others, too."""
+PLAN_END_SHARE = 0.9
+"""A plan that is read so far is given up when its reader begins with the next epoch."""
 
 Nodes = npt.NDArray[np.int64]
 
@@ -138,10 +142,14 @@ class Stock:
         """A file was read through the daemon."""
         self.tripwires.spring(node)
         # Several plans may have the file in their windows. It was read by the one that expected it soonest.
-        advances = [(window.advance(node), window) for window in self.windows]
-        found = [(advance, index) for index, (advance, _) in enumerate(advances) if advance is not None]
+        since_s = self._clock() - PLAN_ACTIVE_S
+        found = [
+            (window.quiet_since_s < since_s, advance, index)
+            for index, window in enumerate(self.windows)
+            if (advance := window.advance(node)) is not None
+        ]
         if found:
-            advances[min(found)[1]][1].noticed(node)
+            self.windows[min(found)[2]].noticed(node)
             self._wake()
 
     def keeps(self, chunk: int) -> bool:
@@ -183,7 +191,7 @@ class Stock:
 
     def declare(self, share: Share, position: int = 0) -> None:
         """A reader is about to read its share of a plan, of which it may have read all before `position`."""
-        self._retire()
+        self._retire(share)
         key = _key(share)
         following = self._plans.get(key)
         if following is None:
@@ -263,10 +271,13 @@ class Stock:
         plan.is_ahead.set()
         self._wake()
 
-    def _retire(self) -> None:
-        """Give up the windows of plans whose readers have gone away."""
+    def _retire(self, new: Share) -> None:
+        """Give up plans whose readers have gone away, or go on to the next epoch with the new one."""
+        quiet_s = self._clock() - PLAN_QUIET_S
         for plan in list(self._plans.values()):
-            if plan.window.quiet_since_s < self._clock() - PLAN_QUIET_S:
+            window = plan.window
+            is_at_end = window.position >= PLAN_END_SHARE * len(window.plan)
+            if window.quiet_since_s < quiet_s or (is_at_end and window.plan.epoch < new.plan.epoch):
                 self._forget(plan)
 
     def _span_bytes(self) -> int:

@@ -25,6 +25,8 @@ GROUP_CHUNKS = 25
 GROUP_FILES = FILES_PER_CHUNK * GROUP_CHUNKS
 PAGE = 4096
 CHUNK_BYTES = FILES_PER_CHUNK * PAGE
+IDLE_S = 0.1
+"""Nothing happens for so long when all are asleep."""
 
 
 def content(node_name: bytes) -> bytes:
@@ -99,8 +101,9 @@ def run(
     window: int = 0,
     kept: int = FILES * PAGE,
 ) -> Rig:
-    """Play a scenario; clocks stand still but for sleeping."""
+    """Play a scenario; clocks stand still but when all are asleep."""
     rigs: list[Rig] = []
+    clock = trio.testing.MockClock()
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -110,12 +113,21 @@ def run(
             allotment = Allotment(0, 0, 8 * CHUNK_BYTES, window, kept)
             stock = Stock(packed.snapshot, residency, source, pages, allotment, nursery)
             rigs.append(Rig(stock, residency, pages, source, packed.snapshot))
+            nursery.start_soon(let_sleep, stock, clock)
             with trio.fail_after(3600):
                 await scenario(rigs[0])
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(rate=0, autojump_threshold=0.2))
+    trio.run(main, clock=clock)
     return rigs[0]
+
+
+async def let_sleep(stock: Stock, clock: trio.testing.MockClock) -> None:
+    """As a clock that jumps by itself, but never while a thread works: it may be slow."""
+    while True:
+        await trio.testing.wait_all_tasks_blocked(IDLE_S)
+        if not stock.is_busy:
+            clock.jump(trio.lowlevel.current_statistics().seconds_to_next_deadline)
 
 
 def test_a_plan_is_in_stock_before_it_is_read(packed: PackedDataset) -> None:
@@ -300,6 +312,37 @@ def test_a_reader_who_goes_away_gives_its_memory_to_the_next(packed: PackedDatas
         assert len(rig.stock.windows) == 1
 
     run(packed, scenario, window=2 * GROUP_FILES * PAGE, kept=0)
+
+
+def test_epochs_that_were_read_do_not_pile_up(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        for epoch in range(6):
+            share = rig.plan(epoch).share()
+            rig.stock.declare(share)
+            await rig.stock.ahead_of(share)
+            for position in range(0, FILES, 200):
+                assert await rig.read(share, position, position + 200) == 0
+            assert len(rig.stock.windows) <= 2
+
+    run(packed, scenario)
+
+
+def test_a_plan_that_was_left_does_not_take_the_progress_of_another(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        left = rig.plan(seed=1).share()
+        rig.stock.declare(left)
+        await rig.read(left, 0, FILES // 10)
+        await trio.sleep(60)
+        share = rig.plan(seed=2).share()
+        rig.stock.declare(share)
+        await rig.stock.ahead_of(share)
+        for position in range(0, FILES, 100):
+            await rig.read(share, position, position + 100)
+        positions = {window.plan.seed: window.position for window in rig.stock.windows}
+        assert positions[2] > FILES * 9 // 10
+        assert positions[1] <= FILES // 10
+
+    run(packed, scenario)
 
 
 def test_when_the_mount_is_gone_nothing_more_is_fetched(packed: PackedDataset) -> None:
