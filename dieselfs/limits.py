@@ -138,12 +138,16 @@ PEER_ANSWER_S = 0.5
 """A peer answers within this time, with what it has by then."""
 PEER_PATIENCE_S = 15.0
 """What a peer has not fetched within this time is fetched from a server."""
+PEER_AGAIN_S = 0.01
+"""Between asking a peer for what it has not fetched yet, and asking again: it is the peer that waits."""
 PEER_CHUNKS_MAX = 1_024
 """Of which pieces are asked for in one request."""
 PEER_ANSWER_BYTES_MAX = CHUNK_PAYLOAD_BYTES_MAX
 """Pieces in one answer, together."""
 PEER_BATCH_BYTES = 16 * MIB
 """What is asked for in one request, unless it is one chunk: others wait for the connection meanwhile."""
+PEER_BUFFERS_MAX = 2
+"""Of PEER_BATCH_BYTES each, that a node keeps for answers that will come."""
 PEER_REQUESTS_AT_ONCE_MAX = 8
 """Peers that one batch of pieces is asked from at one moment."""
 PEER_AVOIDED_S = 1.0

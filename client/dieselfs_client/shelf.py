@@ -12,10 +12,11 @@ import trio
 
 from dieselfs.cache.segment import Segment
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.errors import DieselfsError
+from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.flights import Flights
+from dieselfs_client.reads import ASKED_CHUNKS_MAX, REQUEST_BYTES, WHOLE_SHARE
 
 
 @dataclass(slots=True)
@@ -50,7 +51,11 @@ class Shelf:
         self._flights: Flights[int, Segment] = Flights(
             fetch, lambda _: None, self._land, self._name, nursery, timeout_s, fetches_at_once
         )
-        # The two below change only between checkpoints.
+        # All below change only between checkpoints.
+        self._asked_bytes: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # of chunks that are not here, the last at the end
+        self._damaged: set[int] = set()
         self._kept: dict[int, Segment] = {}
         self._transit: OrderedDict[int, Segment] = OrderedDict()
         self.kept_bytes = 0
@@ -58,6 +63,11 @@ class Shelf:
 
     def _name(self, chunk: int) -> str:
         return f"chunk {chunk_name(self._snapshot.chunk_id(chunk))}"
+
+    def kept(self, chunk: int) -> memoryview | None:
+        """The payload of a chunk if it is here for good. May be called from any thread."""
+        segment = self._kept.get(chunk)
+        return None if segment is None else segment.view
 
     def held(self, chunk: int) -> Segment | None:
         """A chunk if it is here; counts as a use."""
@@ -68,16 +78,37 @@ class Shelf:
                 self._transit.move_to_end(chunk)
         return segment
 
+    async def payload(self, chunk: int) -> memoryview:
+        """The payload of a chunk, as `segment`; it stays readable for as long as the view is held."""
+        return (await self.segment(chunk)).view
+
     async def segment(self, chunk: int) -> Segment:
         """A chunk of the snapshot, fetched if it is not here; to be used before the next checkpoint, or duplicated.
 
-        Raises what fetching raises; Unavailable if it takes too long. If cancelled, the fetch goes on.
+        Raises what fetching raises; Damaged at once for a chunk that was found damaged before; Unavailable if it takes
+        too long. If cancelled, the fetch goes on.
         """
         segment = self.held(chunk)
         if segment is not None:
             self.figures.hits += 1
             return segment
+        if chunk in self._damaged:
+            raise Damaged(f"{self._name(chunk)} is damaged")
         return await self._flights.wait(chunk)
+
+    def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
+        """Whether a chunk is to be here for the sake of so many of its bytes: it is here, will be kept, or much of it
+        was asked for lately. Else whoever wants them is better off without the rest.
+        """
+        if chunk in self._kept or chunk in self._transit or self.has_room(chunk):
+            return True
+        asked_bytes = self._asked_bytes.pop(chunk, 0) + wanted_bytes + REQUEST_BYTES
+        if asked_bytes * WHOLE_SHARE >= self._snapshot.chunk_payload_length(chunk):
+            return True
+        self._asked_bytes[chunk] = asked_bytes
+        if len(self._asked_bytes) > ASKED_CHUNKS_MAX:
+            self._asked_bytes.popitem(last=False)
+        return False
 
     def has_room(self, chunk: int) -> bool:
         """Whether one more chunk would be kept."""
@@ -101,7 +132,10 @@ class Shelf:
 
     def _land(self, chunk: int, segment: Segment | None, error: DieselfsError | None) -> bool:
         if segment is None:
-            return True
+            if not isinstance(error, Damaged):
+                return True
+            self._damaged.add(chunk)
+            return False
         self.figures.loads += 1
         self.figures.load_bytes += len(segment)
         if self.has_room(chunk):

@@ -140,8 +140,9 @@ class Connection:
         it announces any. With a `destination` they go there instead, and must have its length; it may be a function
         that gets the reply, and makes room for what it announces, or raises ProtocolError.
 
-        `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises what the
-        server refuses with (the connection lives on), or ProtocolError, Unavailable, or Damaged for bytes of another length (it is closed).
+        `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises what the server refuses
+        with (the connection lives on), or ProtocolError, Unavailable, or Damaged for bytes of another length (it is
+        closed).
         """
         self._deadline_s = time.monotonic() + total_s
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX, timeout_s)

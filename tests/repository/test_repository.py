@@ -63,6 +63,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/store/posix_files.py": "a part of one store: tests/server/store/test_posix.py",
     "client/dieselfs_client/child.py": "tests/client/test_supervisor.py: children that are killed, stop, cannot die",
     "client/dieselfs_client/herald.py": "tests/client/test_supervisor.py and test_main.py: what is told, and where",
+    "client/dieselfs_client/peers/*.py": "tests/client/peers/test_source.py, over real sockets",
     "client/dieselfs_client/zygote.py": "tests/client/test_supervisor.py: each daemon of each mount is its fork",
     "tools/dieselfs_tools/commands/upgrade.py": "tests/tools/commands/test_mount.py replaces a daemon",
     "tools/dieselfs_tools/commands/mounts.py": "tests/tools/commands/test_mount.py goes there and back",

@@ -1,0 +1,263 @@
+"""Asks the other nodes of a job, over few connections, and never waits long for one that does not answer.
+
+Blocks; safe to use from many threads. A node has at most `connections_each` connections to each other one, each for
+one call at a time; further calls wait for their turn. So p nodes with one connection each have p x (p - 1), and with as
+many as each has processes of the job p x (n - 1) for n processes, as in the paper.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from threading import Lock, Semaphore
+from typing import Any
+
+from dieselfs.cache.member import Member
+from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
+from dieselfs.limits import (
+    PEER_CALL_TIMEOUT_S,
+    PEER_CONNECT_TIMEOUT_S,
+    PEER_CONNECTIONS_MAX,
+    PEER_SILENCE_S,
+)
+from dieselfs.rpc.auth import Key
+from dieselfs.rpc.connection import Connection, open_socket
+from dieselfs_client.peers.asking import State, Wanted, encode_wanted
+from dieselfs_client.peers.suspicion import Suspicion
+
+_STATES = frozenset(State)
+
+
+@dataclass(slots=True)
+class PeerFigures:
+    """Counts since the start. `failures`: calls that brought nothing, `lies` among them. Pings are not counted."""
+
+    requests: int = 0
+    received_bytes: int = 0
+    failures: int = 0
+    lies: int = 0
+
+
+class _Line:
+    """The connections to one peer."""
+
+    def __init__(self, peer: Member, connections_max: int) -> None:
+        self.peer = peer
+        self.turns = Semaphore(connections_max)
+        self.idle: list[Connection] = []  # guarded by the client's lock
+        self.is_closed = False
+
+
+class PeerClient:
+    """`key`: `JobSecret.peer_key()`; `digest`: of the snapshot that the job reads. Times are waits, in seconds."""
+
+    def __init__(
+        self,
+        key: Key,
+        digest: bytes,
+        connections_each: int = PEER_CONNECTIONS_MAX,
+        connect_timeout_s: float = PEER_CONNECT_TIMEOUT_S,
+        silence_s: float = PEER_SILENCE_S,
+        call_timeout_s: float = PEER_CALL_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._key = key
+        self._digest = digest
+        self._connections_each = connections_each
+        self._connect_timeout_s = connect_timeout_s
+        self._silence_s = silence_s
+        self._call_timeout_s = call_timeout_s
+        self._lock = Lock()  # guards all below
+        self._suspicion = Suspicion(clock)
+        self._lines: dict[str, _Line] = {}
+        self._figures = PeerFigures()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Close all connections; calls that are under way end as they would."""
+        with self._lock:
+            self._is_closed = True
+        self.keep(())
+
+    def keep(self, members: Collection[Member]) -> None:
+        """Close the connections to all others than these."""
+        with self._lock:
+            gone = [line for line in self._lines.values() if line.peer not in members]
+            for line in gone:
+                del self._lines[line.peer.node]
+                line.is_closed = True
+            idle = [connection for line in gone for connection in line.idle]
+        for connection in idle:
+            connection.close()
+
+    # -- whom to ask -------------------------------------------------------------------------------------
+
+    def is_asked(self, node: str, chunk_key: int) -> bool:
+        """Whether a peer is asked for a chunk now; see `Suspicion`."""
+        with self._lock:
+            return self._suspicion.is_asked(node, chunk_key)
+
+    def is_avoided(self, node: str) -> bool:
+        with self._lock:
+            return self._suspicion.share(node) == 0.0
+
+    def doubted(self) -> frozenset[str]:
+        """The nodes that are asked for less than all of their chunks."""
+        with self._lock:
+            return self._suspicion.doubted()
+
+    def due(self) -> list[str]:
+        """The nodes that are avoided, and may be pinged now."""
+        with self._lock:
+            return self._suspicion.due()
+
+    def lied(self, node: str) -> None:
+        """A peer has sent other bytes than those that it was asked for: avoid it."""
+        with self._lock:
+            self._figures.lies += 1
+            self._figures.failures += 1
+            self._suspicion.lied(node)
+
+    def figures(self) -> dict[str, int]:
+        with self._lock:
+            return asdict(self._figures)
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def ping(self, peer: Member) -> bool:
+        """Whether a peer is well; if it is, it is asked again from now on, if not, it is avoided for longer."""
+        try:
+            self._call(peer, "ping", {}, None, is_ping=True)
+        except Unavailable:
+            return False
+        with self._lock:
+            self._suspicion.proved(peer.node)
+        return True
+
+    def pieces(
+        self, peer: Member, wanted: Sequence[Wanted], room: Callable[[int], memoryview]
+    ) -> list[tuple[State, memoryview]]:
+        """Ask a peer for pieces: for each chunk what became of it, and if it is here its pieces, joined.
+
+        What arrives is received into what `room` returns for its length, and is *not verified*; tell `lied` if it is
+        wrong. Raises Unavailable when the peer does not answer, or not as it should, after a bounded wait; it is
+        avoided then, and for as long as it is, this raises at once.
+        """
+        replies: list[bytes] = []
+
+        def destination(reply: Any) -> memoryview:
+            lengths = _lengths(wanted, reply.states)
+            if reply.bulk_length != sum(lengths):
+                raise ProtocolError(f"{reply.bulk_length} bytes are announced where {sum(lengths)} belong")
+            replies.append(reply.states)
+            received.append(room(reply.bulk_length)[: reply.bulk_length])
+            return received[0]
+
+        received: list[memoryview] = []
+        self._call(peer, "get_pieces", encode_wanted(wanted), destination)
+        states, view = replies[0], received[0]
+        pieces = []
+        start = 0
+        for state, length in zip(states, _lengths(wanted, states), strict=True):
+            pieces.append((State(state), view[start : start + length]))
+            start += length
+        with self._lock:
+            self._figures.received_bytes += len(view)
+        return pieces
+
+    def _call(
+        self,
+        peer: Member,
+        method: str,
+        arguments: dict[str, object],
+        destination: Callable[[Any], memoryview] | None,
+        is_ping: bool = False,
+    ) -> None:
+        with self._turn(peer) as line:
+            if not is_ping:
+                if self.is_avoided(peer.node):  # it may have failed while we waited for our turn
+                    raise Unavailable(f"node {peer.node} is not asked for the moment")
+                with self._lock:
+                    self._figures.requests += 1
+            try:
+                connection = self._connection(line)
+                try:
+                    connection.call(
+                        method,
+                        {"digest": self._digest, **arguments},
+                        (),
+                        self._silence_s,
+                        destination,
+                        self._call_timeout_s,
+                    )
+                finally:
+                    self._give_back(line, connection)
+            except DieselfsError as error:
+                self._note_failure(line, error, is_ping)
+                raise Unavailable(f"node {peer.node}: {error}") from error
+
+    def _note_failure(self, line: _Line, error: DieselfsError, is_ping: bool) -> None:
+        with self._lock:
+            is_lie = isinstance(error, ProtocolError)
+            if is_lie:
+                self._suspicion.lied(line.peer.node)
+            else:
+                self._suspicion.failed(line.peer.node)
+            if not is_ping:
+                self._figures.failures += 1
+                self._figures.lies += is_lie
+            idle, line.idle = line.idle, []  # they would fail too, each after its own wait
+        for connection in idle:
+            connection.close()
+
+    # -- connections -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self, peer: Member) -> Iterator[_Line]:
+        """One of the calls to this peer that there may be at a time. Raises Unavailable when it is too long until then,
+        which is nothing against the peer.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("this node no longer asks others")
+            line = self._lines.get(peer.node)
+            is_other = line is not None and line.peer != peer
+            if line is None or is_other:  # another address, or a new incarnation
+                stale, line = line, _Line(peer, self._connections_each)
+                self._lines[peer.node] = line
+                if stale is not None:
+                    stale.is_closed = True
+                    for connection in stale.idle:
+                        connection.close()
+        if not line.turns.acquire(timeout=self._call_timeout_s):
+            raise Unavailable(f"node {peer.node} is being asked by others all the time")
+        try:
+            yield line
+        finally:
+            line.turns.release()
+
+    def _connection(self, line: _Line) -> Connection:
+        with self._lock:
+            while line.idle:
+                connection = line.idle.pop()
+                if connection.is_usable:
+                    return connection
+                connection.close()
+        address, timeout_s = line.peer.address, self._connect_timeout_s
+        return Connection(open_socket(address, None, timeout_s), address, self._key, timeout_s)
+
+    def _give_back(self, line: _Line, connection: Connection) -> None:
+        with self._lock:
+            if connection.is_open and not line.is_closed:
+                line.idle.append(connection)
+                return
+        connection.close()
+
+
+def _lengths(wanted: Sequence[Wanted], states: bytes) -> list[int]:
+    """How many bytes of each chunk follow. Raises ProtocolError for states that there are not."""
+    if len(states) != len(wanted) or not _STATES.issuperset(states):
+        raise ProtocolError("the states of other chunks, or of none")
+    return [
+        each.length_bytes if state == State.HERE else 0 for each, state in zip(wanted, states, strict=True)
+    ]

@@ -1,0 +1,54 @@
+"""A node's own shelf, for threads: it lives in a trio thread, and sources are asked in others."""
+
+from collections.abc import Sequence
+
+import trio
+
+from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs_client.peers.asking import Wanted
+from dieselfs_client.shelf import Shelf
+
+Found = memoryview | DieselfsError | None
+"""The payload of a chunk; what went wrong; or None if the chunk is not worth fetching for the few bytes of it."""
+
+
+class OwnShelf:
+    """Blocks; safe to use from many threads, but not from that of trio. `token`: of the trio run of the shelf."""
+
+    def __init__(self, shelf: Shelf, token: trio.lowlevel.TrioToken) -> None:
+        self._shelf = shelf
+        self._token = token
+
+    def find(self, wanted: Sequence[Wanted]) -> list[Found]:
+        """The payload of the chunk of each; what is not on the shelf is fetched, all at one time.
+
+        A chunk that is wanted whole is always fetched. What comes back is verified, and stays readable.
+        """
+        found: list[Found] = [self._shelf.kept(each.chunk) for each in wanted]
+        missing = [place for place, payload in enumerate(found) if payload is None]
+        if missing:
+            for place, payload in zip(missing, self._fetch([wanted[at] for at in missing]), strict=True):
+                found[place] = payload
+        return found
+
+    def _fetch(self, wanted: Sequence[Wanted]) -> list[Found]:
+        try:
+            return trio.from_thread.run(self._gather, wanted, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            return [Unavailable("this node is stopping")] * len(wanted)
+
+    async def _gather(self, wanted: Sequence[Wanted]) -> list[Found]:
+        found: list[Found] = [None] * len(wanted)
+
+        async def fetch(place: int, chunk: int) -> None:
+            try:
+                found[place] = await self._shelf.payload(chunk)
+            except DieselfsError as error:
+                found[place] = error
+
+        async with trio.open_nursery() as nursery:
+            for place, each in enumerate(wanted):
+                is_whole = not each.extents
+                if is_whole or self._shelf.is_worth_fetching(each.chunk, each.length_bytes):
+                    nursery.start_soon(fetch, place, each.chunk)
+        return found

@@ -1,0 +1,185 @@
+"""Nodes that ask each other, over real sockets: what comes is right, and comes from where it should."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from dieselfs.cache.member import Member
+from dieselfs.errors import Damaged, Unavailable
+from dieselfs.meta.snapshot import ExtentRef
+from dieselfs_client.counted_source import NodeSource
+from dieselfs_client.peers.client import PeerClient
+from dieselfs_client.peers.source import PooledSource
+from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+from tests.support.peer_nodes import SECRET, PeerNode, running_node
+
+CHUNKS = 8
+FILES_EACH = 5
+FILE_BYTES = 1000
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [
+        TreeEntry(b"%03d" % n, 0o100644, 0, bytes([n, n // 2]) * (FILE_BYTES // 2))
+        for n in range(CHUNKS * FILES_EACH)
+    ]
+    return pack_entries(entries, chunk_bytes=FILES_EACH * FILE_BYTES)
+
+
+def extents(packed: PackedDataset, chunk: int) -> list[ExtentRef]:
+    found = [packed.snapshot.extents(node)[0] for node in packed.snapshot.walk()]
+    return [extent for extent in found if extent.chunk == chunk]
+
+
+def payload(packed: PackedDataset, chunk: int) -> bytes:
+    return bytes(packed.source().payloads[chunk])
+
+
+def client(packed: PackedDataset) -> PeerClient:
+    return PeerClient(
+        SECRET.peer_key(), packed.snapshot.digest, connect_timeout_s=20, silence_s=20, call_timeout_s=40
+    )
+
+
+@contextmanager
+def pooled(
+    packed: PackedDataset,
+    me: PeerNode,
+    owner: Callable[[int], Member | None],
+    server: NodeSource,
+    peers: PeerClient | None = None,
+    patience_s: float = 20.0,
+) -> Iterator[PooledSource]:
+    peers = peers or client(packed)
+    source = PooledSource(packed.snapshot, owner, me.own, peers, server, patience_s)
+    try:
+        yield source
+        figures = source.figures()
+        assert figures["asked"] == sum(
+            figures[way] for way in ("own", "from_peers", "from_servers", "failed")
+        )
+    finally:
+        source.close()
+        peers.close()
+
+
+def test_every_chunk_comes_from_its_owner_and_leaves_the_server_once(packed: PackedDataset) -> None:
+    server, direct = packed.source(), packed.source()
+    with running_node(packed, "a", server=server) as a, running_node(packed, "b", server=server) as b:
+
+        def owner(of: PeerNode) -> Callable[[int], Member | None]:
+            return lambda chunk: (
+                None if (chunk % 2 == 0) == (of is a) else (a if chunk % 2 == 0 else b).member
+            )
+
+        with pooled(packed, a, owner(a), direct) as of_a, pooled(packed, b, owner(b), direct) as of_b:
+            with ThreadPoolExecutor(8) as threads:
+                for source in (of_a, of_b):
+                    payloads = threads.map(source.fetch_chunk, [*range(CHUNKS)] * 3)
+                    assert [*map(bytes, payloads)] == [payload(packed, n) for n in range(CHUNKS)] * 3
+            for source in (of_a, of_b):
+                figures = source.figures()
+                assert figures["own"] == figures["from_peers"] == CHUNKS * 3 // 2
+    assert sorted(server.fetched_chunks) == [*range(CHUNKS)] and not direct.fetched_chunks
+
+
+def test_a_batch_is_one_request_to_each_owner(packed: PackedDataset) -> None:
+    direct = packed.source()
+    with (
+        running_node(packed, "a") as a,
+        running_node(packed, "b") as b,
+        running_node(packed, "c") as c,
+    ):
+        owners = [None, b.member, c.member]
+        wanted = {chunk: extents(packed, chunk)[1:4] for chunk in range(CHUNKS)}
+        with pooled(packed, a, lambda chunk: owners[chunk % 3], direct) as source:
+            brought = source.fetch_many({**wanted, 0: []})
+            assert b.service.figures.requests == c.service.figures.requests == 1
+            assert a.service.figures.requests == 0
+        for chunk in range(1, CHUNKS):
+            whole = payload(packed, chunk)
+            assert brought[chunk] == [whole[e.offset : e.offset + e.length] for e in wanted[chunk]]
+        assert brought[0] == []
+    assert not direct.fetched_chunks and not direct.fetched_extents
+
+
+def test_single_extents_come_from_their_owner(packed: PackedDataset) -> None:
+    direct = packed.source()
+    with (
+        running_node(packed, "a") as a,
+        running_node(packed, "b") as b,
+        pooled(packed, a, lambda chunk: b.member, direct) as source,
+    ):
+        for extent in extents(packed, 3):
+            assert len(source.fetch_extent(extent)) == extent.length
+        assert source.fetch_extents(3, []) == []
+        assert source.figures()["peer_bytes"] == FILES_EACH * FILE_BYTES
+    assert not direct.fetched_extents
+
+
+def test_a_peer_that_still_fetches_is_asked_again(packed: PackedDataset) -> None:
+    with running_node(packed, "a") as a, running_node(packed, "b", answer_s=0.01) as b:
+        b.gate.clear()
+        asked = []
+
+        def pause(_: float) -> None:
+            asked.append(b.service.figures.chunks_later)
+            if len(asked) == 3:
+                b.gate.set()
+
+        peers = client(packed)
+        source = PooledSource(packed.snapshot, lambda _: b.member, a.own, peers, packed.source(), pause=pause)
+        assert bytes(source.fetch_chunk(2)) == payload(packed, 2)
+        assert asked[:3] == [1, 2, 3] and source.figures()["from_peers"] == 1
+        source.close()
+        peers.close()
+
+
+def test_what_a_peer_does_not_get_in_time_comes_from_a_server(packed: PackedDataset) -> None:
+    with running_node(packed, "a") as a, running_node(packed, "b", answer_s=0.01) as b:
+        b.gate.clear()
+        with pooled(packed, a, lambda _: b.member, packed.source(), patience_s=0.1) as source:
+            assert bytes(source.fetch_chunk(2)) == payload(packed, 2)
+            assert source.figures()["from_servers"] == 1
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_damage_in_the_store_touches_only_its_file(packed: PackedDataset, is_own: bool) -> None:
+    damaged = packed.source()
+    bad, *good = extents(packed, 4)
+    damaged.payloads[4][bad.offset] ^= 1
+    with (
+        running_node(packed, "a", server=damaged) as a,
+        running_node(packed, "b", server=damaged) as b,
+        pooled(packed, a, lambda _: None if is_own else b.member, damaged) as source,
+    ):
+        with pytest.raises(Damaged):
+            source.fetch_chunk(4)
+        with pytest.raises(Damaged):
+            source.fetch_extent(bad)
+        assert len(source.fetch_extents(4, good)) == len(good)
+        brought = source.fetch_many({4: [bad], 5: extents(packed, 5)})
+        assert isinstance(brought[4], Damaged) and isinstance(brought[5], list)
+        assert source.figures()["from_servers"] == len(good)
+
+
+class Gone(MemoryChunkSource):
+    def fetch_chunk(self, chunk: int) -> bytes:
+        raise Unavailable("no server answers")
+
+
+def test_without_a_server_what_the_nodes_have_can_be_read(packed: PackedDataset) -> None:
+    source = packed.source()
+    gone = Gone(packed.snapshot, source.payloads)
+    with (
+        running_node(packed, "a", server=gone) as a,
+        running_node(packed, "b") as b,
+        pooled(packed, a, lambda chunk: b.member if chunk else None, gone) as pool,
+    ):
+        assert bytes(pool.fetch_chunk(1)) == payload(packed, 1)
+        with pytest.raises(Unavailable):
+            pool.fetch_chunk(0)
+        assert pool.figures()["failed"] == 1
