@@ -299,7 +299,7 @@ class FileReader:
             if payload is not None:
                 return payload
             try:
-                payload = self._shared(chunk) or self._fetched(chunk, extents)
+                payload = self._shared(chunk, extents) or self._fetched(chunk, extents)
                 if payload is not None:
                     with self._guard():
                         self._payloads.add(chunk, payload)
@@ -308,11 +308,13 @@ class FileReader:
                     self._flights.pop(chunk, None)
         return payload
 
-    def _shared(self, chunk: int) -> Payload | None:
+    def _shared(self, chunk: int, extents: Sequence[ExtentRef]) -> Payload | None:
         """What the daemon of this node has of a chunk, if it has it right."""
         if self._daemon is None:
             return None
-        memory = self._daemon.memory(chunk, self._snapshot.chunk_payload_length(chunk))
+        length_bytes = self._snapshot.chunk_payload_length(chunk)
+        wanted_bytes = sum(extent.length for extent in set(extents))
+        memory = self._daemon.memory(chunk, length_bytes, wanted_bytes)
         if memory is None:
             return None
         payload = Payload.of(memory)

@@ -56,8 +56,12 @@ _log = logging.getLogger(__name__)
 class ChunkShelf(Protocol):
     """Whoever holds the chunks of a node."""
 
-    async def segment(self, chunk: int) -> Segment | None:
-        """The payload of a chunk of the snapshot, verified and sealed; None if it is not to be held.
+    def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
+        """Whether a chunk is here, or is to be fetched for the sake of so many of its bytes."""
+        ...
+
+    async def segment(self, chunk: int) -> Segment:
+        """The payload of a chunk of the snapshot, verified and sealed.
 
         May wait for it to be fetched. Raises DieselfsError if it cannot be had. If cancelled, nothing is lost but the
         answer. The descriptor is used before the next checkpoint, so that the segment may be closed afterwards.
@@ -189,9 +193,10 @@ class ChunkSharing:
         descriptor = -1
         answer: Message = Absent()
         try:
-            with trio.fail_after(NODE_CHUNK_TIMEOUT_S):
-                segment = await self._shelf.segment(self._chunk(request))
-            if segment is not None:
+            chunk = self._wanted(request)
+            if chunk is not None:
+                with trio.fail_after(NODE_CHUNK_TIMEOUT_S):
+                    segment = await self._shelf.segment(chunk)
                 descriptor = os.dup(segment.descriptor)
                 answer = SegmentReply(len(segment))
         except DieselfsError as error:
@@ -208,12 +213,13 @@ class ChunkSharing:
                 with suppress(OSError):
                     os.close(descriptor)
 
-    def _chunk(self, request: Message | Unknown) -> int:
+    def _wanted(self, request: Message | Unknown) -> int | None:
+        """The chunk that is to be handed out; None if the reader is better off without. Raises InvalidInput."""
         if not isinstance(request, ChunkRequest):
             raise InvalidInput("the daemon does not know this request: it is of another version")
         if not request.chunk < self._chunk_count:
             raise InvalidInput(f"there is no chunk {request.chunk}")
-        return request.chunk
+        return request.chunk if self._shelf.is_worth_fetching(request.chunk, request.wanted_bytes) else None
 
 
 async def _send(

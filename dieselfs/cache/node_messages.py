@@ -15,6 +15,7 @@ PROTOCOL_VERSION = 1
 
 _HEAD = struct.Struct("<BxxxI")
 _HELLO = struct.Struct("<8sI32s")
+_CHUNK = struct.Struct("<II")
 _NUMBER = struct.Struct("<I")
 
 
@@ -39,17 +40,18 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """The payload of a chunk, by its number in the snapshot."""
+    """The payload of a chunk, by its number in the snapshot, for the sake of so many bytes of it."""
 
     chunk: int
+    wanted_bytes: int
     kind: ClassVar[int] = 0x02
 
     def body(self) -> bytes:
-        return _NUMBER.pack(self.chunk)
+        return _CHUNK.pack(self.chunk, self.wanted_bytes)
 
     @classmethod
     def of(cls, body: bytes) -> "ChunkRequest":
-        return cls(*_NUMBER.unpack(body))
+        return cls(*_CHUNK.unpack(body))
 
 
 @dataclass(frozen=True, slots=True)

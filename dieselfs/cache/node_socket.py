@@ -104,15 +104,15 @@ class NodeConnection:
             self.close()
             raise
 
-    def chunk(self, chunk: int) -> tuple[int, int] | None:
+    def chunk(self, chunk: int, wanted_bytes: int) -> tuple[int, int] | None:
         """The descriptor of a chunk's payload, which is the caller's to close, and its length in bytes; None if the
-        daemon does not hold the chunk.
+        daemon does not hold the chunk, and will not for the sake of so many bytes.
 
         Raises what the daemon refuses with (the conversation goes on), or Unavailable or ProtocolError (it is over).
         """
         # The daemon has the first for itself; then it says that it was not enough.
         self._socket.settimeout(NODE_CHUNK_TIMEOUT_S + NODE_HELLO_TIMEOUT_S)
-        answer, descriptor = self._exchange(ChunkRequest(chunk))
+        answer, descriptor = self._exchange(ChunkRequest(chunk, wanted_bytes))
         if isinstance(answer, SegmentReply) and descriptor is not None:
             return descriptor, answer.length_bytes
         if descriptor is not None:
@@ -176,8 +176,9 @@ class NodeClient:
             NodeConnection
         ] = []  # taken and given back in one step each, which no thread interrupts
 
-    def memory(self, chunk: int, length_bytes: int) -> Memory | None:
-        """The payload of a chunk, which has this length, as the daemon has it: still to be verified.
+    def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
+        """The payload of a chunk, which has this length and of which so much is wanted now, as the daemon has it: still
+        to be verified.
 
         None if there is no daemon, or it does not hold the chunk, or cannot say in time. One that fails is not asked
         again for NODE_AVOIDED_S.
@@ -185,7 +186,7 @@ class NodeClient:
         if self._is_closed or self._clock() < self._avoided_until_s:
             return None
         try:
-            found = self._ask(chunk)
+            found = self._ask(chunk, wanted_bytes)
             if found is None:
                 return None
             descriptor, sent_bytes = found
@@ -196,7 +197,7 @@ class NodeClient:
         except DieselfsError:
             return None
 
-    def _ask(self, chunk: int) -> tuple[int, int] | None:
+    def _ask(self, chunk: int, wanted_bytes: int) -> tuple[int, int] | None:
         if (
             self._process_id != os.getpid()
         ):  # after a fork the connections are our parent's, who is using them
@@ -205,7 +206,7 @@ class NodeClient:
         while True:
             connection, is_new = self._take()
             try:
-                return connection.chunk(chunk)
+                return connection.chunk(chunk, wanted_bytes)
             except DieselfsError:
                 if connection.is_open:
                     raise

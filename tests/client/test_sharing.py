@@ -43,12 +43,16 @@ class Shelf:
 
     def __init__(self, **chunks: Segment | DieselfsError | None) -> None:
         self.chunks = {int(name[1:]): chunk for name, chunk in chunks.items()}
-        self.asked: list[int] = []
+        self.asked: list[tuple[int, int]] = []
 
-    async def segment(self, chunk: int) -> Segment | None:
-        self.asked.append(chunk)
+    def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
+        self.asked.append((chunk, wanted_bytes))
+        return self.chunks.get(chunk) is not None
+
+    async def segment(self, chunk: int) -> Segment:
         await trio.lowlevel.checkpoint()
-        found = self.chunks.get(chunk)
+        found = self.chunks[chunk]
+        assert found is not None
         if isinstance(found, DieselfsError):
             raise found
         return found
@@ -62,7 +66,10 @@ class FetchingShelf:
         self.segments: dict[int, Segment] = {}
         self._fetching = trio.Lock()
 
-    async def segment(self, chunk: int) -> Segment | None:
+    def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
+        return True
+
+    async def segment(self, chunk: int) -> Segment:
         async with self._fetching:
             if chunk not in self.segments:
                 fetch = self._chunks.fetch_segment
@@ -123,16 +130,16 @@ async def test_segments_are_handed_out_and_the_rest_is_said(path: Path, packed: 
     async with shared(path, packed.snapshot, shelf) as chunks:
         connect = lambda: NodeConnection(path, packed.snapshot.digest)  # noqa: E731  # runs in a thread
         connection = await trio.to_thread.run_sync(connect)
-        found = await trio.to_thread.run_sync(connection.chunk, 0)
+        found = await trio.to_thread.run_sync(connection.chunk, 0, 100)
         assert found is not None and found[1] == len(content)
         reader = Segment.adopt(*found)
         assert reader.view == content
-        assert await trio.to_thread.run_sync(connection.chunk, 1) is None
+        assert await trio.to_thread.run_sync(connection.chunk, 1, 200) is None
         with pytest.raises(Damaged, match="chunk 2 is damaged"):
-            await trio.to_thread.run_sync(connection.chunk, 2)
+            await trio.to_thread.run_sync(connection.chunk, 2, 300)
         with pytest.raises(InvalidInput, match="there is no chunk 3"):
-            await trio.to_thread.run_sync(connection.chunk, packed.snapshot.chunk_count)
-        assert shelf.asked == [0, 1, 2]
+            await trio.to_thread.run_sync(connection.chunk, packed.snapshot.chunk_count, 1)
+        assert shelf.asked == [(0, 100), (1, 200), (2, 300)]
         assert (chunks.readers, chunks.shared_segments) == (1, 1)
         connection.close()
     assert reader.view == content  # the daemon is gone, the memory is not
@@ -147,7 +154,7 @@ async def test_a_segment_that_is_closed_meanwhile_is_not_handed_out(
     segment.close()
     async with shared(path, packed.snapshot, Shelf(c0=segment)):
         client = NodeClient(path, packed.snapshot.digest)
-        assert await trio.to_thread.run_sync(client.memory, 0, 1) is None
+        assert await trio.to_thread.run_sync(client.memory, 0, 1, 1) is None
         client.close()
 
 
@@ -157,7 +164,7 @@ async def test_strangers_are_refused_and_others_served_on(path: Path, packed: Pa
         for packet, error, message in (
             (encode(1, Hello(bytes(32))), InvalidInput, packed.snapshot.digest.hex()[:16]),
             (encode(1, Hello(packed.snapshot.digest, version=2)), Unavailable, "version"),
-            (encode(1, ChunkRequest(0)), Unavailable, "greeting"),
+            (encode(1, ChunkRequest(0, 1)), Unavailable, "greeting"),
         ):
             answer, end = await asked(path, packet, hello)
             refusal = decode(answer)[1]
@@ -166,7 +173,7 @@ async def test_strangers_are_refused_and_others_served_on(path: Path, packed: Pa
         for garbage in (b"\x01", hello[:-1], hello + b"x", bytes(4096)):
             assert await asked(path, garbage) == [b""]
         welcome, refused, _ = await asked(
-            path, hello, bytes([3, 0, 0, 0, 2, 0, 0, 0]), encode(3, ChunkRequest(0))
+            path, hello, bytes([3, 0, 0, 0, 2, 0, 0, 0]), encode(3, ChunkRequest(0, 1))
         )
         assert decode(welcome) == (1, Welcome())
         refusal = decode(refused)[1]
@@ -291,7 +298,7 @@ async def test_what_a_daemon_has_wrong_comes_from_the_server(server: RunningServ
             wrong.chunks[chunk] = sealed(bytes(snapshot.chunk_payload_length(chunk)))
         async with shared(socket_path(runtime, "letters", snapshot.digest), snapshot, wrong):
             assert await trio.to_thread.run_sync(read_all, data)
-        assert wrong.asked == list(range(snapshot.chunk_count))
+        assert [chunk for chunk, _ in wrong.asked] == list(range(snapshot.chunk_count))
         assert data.statistics().shared_chunks == 0
 
 

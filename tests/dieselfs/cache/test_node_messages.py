@@ -25,12 +25,12 @@ DIGEST = bytes(range(32))
 CONVERSATION: list[tuple[int, Message]] = [
     (1, Hello(DIGEST)),
     (1, Welcome()),
-    (2, ChunkRequest(7)),
+    (2, ChunkRequest(7, 4096)),
     (2, SegmentReply(4 << 20)),
 ]
 MESSAGES: list[Message] = [
     *(message for _, message in CONVERSATION),
-    ChunkRequest((1 << 32) - 1),
+    ChunkRequest((1 << 32) - 1, (1 << 32) - 1),
     Absent(),
     Refusal(2, "no such chunk \N{SNOWMAN}"),
 ]

@@ -135,10 +135,10 @@ def test_a_socket_in_a_folder_that_others_can_enter_is_not_used(path: Path, segm
 def test_a_chunk_is_mapped_and_its_descriptor_closed(path: Path, segment: Segment) -> None:
     with scripted_daemon(path, handing_out(segment)):
         client = NodeClient(path, DIGEST)
-        memory = client.memory(0, len(CONTENT))
+        memory = client.memory(0, len(CONTENT), 1)
         assert memory is not None and memory[0 : len(memory)] == CONTENT
         before = descriptors()
-        assert client.memory(1, len(CONTENT)) is not None
+        assert client.memory(1, len(CONTENT), 1) is not None
         assert descriptors() == before
         client.close()
 
@@ -153,10 +153,10 @@ def test_the_digest_and_the_chunk_are_what_was_asked_for(path: Path) -> None:
 
     with scripted_daemon(path, answer):
         connection = NodeConnection(path, DIGEST)
-        assert connection.chunk(5) is None
-        assert connection.chunk(6) is None
+        assert connection.chunk(5, 10) is None
+        assert connection.chunk(6, 20) is None
         connection.close()
-    assert heard == [Hello(DIGEST), ChunkRequest(5), ChunkRequest(6)]
+    assert heard == [Hello(DIGEST), ChunkRequest(5, 10), ChunkRequest(6, 20)]
 
 
 def test_a_refusal_is_raised_and_the_conversation_goes_on(path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_refusal_is_raised_and_the_conversation_goes_on(path: Path) -> None:
         connection = NodeConnection(path, DIGEST)
         for _ in range(2):
             with pytest.raises(NotFound, match="chunk 3 is lost"):
-                connection.chunk(3)
+                connection.chunk(3, 1)
         assert connection.is_open
         connection.close()
 
@@ -216,7 +216,7 @@ def test_an_answer_that_makes_no_sense_is_no_chunk_and_leaves_no_descriptor(
     }
     with scripted_daemon(path, answers[wrong]) as daemon:
         client = NodeClient(path, DIGEST)
-        assert client.memory(0, len(CONTENT)) is None
+        assert client.memory(0, len(CONTENT), 1) is None
         client.close()
         daemon.drop()
     half_made.close()
@@ -230,24 +230,24 @@ def test_an_answer_that_makes_no_sense_is_no_chunk_and_leaves_no_descriptor(
 def test_without_a_daemon_it_is_looked_for_now_and_then(path: Path, segment: Segment) -> None:
     clock = Clock()
     client = NodeClient(path, DIGEST, clock)
-    assert client.memory(0, len(CONTENT)) is None
+    assert client.memory(0, len(CONTENT), 1) is None
     with scripted_daemon(path, handing_out(segment)) as daemon:
-        assert client.memory(0, len(CONTENT)) is None  # it has just been looked for
+        assert client.memory(0, len(CONTENT), 1) is None  # it has just been looked for
         assert daemon.conversations == 0
         clock.now_s += NODE_AVOIDED_S
-        assert client.memory(0, len(CONTENT)) is not None
+        assert client.memory(0, len(CONTENT), 1) is not None
         client.close()
-        assert client.memory(0, len(CONTENT)) is None
+        assert client.memory(0, len(CONTENT), 1) is None
 
 
 def test_a_daemon_that_was_restarted_is_used_at_once(path: Path, segment: Segment) -> None:
     client = NodeClient(path, DIGEST, Clock())
     with scripted_daemon(path, handing_out(segment)) as daemon:
-        assert client.memory(0, len(CONTENT)) is not None
+        assert client.memory(0, len(CONTENT), 1) is not None
         daemon.drop()
-        assert client.memory(0, len(CONTENT)) is not None
+        assert client.memory(0, len(CONTENT), 1) is not None
         assert daemon.conversations == 2
-    assert client.memory(0, len(CONTENT)) is None
+    assert client.memory(0, len(CONTENT), 1) is None
     client.close()
 
 
@@ -260,10 +260,10 @@ def test_a_silent_daemon_is_given_up(path: Path, segment: Segment, monkeypatch: 
         daemon.answer = greeting(lambda *_: None)
         clock = Clock()
         client = NodeClient(path, DIGEST, clock)
-        assert client.memory(0, len(CONTENT)) is None
+        assert client.memory(0, len(CONTENT), 1) is None
         conversations = daemon.conversations
         daemon.answer = handing_out(segment)
-        assert client.memory(0, len(CONTENT)) is None
+        assert client.memory(0, len(CONTENT), 1) is None
         assert daemon.conversations == conversations
         client.close()
 
@@ -271,9 +271,9 @@ def test_a_silent_daemon_is_given_up(path: Path, segment: Segment, monkeypatch: 
 def test_a_refused_chunk_does_not_cost_the_daemon(path: Path, segment: Segment) -> None:
     client = NodeClient(path, DIGEST, Clock())
     with scripted_daemon(path, replying(Refusal.because(Unavailable("the server is away")))) as daemon:
-        assert client.memory(0, len(CONTENT)) is None
+        assert client.memory(0, len(CONTENT), 1) is None
         daemon.answer = handing_out(segment)
-        assert client.memory(0, len(CONTENT)) is not None
+        assert client.memory(0, len(CONTENT), 1) is not None
         assert daemon.conversations == 1
         client.close()
 
@@ -289,7 +289,7 @@ def test_each_thread_has_a_conversation_of_its_own(path: Path, segment: Segment)
         client = NodeClient(path, DIGEST)
         found: list[object] = []
         threads = [
-            threading.Thread(target=lambda: found.append(client.memory(0, len(CONTENT)))) for _ in range(2)
+            threading.Thread(target=lambda: found.append(client.memory(0, len(CONTENT), 1))) for _ in range(2)
         ]
         for thread in threads:
             thread.start()
@@ -303,17 +303,17 @@ def test_each_thread_has_a_conversation_of_its_own(path: Path, segment: Segment)
 def test_a_forked_child_has_a_conversation_of_its_own(path: Path, segment: Segment) -> None:
     client = NodeClient(path, DIGEST)
     with scripted_daemon(path, handing_out(segment)) as daemon:
-        assert client.memory(0, len(CONTENT)) is not None
+        assert client.memory(0, len(CONTENT), 1) is not None
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                memory = client.memory(1, len(CONTENT))
+                memory = client.memory(1, len(CONTENT), 1)
                 status = 0 if memory is not None and memory[0 : len(memory)] == CONTENT else 2
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert daemon.conversations == 2
-        assert client.memory(2, len(CONTENT)) is not None
+        assert client.memory(2, len(CONTENT), 1) is not None
         assert daemon.conversations == 2
         client.close()
