@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import numpy.ma  # noqa: F401  # np.unique imports it when it is first called, and then a reader would wait for it
 import trio
 
 from dieselfs.dataset import connect

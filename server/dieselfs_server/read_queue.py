@@ -27,8 +27,8 @@ class Flight:
     def take(self, ranges: Ranges) -> list[memoryview]:
         """The bytes of ranges that the spans cover. Raises what was raised for a span that they lie in."""
         assert self.outcomes is not None
-        wanted = homes_of(ranges[ranges[:, 1] > 0], self.spans)
-        for home in np.unique(wanted).tolist():
+        wanted = np.bincount(homes_of(ranges[ranges[:, 1] > 0], self.spans))
+        for home in np.flatnonzero(wanted).tolist():
             failure = self.outcomes[home]
             if isinstance(failure, DieselfsError):
                 raise type(failure)(*failure.args) from failure
