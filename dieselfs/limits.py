@@ -151,7 +151,7 @@ PEER_BUFFERS_MAX = 2
 PEER_REQUESTS_AT_ONCE_MAX = 8
 """Peers that one batch of pieces is asked from at one moment."""
 PEER_AVOIDED_S = 1.0
-PEER_AVOIDED_MAX_S = 60.0
+PEER_AVOIDED_MAX_S = 15.0
 """A peer that failed is not asked for the first figure, then for twice as long each time; one that lied for the second.
 """
 PEER_RETURN_S = 10.0
@@ -205,6 +205,12 @@ PAGE_HELPER_STARTS_MAX = 16
 """A mount does without that process once it had to be started so many times."""
 CACHE_READERS_AT_ONCE_MAX = 4
 """Chunks that a node's daemon fetches ahead of its readers at one moment; others are left for those who wait."""
+JOB_GATHER_TIMEOUT_S = 60.0
+"""A node waits so long for the others of its job, and then goes on with those who are there."""
+PEER_WATCH_S = 0.2
+"""How often a node looks who is in its job, and whether those it avoids are well again."""
+POOL_LOADS_AT_ONCE_MAX = 2
+"""Chunks that a node fetches for its job ahead of all readers at one moment."""
 CACHE_STOP_TIMEOUT_S = 10.0
 UNMOUNT_TIMEOUT_S = 10.0
 UNMOUNT_BUSY_TIMEOUT_S = 1.0

@@ -114,6 +114,11 @@ class Shelf:
         """Whether one more chunk would be kept."""
         return self.kept_bytes + self._snapshot.chunk_payload_length(chunk) <= self._kept_max_bytes
 
+    @property
+    def kept_max_bytes(self) -> int:
+        """So much is kept at most."""
+        return self._kept_max_bytes
+
     def chunks(self) -> list[int]:
         """Those that are kept."""
         return list(self._kept)
