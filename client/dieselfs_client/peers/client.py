@@ -70,6 +70,7 @@ class PeerClient:
         self._lock = Lock()  # guards all below
         self._suspicion = Suspicion(clock)
         self._lines: dict[str, _Line] = {}
+        self._members: frozenset[Member] = frozenset()
         self._figures = PeerFigures()
         self._is_closed = False
 
@@ -80,8 +81,12 @@ class PeerClient:
         self.keep(())
 
     def keep(self, members: Collection[Member]) -> None:
-        """Close the connections to all others than these."""
+        """These are the members now: close the connections to all others. One that is new may prove itself at once."""
         with self._lock:
+            for member in members:
+                if member not in self._members:
+                    self._suspicion.renewed(member.node)
+            self._members = frozenset(members)
             gone = [line for line in self._lines.values() if line.peer not in members]
             for line in gone:
                 del self._lines[line.peer.node]

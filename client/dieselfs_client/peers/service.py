@@ -93,8 +93,8 @@ class PeerService:
         states, bulk = await self._pieces(asked)
         length_bytes = sum(map(len, bulk))
         reply = thrift.Pieces(states=bytes(states), bulk_length=length_bytes)
-        await connection.send(encode_reply(method, sequence, reply), bulk)
         self.figures.answered_bytes += length_bytes
+        await connection.send(encode_reply(method, sequence, reply), bulk)
 
     async def _pieces(self, asked: Sequence[Asked]) -> tuple[list[State], list[memoryview]]:
         """What is here in time, in the order that it was asked for."""

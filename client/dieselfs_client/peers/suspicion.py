@@ -63,6 +63,12 @@ class Suspicion:
         if suspect is not None and suspect.proved_s is None:
             suspect.proved_s = self._clock()
 
+    def renewed(self, node: str) -> None:
+        """The node has begun anew: if it is avoided, it may prove itself at once."""
+        suspect = self._suspects.get(node)
+        if suspect is not None:
+            suspect.avoided_s, suspect.due_s = PEER_AVOIDED_S, self._clock()
+
     def share(self, node: str) -> float:
         """The part of its chunks that a peer may be asked for: 0 while it is avoided, 1 when it is well."""
         suspect = self._suspect(node)

@@ -1,0 +1,337 @@
+"""Peers that are dead, silent, false, or lie: each costs one bounded wait, and no wrong byte."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from dieselfs.cache.member import Member
+from dieselfs.cache.secret import JobSecret
+from dieselfs.errors import ProtocolError, Unavailable
+from dieselfs.limits import PEER_AVOIDED_MAX_S
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.rpc.address import TcpAddress
+from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, thrift
+from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.handshake import Identity
+from dieselfs.rpc.serving.reception import Reception, open_listeners
+from dieselfs_client.peers.asking import State, Wanted, decode_wanted
+from dieselfs_client.peers.buffers import fresh
+from dieselfs_client.peers.client import PeerClient
+from dieselfs_client.peers.probing import keep_probing
+from dieselfs_client.peers.service import JobKeys, ServiceFigures
+from dieselfs_client.peers.source import PooledSource
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
+from tests.support.peer_nodes import SECRET, START_TIMEOUT_S, running_node
+
+CHUNKS = 4
+CHUNK_BYTES = 3000
+SHORT_S = 0.2
+"""A wait that is to end by its limit."""
+LONG_S = 60.0
+"""One that is not."""
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [TreeEntry(b"%d" % n, 0o100644, 0, bytes([n]) * CHUNK_BYTES) for n in range(CHUNKS)]
+    return pack_entries(entries, chunk_bytes=CHUNK_BYTES)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def peer_client(
+    packed: PackedDataset, silence_s: float = LONG_S, secret: JobSecret = SECRET, clock: Clock | None = None
+) -> PeerClient:
+    return PeerClient(
+        secret.peer_key(),
+        packed.snapshot.digest,
+        connect_timeout_s=silence_s,
+        silence_s=silence_s,
+        call_timeout_s=LONG_S,
+        clock=clock or Clock(),
+    )
+
+
+def at_port(port: int) -> Member:
+    return Member("liar", 0, TcpAddress("127.0.0.1", port), 1 << 30, bytes(16))
+
+
+def ask(peers: PeerClient, peer: Member, snapshot: Snapshot, chunk: int = 0) -> bytes:
+    ((state, view),) = peers.pieces(peer, [Wanted.whole(snapshot, chunk)], fresh)
+    assert state == State.HERE
+    return bytes(view)
+
+
+# -- peers that do not answer --------------------------------------------------------------------------------
+
+
+@contextmanager
+def silent_port(accepts: int) -> Iterator[int]:
+    """A port where connections come about, and nobody says anything."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(accepts)
+        yield int(listening.getsockname()[1])
+
+
+def test_a_dead_port_is_avoided(packed: PackedDataset) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        peer = at_port(unused.getsockname()[1])
+        peers = peer_client(packed)
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="liar"):
+                ask(peers, peer, packed.snapshot)
+        assert peers.figures()["failures"] == peers.figures()["requests"] == 1
+        assert peers.is_avoided("liar") and peers.doubted() == {"liar"}
+        peers.close()
+
+
+def test_a_silent_peer_costs_one_wait_however_many_want_something(packed: PackedDataset) -> None:
+    with silent_port(accepts=64) as port:
+        peers = peer_client(packed, silence_s=SHORT_S)
+
+        def fails(_: int) -> bool:
+            with pytest.raises(Unavailable):
+                ask(peers, at_port(port), packed.snapshot)
+            return True
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(fails, range(24)))
+        assert peers.figures()["requests"] == 1
+        peers.close()
+
+
+def test_a_peer_with_another_secret_gives_and_gets_nothing(packed: PackedDataset) -> None:
+    with running_node(packed, "b") as b:
+        peers = peer_client(packed, secret=JobSecret(bytes(32)))
+        with pytest.raises(Unavailable, match="key"):
+            ask(peers, b.member, packed.snapshot)
+        assert b.service.figures.requests == 0 and peers.is_avoided("b")
+        peers.close()
+
+
+def test_a_peer_that_reads_another_snapshot_gives_nothing(packed: PackedDataset) -> None:
+    other = pack_entries([TreeEntry(b"0", 0o100644, 0, bytes(CHUNK_BYTES))], chunk_bytes=CHUNK_BYTES)
+    with running_node(other, "b") as b:
+        peers = peer_client(packed)
+        with pytest.raises(Unavailable, match="snapshot"):
+            ask(peers, b.member, packed.snapshot)
+        assert (b.service.figures.refused, b.service.figures.chunks) == (1, 0)
+        assert not peers.ping(b.member)
+        peers.close()
+
+
+def test_a_peer_proves_itself_and_is_asked_again(packed: PackedDataset) -> None:
+    with running_node(packed, "b") as b:
+        clock = Clock()
+        peers = peer_client(packed, clock=clock)
+        peers.lied("b")
+        with pytest.raises(Unavailable, match="not asked"):
+            ask(peers, b.member, packed.snapshot)
+        assert not peers.due()
+        clock.now_s += PEER_AVOIDED_MAX_S
+
+        async def prove() -> None:
+            with trio.fail_after(START_TIMEOUT_S):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(keep_probing, peers, lambda: [b.member])
+                    while peers.is_avoided("b"):
+                        await trio.sleep(0.01)
+                    nursery.cancel_scope.cancel()
+
+        trio.run(prove)
+        assert ask(peers, b.member, packed.snapshot) == bytes(CHUNK_BYTES)
+        assert peers.doubted() == {"b"}  # only for some of its chunks yet
+        peers.close()
+
+
+def test_a_new_incarnation_may_prove_itself_at_once(packed: PackedDataset) -> None:
+    peers = peer_client(packed)
+    peers.keep([at_port(1)])
+    peers.lied("liar")
+    peers.keep([at_port(1)])
+    assert not peers.due()
+    peers.keep([at_port(2)])
+    assert peers.due() == ["liar"]
+    peers.close()
+
+
+# -- connections ---------------------------------------------------------------------------------------------
+
+
+def established(port: int) -> int:
+    """Connections to a port of this machine that there are."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(line[2].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_p_nodes_have_p_times_n_minus_1_connections_at_most(packed: PackedDataset, each: int) -> None:
+    """`each` is the number of processes that each node has of the job."""
+    with (
+        running_node(packed, "a") as a,
+        running_node(packed, "b") as b,
+        running_node(packed, "c") as c,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        nodes = [a.member, b.member, c.member]
+        clients = {
+            node.node: PeerClient(SECRET.peer_key(), packed.snapshot.digest, connections_each=each)
+            for node in nodes
+        }
+        jobs = [
+            threads.submit(ask, clients[me.node], other, packed.snapshot, chunk)
+            for chunk in [*range(CHUNKS)] * 10
+            for me in nodes
+            for other in nodes
+            if me != other
+        ]
+        assert all(len(job.result()) == CHUNK_BYTES for job in jobs)
+        connections = sum(established(node.address.port) for node in nodes)
+        p, n = len(nodes), len(nodes) * each
+        assert p * (p - 1) <= connections <= p * (n - 1)
+        for peers in clients.values():
+            peers.close()
+
+
+# -- peers that answer, and lie ------------------------------------------------------------------------------
+
+
+class Liar:
+    """Answers as a peer does that knows the secret, with what `answer` makes of it."""
+
+    def __init__(self, packed: PackedDataset, reply: Callable[[list[bytes]], tuple[Any, bytes]]) -> None:
+        self.keys = JobKeys(SECRET.peer_key())
+        self.traffic = ServiceFigures()
+        self._packed = packed
+        self._reply = reply
+
+    async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
+        method, sequence, arguments = decode_call(message, PEER_METHODS)
+        source = self._packed.source()
+        asked = decode_wanted(arguments, self._packed.snapshot)
+        right = [b"".join(each.of(memoryview(source.payloads[each.chunk]))) for each in asked]
+        reply, bulk = self._reply(right)
+        await connection.send(
+            reply if isinstance(reply, bytes) else encode_reply(method, sequence, reply), [bulk]
+        )
+        if len(bulk) < getattr(reply, "bulk_length", 0):
+            raise ProtocolError("that was all")
+
+
+@contextmanager
+def lying_peer(packed: PackedDataset, reply: Callable[[list[bytes]], tuple[Any, bytes]]) -> Iterator[Member]:
+    ports: list[int] = []
+    stop: list[Callable[[], None]] = []
+    listens = threading.Event()
+
+    async def main() -> None:
+        token = trio.lowlevel.current_trio_token()
+        async with open_listeners(TcpAddress("127.0.0.1", 0)) as (listener,):
+            ports.append(listener.socket.getsockname()[1])
+            with trio.CancelScope() as scope:
+                stop.append(lambda: token.run_sync_soon(scope.cancel))
+                listens.set()
+                await Reception(Liar(packed, reply)).serve(listener, is_encrypted=False)
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    assert listens.wait(START_TIMEOUT_S)
+    try:
+        yield at_port(ports[0])
+    finally:
+        stop[0]()
+        thread.join(START_TIMEOUT_S)
+
+
+def pieces(states: bytes, length_bytes: int) -> Any:
+    return thrift.Pieces(states=states, bulk_length=length_bytes)
+
+
+HERE, LATER = bytes([State.HERE]), bytes([State.LATER])
+LIES: dict[str, Callable[[list[bytes]], tuple[Any, bytes]]] = {
+    "another chunk": lambda right: (pieces(HERE, len(right[0])), bytes([9]) * len(right[0])),
+    "one bit": lambda right: (pieces(HERE, len(right[0])), right[0][:-1] + bytes([right[0][-1] ^ 1])),
+    "too short": lambda right: (pieces(HERE, len(right[0]) - 1), right[0][:-1]),
+    "too long": lambda right: (pieces(HERE, 1 << 60), right[0]),
+    "negative": lambda right: (pieces(HERE, -1), b""),
+    "states of nothing": lambda right: (pieces(b"", 0), b""),
+    "states of more": lambda right: (pieces(HERE * 2, len(right[0])), right[0]),
+    "an unknown state": lambda right: (pieces(b"\x09", 0), b""),
+    "bytes of what is not there": lambda right: (pieces(LATER, len(right[0])), right[0]),
+    "garbage": lambda right: (b"\xff" * 16, b""),
+    "another method's reply": lambda right: (encode_reply("ping", 3, None), b""),
+}
+
+
+@contextmanager
+def pooled(packed: PackedDataset, peers: PeerClient, peer: Member) -> Iterator[PooledSource]:
+    """A node whose chunks are all owned by one peer."""
+    with running_node(packed, "me") as me:
+        source = PooledSource(packed.snapshot, lambda _: peer, me.own, peers, packed.source())
+        yield source
+        source.close()
+        peers.close()
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_lie_is_found_out_counted_and_avoided(packed: PackedDataset, lie: str, is_whole: bool) -> None:
+    peers = peer_client(packed)
+    with lying_peer(packed, LIES[lie]) as peer, pooled(packed, peers, peer) as source:
+        (extent,) = packed.snapshot.extents(packed.snapshot.find(b"1"))
+        for _ in range(3):
+            content = source.fetch_chunk(1) if is_whole else source.fetch_extent(extent)
+            assert bytes(content) == bytes([1]) * CHUNK_BYTES
+        figures = peers.figures()
+        assert (figures["requests"], figures["failures"], figures["lies"]) == (1, 1, 1)
+        assert peers.is_avoided("liar") and not peers.due()
+        assert source.figures()["from_servers"] == 3
+
+
+def test_a_peer_that_hangs_up_in_the_middle_costs_no_read(packed: PackedDataset) -> None:
+    def half(right: list[bytes]) -> tuple[Any, bytes]:
+        return pieces(HERE, len(right[0])), right[0][:100]
+
+    peers = peer_client(packed)
+    with lying_peer(packed, half) as peer, pooled(packed, peers, peer) as source:
+        assert bytes(source.fetch_chunk(1)) == bytes([1]) * CHUNK_BYTES
+        figures = peers.figures()
+        assert (figures["failures"], figures["lies"]) == (1, 0)
+
+
+def test_a_silent_peer_costs_no_read(packed: PackedDataset) -> None:
+    peers = peer_client(packed, SHORT_S)
+    with silent_port(8) as port, pooled(packed, peers, at_port(port)) as source:
+        brought = source.fetch_many(
+            {n: packed.snapshot.extents(packed.snapshot.find(b"%d" % n)) for n in range(CHUNKS)}
+        )
+        assert [brought[n] for n in range(CHUNKS)] == [[bytes([n]) * CHUNK_BYTES] for n in range(CHUNKS)]
+        assert peers.figures()["requests"] == 1
+
+
+def test_received_bytes_are_counted(packed: PackedDataset) -> None:
+    with running_node(packed, "b") as b:
+        peers = peer_client(packed)
+        got = np.frombuffer(
+            b"".join(ask(peers, b.member, packed.snapshot, n) for n in range(CHUNKS)), np.uint8
+        )
+        assert got.sum() == CHUNK_BYTES * sum(range(CHUNKS))
+        figures = peers.figures()
+        assert (figures["requests"], figures["received_bytes"]) == (CHUNKS, CHUNKS * CHUNK_BYTES)
+        assert b.service.figures.answered_bytes == CHUNKS * CHUNK_BYTES
+        peers.close()

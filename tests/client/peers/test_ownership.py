@@ -1,0 +1,84 @@
+"""Every chunk has one owner at any time, and a peer that is doubted keeps only what it is asked for."""
+
+import numpy as np
+import pytest
+
+from dieselfs.cache.member import Member
+from dieselfs.cache.placement import Placement
+from dieselfs.rpc.address import TcpAddress
+from dieselfs_client.peers.ownership import Ownership
+from dieselfs_client.peers.suspicion import Suspicion
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
+
+CHUNKS = 200
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [TreeEntry(b"%d" % n, 0o100644, 0, b"x") for n in range(CHUNKS)]
+    return pack_entries(entries, chunk_bytes=1)
+
+
+def member(node: str) -> Member:
+    return Member(node, 0, TcpAddress("127.0.0.1", 1), 1 << 30, bytes(16))
+
+
+NODES = [member(node) for node in "abcd"]
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def owners(of: Ownership) -> list[str]:
+    found = [of.owner(chunk) for chunk in range(CHUNKS)]
+    return [each.node if each else "me" for each in found]
+
+
+def test_alone_all_chunks_are_our_own(packed: PackedDataset) -> None:
+    ownership = Ownership(packed.snapshot, NODES[0], Suspicion(Clock()))
+    assert set(owners(ownership)) == {"me"}
+    assert ownership.own_chunks().tolist() == [*range(CHUNKS)]
+
+
+def test_chunks_are_placed_as_every_node_places_them(packed: PackedDataset) -> None:
+    placement = Placement(NODES)
+    placed = [placement.owner(packed.snapshot.chunk_id(chunk)).node for chunk in range(CHUNKS)]
+    for me in NODES:
+        ownership = Ownership(packed.snapshot, me, Suspicion(Clock()))
+        ownership.change(NODES)
+        assert owners(ownership) == ["me" if node == me.node else node for node in placed]
+        assert ownership.own_chunks().tolist() == np.flatnonzero(np.array(placed) == me.node).tolist()
+
+
+def test_what_a_doubted_peer_is_not_asked_for_goes_to_the_others(packed: PackedDataset) -> None:
+    clock = Clock()
+    suspicion = Suspicion(clock)
+    ownership = Ownership(packed.snapshot, NODES[0], suspicion)
+    ownership.change(NODES)
+    well = owners(ownership)
+    suspicion.failed("b")
+    avoided = owners(ownership)
+    assert "b" not in avoided and {"me", "c", "d"} == set(avoided)
+    assert all(now == before for now, before in zip(avoided, well, strict=True) if before != "b")
+    suspicion.proved("b")
+    counts = []
+    for _ in range(12):
+        returning = owners(ownership)
+        assert all(
+            now in (before, other) for now, before, other in zip(returning, well, avoided, strict=True)
+        )
+        counts.append(returning.count("b"))
+        clock.now_s += 1
+    assert counts == sorted(counts) and counts[0] < counts[5] < counts[-1]
+    assert owners(ownership) == well
+
+
+def test_members_that_leave_are_owners_no_more(packed: PackedDataset) -> None:
+    ownership = Ownership(packed.snapshot, NODES[0], Suspicion(Clock()))
+    ownership.change(NODES)
+    ownership.change(NODES[:2])
+    assert set(owners(ownership)) == {"me", "b"}
