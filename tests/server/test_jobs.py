@@ -41,8 +41,8 @@ def admin(server: RunningServer) -> Iterator[ServerClient]:
 
 
 def test_who_may_read_may_join(admin: ServerClient, server: RunningServer) -> None:
-    reader = server.client(server.user("reader", shared="read"))
-    stranger = server.client(server.user("stranger", other="write"))
+    reader = server.client(server.user("follower", shared="read"))
+    stranger = server.client(server.user("outsider", other="write"))
     version, nodes = join(admin, "n1")
     assert nodes == ["n1"]
     newer, nodes = join(reader, "n2")
