@@ -255,7 +255,7 @@ def test_a_full_disk_at_the_server_is_one_line_and_the_same_command_continues(
     tmp_path: Path, small_disk: Path
 ) -> None:
     (tmp_path / "many").mkdir()
-    for number in range(12):
+    for number in range(7):  # as many as the disk holds
         (tmp_path / "many" / str(number)).write_bytes(os.urandom(MIB))
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(4 * MIB))
@@ -265,14 +265,12 @@ def test_a_full_disk_at_the_server_is_one_line_and_the_same_command_continues(
         ran = dlcmd(*put, exit_code=EXIT_PARTIAL)
         assert "No space left" in ran.summary["error"] or "full" in ran.summary["error"]
         before = dlcmd("info", "--json", "dl://d").objects[0]["files"]
-        assert 0 < before < 12
+        assert 0 < before < 7
         ballast.unlink()
-        for number in range(6, 12):
-            (tmp_path / "many" / str(number)).unlink()
-        summary = dlcmd(*put).summary
-        assert summary["stored"] + summary["skipped"] >= 6
+        dlcmd(*put)
+        assert dlcmd("info", "--json", "dl://d").objects[0]["files"] == 7
         dlcmd("get", "-r", "dl://d/", "back")
-        for number in range(6):
+        for number in range(7):
             assert (tmp_path / "back" / str(number)).read_bytes() == (
                 tmp_path / "many" / str(number)
             ).read_bytes()
