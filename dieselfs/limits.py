@@ -146,8 +146,6 @@ PEER_ANSWER_BYTES_MAX = CHUNK_PAYLOAD_BYTES_MAX
 """Pieces in one answer, together."""
 PEER_BATCH_BYTES = 16 * MIB
 """What is asked for in one request, unless it is one chunk: others wait for the connection meanwhile."""
-PEER_BUFFERS_MAX = 2
-"""Of PEER_BATCH_BYTES each, that a node keeps for answers that will come."""
 PEER_REQUESTS_AT_ONCE_MAX = 8
 """Peers that one batch of pieces is asked from at one moment."""
 PEER_AVOIDED_S = 1.0

@@ -63,7 +63,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/store/posix_files.py": "a part of one store: tests/server/store/test_posix.py",
     "client/dieselfs_client/child.py": "tests/client/test_supervisor.py: children that are killed, stop, cannot die",
     "client/dieselfs_client/herald.py": "tests/client/test_supervisor.py and test_main.py: what is told, and where",
-    "client/dieselfs_client/peers/buffers.py": "tests/client/peers/test_source.py receives into them",
     "client/dieselfs_client/peers/own_shelf.py": "tests/client/peers/test_source.py asks it from many threads",
     "client/dieselfs_client/peers/probing.py": "tests/client/peers/test_client.py: a peer proves itself",
     "client/dieselfs_client/zygote.py": "tests/client/test_supervisor.py: each daemon of each mount is its fork",

@@ -47,7 +47,9 @@ class Wanted:
 
 def encode_wanted(wanted: Sequence[Wanted]) -> dict[str, object]:
     """The arguments of `get_pieces`, but for the digest."""
-    ranges = [(extent.offset, extent.length) for each in wanted for extent in each.extents]
+    ranges = [
+        number for each in wanted for extent in each.extents for number in (extent.offset, extent.length)
+    ]
     return {
         "chunks": np.array([each.chunk for each in wanted], U32).tobytes(),
         "counts": np.array([len(each.extents) for each in wanted], U32).tobytes(),

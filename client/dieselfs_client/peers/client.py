@@ -5,12 +5,15 @@ one call at a time; further calls wait for their turn. So p nodes with one conne
 many as each has processes of the job p x (n - 1) for n processes, as in the paper.
 """
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from threading import Lock, Semaphore
 from typing import Any
+
+import numpy as np
 
 from dieselfs.cache.member import Member
 from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
@@ -26,6 +29,8 @@ from dieselfs_client.peers.asking import State, Wanted, encode_wanted
 from dieselfs_client.peers.suspicion import Suspicion
 
 _STATES = frozenset(State)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -118,6 +123,7 @@ class PeerClient:
 
     def lied(self, node: str) -> None:
         """A peer has sent other bytes than those that it was asked for: avoid it."""
+        _log.error("node %s has sent wrong bytes, and is avoided for a while", node)
         with self._lock:
             self._figures.lies += 1
             self._figures.failures += 1
@@ -137,16 +143,14 @@ class PeerClient:
             return False
         with self._lock:
             self._suspicion.proved(peer.node)
+        _log.info("node %s answers again", peer.node)
         return True
 
-    def pieces(
-        self, peer: Member, wanted: Sequence[Wanted], room: Callable[[int], memoryview]
-    ) -> list[tuple[State, memoryview]]:
+    def pieces(self, peer: Member, wanted: Sequence[Wanted]) -> list[tuple[State, memoryview]]:
         """Ask a peer for pieces: for each chunk what became of it, and if it is here its pieces, joined.
 
-        What arrives is received into what `room` returns for its length, and is *not verified*; tell `lied` if it is
-        wrong. Raises Unavailable when the peer does not answer, or not as it should, after a bounded wait; it is
-        avoided then, and for as long as it is, this raises at once.
+        What arrives is *not verified*: tell `lied` if it is wrong. Raises Unavailable when the peer does not answer,
+        or not as it should, after a bounded wait; it is avoided then, and for as long as it is, this raises at once.
         """
         replies: list[bytes] = []
 
@@ -155,7 +159,7 @@ class PeerClient:
             if reply.bulk_length != sum(lengths):
                 raise ProtocolError(f"{reply.bulk_length} bytes are announced where {sum(lengths)} belong")
             replies.append(reply.states)
-            received.append(room(reply.bulk_length)[: reply.bulk_length])
+            received.append(np.empty(reply.bulk_length, np.uint8).data)
             return received[0]
 
         received: list[memoryview] = []
@@ -214,6 +218,8 @@ class PeerClient:
             idle, line.idle = line.idle, []  # they would fail too, each after its own wait
         for connection in idle:
             connection.close()
+        if not is_ping:
+            _log.warning("node %s is avoided for a while: %s", line.peer.node, error)
 
     # -- connections -------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from threading import Lock
-from typing import TypeVar
 
 from xxhash import xxh3_128_intdigest
 
@@ -30,13 +29,12 @@ from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs.reader import first_damaged
 from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.peers.asking import State, Wanted
-from dieselfs_client.peers.buffers import Buffers, fresh
 from dieselfs_client.peers.client import PeerClient
 from dieselfs_client.peers.own_shelf import OwnShelf
 
-Brought = memoryview | list[bytes] | DieselfsError
-"""A whole payload, or pieces; or why they cannot be had."""
-Content = TypeVar("Content", memoryview, list[bytes])
+Pieces = list[memoryview]
+Brought = Pieces | DieselfsError
+"""What was wanted of a chunk, where a whole payload is one piece; or why it cannot be had."""
 
 
 @dataclass(slots=True)
@@ -83,7 +81,6 @@ class PooledSource:
         self._patience_s = patience_s
         self._clock = clock
         self._pause = pause
-        self._buffers = Buffers()
         self._threads = ThreadPoolExecutor(PEER_REQUESTS_AT_ONCE_MAX, "peers")
         self._lock = Lock()  # guards the one below
         self._figures = PoolFigures()
@@ -100,7 +97,11 @@ class PooledSource:
 
     def fetch_chunk(self, chunk: int) -> memoryview:
         """The payload of a chunk. Raises Damaged, which names it, or Unavailable."""
-        return _had(self._bring(self._owner(chunk), [Wanted.whole(self._snapshot, chunk)])[chunk], memoryview)
+        return self._had(Wanted.whole(self._snapshot, chunk))[0]
+
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        """As `fetch_chunk`, into memory of the payload's length."""
+        destination[:] = self.fetch_chunk(chunk)
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         """The bytes of one extent. Raises as `fetch_chunk`."""
@@ -108,25 +109,32 @@ class PooledSource:
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         """The bytes of extents of one chunk. Raises as `fetch_chunk`."""
-        if not extents:
-            return []
-        return _had(self._bring(self._owner(chunk), [Wanted.pieces(chunk, extents)])[chunk], list)
+        return [bytes(piece) for piece in self._had(Wanted.pieces(chunk, extents))] if extents else []
 
-    def fetch_many(self, wanted: Mapping[int, Sequence[ExtentRef]]) -> dict[int, list[bytes] | DieselfsError]:
+    def fetch_many(self, wanted: Mapping[int, Sequence[ExtentRef]]) -> dict[int, Brought]:
         """The bytes of extents of many chunks, or for each chunk why they cannot be had; one request to each owner.
 
-        Never raises. A request has no more than PEER_BATCH_BYTES: beyond that, there are several, one after the other.
+        A request has no more than PEER_BATCH_BYTES: beyond that, there are several, one after the other. Pieces are
+        views, of memory that is held for as long as one of a request is.
         """
         groups: dict[Member | None, list[Wanted]] = {}
         for chunk, extents in wanted.items():
             if extents:
                 groups.setdefault(self._owner(chunk), []).append(Wanted.pieces(chunk, extents))
-        first, *rest = [*groups.items()] or [(None, [])]
-        others = [self._threads.submit(self._bring, peer, group) for peer, group in rest]
-        brought = self._bring(*first)
-        for other in others:
-            brought |= other.result()
-        return {chunk: _error_or(brought.get(chunk, []), list) for chunk in wanted}
+        brought: dict[int, Brought] = {chunk: [] for chunk, extents in wanted.items() if not extents}
+        if groups:
+            first, *rest = groups.items()
+            others = [self._threads.submit(self._bring, peer, group) for peer, group in rest]
+            brought |= self._bring(*first)
+            for other in others:
+                brought |= other.result()
+        return brought
+
+    def _had(self, wanted: Wanted) -> Pieces:
+        brought = self._bring(self._owner(wanted.chunk), [wanted])[wanted.chunk]
+        if isinstance(brought, DieselfsError):
+            raise brought
+        return brought
 
     def _bring(self, peer: Member | None, wanted: Sequence[Wanted]) -> dict[int, Brought]:
         """From the owner of all these, and what it does not have from a server."""
@@ -148,7 +156,7 @@ class PooledSource:
         """On our own shelf."""
         for each, found in zip(wanted, self._own.find(wanted), strict=True):
             if isinstance(found, memoryview):
-                brought[each.chunk] = _cut(each, found) if each.extents else found
+                brought[each.chunk] = _cut(each, found)
                 with self._lock:
                     self._figures.own += _count(each)
                     self._figures.own_bytes += each.length_bytes
@@ -175,55 +183,41 @@ class PooledSource:
 
     def _take(self, peer: Member, batch: Sequence[Wanted], brought: dict[int, Brought]) -> list[Wanted]:
         """One request. Returns what the peer has not fetched yet. Raises Unavailable if it is not to be asked again."""
-        if batch[0].extents:
-            with self._buffers.lent(sum(each.length_bytes for each in batch)) as buffer:
-                return self._verify(peer, batch, self._peers.pieces(peer, batch, lambda _: buffer), brought)
-        return self._verify(peer, batch, self._peers.pieces(peer, batch, fresh), brought)
-
-    def _verify(
-        self,
-        peer: Member,
-        batch: Sequence[Wanted],
-        answers: Sequence[tuple[State, memoryview]],
-        brought: dict[int, Brought],
-    ) -> list[Wanted]:
         later = []
-        for each, (state, view) in zip(batch, answers, strict=True):
+        for each, (state, view) in zip(batch, self._peers.pieces(peer, batch), strict=True):
             if state == State.LATER:
                 later.append(each)
             elif state == State.HERE:
-                content = self._verified(each, view)
-                if content is None:
+                pieces = _joined_pieces(each, view)
+                if not self._is_right(each, pieces):
                     self._peers.lied(peer.node)
                     raise Unavailable(f"node {peer.node} has sent other bytes than those of the chunk")
-                brought[each.chunk] = content
+                brought[each.chunk] = pieces
                 with self._lock:
                     self._figures.from_peers += _count(each)
                     self._figures.peer_bytes += each.length_bytes
         return later
 
-    def _verified(self, wanted: Wanted, view: memoryview) -> memoryview | list[bytes] | None:
-        """What was wanted, if these are its bytes."""
-        if not wanted.extents:
-            is_right = xxh3_128_intdigest(view) == self._snapshot.chunk_checksum(wanted.chunk)
-            return view if is_right else None
-        pieces = _joined_pieces(wanted, view)
-        return pieces if first_damaged(wanted.extents, pieces) is None else None
+    def _is_right(self, wanted: Wanted, pieces: Pieces) -> bool:
+        """Whether these are the bytes that are wanted, by their checksums."""
+        if wanted.extents:
+            return first_damaged(wanted.extents, pieces) is None
+        return xxh3_128_intdigest(pieces[0]) == self._snapshot.chunk_checksum(wanted.chunk)
 
     def _serve(self, wanted: Wanted) -> Brought:
         """A server."""
-        content: memoryview | list[bytes]
         try:
             if wanted.extents:
-                content = self._server.fetch_extents(wanted.chunk, wanted.extents)
+                fetched = self._server.fetch_extents(wanted.chunk, wanted.extents)
+                pieces = [memoryview(piece) for piece in fetched]
             else:
-                content = memoryview(self._server.fetch_chunk(wanted.chunk))
+                pieces = [memoryview(self._server.fetch_chunk(wanted.chunk))]
         except DieselfsError as error:
             return self._failed(wanted, error)
         with self._lock:
             self._figures.from_servers += _count(wanted)
             self._figures.server_bytes += wanted.length_bytes
-        return content
+        return pieces
 
     def _failed(self, wanted: Wanted, error: DieselfsError) -> DieselfsError:
         with self._lock:
@@ -248,28 +242,20 @@ def _count(wanted: Wanted) -> int:
     return len(wanted.extents) or 1
 
 
-def _cut(wanted: Wanted, payload: memoryview) -> list[bytes]:
-    """The pieces out of the whole payload."""
-    return [bytes(payload[extent.offset : extent.offset + extent.length]) for extent in wanted.extents]
+def _cut(wanted: Wanted, payload: memoryview) -> Pieces:
+    """What is wanted, out of the whole payload."""
+    if not wanted.extents:
+        return [payload]
+    return [payload[extent.offset : extent.offset + extent.length] for extent in wanted.extents]
 
 
-def _joined_pieces(wanted: Wanted, joined: memoryview) -> list[bytes]:
-    """The pieces that lie one behind the other."""
+def _joined_pieces(wanted: Wanted, joined: memoryview) -> Pieces:
+    """What is wanted, where it lies one piece behind the other."""
+    if not wanted.extents:
+        return [joined]
     pieces, start = [], 0
     for extent in wanted.extents:
-        pieces.append(bytes(joined[start : start + extent.length]))
-        start += extent.length
+        end = start + extent.length
+        pieces.append(joined[start:end])
+        start = end
     return pieces
-
-
-def _error_or(brought: Brought, kind: type[Content]) -> Content | DieselfsError:
-    """What was asked for is what is brought: a payload for a whole chunk, a list for pieces."""
-    assert isinstance(brought, kind | DieselfsError)
-    return brought
-
-
-def _had(brought: Brought, kind: type[Content]) -> Content:
-    content = _error_or(brought, kind)
-    if isinstance(content, DieselfsError):
-        raise content
-    return content

@@ -23,7 +23,6 @@ from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.reception import Reception, open_listeners
 from dieselfs_client.peers.asking import State, Wanted, decode_wanted
-from dieselfs_client.peers.buffers import fresh
 from dieselfs_client.peers.client import PeerClient
 from dieselfs_client.peers.probing import keep_probing
 from dieselfs_client.peers.service import JobKeys, ServiceFigures
@@ -70,7 +69,7 @@ def at_port(port: int) -> Member:
 
 
 def ask(peers: PeerClient, peer: Member, snapshot: Snapshot, chunk: int = 0) -> bytes:
-    ((state, view),) = peers.pieces(peer, [Wanted.whole(snapshot, chunk)], fresh)
+    ((state, view),) = peers.pieces(peer, [Wanted.whole(snapshot, chunk)])
     assert state == State.HERE
     return bytes(view)
 
@@ -320,7 +319,9 @@ def test_a_silent_peer_costs_no_read(packed: PackedDataset) -> None:
         brought = source.fetch_many(
             {n: packed.snapshot.extents(packed.snapshot.find(b"%d" % n)) for n in range(CHUNKS)}
         )
-        assert [brought[n] for n in range(CHUNKS)] == [[bytes([n]) * CHUNK_BYTES] for n in range(CHUNKS)]
+        for n, pieces in brought.items():
+            assert isinstance(pieces, list) and [*map(bytes, pieces)] == [bytes([n]) * CHUNK_BYTES]
+        assert len(brought) == CHUNKS
         assert peers.figures()["requests"] == 1
 
 

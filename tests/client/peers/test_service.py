@@ -66,7 +66,8 @@ def test_whole_payloads_and_pieces_come_in_the_order_they_were_asked_for(
 def test_what_is_not_here_yet_is_told(packed: PackedDataset) -> None:
     with running_node(packed, answer_s=0.05) as node:
         connection = connect(node)
-        call(connection, packed, [Wanted.whole(packed.snapshot, 2)])
+        while call(connection, packed, [Wanted.whole(packed.snapshot, 2)])[0] != [State.HERE]:
+            pass
         node.gate.clear()
         wanted = [Wanted.whole(packed.snapshot, chunk) for chunk in (1, 2)]
         states, bulk = call(connection, packed, wanted)
