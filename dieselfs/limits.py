@@ -205,8 +205,6 @@ CACHE_READERS_AT_ONCE_MAX = 4
 """Chunks that a node's daemon fetches ahead of its readers at one moment; others are left for those who wait."""
 JOB_GATHER_TIMEOUT_S = 60.0
 """A node waits so long for the others of its job, and then goes on with those who are there."""
-PEER_WATCH_S = 0.2
-"""How often a node looks who is in its job, and whether those it avoids are well again."""
 POOL_LOADS_AT_ONCE_MAX = 2
 """Chunks that a node fetches for its job ahead of all readers at one moment."""
 CACHE_STOP_TIMEOUT_S = 10.0

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +18,7 @@ import trio
 from dieselfs.errors import EXIT_OK, DieselfsError, MountError
 from dieselfs.limits import MIB
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.rpc.client import ServerClient
 from dieselfs_client.arena import Arena
 from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.guardian import Guardian, Order
@@ -29,8 +30,9 @@ from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import raise_read_ahead, unmount
 from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.node import Node, allotment_of
-from dieselfs_client.options import MountOptions
+from dieselfs_client.options import ONESHOT, MountOptions
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
+from dieselfs_client.pool import Pool, PoolTerms, terms_of
 from dieselfs_client.supervisor import DEVICE
 
 STOP_GRACE_S = 5.0
@@ -51,16 +53,18 @@ async def serve(
     on_ready: Callable[[], None] = lambda: None,
     pin: Pin | None = None,
     guardian: Guardian | None = None,
+    client: ServerClient | None = None,
 ) -> None:
     """Mount `snapshot` on `mountpoint` (resolved) and serve it until it is unmounted, or SIGTERM or SIGINT comes.
 
-    `on_ready` is called once the mount can be used; `pin` keeps the server from purging what is mounted. Raises
-    MountError. However it ends, cancelled or by a fault, the mount is gone afterwards.
+    `on_ready` is called once the mount can be used; `pin` keeps the server from purging what is mounted. With `client`,
+    the mount may be part of a job (`options.job`), and gets its bytes from there. Raises MountError, and what the job
+    refuses it with. However it ends, cancelled or by a fault, the mount is gone afterwards.
 
     With a `guardian`, its orders count and no signals. What is mounted already is taken over; and if this daemon is
     told to yield, or ends by a fault, the mount stays for the next one.
     """
-    service = _Service(snapshot, source, mountpoint, options, on_ready, pin, guardian)
+    service = _Service(snapshot, source, mountpoint, options, on_ready, pin, guardian, client)
     if guardian is None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             await service.run(_order_at_each(signals))
@@ -94,20 +98,28 @@ class _Service:
     on_ready: Callable[[], None]
     pin: Pin | None
     guardian: Guardian | None
+    client: ServerClient | None
     is_yielding: bool = False
+    refusal: DieselfsError | None = None
+    """Why the job does not take this node."""
 
     async def run(self, orders: AsyncIterator[Order]) -> None:
-        allotment = allotment_of(self.snapshot, self.options)
+        terms = self._job_terms()
+        allotment = allotment_of(self.snapshot, self.options, max(terms.nodes, 1) if terms else 0)
+        if terms is not None:
+            terms = replace(terms, memory_bytes=allotment.shelf)
         connection = await trio.to_thread.run_sync(self._connect)
         is_over = self.guardian is None
         try:
-            refusal = await self._serve(connection, allotment, orders)
+            refusal = await self._serve(connection, allotment, terms, orders)
             is_over = True
         finally:
             # Where it is the last descriptor, whatever still waits is answered by the kernel now.
             os.close(connection.device)
             if is_over:
                 await self._clear(connection)
+        if self.refusal is not None:
+            raise self.refusal
         if refusal is not None:
             raise MountError(f"{self.mountpoint}: {refusal}")
         if self.guardian is not None:
@@ -130,7 +142,11 @@ class _Service:
         return connection
 
     async def _serve(
-        self, connection: Connection, allotment: Allotment, orders: AsyncIterator[Order]
+        self,
+        connection: Connection,
+        allotment: Allotment,
+        terms: PoolTerms | None,
+        orders: AsyncIterator[Order],
     ) -> str | None:
         """Until the mount is gone; why the kernel cannot be served, if that is why."""
         snapshot, options = self.snapshot, self.options
@@ -141,8 +157,17 @@ class _Service:
             pages = PageCache(connection.device, self.mountpoint, snapshot, arena)
             try:
                 async with trio.open_nursery() as nursery:
+                    pool = self._pool(terms, nursery)
                     node = Node(
-                        snapshot, self.source, options, allotment, pages, nursery, self._logbook(), arena
+                        snapshot,
+                        self.source if pool is None else pool.source,
+                        options,
+                        allotment,
+                        pages,
+                        nursery,
+                        self._logbook(),
+                        arena,
+                        pool.stats if pool else None,
                     )
                     user = os.getuid() if options.uid is None else options.uid
                     group = os.getgid() if options.gid is None else options.gid
@@ -158,7 +183,7 @@ class _Service:
                         is_taken_over,
                     )
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
-                    nursery.start_soon(self._announce, driver, connection, nursery.cancel_scope)
+                    nursery.start_soon(self._announce, driver, connection, pool, nursery.cancel_scope)
                     if self.pin is not None:
                         nursery.start_soon(keep_pinned, self.pin, snapshot.header, self._holder)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
@@ -176,6 +201,27 @@ class _Service:
                 arena.close()
             answering.cancel_scope.cancel()
         return driver.refusal
+
+    def _job_terms(self) -> PoolTerms | None:
+        if self.options.job is None or self.client is None:
+            return None
+        return terms_of(self.options, self.client, self.snapshot.dataset, 0, os.environ)
+
+    def _pool(self, terms: PoolTerms | None, nursery: trio.Nursery) -> Pool | None:
+        """This node's part in its job, and start to take part."""
+        if terms is None or self.client is None:
+            return None
+        pool = Pool(self.snapshot, self.client, terms, nursery)
+
+        async def take_part() -> None:
+            try:
+                await pool.run(is_oneshot=self.options.policy == ONESHOT)
+            except DieselfsError as error:
+                self.refusal = error
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(take_part)
+        return pool
 
     def _logbook(self) -> Logbook | None:
         """What the daemon before wrote down, and this one goes on with; None if there will be no other daemon."""
@@ -199,11 +245,15 @@ class _Service:
             _leave()
         others.cancel()
 
-    async def _announce(self, driver: Driver, connection: Connection, serving: trio.CancelScope) -> None:
+    async def _announce(
+        self, driver: Driver, connection: Connection, pool: Pool | None, serving: trio.CancelScope
+    ) -> None:
         await driver.agreed.wait()
         if driver.refusal is not None:
             serving.cancel()
             return
+        if pool is not None and not connection.is_taken_over:
+            await pool.gathered.wait()
         if not connection.is_taken_over and not await trio.to_thread.run_sync(
             raise_read_ahead, self.mountpoint
         ):

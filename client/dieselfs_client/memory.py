@@ -27,6 +27,8 @@ WINDOW_SHARE = 0.8
 """The window takes no more of what is left once the fixed parts have theirs."""
 TRANSIT_BYTES = FETCHES_AT_ONCE_MAX * CHUNK_TARGET_BYTES
 TRANSIT_SHARE = 0.25
+SHELF_SHARE = 0.75
+"""What others may ask for is worth more than what only this node reads again."""
 CHUNKS_MIN = 2
 """With fewer on their way at once, nothing could be fetched while something is read."""
 
@@ -43,16 +45,24 @@ class Allotment:
     """Files of plans, fetched ahead of their readers and dropped behind them."""
     kept: int
     """Files that stay once they are here."""
+    shelf: int = 0
+    """Chunks that this node owns in the memory that its job pools."""
 
     @property
     def total(self) -> int:
-        return self.snapshot + self.tables + self.transit + self.window + self.kept
+        return self.snapshot + self.tables + self.transit + self.window + self.kept + self.shelf
 
 
 def allot(
-    memory_bytes: int, snapshot_bytes: int, nodes: int, dataset_bytes: int, chunk_bytes: int
+    memory_bytes: int,
+    snapshot_bytes: int,
+    nodes: int,
+    dataset_bytes: int,
+    chunk_bytes: int,
+    owned_bytes: int = 0,
 ) -> Allotment:
-    """Split `memory_bytes`. `dataset_bytes`: all files in the page cache; `chunk_bytes`: the largest chunk.
+    """Split `memory_bytes`. `dataset_bytes`: all files in the page cache; `chunk_bytes`: the largest chunk;
+    `owned_bytes`: the chunks that a node of a job owns, which get up to SHELF_SHARE of what is left.
 
     If the dataset fits, all of it is kept and there is no window. Raises InvalidInput if not even two chunks fit
     beside the snapshot.
@@ -68,8 +78,10 @@ def allot(
         )
     transit = max(least, min(TRANSIT_BYTES, int(left * TRANSIT_SHARE)))
     left -= transit
+    shelf = min(owned_bytes, int(left * SHELF_SHARE))
+    left -= shelf
     window = 0 if dataset_bytes <= left else min(WINDOW_BYTES, int(left * WINDOW_SHARE))
-    return Allotment(snapshot_bytes, tables, transit, window, min(left - window, dataset_bytes))
+    return Allotment(snapshot_bytes, tables, transit, window, min(left - window, dataset_bytes), shelf)
 
 
 def granted(memory_bytes: int, room: int | None, why: str = "") -> int:

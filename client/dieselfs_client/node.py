@@ -26,7 +26,7 @@ from dieselfs_client.memory import Allotment, allot, granted, room_bytes
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
-from dieselfs_client.options import MountOptions
+from dieselfs_client.options import ONESHOT, MountOptions
 from dieselfs_client.pieces import PieceTable
 from dieselfs_client.reads import Reads
 from dieselfs_client.residency import ChunkResidency
@@ -34,22 +34,29 @@ from dieselfs_client.stock import Pages, Stock
 
 _LAYOUTS_KEPT = 4
 """Of the dataset and of folders in it, for their plans; 4 bytes a file each."""
+OWNED_MARGIN = 1.5
+"""A node owns more than its part if chance or the others' memory will have it so; and when others go."""
 LOG_INTERVAL_S = 1.0
 """What a daemon that dies has seen since is not known to the next one."""
 
 _log = logging.getLogger(__name__)
 
 
-def allotment_of(snapshot: Snapshot, options: MountOptions) -> Allotment:
-    """How the memory of a mount is split, within what the user and the system allow. Raises InvalidInput."""
+def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) -> Allotment:
+    """How the memory of a mount is split, within what the user and the system allow. Raises InvalidInput.
+
+    `job_nodes`: how many nodes pool their memory, 1 if nobody knows; 0: it is no job.
+    """
     table = PieceTable(snapshot)
     lengths = snapshot.column("chunk_payload_lengths")
+    owned_bytes = int(int(lengths.sum()) / job_nodes * OWNED_MARGIN) if job_nodes else 0
     return allot(
         granted(options.memory_bytes, *room_bytes()),
         len(snapshot.content),
         len(snapshot),
         table.total_page_bytes(),
         int(lengths.max()) if len(lengths) else 0,
+        owned_bytes,
     )
 
 
@@ -66,6 +73,7 @@ class Node:
         nursery: trio.Nursery,
         logbook: Logbook | None = None,
         arena: Arena | None = None,
+        job_stats: Callable[[], dict[str, Any]] | None = None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         counted = CountedSource(source)
@@ -73,6 +81,7 @@ class Node:
         self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._log)
         self._snapshot = snapshot
         self._options = options
+        self._job_stats = job_stats
         self._allotment = allotment
         self._source = counted
         self._clock = clock
@@ -91,7 +100,7 @@ class Node:
             self._unresumed = [*entries.readings]
             self.control.inherit(entries.files)  # before the kernel asks for them
             nursery.start_soon(self._keep_logbook, entries)
-        if options.policy == "oneshot":
+        if options.policy == ONESHOT and job_stats is None:  # in a job, each node fetches what it owns
             nursery.start_soon(self._stock.warm)
 
     # -- what `.dieselfs/` shows ---------------------------------------------------------------------------
@@ -186,6 +195,7 @@ class Node:
             "reads": asdict(self.reads.figures),
             "fetches": self._source.figures(),
             "stock": asdict(figures),
+            "job": self._job_stats() if self._job_stats else None,
             "plans": [
                 {
                     "seed": window.plan.seed,

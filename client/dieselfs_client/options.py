@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
 
-POLICIES = ("on-demand", "oneshot")
+POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
 DRIVERS = KERNEL, PYFUSE3 = "kernel", "pyfuse3"
 
 
@@ -26,6 +26,11 @@ class MountOptions:
     - `uid`, `gid`: who owns the files; None for the user who mounts
     - `timeout_s`: a read ends within this time, with its bytes or with EIO
     - `log_file`: None for the one in the user's state folder
+    - `job`: the job whose nodes pool their memory; `auto` for the one that the environment speaks of, None for none
+    - `job_nodes`: how many nodes it has, which are waited for; 0 for what the environment says
+    - `job_node`, `job_rank`, `job_host`: what this node is called, its rank, and the address at which the others reach
+      it; None to find out
+    - `job_secret`: a file with the secret of the job; None to derive one from the user's key
     - `no_resend`: do after a crash what must be done on kernels before Linux 6.9; to try that out
     """
 
@@ -34,7 +39,7 @@ class MountOptions:
     home: str | None = None
     generation: int = 0
     memory_bytes: int = 0
-    policy: str = "on-demand"
+    policy: str = ON_DEMAND
     driver: str = KERNEL
     allow_other: bool = False
     noexec: bool = False
@@ -42,6 +47,12 @@ class MountOptions:
     gid: int | None = None
     timeout_s: float = READ_TIMEOUT_S
     log_file: str | None = None
+    job: str | None = None
+    job_nodes: int = 0
+    job_node: str | None = None
+    job_rank: int | None = None
+    job_host: str | None = None
+    job_secret: str | None = None
     no_resend: bool = False
 
     def __post_init__(self) -> None:
@@ -56,7 +67,7 @@ class MountOptions:
 
     def absolute(self) -> "MountOptions":
         """The same for a process that works in another folder."""
-        paths = {name: getattr(self, name) for name in ("key_file", "home", "log_file")}
+        paths = {name: getattr(self, name) for name in ("key_file", "home", "log_file", "job_secret")}
         return replace(
             self, **{name: os.path.abspath(path) for name, path in paths.items() if path is not None}
         )
@@ -93,6 +104,12 @@ _VALUE_PARSERS: dict[str, Callable[[str], object]] = {
     "gid": int,
     "timeout": float,
     "log_file": str,
+    "job": str,
+    "job_nodes": int,
+    "job_node": str,
+    "job_rank": int,
+    "job_host": str,
+    "job_secret": str,
 }
 _FLAGS = ("allow_other", "noexec", "no_resend")
 _FIELD_BY_NAME = {re.sub("_(bytes|s)$", "", field.name): field.name for field in fields(MountOptions)}

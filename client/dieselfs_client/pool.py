@@ -1,36 +1,50 @@
-"""A node's part in the pooled memory of its job (DIESEL 4.2): owns its share of the chunks, and asks the others for theirs.
+"""A node's part in the pooled memory of its job (DIESEL 4.2): its share of the chunks, and the others' for the asking.
 
-    membership --who is there--> ownership --whose is it--> PooledSource --> own shelf | peers | server
+membership --who is there--> ownership --whose is it--> PooledSource --> own shelf | peers | server
 """
 
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import trio
 
-from dieselfs.cache.job import Job
+from dieselfs.cache.job import Job, count_nodes, find_job
 from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
-from dieselfs.cache.secret import JobSecret
-from dieselfs.dataset import Dataset
-from dieselfs.errors import AlreadyExists, DieselfsError
-from dieselfs.limits import JOB_GATHER_TIMEOUT_S, PEER_WATCH_S, POOL_LOADS_AT_ONCE_MAX
+from dieselfs.cache.secret import JobSecret, read_secret_file, secret_of_key
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
+from dieselfs.limits import (
+    CHUNK_TARGET_BYTES,
+    JOB_GATHER_TIMEOUT_S,
+    POOL_LOADS_AT_ONCE_MAX,
+)
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.reader import ChunkReader
 from dieselfs.rpc.address import EtcdAddress, ServerList, Servers, TcpAddress
+from dieselfs.rpc.auth import read_key_file
+from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.serving.reception import open_listeners
-from dieselfs_client.membership import Membership, RemoteRoll
-from dieselfs_client.ownership import Ownership
+from dieselfs_client.membership import Members, Membership, RemoteRoll
+from dieselfs_client.options import MountOptions
 from dieselfs_client.peers.client import PeerClient
 from dieselfs_client.peers.own_shelf import OwnShelf
+from dieselfs_client.peers.ownership import Ownership
+from dieselfs_client.peers.probing import keep_probing
 from dieselfs_client.peers.service import PeerService
 from dieselfs_client.peers.source import PooledSource
 from dieselfs_client.shelf import Shelf
 
+AUTO = "auto"
+TRANSIT_BYTES = 100 * CHUNK_TARGET_BYTES
 TRANSIT_SHARE = 0.25
-"""Of the shelf's memory, for chunks that it cannot keep: each is there until the nodes that need it have had it."""
+"""At most, and of the shelf's memory, for chunks that it cannot keep: they are there until those who need them have had
+them.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -52,23 +66,52 @@ class PoolTerms:
     memory_bytes: int
 
 
+def terms_of(
+    options: MountOptions,
+    client: ServerClient,
+    dataset: str,
+    memory_bytes: int,
+    environment: Mapping[str, str],
+) -> PoolTerms:
+    """What the options and the environment say of the job. Raises InvalidInput, AccessDenied."""
+    name = None if options.job == AUTO else options.job
+    job = find_job(environment, socket.gethostname(), name, options.job_rank, None, options.job_node)
+    if job is None:
+        raise InvalidInput(
+            "job=auto: neither Slurm, torchrun nor Open MPI speaks of a job here; give it a name: job=NAME"
+        )
+    if options.job_secret is not None:
+        secret = read_secret_file(options.job_secret)
+    elif client.settings.key_file:
+        secret = secret_of_key(read_key_file(client.settings.key_file), dataset, job.name)
+    else:
+        raise InvalidInput(
+            "the nodes of a job prove a secret to each other: give each the same file with job_secret=FILE "
+            "(made with: openssl rand -hex 32), or a key to the server"
+        )
+    nodes = options.job_nodes or count_nodes(environment)
+    return PoolTerms(job, secret, nodes, options.job_host, memory_bytes)
+
+
 class Pool:
     """Used from one trio thread; `source` from any other."""
 
-    def __init__(self, data: Dataset, terms: PoolTerms, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, snapshot: Snapshot, client: ServerClient, terms: PoolTerms, nursery: trio.Nursery
+    ) -> None:
         """`nursery` runs what is fetched; when it is cancelled, all of that is abandoned."""
-        snapshot, reader = data.snapshot, data.chunks
+        reader = ChunkReader(client, snapshot)
         self._terms = terms
-        self._data = data
+        self._client = client
         self._snapshot = snapshot
-        transit_bytes = int(terms.memory_bytes * TRANSIT_SHARE)
+        transit_bytes = min(int(terms.memory_bytes * TRANSIT_SHARE), TRANSIT_BYTES)
         self._shelf = Shelf(
             snapshot, reader.fetch_segment, terms.memory_bytes - transit_bytes, transit_bytes, nursery
         )
         key = terms.secret.peer_key()
         self._peers = PeerClient(key, snapshot.digest)
         self._service = PeerService(snapshot, self._shelf, key)
-        host = terms.host or own_address(data.client.address)
+        host = terms.host or own_address(client.address)
         self._me = Member(
             terms.job.node,
             terms.job.rank,
@@ -76,7 +119,7 @@ class Pool:
             terms.memory_bytes,
             os.urandom(INCARNATION_BYTES),
         )
-        self._ownership = Ownership(snapshot, self._me, self._peers.is_asked)
+        self._ownership = Ownership(snapshot, self._me, self._peers)
         self._membership: Membership | None = None
         own = OwnShelf(self._shelf, trio.lowlevel.current_trio_token())
         self.source = PooledSource(snapshot, self._ownership.owner, own, self._peers, reader)
@@ -111,7 +154,7 @@ class Pool:
                 await self._gather()
                 if is_oneshot:
                     nursery.start_soon(self.warm)
-                await self._watch()
+                await keep_probing(self._peers, self._members)
             finally:
                 self.source.close()
                 self._peers.close()
@@ -119,8 +162,8 @@ class Pool:
     async def _be_member(self, me: Member, nursery: trio.Nursery) -> None:
         snapshot, terms = self._snapshot, self._terms
         on = Terms(snapshot.dataset, terms.job.name, snapshot.generation, snapshot.digest)
-        roll = RemoteRoll(self._data.client, on, terms.secret)
-        self._membership = Membership(roll, terms.secret, on, me)
+        roll = RemoteRoll(self._client, on, terms.secret)
+        self._membership = Membership(roll, terms.secret, on, me, self._change)
         try:
             await self._membership.run()
         except AlreadyExists as error:
@@ -137,26 +180,17 @@ class Pool:
         if scope.cancelled_caught:
             here = len(self._membership.members)
             _log.warning("of %d nodes of the job %d are here; going on", self._terms.nodes, here)
-        await self._place()
         self.gathered.set()
 
-    async def _watch(self) -> None:
-        """Follow who is there and who is doubted; ask those who are avoided whether they are well again."""
-        while True:
-            await self._place()
-            due = set(self._peers.due())
-            for peer in self._ownership.members:
-                if peer.node in due:
-                    await trio.to_thread.run_sync(self._peers.ping, peer, abandon_on_cancel=True)
-            await trio.sleep(PEER_WATCH_S)
+    def _members(self) -> Members:
+        return self._membership.members if self._membership else ()
 
-    async def _place(self) -> None:
-        assert self._membership is not None
-        members = self._membership.members
-        if await trio.to_thread.run_sync(self._ownership.place, members, self._peers.doubted()):
-            self._peers.keep(members)
-            own = set(self._ownership.own().tolist())
-            self._shelf.drop([chunk for chunk in self._shelf.chunks() if chunk not in own])
+    def _change(self, members: Members) -> None:
+        """These are there from now on; what now belongs to others leaves the shelf."""
+        self._ownership.change(members)
+        self._peers.keep(members)
+        own = set(self._ownership.own_chunks().tolist())
+        self._shelf.drop([chunk for chunk in self._shelf.chunks() if chunk not in own])
 
     async def warm(self) -> None:
         """Fetch the chunks that this node owns and can keep, a few at a time; what fails is left to who asks for it."""
@@ -171,7 +205,7 @@ class Pool:
                 limiter.release_on_behalf_of(token)
 
         async with trio.open_nursery() as nursery:
-            for chunk in self._ownership.own().tolist():
+            for chunk in self._ownership.own_chunks().tolist():
                 token = object()
                 await limiter.acquire_on_behalf_of(token)
                 if not self._shelf.has_room(chunk):
@@ -183,10 +217,12 @@ class Pool:
 
     def warmth(self) -> float:
         """Which part of the chunks that this node owns is on its shelf, of those that it can keep."""
-        own: Sequence[int] = self._ownership.own().tolist()
-        lengths = self._snapshot.column("chunk_payload_lengths")[own]
-        wanted = min(int(lengths.sum()), self._shelf.kept_max_bytes)
-        return min(self._shelf.kept_bytes / wanted, 1.0) if wanted else 1.0
+        absent = np.setdiff1d(self._ownership.own_chunks(), np.array(self._shelf.chunks(), np.int64)).tolist()
+        if not any(map(self._shelf.has_room, absent)):
+            return 1.0
+        lengths = self._snapshot.column("chunk_payload_lengths")[self._ownership.own_chunks()]
+        wanted_bytes = min(int(lengths.sum(dtype=np.int64)), self._shelf.kept_max_bytes)
+        return self._shelf.kept_bytes / wanted_bytes
 
     def stats(self) -> dict[str, Any]:
         """For `.dieselfs/stats`: what this node asked for, and what it answered; bytes and counts since the start."""
@@ -194,9 +230,9 @@ class Pool:
         return {
             "name": self._terms.job.name,
             "node": self._me.node,
-            "members": [member.node for member in self._ownership.members],
+            "members": [member.node for member in self._members()],
             "doubted": sorted(self._peers.doubted()),
-            "own_chunks": len(self._ownership.own()),
+            "own_chunks": len(self._ownership.own_chunks()),
             "warmth": round(self.warmth(), 4),
             "shelf": {
                 **asdict(self._shelf.figures),

@@ -24,6 +24,7 @@ from dieselfs.dataset import connect
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.reader import ChunkReader
+from dieselfs.rpc.client import ServerClient
 from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.daemon import open_log, serve
 from dieselfs_client.guardian import Guardian
@@ -42,6 +43,7 @@ class Opened(NamedTuple):
     snapshot: Snapshot
     source: NodeSource
     pin: Pin | None
+    client: ServerClient | None = None
 
 
 def open_dataset(dataset: str, options: MountOptions, kept_snapshot: int | None) -> Opened:
@@ -58,9 +60,9 @@ def open_dataset(dataset: str, options: MountOptions, kept_snapshot: int | None)
         create=kept_snapshot is not None,  # which also means that it need not be there at the moment
     )
     if kept_snapshot is None:
-        return Opened(opened.snapshot, opened.chunks, opened.client.pin)
+        return Opened(opened.snapshot, opened.chunks, opened.client.pin, opened.client)
     snapshot = Snapshot.open(f"/proc/self/fd/{kept_snapshot}")
-    return Opened(snapshot, ChunkReader(opened.client, snapshot), opened.client.pin)
+    return Opened(snapshot, ChunkReader(opened.client, snapshot), opened.client.pin, opened.client)
 
 
 def fork_daemons(
@@ -108,7 +110,15 @@ def _be_daemon(
             open_log(log_file)  # the one of the zygote may have been put aside by now
         try:
             trio.run(
-                serve, opened.snapshot, opened.source, mountpoint, options, _nothing, opened.pin, guardian
+                serve,
+                opened.snapshot,
+                opened.source,
+                mountpoint,
+                options,
+                _nothing,
+                opened.pin,
+                guardian,
+                opened.client,
             )
             code = EXIT_OK
         except DieselfsError as error:

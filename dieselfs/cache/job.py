@@ -98,3 +98,17 @@ def _number(environment: _Environment, name: str) -> int:
 
 def _node_in(environment: _Environment) -> str | None:
     return environment.get("SLURMD_NODENAME")
+
+
+def count_nodes(environment: _Environment) -> int:
+    """How many nodes the launcher has started the job on; 0 if it does not say. Raises InvalidInput."""
+    for name in ("GROUP_WORLD_SIZE", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
+        if name in environment:
+            return _number(environment, name)
+    for size, local in (
+        ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ):
+        if size in environment and local in environment:
+            return -(-_number(environment, size) // max(_number(environment, local), 1))
+    return 0

@@ -54,7 +54,7 @@ async def start(server: RunningServer, nursery: trio.Nursery, number: int, nodes
         with leaves:
             await pool.run()
 
-    pool = Pool(data, terms, nursery)
+    pool = Pool(data.snapshot, data.client, terms, nursery)
     nursery.start_soon(run, pool)
     return Node(data, pool, leaves)
 
@@ -101,7 +101,7 @@ def test_every_chunk_leaves_the_server_once_for_the_whole_job(server: RunningSer
             assert len(stats["members"]) == count
             asked = stats["asked"]
             assert asked["asked"] == asked["own"] + asked["from_peers"] + asked["from_servers"] == 2 * chunks
-        assert sum(len(node.pool._ownership.own()) for node in nodes) == chunks
+        assert sum(node.pool.stats()["own_chunks"] for node in nodes) == chunks
 
     play(server, count, scenario)
 
@@ -139,6 +139,7 @@ def test_more_than_fits_passes_through(server: RunningServer) -> None:
         for node in nodes:
             await node.read_all()
             shelf = node.pool.shelf
+            assert node.pool.warmth() == 1.0, "as much as can be kept"
             assert shelf.kept_bytes + shelf.transit_bytes <= 16 * MIB
 
     play(server, 2, scenario, memory=16 * MIB)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dieselfs.cache.job import Job, find_job
+from dieselfs.cache.job import Job, count_nodes, find_job
 from dieselfs.errors import InvalidInput
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURMD_NODENAME": "gpu07"}
@@ -72,3 +72,23 @@ def test_what_makes_no_sense_is_said(
 def test_long_names_of_launchers_are_cut() -> None:
     job = find_job({"PMIX_NAMESPACE": "n" * 500}, "host")
     assert job is not None and len(job.name) == 128
+
+
+@pytest.mark.parametrize(
+    ("environment", "nodes"),
+    [
+        ({}, 0),
+        ({"SLURM_JOB_NUM_NODES": "8"}, 8),
+        ({"SLURM_JOB_NUM_NODES": "8", "GROUP_WORLD_SIZE": "4"}, 4),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, 2),
+        ({"OMPI_COMM_WORLD_SIZE": "9", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 3),
+        ({"WORLD_SIZE": "16"}, 0),
+    ],
+)
+def test_how_many_nodes_a_launcher_speaks_of(environment: dict[str, str], nodes: int) -> None:
+    assert count_nodes(environment) == nodes
+
+
+def test_a_number_of_nodes_that_is_none() -> None:
+    with pytest.raises(InvalidInput, match="SLURM_NNODES"):
+        count_nodes({"SLURM_NNODES": "many"})
