@@ -32,6 +32,7 @@ from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.rpc.connection import Buffer, Connection, open_socket
 from dieselfs.rpc.endpoints import Tries, open_endpoints
+from dieselfs.rpc.payload_file import read_payload_file
 from dieselfs.rpc.records import (
     FsckReport,
     KeyRecord,
@@ -156,13 +157,27 @@ class ServerClient:
         """`is_urgent`: somebody waits who cannot do without. A server that is silent is given up earlier, as long as
         there is another one; but servers that have failed are tried again.
         """
+        return self._with_connection(
+            lambda connection, wait_s: connection.call(method, arguments, bulk, wait_s, destination),
+            timeout_s,
+            is_repeatable,
+            is_urgent,
+        )
+
+    def _with_connection(
+        self,
+        call: Callable[[Connection, float], _T],
+        timeout_s: float,
+        is_repeatable: bool,
+        is_urgent: bool,
+    ) -> _T:
+        """What `call` returns for one of the servers. It gets a connection, and how long to wait for bytes to move."""
         tries = self._tries(is_patient=is_urgent)
         while True:
             connection, is_new = self._take(tries)
             try:
                 is_impatient = is_urgent and tries.has_other(connection.address)
-                wait_s = SERVER_SILENCE_S if is_impatient else timeout_s
-                return connection.call(method, arguments, bulk, wait_s, destination)
+                return call(connection, SERVER_SILENCE_S if is_impatient else timeout_s)
             except Unavailable as error:
                 if connection.is_open or not is_repeatable:
                     raise
@@ -330,13 +345,21 @@ class ServerClient:
             raise ProtocolError("the server sent no snapshot")
         return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)
 
-    def payload(self, dataset: str, chunk_id: bytes, destination: memoryview) -> None:
+    def payload(self, dataset: str, chunk_id: bytes, destination: memoryview, is_sent: bool = False) -> None:
         """Receive the payload of a chunk, as it comes, into memory of its length.
 
+        A server of our own on this machine opens the chunk's file for us, if it has files, and it is read here;
+        with `is_sent` it is made to read and send the payload itself.
         Raises NotFound, Damaged (also if it is of another length); then part of it may have been received.
         """
         arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
-        self._call("get_payload", arguments, is_urgent=True, destination=destination)
+
+        def fetch(connection: Connection, wait_s: float) -> None:
+            may_read = connection.gives_files and not is_sent
+            if not (may_read and read_payload_file(connection, arguments, destination, wait_s)):
+                connection.call("get_payload", arguments, (), wait_s, destination)
+
+        self._with_connection(fetch, REQUEST_TIMEOUT_S, is_repeatable=True, is_urgent=True)
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
         """Parts of a payload, joined, as they came.

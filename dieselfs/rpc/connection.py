@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,9 @@ from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call
 
 Buffer = bytes | bytearray | memoryview
+
+_DESCRIPTOR = struct.Struct("i")
+"""One at most comes with a reply: there is no room for more, which the kernel closes."""
 
 _UNIX_PATH_BYTES_MAX = 107
 
@@ -101,6 +105,8 @@ class Connection:
         self._sequence = count(1)
         self._timeout_s = timeout_s
         self._deadline_s = math.inf
+        self.gives_files = False
+        """Whether the server may hand out files: we run as its user on its machine, and it has not said otherwise."""
         try:
             self._shake_hands(key, timeout_s)
         except BaseException:
@@ -114,6 +120,7 @@ class Connection:
         challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX, timeout_s)
         if key is None:
             if challenge.is_trusted:
+                self.gives_files = self._socket.family == socket.AF_UNIX
                 return
             raise AccessDenied(
                 f"the server at {self.address} wants a key: name a key file with --key-file, DIESELFS_KEY_FILE "
@@ -171,6 +178,24 @@ class Connection:
             raise
         return reply, received
 
+    def call_for_file(
+        self, method: str, arguments: dict[str, object], timeout_s: float
+    ) -> tuple[Any, int | None]:
+        """Call `method` on a Unix socket. Returns the reply, and the descriptor that came with it, if one did (not if
+        this process has no room for it). The caller closes it.
+
+        Raises as `call`; then there is no descriptor.
+        """
+        self._deadline_s = math.inf
+        descriptors: list[int] = []
+        try:
+            reply = self._exchange(method, arguments, (), FRAME_BYTES_MAX, timeout_s, descriptors)
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        return reply, descriptors[0] if descriptors else None
+
     def _exchange(
         self,
         method: str,
@@ -178,14 +203,16 @@ class Connection:
         bulk: Sequence[Buffer],
         reply_bytes_max: int,
         timeout_s: float,
+        descriptors: list[int] | None = None,
     ) -> Any:
+        """`descriptors`: gets the one that comes with the reply, if one does; without it none is taken."""
         sequence = next(self._sequence)
         message = encode_call(method, sequence, arguments)
         try:
             self._timeout_s = timeout_s
             self._socket.settimeout(timeout_s)
             self._send([frame(message), *bulk])
-            header = self._receive(FRAME_HEADER_BYTES)
+            header = self._receive_header(descriptors)
             reply = self._receive(frame_length(header, reply_bytes_max))
             return decode_reply(method, sequence, bytes(reply))
         except (ProtocolError, Unavailable, OSError):
@@ -205,6 +232,25 @@ class Connection:
                 self._socket.sendall(buffer)
         except OSError as error:
             raise self._lost(error) from error
+
+    def _receive_header(self, descriptors: list[int] | None) -> bytes | bytearray:
+        if descriptors is None:
+            return self._receive(FRAME_HEADER_BYTES)
+        try:
+            # Not socket.recv_fds, which drops the flags that it is given (CPython 3.11).
+            first, extras, _, _ = self._socket.recvmsg(
+                FRAME_HEADER_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+            )
+            for level, kind, rights in extras:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(
+                    rights
+                ) == _DESCRIPTOR.size:
+                    descriptors += _DESCRIPTOR.unpack(rights)
+            if not first:
+                raise ConnectionError("it closed the connection")
+        except OSError as error:
+            raise self._lost(error) from error
+        return first + self._receive(FRAME_HEADER_BYTES - len(first))
 
     def _receive(self, length: int) -> bytearray:
         received = bytearray(length)

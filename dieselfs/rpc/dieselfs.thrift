@@ -67,6 +67,16 @@ struct Bulk {
   1: required i64 bulk_length
 }
 
+/**
+ * Where in the file that comes with this reply the payload is. Without `is_file` none comes, and this server will have
+ * none for any chunk.
+ */
+struct PayloadFile {
+  1: required bool is_file
+  2: required i64 start
+  3: required i64 length
+}
+
 /** Times in seconds since 1970; `expires_s` 0 means never. */
 struct KeyInfo {
   1: required string key_id
@@ -216,6 +226,11 @@ service ChunkServer extends Handshake {
     throws (1: Refusal refusal)
   /** Followed by the payload of the chunk. */
   Bulk get_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
+  /**
+   * The same without the bytes: with the first byte of the reply comes a descriptor (SCM_RIGHTS) of a file that holds
+   * them, open for reading. Only for callers who are trusted, on a Unix socket.
+   */
+  PayloadFile open_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
   /** Followed by parts of the payload, joined. `ranges`: pairs of u32 offset, u32 length. */
   Bulk get_ranges(1: string dataset, 2: binary chunk_id, 3: binary ranges) throws (1: Refusal refusal)
 

@@ -8,7 +8,7 @@ from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavaila
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
-from dieselfs_server.service import Counters, Service
+from dieselfs_server.service import Counters, Reply, Service
 from dieselfs_server.users import Caller, UserStore
 
 log = logging.getLogger(__name__)
@@ -57,4 +57,13 @@ class Conversations:
             fault = Unavailable("the server failed at this request; its log says why")
             await connection.send(encode_refusal(method, sequence, fault))
         else:
-            await connection.send(encode_reply(method, sequence, reply.value), reply.bulk)
+            await _send(connection, method, sequence, reply)
+
+
+async def _send(connection: ClientConnection, method: str, sequence: int, reply: Reply) -> None:
+    if reply.file is None:
+        await connection.send(encode_reply(method, sequence, reply.value), reply.bulk)
+        return
+    with reply.file as file:
+        message = encode_reply(method, sequence, reply.value)
+        await connection.send_with_file(message, file.descriptor, file.length)

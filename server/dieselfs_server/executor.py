@@ -17,6 +17,7 @@ from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
+from dieselfs_server.open_payload import OpenPayload, open_payload
 from dieselfs_server.ranges import Ranges
 from dieselfs_server.read_queue import ReadCounters, ReadQueue
 from dieselfs_server.store.interface import ObjectStore
@@ -51,6 +52,17 @@ class RequestExecutor:
         whole = np.array([[preamble.payload_start, preamble.payload_length]], np.int64)
         return (await self._read(dataset_id, chunk_id, whole) or [memoryview(b"")])[0]
 
+    async def open_payload(self, dataset_id: bytes, chunk_id: bytes) -> OpenPayload | None:
+        """The payload of a chunk as an open file, or None if this store has no files. Raises as `payload`.
+
+        If cancelled, nothing is left open.
+        """
+        _check_chunk_id(chunk_id)
+        async with self._tokens:
+            return await trio.to_thread.run_sync(
+                open_payload, self._store, dataset_id, chunk_id, limiter=self._threads
+            )
+
     async def ranges(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
         """Parts of a payload, in the order of `ranges`. Raises InvalidInput if they lie outside, and as `payload`."""
         preamble = await self._preamble(dataset_id, chunk_id)
@@ -61,8 +73,7 @@ class RequestExecutor:
         return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]))
 
     async def _preamble(self, dataset_id: bytes, chunk_id: bytes) -> Preamble:
-        if len(chunk_id) != CHUNK_ID_BYTES:
-            raise InvalidInput(f"a chunk ID has {CHUNK_ID_BYTES} bytes")
+        _check_chunk_id(chunk_id)
         key = (dataset_id, chunk_id)
         if key not in self._preambles:
             (head,) = await self._read(dataset_id, chunk_id, np.array([[0, PREAMBLE_BYTES]], np.int64))
@@ -94,3 +105,8 @@ class RequestExecutor:
             queue.users -= 1
             if not queue.users:
                 del self._queues[key]
+
+
+def _check_chunk_id(chunk_id: bytes) -> None:
+    if len(chunk_id) != CHUNK_ID_BYTES:
+        raise InvalidInput(f"a chunk ID has {CHUNK_ID_BYTES} bytes")

@@ -22,6 +22,7 @@ from dieselfs_server.catalog import Catalog
 from dieselfs_server.commit import commit_chunk
 from dieselfs_server.executor import RequestExecutor
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.open_payload import OpenPayload
 from dieselfs_server.snapshots import SnapshotShelf
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.tags import TagShelf
@@ -38,10 +39,11 @@ STORE_WRITES_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The value of a reply, and the bulk bytes that follow it."""
+    """The value of a reply, and the bulk bytes that follow it, or the file that goes with it, to be closed then."""
 
     value: Any = None
     bulk: Sequence[Buffer] = ()
+    file: OpenPayload | None = None
 
 
 @dataclass

@@ -7,7 +7,7 @@ import numpy as np
 import trio
 
 from dieselfs.chunk.format import Op
-from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.errors import AccessDenied, InvalidInput, NotFound
 from dieselfs.limits import (
     INLINE_FILE_BYTES_MAX,
     LISTING_BYTES_MAX,
@@ -48,6 +48,17 @@ async def get_payload(service: Service, caller: Caller, arguments: Any, _: objec
     dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
     payload = await service.executor.payload(dataset_id, arguments.chunk_id)
     return Reply(thrift.Bulk(bulk_length=len(payload)), [payload])
+
+
+@handler
+async def open_payload(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    if not caller.is_trusted:
+        raise AccessDenied("files are only for the server's own user, on a Unix socket: use get_payload")
+    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
+    file = await service.executor.open_payload(dataset_id, arguments.chunk_id)
+    if file is None:
+        return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
+    return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), file=file)
 
 
 @handler

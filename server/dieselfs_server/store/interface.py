@@ -29,6 +29,14 @@ class ObjectStore(Protocol):
         """Exactly `length` bytes from `offset` on. Raises NotFound without such a chunk, Damaged if it is shorter."""
         ...
 
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int | None:
+        """A descriptor of the file that is the chunk, all of it and nothing else, for reading; the caller closes it.
+
+        It stays readable when the chunk is deleted. None from a store whose chunks are no files, or whose bytes nobody
+        else may take for the chunk's: always None then. Raises NotFound without such a chunk.
+        """
+        ...
+
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         """Length of the object in bytes. Raises NotFound."""
         ...

@@ -58,6 +58,13 @@ class LimitedStore(StoreWrapper):
             stack.enter_context(self._holding(self._reads))
             return self.store.get_range(dataset_id, chunk_id, offset, length)
 
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int | None:
+        """To open is a small read. What is read of the file afterwards is not bounded here: that takes no thread of
+        this process, and who reads it waits for nobody but the file system.
+        """
+        with self._holding(self._reads):
+            return self.store.open_chunk(dataset_id, chunk_id)
+
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
         with self._holding(self._writes):
             self.store.delete(dataset_id, chunk_id)

@@ -33,6 +33,9 @@ class MemoryStore:
             )
         return content[offset : offset + length]
 
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """There are no files."""
+
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         return len(self._get(dataset_id, chunk_id))
 

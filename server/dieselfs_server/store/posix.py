@@ -25,6 +25,7 @@ from dieselfs_server.store.posix_files import (
     DurableFolders,
     link_new_name,
     names_in,
+    open_to_read,
     read_range,
     remove_tree,
     sync_folder,
@@ -99,6 +100,14 @@ class PosixStore:
                 f"{length} bytes wanted, but the object ends at {offset + len(data)}"
             )
         return data
+
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        path = self._chunk_path(dataset_id, chunk_id)
+        with translated(path):
+            try:
+                return open_to_read(path)
+            except FileNotFoundError:
+                raise _not_stored(chunk_id) from None
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         path = self._chunk_path(dataset_id, chunk_id)

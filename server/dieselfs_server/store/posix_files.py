@@ -82,9 +82,14 @@ def _rename_new(temporary: str, final: str) -> None:
         raise OSError(number, os.strerror(number), final)
 
 
+def open_to_read(path: str) -> int:
+    """A descriptor, which the caller closes."""
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
 def read_range(path: str, offset: int, length: int) -> bytes:
     """Up to `length` bytes from `offset` on; fewer only where the file ends."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_to_read(path)
     try:
         data = os.pread(descriptor, length, offset)
         while len(data) < length and (more := os.pread(descriptor, length - len(data), offset + len(data))):

@@ -117,6 +117,9 @@ class RadosStore:
                 break
         return bytes(data)
 
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """There are no files."""
+
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         name = chunk_name(chunk_id)
         first = _chunk_object(dataset_id, name)

@@ -106,6 +106,9 @@ class RetryingStore(StoreWrapper):
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         return self._try(lambda: self.store.get_range(dataset_id, chunk_id, offset, length))
 
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int | None:
+        return self._try(lambda: self.store.open_chunk(dataset_id, chunk_id))
+
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         return self._try(lambda: self.store.size(dataset_id, chunk_id))
 

@@ -64,6 +64,9 @@ class TieredStore(StoreWrapper):
         self._filler.want(dataset_id)
         return data
 
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """No file: copies are checked here before anybody gets them, and what is read decides what is copied."""
+
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
         self.store.delete(dataset_id, chunk_id)
         self._drop(dataset_id, chunk_id)

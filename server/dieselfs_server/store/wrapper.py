@@ -17,6 +17,9 @@ class StoreWrapper:
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         return self.store.get_range(dataset_id, chunk_id, offset, length)
 
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int | None:
+        return self.store.open_chunk(dataset_id, chunk_id)
+
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         return self.store.size(dataset_id, chunk_id)
 

@@ -1,0 +1,41 @@
+"""Payloads out of files that a server has opened for a client on its own machine. This module reads files.
+
+A server that hands out a file neither reads nor sends the payload, and nothing is received: the kernel copies it from
+the page cache to where it stays. What comes is verified like everything that a server sends, by whoever asked for it.
+"""
+
+import os
+
+from dieselfs.rpc.connection import Connection
+
+
+def read_payload_file(
+    connection: Connection, arguments: dict[str, object], destination: memoryview, timeout_s: float
+) -> bool:
+    """Read the payload that `arguments` name into memory of its length. False if it has to be sent after all.
+
+    `timeout_s` bounds the wait for the server, but nothing bounds the reading: it takes as long as the file system
+    does. Raises what the server refuses with, ProtocolError, Unavailable. The file is closed in any case, also by an
+    interrupt; then, and where the payload has to be sent, part of it may be in `destination`.
+    """
+    reply, descriptor = connection.call_for_file("open_payload", arguments, timeout_s)
+    connection.gives_files = reply.is_file
+    if descriptor is None:
+        return False
+    try:
+        return reply.length == len(destination) and _read_all(descriptor, reply.start, destination)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int, offset: int, destination: memoryview) -> bool:
+    """Fill `destination` from `offset` on; False if the file ends before."""
+    while destination:
+        size = os.preadv(descriptor, [destination], offset)
+        if size == 0:
+            return False
+        offset += size
+        destination = destination[size:]
+    return True

@@ -1,0 +1,245 @@
+"""Payloads out of the server's own files: the same bytes and errors as if they were sent, and only for its own user."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.ids import ChunkIdSource, chunk_name
+from dieselfs.dataset import Dataset
+from dieselfs.errors import AccessDenied, Damaged, NotFound
+from dieselfs.reader import ChunkReader
+from dieselfs.rpc.address import parse_address
+from dieselfs.rpc.auth import read_key_file
+from dieselfs.rpc.connection import Connection, open_socket
+from dieselfs.rpc.framing import frame
+from dieselfs.rpc.messages import encode_reply, thrift
+from dieselfs.rpc.payload_file import read_payload_file
+from tests.support.server import RunningServer, running_server
+
+PAYLOAD = os.urandom(300_000)
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as running:
+        client = running.client()
+        client.create_dataset("data")
+        client.close()
+        yield running
+
+
+def store_chunk(server: RunningServer) -> bytes:
+    """A new chunk with PAYLOAD; returns its ID."""
+    client = server.client()
+    dataset = client.dataset("data")
+    builder = ChunkBuilder()
+    builder.add_file(b"file", PAYLOAD, 0o644, 1)
+    chunk_id = ChunkIdSource().next()
+    first = client.reserve_versions("data", 1)
+    client.put_chunk("data", chunk_id, builder.seal().encode(chunk_id, "data", dataset.dataset_id, first))
+    client.close()
+    return chunk_id
+
+
+def chunk_file(server: RunningServer, chunk_id: bytes) -> Path:
+    (path,) = (server.folder / "chunks").rglob(chunk_name(chunk_id))
+    return path
+
+
+def arguments(chunk_id: bytes) -> dict[str, object]:
+    return {"dataset": "data", "chunk_id": chunk_id}
+
+
+@pytest.fixture
+def connection(server: RunningServer) -> Iterator[Connection]:
+    opened = connect(server.unix)
+    yield opened
+    opened.close()
+
+
+def connect(address: str, key_file: Path | None = None) -> Connection:
+    server = parse_address(address)
+    return Connection(open_socket(server, None), server, read_key_file(str(key_file)) if key_file else None)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def open_chunks(server: RunningServer) -> list[str]:
+    """Files of its store that the server has open."""
+    names = []
+    for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            names.append(os.readlink(entry))
+    return [name for name in names if name.startswith(f"{server.folder}/chunks/")]
+
+
+def read(connection: Connection, chunk_id: bytes, length: int = len(PAYLOAD)) -> bytes | None:
+    destination = bytearray(length)
+    is_read = read_payload_file(connection, arguments(chunk_id), memoryview(destination), TIMEOUT_S)
+    return bytes(destination) if is_read else None
+
+
+def test_a_payload_is_read_and_everything_is_closed(server: RunningServer, connection: Connection) -> None:
+    chunk_id = store_chunk(server)
+    assert read(connection, chunk_id) == PAYLOAD
+    before = descriptors()
+    for _ in range(20):
+        assert read(connection, chunk_id) == PAYLOAD
+    connection.call("list_datasets", {})  # answered after the last file was closed there
+    assert descriptors() == before
+    assert not open_chunks(server)
+    assert connection.gives_files
+
+
+def test_the_client_reads_the_file_unless_it_wants_the_bytes_sent(server: RunningServer) -> None:
+    chunk_id = store_chunk(server)
+    client = server.client()
+    before = client.status().requests
+    client.payload("data", chunk_id, memoryview(read_here := bytearray(len(PAYLOAD))))
+    client.payload("data", chunk_id, memoryview(sent := bytearray(len(PAYLOAD))), is_sent=True)
+    assert read_here == sent == PAYLOAD
+    assert client.status().requests == before + 3  # one each, and this
+    client.close()
+
+
+def test_damage_is_asked_for_again_in_bytes(server: RunningServer) -> None:
+    """The second time the server reads it, who may know another copy."""
+    chunk_id = store_chunk(server)
+    with Dataset(server.settings(), "data") as data:
+        data.client.payload("data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
+        chunks = [data.snapshot.chunk_id(chunk) for chunk in range(data.snapshot.chunk_count)]
+        with open(chunk_file(server, chunk_id), "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([PAYLOAD[-1] ^ 1]))
+        before = data.client.status().requests
+        with pytest.raises(Damaged, match="checksum"):
+            ChunkReader(data.client, data.snapshot).fetch_chunk(chunks.index(chunk_id))
+        assert data.client.status().requests == before + 3
+    chunk_file(server, chunk_id).unlink()
+
+
+def test_what_was_opened_stays_readable_when_the_chunk_goes(
+    server: RunningServer, connection: Connection
+) -> None:
+    chunk_id = store_chunk(server)
+    reply, descriptor = connection.call_for_file("open_payload", arguments(chunk_id), TIMEOUT_S)
+    assert descriptor is not None
+    try:
+        chunk_file(server, chunk_id).unlink()
+        assert os.pread(descriptor, reply.length, reply.start) == PAYLOAD
+        assert not os.get_inheritable(descriptor)
+    finally:
+        os.close(descriptor)
+    with pytest.raises(NotFound):
+        read(connection, chunk_id)
+    assert connection.is_open
+
+
+def test_a_file_that_is_cut_off_is_what_it_would_be_if_it_were_sent(
+    server: RunningServer, connection: Connection
+) -> None:
+    chunk_id = store_chunk(server)
+    path = chunk_file(server, chunk_id)
+    os.truncate(path, path.stat().st_size - 1)
+    assert read(connection, chunk_id) is None
+    client = server.client()
+    with pytest.raises(Damaged):
+        client.payload("data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
+    os.truncate(path, 10)
+    with pytest.raises(Damaged):
+        client.payload("data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
+    client.close()
+
+
+def test_a_payload_of_another_length_is_not_read(server: RunningServer, connection: Connection) -> None:
+    chunk_id = store_chunk(server)
+    assert read(connection, chunk_id, len(PAYLOAD) - 1) is None
+    client = server.client()
+    with pytest.raises(Damaged):
+        client.payload("data", chunk_id, memoryview(bytearray(len(PAYLOAD) + 1)))
+    client.close()
+
+
+def test_nobody_else_gets_a_file(server: RunningServer) -> None:
+    chunk_id = store_chunk(server)
+    key_file = server.user("reader", data="read")
+    for address in (server.tcp, server.unix):  # over the Unix socket too: with a key, one is that key's user
+        connection = connect(address, key_file)
+        assert not connection.gives_files
+        before = descriptors()
+        with pytest.raises(AccessDenied, match="get_payload"):
+            connection.call_for_file("open_payload", arguments(chunk_id), TIMEOUT_S)
+        assert descriptors() == before
+        received = bytearray(len(PAYLOAD))
+        connection.call("get_payload", arguments(chunk_id), destination=memoryview(received))
+        assert received == PAYLOAD
+        connection.close()
+    client = server.client(key_file)
+    client.payload("data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
+    assert received == PAYLOAD
+    client.close()
+
+
+def test_what_was_opened_counts_as_sent(server: RunningServer) -> None:
+    chunk_id = store_chunk(server)
+    client = server.client()
+    before = client.status().bulk_bytes_sent
+    connection = connect(server.unix)
+    read(connection, chunk_id)
+    connection.close()
+    counts = (client.status().bulk_bytes_sent for _ in range(10_000))  # until it has seen the connection end
+    assert next(count for count in counts if count != before) == before + len(PAYLOAD)
+    client.close()
+
+
+def test_a_server_without_files_is_asked_once_by_each_connection(tmp_path: Path) -> None:
+    with running_server(tmp_path, ["--store", "memory:"]) as server:
+        client = server.client()
+        client.create_dataset("data")
+        chunk_id = store_chunk(server)
+        before = client.status().requests
+        for _ in range(3):
+            client.payload("data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
+            assert received == PAYLOAD
+        assert client.status().requests == before + 5  # one to open, three payloads, this one
+        client.close()
+
+
+def answer_as_a_false_server(end: socket.socket, extra: int) -> None:
+    """Trust the caller, and answer the next call with a pipe as the file, `extra` more descriptors with it."""
+    for method, value in (
+        ("hello", thrift.Challenge(server_nonce=bytes(32), is_trusted=True)),
+        ("open_payload", thrift.PayloadFile(is_file=True, start=0, length=len(PAYLOAD))),
+    ):
+        end.recv(65536)
+        reply = frame(encode_reply(method, 1 if method == "hello" else 2, value))
+        if method == "hello":
+            end.sendall(reply)
+            continue
+        reading, writing = os.pipe()
+        socket.send_fds(end, [reply], [reading] * (1 + extra))
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("extra", [0, 3])
+def test_what_is_no_file_is_closed_again(extra: int, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    before = descriptors()
+    with theirs:
+        false_server = Thread(target=answer_as_a_false_server, args=(theirs, extra))
+        false_server.start()
+        connection = Connection(ours, parse_address(f"unix:{tmp_path}/none"), None, TIMEOUT_S)
+        assert read(connection, bytes(16)) is None
+        false_server.join(TIMEOUT_S)
+        assert descriptors() == before
+        connection.close()
