@@ -66,13 +66,13 @@ class Asked:
     ranges: npt.NDArray[np.int64]
 
     def of(self, payload: memoryview) -> list[memoryview]:
-        """The pieces of the payload."""
+        """The pieces of the payload; those that lie one behind the other in it are one."""
         if not len(self.ranges):
             return [payload]
-        return [payload[offset:end] for offset, end in zip(*self._bounds(), strict=True)]
-
-    def _bounds(self) -> tuple[list[int], list[int]]:
-        return self.ranges[:, 0].tolist(), self.ranges.sum(axis=1).tolist()
+        starts, ends = self.ranges[:, 0], self.ranges.sum(axis=1)
+        is_apart = starts[1:] != ends[:-1]
+        starts, ends = starts[np.append(True, is_apart)], ends[np.append(is_apart, True)]
+        return [payload[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def decode_wanted(arguments: Any, snapshot: Snapshot) -> list[Asked]:
