@@ -32,6 +32,8 @@ def read_payload_file(
 
 def _read_all(descriptor: int, offset: int, destination: memoryview) -> bool:
     """Fill `destination` from `offset` on; False if the file ends before."""
+    # All of it from the disk at once: windows of read-ahead take twice the time, and twice the processor time.
+    os.posix_fadvise(descriptor, offset, len(destination), os.POSIX_FADV_WILLNEED)
     while destination:
         size = os.preadv(descriptor, [destination], offset)
         if size == 0:
