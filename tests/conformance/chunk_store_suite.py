@@ -1,5 +1,6 @@
 """What every object store must do. A subclass gives `make_store`, and pytest the rest."""
 
+import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,20 @@ class ChunkStoreSuite:
                 store.get_range(dataset_id, chunk_id, 0, 1)
             with pytest.raises(NotFound):
                 store.size(dataset_id, chunk_id)
+
+    def test_the_file_of_a_chunk_is_all_of_it_or_there_is_none(self, store: ObjectStore) -> None:
+        store.put(DATASET_ID, CHUNK_ID, [b"12345"])
+        descriptor = store.open_chunk(DATASET_ID, CHUNK_ID)
+        if descriptor is None:
+            return
+        try:
+            store.delete(DATASET_ID, CHUNK_ID)
+            assert os.pread(descriptor, 6, 0) == b"12345"
+            assert not os.get_inheritable(descriptor)
+        finally:
+            os.close(descriptor)
+        with pytest.raises(NotFound):
+            store.open_chunk(DATASET_ID, CHUNK_ID)
 
     def test_an_id_is_taken_once(self, store: ObjectStore) -> None:
         store.put(DATASET_ID, CHUNK_ID, [b"first"])
