@@ -22,7 +22,7 @@ class Holdings:
         self._is_kept = np.zeros(chunks, np.bool_)
         self._in_stock = np.zeros(extents, np.bool_)
         self._is_charged = np.zeros(extents, np.bool_)
-        self._holders = np.zeros(extents, np.uint8)
+        self._holders = np.zeros(extents, np.uint16)
 
     # -- for good ----------------------------------------------------------------------------------------
 
@@ -58,20 +58,28 @@ class Holdings:
         return pieces[is_hit].page_bytes()
 
     def hold(self, pieces: Pieces) -> Pieces:
-        """One more plan wants pieces; returns those that are to be fetched for it."""
-        is_kept, is_held = self._is_kept[pieces.chunks], self._holders[pieces.numbers] > 0
-        self._holders[pieces[~is_kept].numbers] += 1
-        return pieces[~is_held & ~self._in_stock[pieces.numbers]]
+        """One more plan wants pieces; returns those that are neither in stock nor on their way for another plan."""
+        self._holders[pieces[~self._is_kept[pieces.chunks]].numbers] += 1
+        return pieces[self._is_missing(pieces)]
+
+    def _is_missing(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
+        is_missing: npt.NDArray[np.bool_] = (
+            ~self._is_charged[pieces.numbers] & ~self._in_stock[pieces.numbers]
+        )
+        return is_missing
 
     def has_room(self, page_bytes: int) -> bool:
         """Whether the window may take so much more; an empty one takes anything."""
         return not self.window_bytes or self.window_bytes + page_bytes <= self._allotment.window
 
-    def charge(self, pieces: Pieces) -> None:
-        """Count pieces that are about to be fetched for a plan."""
-        pieces = pieces[~self._is_charged[pieces.numbers]]
+    def charge(self, pieces: Pieces) -> Pieces:
+        """Count pieces that are about to be fetched for a plan; returns them, without those that plans have done with
+        or that others have begun to fetch since they were held.
+        """
+        pieces = pieces[(self._holders[pieces.numbers] > 0) & self._is_missing(pieces)]
         self._is_charged[pieces.numbers] = True
         self.window_bytes += pieces.page_bytes()
+        return pieces
 
     def release(self, pieces: Pieces) -> Pieces:
         """A plan has done with pieces; returns those to be dropped, which nobody else has in stock."""

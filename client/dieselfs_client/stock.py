@@ -47,6 +47,8 @@ PLAN_ACTIVE_S = 10.0
 """A reader who was heard of no longer ago is read on by; a file may be in the windows of others, too."""
 PLAN_END_SHARE = 0.9
 """A plan that is read so far is given up when its reader begins with the next epoch."""
+PLANS_MAX = 16
+"""For one more, the plan is given up whose readers were heard of longest ago."""
 
 Nodes = npt.NDArray[np.int64]
 
@@ -279,6 +281,8 @@ class Stock:
             is_at_end = window.position >= PLAN_END_SHARE * len(window.plan)
             if window.quiet_since_s < quiet_s or (is_at_end and window.plan.epoch < new.plan.epoch):
                 self._forget(plan)
+        if len(self._plans) >= PLANS_MAX and _key(new) not in self._plans:
+            self._forget(min(self._plans.values(), key=lambda plan: plan.window.quiet_since_s))
 
     def _span_bytes(self) -> int:
         """Half of the window, which the plans share; if all can be kept there is no window, and nothing to save."""
@@ -292,7 +296,7 @@ class Stock:
 
     async def _bring_span(self, plan: _Following, span: Span) -> None:
         """Start to fetch all of a span that is not in stock, as memory becomes free."""
-        window, is_ahead = plan.window, plan.is_ahead
+        is_ahead = plan.is_ahead
         pieces = self.table.of_files(span.nodes)
         self.figures.planned_bytes += pieces.page_bytes()
         self.figures.planned_hit_bytes += self.holdings.hit_bytes(pieces)
@@ -322,26 +326,32 @@ class Stock:
             if self.holdings.keep(chunk):
                 of_chunk = self.table.of_chunk(chunk)
             else:
-                await self._room(window, of_chunk.page_bytes())
-                if not window.holds(span):  # it was taken back meanwhile
+                of_chunk = await self._due(plan, span, of_chunk)
+                if not len(of_chunk):
                     done(chunk)
                     continue
-                self.holdings.charge(of_chunk)
             token = object()
             await self._fetching.acquire_on_behalf_of(token)
             self._nursery.start_soon(bring, chunk, of_chunk, token)
 
-    async def _room(self, needy: PlanWindow, page_bytes: int) -> None:
-        """Wait until the window may take so much more, for one of the plans."""
-        while not self.holdings.has_room(page_bytes) and not self._is_over:
+    async def _due(self, plan: _Following, span: Span, pieces: Pieces) -> Pieces:
+        """Wait until the window may take pieces of a span; those that are still to be fetched then are counted."""
+        window, page_bytes = plan.window, pieces.page_bytes()
+        while window.holds(span) and self._is_followed(plan):
+            if self.holdings.has_room(page_bytes):
+                return self.holdings.charge(pieces)
             moved = self._moved
-            if not await self._drop(needy.passed()) and not await self._take_back(needy):
+            if not await self._drop(window.passed()) and not await self._take_back(window):
                 await moved.wait()
+        return pieces[np.empty(0, np.int64)]  # it was taken back meanwhile
 
     async def _take_back(self, needy: PlanWindow) -> bool:
-        """Take what is furthest ahead from a plan that holds more than its part; False if there is none."""
+        """Take what was recalled, or what is furthest ahead of a plan that has its part; False if there is none."""
         for window in self.windows:
-            if window is not needy and self._has_its_part(window) and len(nodes := window.retreat()):
+            nodes = window.forgo()
+            if not len(nodes) and window is not needy and self._has_its_part(window):
+                nodes = window.retreat()
+            if len(nodes):
                 return await self._drop([nodes])
         return False
 

@@ -81,20 +81,28 @@ class PlanWindow:
     _readers: list[_Reader] = field(default_factory=list)
     _wires: dict[int, _Wire] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
+    # Spans that are to be handed out once more, with what is still held of them; then, files that are held twice.
+    _recalled: list[tuple[Span, Numbers]] = field(default_factory=list)
+    _surplus: list[Numbers] = field(default_factory=list)
+    _has_retreated: bool = False  # since a reader was last heard of
 
     def join(self, share: Share, position: int = 0) -> None:
         """Another reader, or one of before that begins anew; it may have come to a `position` already. What it wants of
-        spans that were handed out before is handed out once more.
+        spans that were handed out before is handed out once more; until then they stay in stock.
         """
         start = max(share.start, position)
         if not self._readers:
             self.ahead = self.behind = start
         self._readers = [reader for reader in self._readers if _who(reader.share) != _who(share)]
+        self._spare_recalled()
         while self._spans and self._spans[-1].end > start:
-            self.ahead = self._spans.pop().first
+            span = self._spans.pop()
+            self._recalled.append((span, self._held_of(span)))
+            self.ahead = span.first
         self.ahead = min(self.ahead, start)
         self.behind = min(self.behind, self.ahead)
         self._readers.append(_Reader(share, start, seen_s=self.clock()))
+        self._has_retreated = False
 
     @property
     def is_finished(self) -> bool:
@@ -127,7 +135,7 @@ class PlanWindow:
 
     def next_span(self, bytes_max: int) -> Span | None:
         """The next positions to fetch, with at most `bytes_max` of files; None for now if that is far enough ahead."""
-        while self.ahead < len(self.plan) and not self._is_far_enough():
+        while self.ahead < len(self.plan) and not self._has_retreated and not self._is_far_enough():
             first = self.ahead
             end = int(self.plan.group_bounds()[self.plan.group_of(first) + 1])
             by_reader = [(reader, reader.positions(first, end)) for reader in self._readers]
@@ -198,13 +206,15 @@ class PlanWindow:
         wire = self._wires[node]
         reader = wire.reader
         reader.seen_s = self.clock()
+        self._has_retreated = False
         if reader.started_s is None:
             reader.started_s, reader.started_at = reader.seen_s, wire.position
         reader.position = max(reader.position, wire.position + 1)
 
     def passed(self) -> list[Numbers]:
         """Files that all readers have done with, and that were not returned before."""
-        done: list[Numbers] = []
+        self._spare_recalled()
+        done, self._surplus = self._surplus, []
         limit = self.position
         while self._spans and self._spans[0].first < limit:
             span = self._spans[0]
@@ -221,29 +231,51 @@ class PlanWindow:
                 self._wires.pop(node, None)
         return done
 
+    def _spare_recalled(self) -> None:
+        """What was recalled, and has been handed out again since, is held twice."""
+        self._surplus += [nodes for span, nodes in self._recalled if span.end <= self.ahead]
+        self._recalled = [(span, nodes) for span, nodes in self._recalled if span.end > self.ahead]
+
     def holds(self, span: Span) -> bool:
         """Whether a span that was handed out is still wanted."""
-        return span in self._spans
+        return span in self._spans or any(span is recalled for recalled, _ in self._recalled)
 
     def held_bytes(self) -> int:
         """What the files take that were handed out and are still wanted."""
         return sum(int(self.charge(nodes).sum()) for nodes in self._held())
 
+    def forgo(self) -> Numbers:
+        """Give back a span that was recalled, the furthest first: what is to be read before it needs the memory."""
+        if not self._recalled:
+            return np.empty(0, np.int64)
+        furthest = max(range(len(self._recalled)), key=lambda place: self._recalled[place][0].first)
+        return self._recalled.pop(furthest)[1]
+
     def retreat(self) -> Numbers:
-        """Give back the last span, unless it may be read already: others need the memory more. It comes again later."""
+        """Give back the last span, unless it may be read already: others need the memory more.
+
+        It comes again when a reader has moved on, lest two plans take the same memory from each other for ever.
+        """
         if len(self._spans) < 2 or self._spans[-1].first <= self.position:
             return np.empty(0, np.int64)
+        self._has_retreated = True
         span = self._spans.pop()
         self.ahead = span.first
         return span.nodes
 
     def _held(self) -> list[Numbers]:
-        return [span.nodes[np.searchsorted(span.positions, self.behind) :] for span in self._spans]
+        recalled = [nodes for _, nodes in self._recalled]
+        return [*map(self._held_of, self._spans), *recalled, *self._surplus]
+
+    def _held_of(self, span: Span) -> Numbers:
+        return span.nodes[np.searchsorted(span.positions, self.behind) :]
 
     def given_up(self) -> list[Numbers]:
         """All that is still held; the window is not to be used afterwards."""
         nodes = self._held()
         self._spans.clear()
+        self._recalled.clear()
+        self._surplus.clear()
         self._wires.clear()
         return nodes
 

@@ -110,6 +110,21 @@ TestBooks = Books.TestCase
 TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+def test_what_a_plan_has_done_with_is_not_counted_nor_fetched() -> None:
+    books = holdings()
+    wanted = books.hold(TABLE.of_files(nodes({0, 1, 2})))
+    books.release(TABLE.of_files(nodes({0})))
+    assert (books.charge(wanted).nodes - FIRST).tolist() == [1, 2]
+    assert books.window_bytes == 2 * PAGE
+
+
+def test_what_another_plan_waits_for_room_for_is_fetched_by_who_is_first() -> None:
+    books, pieces = holdings(), TABLE.of_files(nodes({0, 1}))
+    first, second = books.hold(pieces), books.hold(pieces)
+    assert len(books.charge(second)) == 2 and not len(books.charge(first))
+    assert not len(books.hold(pieces)), "it is on its way"
+
+
 def test_what_the_kernel_took_back_is_fetched_again() -> None:
     books, files = holdings(), nodes({0, 1})
     pieces = TABLE.of_files(files)

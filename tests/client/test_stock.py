@@ -15,7 +15,7 @@ from dieselfs.shuffle.plan import Plan, Share
 from dieselfs_client.memory import Allotment
 from dieselfs_client.pieces import Pieces
 from dieselfs_client.residency import ChunkResidency
-from dieselfs_client.stock import FINISHED_S, PLAN_QUIET_S, PUSHED_AGAIN_S, Stock
+from dieselfs_client.stock import FINISHED_S, PLAN_QUIET_S, PLANS_MAX, PUSHED_AGAIN_S, Stock
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
 FILES = 4000
@@ -314,7 +314,9 @@ def test_a_reader_who_goes_away_gives_its_memory_to_the_next(packed: PackedDatas
     run(packed, scenario, window=2 * GROUP_FILES * PAGE, kept=0)
 
 
-def test_epochs_that_were_read_do_not_pile_up(packed: PackedDataset) -> None:
+def test_epochs_that_were_read_do_not_pile_up_nor_take_memory_from_each_other_for_ever(
+    packed: PackedDataset,
+) -> None:
     async def scenario(rig: Rig) -> None:
         for epoch in range(6):
             share = rig.plan(epoch).share()
@@ -353,3 +355,70 @@ def test_when_the_mount_is_gone_nothing_more_is_fetched(packed: PackedDataset) -
         await rig.stock.warm()
 
     assert len(run(packed, scenario).source.fetched_chunks) < CHUNKS // 2
+
+
+async def read_to_the_end(rig: Rig, share: Share, files: int = FILES) -> int:
+    return sum([await rig.read(share, first, first + 100) for first in range(0, files, 100)])
+
+
+async def assert_nothing_is_left(rig: Rig) -> None:
+    await trio.sleep(FINISHED_S + 1)
+    assert not rig.stock.windows and rig.stock.holdings.window_bytes == 0
+    assert not rig.pages.files and not rig.stock.tripwires.held_bytes
+
+
+def test_what_was_in_stock_before_another_rank_joined_is_dropped_as_well(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        shares = [rig.plan().share(rank, world=2, batch=64) for rank in (0, 1)]
+        for share in shares:
+            rig.stock.declare(share)
+            await rig.stock.ahead_of(share)
+        for first in range(0, FILES // 2, 32):
+            for share in shares:
+                assert await rig.read(share, first, first + 32) == 0
+        await assert_nothing_is_left(rig)
+
+    run(packed, scenario, window=2 * GROUP_FILES * PAGE, kept=0)
+
+
+def test_what_was_in_stock_before_a_reader_began_anew_is_dropped_as_well(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        share = rig.plan().share()
+        for _ in range(4):
+            rig.stock.declare(share)
+            await rig.settle()
+            assert await read_to_the_end(rig, share, GROUP_FILES) == 0
+        rig.stock.declare(share)
+        await rig.settle()
+        assert await read_to_the_end(rig, share) == 0
+        await assert_nothing_is_left(rig)
+
+    run(packed, scenario, window=2 * GROUP_FILES * PAGE, kept=0)
+
+
+def test_readers_who_go_away_while_more_is_waiting_for_room_leave_nothing(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        for seed in range(4):
+            share = rig.plan(seed=seed).share()
+            rig.stock.declare(share)
+            await rig.stock.ahead_of(share)
+            assert await read_to_the_end(rig, share, FILES // 2 + 100) == 0
+            assert len(rig.stock.windows) == 1
+            await trio.sleep(PLAN_QUIET_S + 1)
+        rig.stock.declare(rig.plan(seed=4).share(start=FILES))
+        await assert_nothing_is_left(rig)
+
+    run(packed, scenario, window=2 * GROUP_FILES * PAGE, kept=0)
+
+
+def test_lists_that_were_only_looked_at_do_not_pile_up_nor_take_memory_from_each_other_for_ever(
+    packed: PackedDataset,
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        for seed in range(PLANS_MAX + 8):
+            rig.stock.declare(rig.plan(seed=seed).share())
+            await rig.settle()
+        assert len(rig.stock.windows) == PLANS_MAX
+
+    rig = run(packed, scenario, window=2 * GROUP_FILES * PAGE, kept=0)
+    assert rig.pages.most <= 2 * GROUP_FILES

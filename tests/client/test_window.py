@@ -208,3 +208,24 @@ def test_everything_is_handed_out_once_and_comes_back_once(
         back += nodes.tolist()
     assert handed == share.nodes().tolist()
     assert sorted(back) == sorted(handed)
+
+
+def test_what_was_handed_out_before_a_reader_joined_is_given_back_once_handed_out_again(plan: Plan) -> None:
+    window = window_of(plan)
+    window.join(plan.share(0, 2, 64))
+    before = [span.nodes for span in spans(window)]
+    window.join(plan.share(1, 2, 64))
+    assert not window.passed(), "the second rank wants the same chunks"
+    spans(window)
+    given_back = np.concatenate(window.passed())
+    assert sorted(given_back.tolist()) == sorted(np.concatenate(before).tolist())
+
+
+def test_what_gave_way_to_another_plan_comes_again_when_its_reader_moves_on(plan: Plan) -> None:
+    window, share = window_of(plan), plan.share()
+    window.join(share)
+    _, second = spans(window)
+    assert window.retreat().tolist() == second.nodes.tolist()
+    assert spans(window) == []
+    read(window, share, GROUP_FILES // 2)
+    assert spans(window)[0].first == second.first
