@@ -116,11 +116,10 @@ class Reads:
         chunk, stock = extent.chunk, self._stock
         if stock is None:
             return await self._residency.fetch_piece(extent, piece.start, piece.length)
-        is_kept = stock.keeps(chunk)
-        if is_kept or stock.expects(chunk) or self._is_worth_whole(chunk, extent.length):
+        if stock.keeps(chunk) or stock.expects(chunk) or self._is_worth_whole(chunk, extent.length):
             buffer = await self._residency.fetch_piece(extent, piece.start, piece.length)
             payload = self._residency.resident(chunk)
-            if is_kept and payload is not None:
+            if payload is not None:
                 stock.landed(chunk, payload)
             return buffer
         return await self._residency.fetch_alone(extent, piece.start, piece.length)

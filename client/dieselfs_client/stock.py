@@ -34,8 +34,8 @@ PARCELS_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
 """Fetches ahead of readers; the others are left for readers who wait."""
 PUSHED_AGAIN_S = 1.0
 PUSHED_AGAIN_MAX_S = 60.0
-"""A kept chunk is pushed again no sooner, and each time it takes twice as long until the next, up to the second figure:
-pages that the kernel takes back at once are not worth it.
+"""A kept chunk is fetched to be pushed again no sooner, and each time it takes twice as long until the next, up to the
+second figure: pages that the kernel takes back at once are not worth it. If much of it is asked for, it is sooner.
 """
 FINISHED_S = 10.0
 """The last files of a plan stay for so long after its readers were last heard of."""
@@ -155,27 +155,28 @@ class Stock:
             self._wake()
 
     def keeps(self, chunk: int) -> bool:
-        """Whether a chunk that a reader waits for is to be kept: fetched whole, with `landed` to follow."""
-        return self.holdings.keep(chunk) and self._may_push(chunk)
+        """Whether a chunk that a reader waits for is to be fetched whole at once, because it is kept."""
+        push = self._pushes.get(chunk)
+        is_due = push is None or self._clock() >= push.at_s + push.again_after_s
+        return is_due and self.holdings.keep(chunk)
 
     def expects(self, chunk: int) -> bool:
         """Whether much of a chunk is on its way, or about to be: a reader who waits for one of its files joins in."""
         return chunk in self._expected
 
     def landed(self, chunk: int, payload: memoryview) -> None:
-        """A chunk that is kept was fetched for a reader: push it, if that was not just done for another reader."""
-        if self._is_over or not self._may_push(chunk):
+        """A chunk was fetched for a reader: push it if it is kept, and if that was not just done for another reader."""
+        push = self._pushes.get(chunk)
+        if self._is_over or not self.holdings.is_kept(chunk):
+            return
+        if push is not None and self._clock() < push.at_s + PUSHED_AGAIN_S:
             return
         pieces = self.table.of_chunk(chunk)
-        if chunk in self._pushes:  # the kernel has taken pages back
+        if push is not None:  # the kernel has taken pages back
             self.figures.pushed_again_chunks += 1
             self.holdings.lose(pieces)
         self._note_push(chunk)
         self._nursery.start_soon(self._put, pieces, payload, pieces.offsets)
-
-    def _may_push(self, chunk: int) -> bool:
-        push = self._pushes.get(chunk)
-        return push is None or self._clock() >= push.at_s + push.again_after_s
 
     def _note_push(self, chunk: int) -> None:
         before = self._pushes.get(chunk)
