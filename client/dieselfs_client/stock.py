@@ -153,6 +153,8 @@ class Stock:
         if found:
             self.windows[min(found)[2]].noticed(node)
             self._wake()
+        elif any(window.is_overtaken(node) for window in self.windows):
+            self._wake()
 
     def keeps(self, chunk: int) -> bool:
         """Whether a chunk that a reader waits for is to be fetched whole at once, because it is kept."""

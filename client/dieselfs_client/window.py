@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.shuffle.plan import Plan, Share
+from dieselfs_client.overtaking import Overtaking
 from dieselfs_client.tripwires import Tripwires
 
 Numbers = npt.NDArray[np.int64]
@@ -22,6 +23,8 @@ than a quarter of a span, may still be wanted.
 """
 READER_QUIET_S = 60.0
 """Nobody waits for a reader who was last heard of so long before another: somebody who only looked at the list."""
+OVERTAKEN_S = 2.0
+"""As long as a reader springs tripwires, nothing else that is read says where it is."""
 AHEAD_S = 30.0
 """What would be read later than this from now is not fetched yet, beyond two spans: some kernels take back pages that
 nobody touched for about a minute."""
@@ -51,6 +54,11 @@ class _Reader:
     seen_s: float = 0.0
     last_wire: int = -1
     """The furthest position that it will be heard of from."""
+
+    overtaking: Overtaking = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.overtaking = Overtaking(self.share.plan)
 
     def positions(self, first: int, end: int) -> Numbers:
         """What it is still to read of the positions from `first` up to `end`."""
@@ -210,6 +218,26 @@ class PlanWindow:
         if reader.started_s is None:
             reader.started_s, reader.started_at = reader.seen_s, wire.position
         reader.position = max(reader.position, wire.position + 1)
+        reader.overtaking.reset()
+
+    def is_overtaken(self, node: int) -> bool:
+        """A file was read through the daemon that is no tripwire. True if its reader has overtaken what was handed out,
+        and has not been heard of for OVERTAKEN_S; then the window goes on from where he is.
+        """
+        now_s = self.clock()
+        for reader in self._readers:
+            if now_s - reader.seen_s < OVERTAKEN_S:
+                continue
+            position = reader.overtaking.noticed(node, self.ahead)
+            if position is not None and reader.share.count_before(position + 1) > reader.share.count_before(
+                position
+            ):
+                reader.position, reader.seen_s = position, now_s
+                reader.overtaking.reset()
+                self.ahead = max(self.ahead, self.position)
+                self._has_retreated = False
+                return True
+        return False
 
     def passed(self) -> list[Numbers]:
         """Files that all readers have done with, and that were not returned before."""

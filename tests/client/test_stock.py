@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,23 @@ def packed() -> PackedDataset:
     return pack_entries(
         [TreeEntry(name, 0o100644, 0, content(name)) for name in names], chunk_bytes=CHUNK_BYTES
     )
+
+
+@pytest.fixture(autouse=True)
+def threads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done in threads is done at once, so that every run is the same, however busy the machine is."""
+
+    async def run_sync(
+        function: Callable[..., Any],
+        *arguments: object,
+        limiter: trio.CapacityLimiter | None = None,
+        **_: object,
+    ) -> Any:
+        async with limiter or trio.CapacityLimiter(1):
+            await trio.lowlevel.checkpoint()
+            return function(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
 
 
 @dataclass

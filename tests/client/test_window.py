@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs_client.pieces import PieceTable
 from dieselfs_client.tripwires import Tripwires
-from dieselfs_client.window import AHEAD_S, READER_QUIET_S, PlanWindow, Span
+from dieselfs_client.window import AHEAD_S, OVERTAKEN_S, READER_QUIET_S, PlanWindow, Span
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 8000
@@ -173,6 +173,36 @@ def test_a_share_without_a_tripwire_gets_one(plan: Plan) -> None:
     assert [span.extra_tripwires.tolist() for span in found] == [[int(span.nodes[-1])] for span in found]
     read(window, share, len(plan))
     assert window.is_finished
+
+
+def test_a_reader_who_overtakes_the_window_is_found_again(plan: Plan) -> None:
+    """The files of two groups were read before they were in stock: no tripwire of theirs was sprung."""
+    clock = Clock()
+    window, share = window_of(plan, clock), plan.share()
+    window.join(share)
+    spans(window)
+    clock.now_s = OVERTAKEN_S + 1
+    reached = 2 * GROUP_FILES + 100
+    found = [window.is_overtaken(node) for node in share.nodes(2 * GROUP_FILES, reached).tolist()]
+    assert any(found)
+    assert reached - 100 < window.position <= reached
+    passed = np.concatenate(window.passed()).tolist()
+    assert len(passed) > GROUP_FILES and passed == plan.nodes(0, len(passed)).tolist()
+    assert spans(window)[0].first >= window.position
+
+
+def test_other_reads_do_not_move_the_window(plan: Plan) -> None:
+    clock = Clock()
+    window, share = window_of(plan, clock), plan.share()
+    window.join(share)
+    spans(window)
+    beyond = share.nodes(2 * GROUP_FILES, 2 * GROUP_FILES + 50).tolist()
+    assert not any(map(window.is_overtaken, beyond)), "its reader was heard of a moment ago"
+    clock.now_s = OVERTAKEN_S + 1
+    assert not any(map(window.is_overtaken, sorted(share.nodes().tolist()))), (
+        "a copy of all, in order of names"
+    )
+    assert window.position == 0
 
 
 @settings(max_examples=30, deadline=None)
