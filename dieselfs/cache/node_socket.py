@@ -127,9 +127,9 @@ class NodeConnection:
         descriptors: list[int] = []
         try:
             self._socket.send(encode(number, request))
-            packet, descriptors, flags, _ = socket.recv_fds(
-                self._socket, NODE_PACKET_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            packet, descriptors, flags, _ = socket.recv_fds(self._socket, NODE_PACKET_BYTES_MAX, 1)
+            for descriptor in descriptors:  # which recv_fds cannot be told to do (CPython 3.11)
+                os.set_inheritable(descriptor, False)
             if not packet:
                 raise Unavailable("the daemon has closed the connection")
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
