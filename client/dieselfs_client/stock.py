@@ -393,7 +393,7 @@ class Stock:
         """
         is_new = self.holdings.put(pieces)
         pieces, starts = pieces[is_new], starts[is_new]
-        is_wire = self.tripwires.among(pieces.nodes)
+        is_wire = self.tripwires.among(pieces.nodes) & (pieces.places == 0)
         self.tripwires.hold(pieces[is_wire], payload, starts[is_wire])
         pieces, starts = pieces[~is_wire], starts[~is_wire]
         try:

@@ -1,8 +1,9 @@
 """The files that tell how far the readers of plans have come. No I/O.
 
 Reads from the page cache are invisible. So one file in so many is a *tripwire*: it never stays in the page cache, its
-bytes are held here, and the read for it tells how far its reader has come. Which files these are depends on the
-snapshot alone, so that they are the same in every epoch.
+bytes are held here, and the read for it tells how far its reader has come. Of a file that spans chunks only the first
+piece is left out, and not held but fetched when it is read. Which files these are depends on the snapshot alone, so that
+they are the same in every epoch.
 """
 
 import numpy as np
@@ -22,15 +23,15 @@ Nodes = npt.NDArray[np.int64]
 
 
 class Tripwires:
-    """About one file in `every` of those that are not empty and lie in one chunk; and others that are added."""
+    """About one file in `every` of those that are not empty; and others that are added."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._counts = snapshot.column("counts")
         self._sizes = snapshot.column("sizes")
         files_per_chunk = snapshot.header.files // max(snapshot.chunk_count, 1)
         self.every = min(max(TRIPWIRE_CHUNKS * files_per_chunk, TRIPWIRE_EVERY_MIN), TRIPWIRE_EVERY_MAX)
         self._added: set[int] = set()
         self._bytes: dict[int, memoryview] = {}
+        self._bare: set[int] = set()  # those that span chunks
         self._sprung: set[int] = set()  # the kernel has put them into the page cache since
 
     # -- which they are ----------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ class Tripwires:
 
     def could_be(self, nodes: Nodes) -> npt.NDArray[np.bool_]:
         """Which of some files have the form of a tripwire."""
-        has_form: npt.NDArray[np.bool_] = (self._counts[nodes] == 1) & (self._sizes[nodes] > 0)
+        has_form: npt.NDArray[np.bool_] = self._sizes[nodes] > 0
         return has_form
 
     def add(self, nodes: Nodes) -> None:
@@ -60,7 +61,10 @@ class Tripwires:
         return sum(map(len, self._bytes.values()))
 
     def hold(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
-        """Copy the bytes of tripwires; those of piece `i` begin at `starts[i]` in `payload`."""
+        """Copy the bytes of tripwires, from their first pieces; those of piece `i` begin at `starts[i]` in `payload`."""
+        is_whole = pieces.lengths == pieces.sizes
+        self._bare.update(pieces.nodes[~is_whole].tolist())
+        pieces, starts = pieces[is_whole], starts[is_whole]
         columns = (pieces.nodes.tolist(), starts.tolist(), pieces.lengths.tolist())
         for node, start, length in zip(*columns, strict=True):
             self._bytes[node] = memoryview(bytes(payload[start : start + length]))
@@ -71,7 +75,7 @@ class Tripwires:
 
     def spring(self, node: int) -> None:
         """A file is read through the daemon, after which it is in the page cache."""
-        if node in self._bytes:
+        if node in self._bytes or node in self._bare:
             self._sprung.add(node)
 
     def sprung(self) -> Nodes:
@@ -83,4 +87,5 @@ class Tripwires:
         """Files that are not in stock any more."""
         for node in nodes[self.among(nodes)].tolist():
             self._bytes.pop(node, None)
+            self._bare.discard(node)
             self._added.discard(node)

@@ -365,6 +365,53 @@ def test_a_plan_that_was_left_does_not_take_the_progress_of_another(packed: Pack
     run(packed, scenario)
 
 
+@dataclass
+class PiecePages:
+    """Pieces by their numbers, of whatever files."""
+
+    pieces: dict[int, set[int]] = field(default_factory=dict)
+
+    def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
+        for node, number in zip(pieces.nodes.tolist(), pieces.numbers.tolist(), strict=True):
+            self.pieces.setdefault(node, set()).add(number)
+        return int(pieces.lengths.sum())
+
+    def drop(self, nodes: npt.NDArray[np.integer]) -> None:
+        for node in nodes.tolist():
+            self.pieces.pop(node, None)
+
+
+def test_files_that_span_chunks_stream_too() -> None:
+    """None of them lies in one chunk; the first piece of a tripwire is left to its reader."""
+    files, pieces_each = 300, 3
+    entries = [TreeEntry(b"%03d" % n, 0o100644, 0, bytes(pieces_each * PAGE)) for n in range(files)]
+    snapshot = pack_entries(entries, chunk_bytes=PAGE).snapshot
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            source = pack_entries(entries, chunk_bytes=PAGE).source()
+            residency = ChunkResidency(snapshot, source, 16 * PAGE, nursery)
+            pages = PiecePages()
+            allotment = Allotment(0, 0, 16 * PAGE, 80 * pieces_each * PAGE, 0)
+            stock = Stock(snapshot, residency, source, pages, allotment, nursery)
+            rig = Rig(stock, residency, DictPages(snapshot), source, snapshot)
+            share = Plan(snapshot, seed=1, group_chunks=0).share()
+            stock.declare(share)
+            await stock.ahead_of(share)
+            missing = 0
+            for node in share.nodes().tolist():
+                there = len(pages.pieces.get(node, ()))
+                missing += pieces_each - there
+                if there < pieces_each:
+                    stock.noticed(node)
+                await rig.settle()
+            assert 0 < missing <= 3 * files / stock.tripwires.every
+            assert stock.windows[0].ahead == files
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock())
+
+
 def test_when_the_mount_is_gone_nothing_more_is_fetched(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         rig.pages.is_gone = True

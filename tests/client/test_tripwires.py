@@ -24,14 +24,29 @@ def test_they_are_rare_and_depend_on_nothing_but_the_snapshot(packed: PackedData
     assert nodes[::-1][again.usual(nodes[::-1])].tolist() == chosen[::-1].tolist()
 
 
-def test_empty_files_and_files_that_span_chunks_are_none(packed: PackedDataset) -> None:
+def test_empty_files_are_none(packed: PackedDataset) -> None:
     tripwires = Tripwires(packed.snapshot)
     nodes = np.array(
         [packed.snapshot.require(name) for name in (b"0000", b"0001", b"0002", b"0003", b"large")]
     )
-    assert tripwires.could_be(nodes).tolist() == [False, True, True, False, False]
+    assert tripwires.could_be(nodes).tolist() == [False, True, True, False, True]
     every = np.arange(1, len(packed.snapshot))
     assert tripwires.could_be(every[tripwires.usual(every)]).all()
+
+
+def test_of_one_that_spans_chunks_nothing_is_held_but_it_is_sprung(packed: PackedDataset) -> None:
+    tripwires = Tripwires(packed.snapshot)
+    node = packed.snapshot.require(b"large")
+    tripwires.add(np.array([node]))
+    pieces = PieceTable(packed.snapshot).of_files(np.array([node]))
+    first = pieces[np.array([0])]
+    tripwires.hold(first, memoryview(bytes(5000)), np.array([0]))
+    assert tripwires.held(node) is None and tripwires.held_bytes == 0
+    tripwires.spring(node)
+    assert tripwires.sprung().tolist() == [node]
+    tripwires.let_go(np.array([node]))
+    tripwires.spring(node)
+    assert not len(tripwires.sprung())
 
 
 def test_one_that_is_added_stays_until_it_is_let_go(packed: PackedDataset) -> None:
