@@ -2,8 +2,8 @@
 
 Reads from the page cache are invisible. So one file in so many is a *tripwire*: it never stays in the page cache, its
 bytes are held here, and the read for it tells how far its reader has come. Of a file that spans chunks only the first
-piece is left out, and not held but fetched when it is read. Which files these are depends on the snapshot alone, so that
-they are the same in every epoch.
+piece is left out, and not held but fetched when it is read. Which files these are depends on the snapshot alone, so
+that they are the same in every epoch.
 """
 
 import numpy as np
@@ -61,7 +61,7 @@ class Tripwires:
         return sum(map(len, self._bytes.values()))
 
     def hold(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
-        """Copy the bytes of tripwires, from their first pieces; those of piece `i` begin at `starts[i]` in `payload`."""
+        """Copy the bytes of tripwires from their first pieces: those of piece `i` begin at `starts[i]` of `payload`."""
         is_whole = pieces.lengths == pieces.sizes
         self._bare.update(pieces.nodes[~is_whole].tolist())
         pieces, starts = pieces[is_whole], starts[is_whole]
