@@ -29,6 +29,8 @@ TRANSIT_BYTES = FETCHES_AT_ONCE_MAX * CHUNK_TARGET_BYTES
 TRANSIT_SHARE = 0.25
 SHELF_SHARE = 0.75
 """What others may ask for is worth more than what only this node reads again."""
+SHELF_TRANSIT_SHARE = 0.25
+"""Of a shelf, for chunks that it cannot keep: they are there until those who need them have had them."""
 CHUNKS_MIN = 2
 """With fewer on their way at once, nothing could be fetched while something is read."""
 

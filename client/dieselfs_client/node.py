@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.metadata import version
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trio
 
 from dieselfs.errors import DieselfsError
@@ -22,7 +24,7 @@ from dieselfs.shuffle.skips import Skips
 from dieselfs_client.arena import Arena
 from dieselfs_client.counted_source import CountedSource, NodeSource
 from dieselfs_client.logbook import Entries, Logbook, Reading
-from dieselfs_client.memory import Allotment, allot, granted, room_bytes
+from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment, allot, granted, room_bytes
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
@@ -34,8 +36,8 @@ from dieselfs_client.stock import Pages, Stock
 
 _LAYOUTS_KEPT = 4
 """Of the dataset and of folders in it, for their plans; 4 bytes a file each."""
-OWNED_MARGIN = 1.5
-"""A node owns more than its part if chance or the others' memory will have it so; and when others go."""
+OWNED_SPREADS = 4
+"""A node may own so many standard deviations more chunks than its part, by chance."""
 LOG_INTERVAL_S = 1.0
 """What a daemon that dies has seen since is not known to the next one."""
 
@@ -49,7 +51,11 @@ def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) 
     """
     table = PieceTable(snapshot)
     lengths = snapshot.column("chunk_payload_lengths")
-    owned_bytes = int(int(lengths.sum()) / job_nodes * OWNED_MARGIN) if job_nodes else 0
+    owned_bytes = 0
+    if job_nodes and len(lengths):
+        part = len(lengths) / job_nodes
+        share = min((part + OWNED_SPREADS * sqrt(part)) / len(lengths), 1)
+        owned_bytes = int(share * int(lengths.sum(dtype=np.int64)) / (1 - SHELF_TRANSIT_SHARE))
     return allot(
         granted(options.memory_bytes, *room_bytes()),
         len(snapshot.content),

@@ -30,6 +30,7 @@ from dieselfs.rpc.auth import read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.serving.reception import open_listeners
 from dieselfs_client.membership import Members, Membership, RemoteRoll
+from dieselfs_client.memory import SHELF_TRANSIT_SHARE
 from dieselfs_client.options import MountOptions
 from dieselfs_client.peers.client import PeerClient
 from dieselfs_client.peers.own_shelf import OwnShelf
@@ -41,10 +42,6 @@ from dieselfs_client.shelf import Shelf
 
 AUTO = "auto"
 TRANSIT_BYTES = 100 * CHUNK_TARGET_BYTES
-TRANSIT_SHARE = 0.25
-"""At most, and of the shelf's memory, for chunks that it cannot keep: they are there until those who need them have had
-them.
-"""
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +101,7 @@ class Pool:
         self._terms = terms
         self._client = client
         self._snapshot = snapshot
-        transit_bytes = min(int(terms.memory_bytes * TRANSIT_SHARE), TRANSIT_BYTES)
+        transit_bytes = min(int(terms.memory_bytes * SHELF_TRANSIT_SHARE), TRANSIT_BYTES)
         self._shelf = Shelf(
             snapshot, reader.fetch_segment, terms.memory_bytes - transit_bytes, transit_bytes, nursery
         )

@@ -137,3 +137,16 @@ def test_what_cannot_fit_is_refused(packed: PackedDataset) -> None:
     large = pack_entries([TreeEntry(b"a", 0o100644, 0, bytes(6 * MIB))], chunk_bytes=6 * MIB)
     with pytest.raises(InvalidInput, match="give at least --memory"):
         allotment_of(large.snapshot, MountOptions(memory_bytes=8 * MIB))
+
+
+def test_the_memory_of_a_node_in_a_job_holds_what_it_owns_whatever_chance_gives_it(
+    packed: PackedDataset,
+) -> None:
+    options = MountOptions(memory_bytes=64 * MIB)
+    alone = allotment_of(packed.snapshot, options)
+    assert alone.shelf == 0
+    total = FILES * FILE_BYTES
+    for nodes in (1, 2, 4, 8):
+        shelf = allotment_of(packed.snapshot, options, nodes).shelf * 3 // 4
+        assert total / nodes * 0.99 < shelf <= total
+    assert allotment_of(packed.snapshot, options, 8).shelf < allotment_of(packed.snapshot, options, 2).shelf
