@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 
 from dieselfs.destination import Destination, open_destination
 from dieselfs.download_plan import is_there, plan_download
@@ -103,11 +103,13 @@ class TreeDownload:
         self._plan = plan_download(self._snapshot, node)
         self._jobs = jobs
         self._is_forced = is_forced
-        self._lock = Lock()  # guards the report and the four below
+        self._all_ended = Event()
+        self._lock = Lock()  # guards the report and the five below
         self._ranges = zip(self._plan.starts[:-1], self._plan.starts[1:], strict=True)
         self._spanning: dict[int, _Spanning] = {}
         self._failed_nodes: set[int] = set()
         self._error: BaseException | None = None
+        self._working = 0
         self.report.counters.found_files = self._plan.files
         self.report.counters.found_bytes = self._plan.total_bytes
 
@@ -178,15 +180,15 @@ class TreeDownload:
         workers = [
             Thread(target=self._work, name=f"dieselfs-get-{n}", daemon=True) for n in range(self._jobs)
         ]
+        self._working = len(workers)
         for worker in workers:
             worker.start()
+        # Not `join`: one that is interrupted takes a thread for ended that is not (CPython 3.11).
         try:
-            for worker in workers:
-                worker.join()
+            self._all_ended.wait()
         except BaseException as error:  # interrupted: each finishes the chunk that it is at
             self._error = self._error or error
-            for worker in workers:
-                worker.join()
+            self._all_ended.wait()
             raise
         if self._error is not None:
             raise self._error
@@ -206,6 +208,11 @@ class TreeDownload:
                 destination.close()
         except BaseException as error:  # handed to the thread that runs the download, which raises it
             self._error = self._error or error
+        finally:
+            with self._lock:
+                self._working -= 1
+                if not self._working:
+                    self._all_ended.set()
 
     def _write_chunk(self, destination: Destination, positions: range) -> None:
         """Fetch a chunk, unless all that is wanted of it is there already, and write its files and pieces."""
