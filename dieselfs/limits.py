@@ -199,6 +199,8 @@ LOGBOOK_BYTES_MAX = 8 * MIB
 """What a daemon writes down for the next one; if there is more, the next one begins anew."""
 PAGE_HELPER_END_S = 5.0
 """A process that fills the page cache is killed when it does not end within this time."""
+PAGE_HELPER_ORDER_S = 45
+"""It is killed when one order takes longer: a page that it waits for is free when its read has failed, after 30 s."""
 PAGE_HELPER_STARTS_MAX = 16
 """A mount does without that process once it had to be started so many times."""
 CACHE_READERS_AT_ONCE_MAX = 4

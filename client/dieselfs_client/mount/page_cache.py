@@ -10,6 +10,7 @@ attributes, and the next read of each file would cost a request (70 us instead o
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.errors import MountError
-from dieselfs.limits import PAGE_HELPER_END_S, PAGE_HELPER_STARTS_MAX
+from dieselfs.limits import PAGE_HELPER_END_S, PAGE_HELPER_ORDER_S, PAGE_HELPER_STARTS_MAX
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.arena import Arena
 from dieselfs_client.mount import kernel_protocol as protocol
@@ -28,6 +29,7 @@ from dieselfs_client.mount import page_helper
 from dieselfs_client.mount.page_helper import LENGTH, read_exactly
 from dieselfs_client.pieces import PAGE_BYTES, Pieces
 
+_TIME = struct.Struct("@ll")  # struct timeval: seconds, microseconds
 LISTING_WORTH = 24
 """To list a folder costs as much for so many of its entries as to look one of them up. So files are looked up one by
 one until they were one in so many of their folder; then it is listed, which makes all the others known as well.
@@ -51,6 +53,8 @@ class PageCache:
         self._looked_up: Counter[int] = Counter()  # files, by their folders
         self._helper: _Helper | None = None
         self._starts = 0
+        self._storing: memoryview | None = None
+        self._in_doubt: list[memoryview | None] = []
 
     def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
         """Store pieces; the bytes of piece `i` begin at `starts[i]` in `payload`, which is no larger than the largest
@@ -71,6 +75,7 @@ class PageCache:
         if len(unknown):
             self._make_known(nodes[unknown])
             unknown = unknown[self._store(headers[unknown], places[unknown])]
+        self._storing = None
         return int(lengths.sum()) - int(lengths[unknown].sum())
 
     def _store(self, headers: npt.NDArray[np.void], places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
@@ -108,6 +113,7 @@ class PageCache:
 
     def _placed(self, payload: memoryview) -> int:
         """Where the helper finds a payload."""
+        self._storing = payload
         place = self._arena.place(payload)
         if place is None:
             assert self._copy is not None
@@ -126,6 +132,11 @@ class PageCache:
         except (OSError, EOFError):
             code = helper.close()
             self._helper = None
+            if (
+                code is None
+            ):  # it may still read what it was told to store: those bytes must stay what they are
+                self._in_doubt.append(self._storing)
+                self._starts = PAGE_HELPER_STARTS_MAX
             if code == page_helper.EXIT_GONE:
                 raise MountError("page cache: the mount is gone") from None
             if self._starts >= PAGE_HELPER_STARTS_MAX:
@@ -160,6 +171,8 @@ class _Helper:
 
     def __init__(self, device: int, arena: Arena) -> None:
         self._socket, theirs = socket.socketpair()
+        for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, direction, _TIME.pack(PAGE_HELPER_ORDER_S, 0))
         descriptors = [theirs.fileno(), device, arena.descriptor]
         with theirs:
             self._process = subprocess.Popen(
@@ -177,13 +190,13 @@ class _Helper:
             )
 
     def order(self, message: bytes) -> npt.NDArray[np.uint32]:
-        """Raises OSError or EOFError when the helper is dead."""
+        """Raises OSError or EOFError when the helper is dead, or does not answer within PAGE_HELPER_ORDER_S."""
         self._socket.sendall(LENGTH.pack(len(message)) + message)
         (length,) = LENGTH.unpack(read_exactly(self._socket.fileno(), LENGTH.size))
         return np.frombuffer(read_exactly(self._socket.fileno(), length), np.uint32)
 
-    def close(self) -> int:
-        """Returns the exit code."""
+    def close(self) -> int | None:
+        """Returns the exit code; None if it does not end even when it is killed."""
         self._socket.close()
         try:
             return self._process.wait(PAGE_HELPER_END_S)

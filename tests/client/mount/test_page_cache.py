@@ -14,6 +14,7 @@ import trio
 from dieselfs.errors import MountError
 from dieselfs.limits import PAGE_HELPER_STARTS_MAX
 from dieselfs_client.arena import Arena
+from dieselfs_client.mount import page_cache
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
@@ -172,6 +173,17 @@ def test_a_helper_that_dies_is_replaced(mount: Mount) -> None:
         pass
     mount.pages.drop(np.array([mount.node(b"page")]))
     assert not any(cached_pages(mount.path / "page"))
+    assert (mount.path / "page").read_bytes() == content(b"page")
+
+
+def test_a_helper_that_is_stopped_is_replaced(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_cache, "PAGE_HELPER_ORDER_S", 1)
+    monkeypatch.setattr(page_cache, "PAGE_HELPER_END_S", 0.5)
+    mount.store_chunks()
+    for helper in helpers():
+        os.kill(helper, signal.SIGSTOP)
+    while mount.store_chunks() == 0:
+        pass
     assert (mount.path / "page").read_bytes() == content(b"page")
 
 
