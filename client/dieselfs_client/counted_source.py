@@ -3,18 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from threading import Lock
-from typing import Protocol
 
+from dieselfs.chunk_source import NodeSource
 from dieselfs.meta.snapshot import ExtentRef
-from dieselfs_client.residency import ChunkSource
-
-
-class NodeSource(ChunkSource, Protocol):
-    """Where a node's bytes come from: also many extents of one chunk in one request."""
-
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        """The bytes of extents of one chunk. Raises Damaged, which names the chunk, or Unavailable."""
-        ...
 
 
 @dataclass(slots=True)

@@ -15,12 +15,12 @@ from typing import NoReturn
 
 import trio
 
+from dieselfs.chunk_source import NodeSource
 from dieselfs.errors import EXIT_OK, DieselfsError, MountError
 from dieselfs.limits import MIB
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.client import ServerClient
 from dieselfs_client.arena import Arena
-from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.guardian import Guardian, Order
 from dieselfs_client.logbook import Logbook
 from dieselfs_client.memory import Allotment

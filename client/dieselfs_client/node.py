@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import trio
 
+from dieselfs.chunk_source import NodeSource
 from dieselfs.errors import DieselfsError
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
 from dieselfs_client.arena import Arena
-from dieselfs_client.counted_source import CountedSource, NodeSource
+from dieselfs_client.counted_source import CountedSource
 from dieselfs_client.logbook import Entries, Logbook, Reading
 from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment, allot, granted, room_bytes
 from dieselfs_client.mount.control_tree import ControlTree

@@ -24,6 +24,9 @@ from dieselfs.limits import (
     POOL_LOADS_AT_ONCE_MAX,
 )
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.peers.client import PeerClient
+from dieselfs.peers.ownership import Ownership
+from dieselfs.peers.source import PooledSource
 from dieselfs.reader import ChunkReader
 from dieselfs.rpc.address import EtcdAddress, ServerList, Servers, TcpAddress
 from dieselfs.rpc.auth import read_key_file
@@ -32,12 +35,9 @@ from dieselfs.rpc.serving.reception import open_listeners
 from dieselfs_client.membership import Members, Membership, RemoteRoll
 from dieselfs_client.memory import SHELF_TRANSIT_SHARE
 from dieselfs_client.options import MountOptions
-from dieselfs_client.peers.client import PeerClient
-from dieselfs_client.peers.own_shelf import OwnShelf
-from dieselfs_client.peers.ownership import Ownership
-from dieselfs_client.peers.probing import keep_probing
-from dieselfs_client.peers.service import PeerService
-from dieselfs_client.peers.source import PooledSource
+from dieselfs_client.own_shelf import OwnShelf
+from dieselfs_client.peer_probing import keep_probing
+from dieselfs_client.peer_service import PeerService
 from dieselfs_client.shelf import Shelf
 
 AUTO = "auto"

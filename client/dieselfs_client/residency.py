@@ -8,11 +8,11 @@ checksum, so that the damage touches only the file that it lies in.
 
 import logging
 from collections import OrderedDict
-from typing import Protocol
 
 import trio
 
 from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk_source import ChunkSource
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
@@ -20,22 +20,6 @@ from dieselfs_client.arena import Arena
 from dieselfs_client.flights import Flights
 
 _log = logging.getLogger(__name__)
-
-
-class ChunkSource(Protocol):
-    """Where bytes come from. Its methods block, may be called from many threads at once, and raise DieselfsError."""
-
-    def fetch_chunk(self, chunk: int) -> bytes | bytearray | memoryview:
-        """The payload of a chunk (an index into the snapshot's table). Raises Damaged unless its checksum matches."""
-        ...
-
-    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
-        """As `fetch_chunk`, into memory of the payload's length; if it raises, what is there then means nothing."""
-        ...
-
-    def fetch_extent(self, extent: ExtentRef) -> bytes:
-        """The bytes of one extent. Raises Damaged unless their checksum matches."""
-        ...
 
 
 Key = int | ExtentRef

@@ -20,12 +20,12 @@ from typing import NamedTuple, NoReturn
 import numpy.ma  # noqa: F401  # np.unique imports it when it is first called, and then a reader would wait for it
 import trio
 
+from dieselfs.chunk_source import NodeSource
 from dieselfs.dataset import connect
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.reader import ChunkReader
 from dieselfs.rpc.client import ServerClient
-from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.daemon import open_log, serve
 from dieselfs_client.guardian import Guardian
 from dieselfs_client.options import MountOptions, parse_options

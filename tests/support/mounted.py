@@ -17,9 +17,9 @@ from pathlib import Path
 
 import trio
 
+from dieselfs.chunk_source import NodeSource
 from dieselfs.errors import MountError
 from dieselfs.meta.snapshot import Snapshot
-from dieselfs_client.counted_source import NodeSource
 from dieselfs_client.daemon import open_log, serve
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount

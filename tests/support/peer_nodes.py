@@ -11,12 +11,12 @@ import trio
 from dieselfs.cache.member import Member
 from dieselfs.cache.secret import JobSecret
 from dieselfs.cache.segment import Segment
+from dieselfs.chunk_source import ChunkSource
 from dieselfs.rpc.address import TcpAddress
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.serving.reception import open_listeners
-from dieselfs_client.peers.own_shelf import OwnShelf
-from dieselfs_client.peers.service import PeerService
-from dieselfs_client.residency import ChunkSource
+from dieselfs_client.own_shelf import OwnShelf
+from dieselfs_client.peer_service import PeerService
 from dieselfs_client.shelf import Shelf
 from tests.support.dataset import PackedDataset
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dieselfs.limits import PEER_AVOIDED_MAX_S, PEER_AVOIDED_S, PEER_RETURN_S
-from dieselfs_client.peers.suspicion import FIRST_SHARE, Suspicion, is_within, share_after
+from dieselfs.peers.suspicion import FIRST_SHARE, Suspicion, is_within, share_after
 
 
 class Clock:

@@ -23,10 +23,10 @@ from dieselfs.limits import (
     PEER_CONNECTIONS_MAX,
     PEER_SILENCE_S,
 )
+from dieselfs.peers.asking import State, Wanted, encode_wanted
+from dieselfs.peers.suspicion import Suspicion
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.connection import Connection, open_socket
-from dieselfs_client.peers.asking import State, Wanted, encode_wanted
-from dieselfs_client.peers.suspicion import Suspicion
 
 _STATES = frozenset(State)
 

@@ -14,12 +14,12 @@ import trio
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
 from dieselfs.limits import PEER_ANSWER_S
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.peers.asking import Asked, State, decode_wanted
 from dieselfs.rpc import auth
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_refusal, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.reception import Reception
-from dieselfs_client.peers.asking import Asked, State, decode_wanted
 from dieselfs_client.shelf import Shelf
 
 

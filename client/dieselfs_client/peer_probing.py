@@ -6,7 +6,7 @@ import trio
 
 from dieselfs.cache.member import Member
 from dieselfs.limits import PEER_PROBE_INTERVAL_S, PEER_REQUESTS_AT_ONCE_MAX
-from dieselfs_client.peers.client import PeerClient
+from dieselfs.peers.client import PeerClient
 
 
 async def keep_probing(peers: PeerClient, members: Callable[[], Collection[Member]]) -> None:

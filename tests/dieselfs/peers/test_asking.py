@@ -9,8 +9,8 @@ import pytest
 from dieselfs.columns import U32
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX, RANGES_PER_REQUEST_MAX
+from dieselfs.peers.asking import Wanted, decode_wanted, encode_wanted
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_call
-from dieselfs_client.peers.asking import Wanted, decode_wanted, encode_wanted
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNKS = 3

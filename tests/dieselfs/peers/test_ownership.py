@@ -5,9 +5,9 @@ import pytest
 
 from dieselfs.cache.member import Member
 from dieselfs.cache.placement import Placement
+from dieselfs.peers.ownership import Ownership
+from dieselfs.peers.suspicion import Suspicion
 from dieselfs.rpc.address import TcpAddress
-from dieselfs_client.peers.ownership import Ownership
-from dieselfs_client.peers.suspicion import Suspicion
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNKS = 200

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import pytest
 
 from dieselfs.cache.member import Member
+from dieselfs.chunk_source import NodeSource
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.meta.snapshot import ExtentRef
-from dieselfs_client.counted_source import NodeSource
-from dieselfs_client.peers.client import PeerClient
-from dieselfs_client.peers.source import Brought, PooledSource
+from dieselfs.peers.client import PeerClient
+from dieselfs.peers.source import Brought, PooledSource
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import SECRET, PeerNode, running_node
 

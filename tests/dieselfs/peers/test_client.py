@@ -17,16 +17,16 @@ from dieselfs.cache.secret import JobSecret
 from dieselfs.errors import ProtocolError, Unavailable
 from dieselfs.limits import PEER_AVOIDED_MAX_S
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.peers.asking import State, Wanted, decode_wanted
+from dieselfs.peers.client import PeerClient
+from dieselfs.peers.source import PooledSource
 from dieselfs.rpc.address import TcpAddress
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.reception import Reception, open_listeners
-from dieselfs_client.peers.asking import State, Wanted, decode_wanted
-from dieselfs_client.peers.client import PeerClient
-from dieselfs_client.peers.probing import keep_probing
-from dieselfs_client.peers.service import JobKeys, ServiceFigures
-from dieselfs_client.peers.source import PooledSource
+from dieselfs_client.peer_probing import keep_probing
+from dieselfs_client.peer_service import JobKeys, ServiceFigures
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import SECRET, START_TIMEOUT_S, running_node
 

@@ -4,7 +4,7 @@
     another's    -> its owner, which does the same for all; if that fails, a server, and the owner is avoided
 
 All that arrives is verified here, whoever sent it. What a peer sends and does not match is a lie: the peer has verified
-it too.
+it too. This module runs threads, and waits for sockets.
 """
 
 import time
@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from threading import Lock
+from typing import Protocol
 
 from xxhash import xxh3_128_intdigest
 
 from dieselfs.cache.member import Member
+from dieselfs.chunk_source import NodeSource
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.limits import (
     PEER_AGAIN_S,
@@ -26,15 +28,25 @@ from dieselfs.limits import (
     RANGES_PER_REQUEST_MAX,
 )
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
+from dieselfs.peers.asking import State, Wanted
+from dieselfs.peers.client import PeerClient
 from dieselfs.reader import first_damaged
-from dieselfs_client.counted_source import NodeSource
-from dieselfs_client.peers.asking import State, Wanted
-from dieselfs_client.peers.client import PeerClient
-from dieselfs_client.peers.own_shelf import OwnShelf
 
 Pieces = list[memoryview]
 Brought = Pieces | DieselfsError
 """What was wanted of a chunk, where a whole payload is one piece; or why it cannot be had."""
+
+
+Found = memoryview | DieselfsError | None
+"""The payload of a chunk; what went wrong; or None if the chunk is not worth fetching for the few bytes of it."""
+
+
+class OwnChunks(Protocol):
+    """The chunks that this node owns. Blocks; safe to use from many threads."""
+
+    def find(self, wanted: Sequence[Wanted]) -> list[Found]:
+        """The payload of the chunk of each, verified; it stays readable. One that is wanted whole is never None."""
+        ...
 
 
 @dataclass(slots=True)
@@ -66,7 +78,7 @@ class PooledSource:
         self,
         snapshot: Snapshot,
         owner: Callable[[int], Member | None],
-        own: OwnShelf,
+        own: OwnChunks,
         peers: PeerClient,
         server: NodeSource,
         patience_s: float = PEER_PATIENCE_S,

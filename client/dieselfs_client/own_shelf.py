@@ -5,11 +5,9 @@ from collections.abc import Sequence
 import trio
 
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs_client.peers.asking import Wanted
+from dieselfs.peers.asking import Wanted
+from dieselfs.peers.source import Found
 from dieselfs_client.shelf import Shelf
-
-Found = memoryview | DieselfsError | None
-"""The payload of a chunk; what went wrong; or None if the chunk is not worth fetching for the few bytes of it."""
 
 
 class OwnShelf:

@@ -8,9 +8,9 @@ import trio
 from dieselfs.cache.segment import Segment
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
 from dieselfs.limits import KIB, MIB
+from dieselfs.peers.asking import State, Wanted, encode_wanted
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.connection import Connection, open_socket
-from dieselfs_client.peers.asking import State, Wanted, encode_wanted
 from dieselfs_client.shelf import Shelf
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import SECRET, PeerNode, running_node
