@@ -20,14 +20,11 @@ from dieselfs.rpc.address import TcpAddress
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import open_socket
 from dieselfs.upload import TreeUpload, walk_source
+from lab.cluster import PORT, Cluster, Storage, running_storage
+from lab.mounts import clear
+from lab.network import Host, Network
+from lab.tcp_proxy import tcp_proxy
 from tests.support.dlcmd import COMMAND
-from tests.support.mounted import clear
-from tests.support.network import Host, Network
-from tests.support.network_cluster import PORT, Cluster, Storage, running_storage
-from tests.support.redis import needs_redis
-from tests.support.tcp_proxy import tcp_proxy
-
-pytestmark = needs_redis
 
 FILES = 48
 FILE_BYTES = MIB

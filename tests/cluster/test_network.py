@@ -15,10 +15,10 @@ from threading import Thread
 
 import pytest
 
-from tests.support import network_namespace as namespaces
+from lab import namespace as namespaces
+from lab.network import Host, Network, sweep
+from lab.server import running_server
 from tests.support.dlcmd import COMMAND
-from tests.support.network import Host, Network, sweep
-from tests.support.server import running_server
 
 ARRIVAL_TIMEOUT_S = 60.0
 SILENCE_S = 0.3
@@ -246,7 +246,7 @@ def test_nothing_is_left(net: Network) -> None:
 
 LEFT_BEHIND = """
 import os, signal
-from tests.support.network import Network
+from lab.network import Network
 network = Network()
 network.__enter__()
 print(network.name, network.host("one").start(["sleep", "1000"]).pid, flush=True)

@@ -4,22 +4,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from dieselfs.limits import READ_TIMEOUT_S
+from lab.cluster import ETCD_PORT, Cluster, running_cluster, start_etcd, wait_until_registered
+from lab.network import Host, Network
 from tests.support.dlcmd import COMMAND
-from tests.support.network import Host, Network
-from tests.support.network_cluster import (
-    ETCD_PORT,
-    Cluster,
-    running_cluster,
-    start_etcd,
-    wait_until_registered,
-)
-from tests.support.redis import needs_redis
-
-pytestmark = needs_redis
+from tests.support.network import skipping
 
 READER = """
 import sys
@@ -32,12 +25,16 @@ for path in sys.stdin:
 
 @pytest.fixture
 def etcd(net: Network) -> Host:
-    return start_etcd(net)
+    with skipping():
+        return start_etcd(net)
 
 
 @pytest.fixture
 def cluster(net: Network, etcd: Host) -> Iterator[Cluster]:
-    with running_cluster(net, options=["--etcd", f"{etcd.address}:{ETCD_PORT}"]) as running:
+    with ExitStack() as stack:
+        with skipping():
+            options = ["--etcd", f"{etcd.address}:{ETCD_PORT}"]
+            running = stack.enter_context(running_cluster(net, options=options))
         wait_until_registered(running)
         yield running
 

@@ -9,8 +9,8 @@ from threading import Thread
 
 import pytest
 
-from tests.support.network import Network
-from tests.support.tcp_proxy import Passed, TcpProxy, tcp_proxy
+from lab.network import Network
+from lab.tcp_proxy import Passed, TcpProxy, tcp_proxy
 
 TIMEOUT_S = 60.0
 SILENCE_S = 0.3

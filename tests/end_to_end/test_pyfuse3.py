@@ -11,7 +11,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.options import PYFUSE3, MountOptions
-from tests.support.mounted import clear
+from lab.mounts import clear
 from tests.support.plan_reader import content_of, read
 from tests.support.server import running_server
 

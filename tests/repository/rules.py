@@ -19,7 +19,8 @@ LAYERS: dict[str, frozenset[str]] = {
     "dieselfs_server": frozenset({"dieselfs"}),
     "dieselfs_client": frozenset({"dieselfs"}),
     "dieselfs_tools": frozenset({"dieselfs", "dieselfs_client"}),
-    "bench": frozenset({"dieselfs", "dieselfs_client", "dieselfs_server", "dieselfs_tools"}),
+    "lab": frozenset({"dieselfs", "dieselfs_client", "dieselfs_server", "dieselfs_tools"}),
+    "bench": frozenset({"dieselfs", "dieselfs_client", "dieselfs_server", "dieselfs_tools", "lab"}),
 }
 """Which of our packages each one may import: tools -> client -> dieselfs <- server, and never the other way."""
 

@@ -24,6 +24,7 @@ ROOT_BY_PACKAGE = {
     "dieselfs_server": REPOSITORY / "server" / "dieselfs_server",
     "dieselfs_client": REPOSITORY / "client" / "dieselfs_client",
     "dieselfs_tools": REPOSITORY / "tools" / "dieselfs_tools",
+    "lab": REPOSITORY / "tools" / "lab",
     "bench": REPOSITORY / "tools" / "bench",
 }
 TESTS_BY_PACKAGE = {
@@ -31,6 +32,7 @@ TESTS_BY_PACKAGE = {
     "dieselfs_server": "server",
     "dieselfs_client": "client",
     "dieselfs_tools": "tools",
+    "lab": "cluster",
     "bench": "tools/bench",
 }
 
@@ -56,7 +58,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/fsck.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/purge.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/tags.py": "tests/server/test_maintenance.py",
-    "server/dieselfs_server/main.py": "tests/support/server.py starts every server of the tests with it",
+    "server/dieselfs_server/main.py": "tests/cluster and every other test with a server: tools/lab/server.py starts it",
     "server/dieselfs_server/metadata/interface.py": "a contract; tests/conformance/metadata_suite.py holds it",
     "server/dieselfs_server/metadata/sqlite_*.py": "parts of one store: tests/server/metadata/test_sqlite.py",
     "server/dieselfs_server/store/interface.py": "a contract; each store is held to it",
@@ -74,6 +76,12 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/dieselfs_tools/content.py": "tests/tools/commands/test_cat.py",
     "tools/dieselfs_tools/session.py": "tests/tools/test_dlcmd.py: options, environment, configuration file",
     "tools/dieselfs_tools/target.py": "tests/tools/commands/test_put.py: what is there, what is stored already",
+    "tools/lab/namespace.py": "tests/cluster/test_network.py: hosts are namespaces",
+    "tools/lab/packet_filter.py": "tests/cluster/test_network.py: what is lost, and what is not",
+    "tools/lab/cluster.py": "tests/cluster/test_failover.py and tests/cluster/test_registry.py run on it",
+    "tools/lab/mounts.py": "tests/client/mount/test_mounting.py clears mounts that live and that are dead",
+    "tools/lab/redis_process.py": "tests/server/metadata/test_redis_link.py kills and starts it again",
+    "tools/lab/server.py": "every test over a running server",
     "tools/bench/*.py": "measurements; their arithmetic has tests in tests/tools/bench/test_figures.py",
 }
 """Modules (or, with a `*`, all that match) that have no test file of their own name, and why."""

@@ -18,12 +18,10 @@ from pathlib import Path
 import trio
 
 from dieselfs.chunk_source import NodeSource
-from dieselfs.errors import MountError
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.daemon import open_log, serve
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.options import MountOptions
+from lab.mounts import clear
 from tests.support.dataset import PackedDataset
 
 START_TIMEOUT_S = 60.0
@@ -112,10 +110,3 @@ def mounted(
             clear(mountpoint)
             raise AssertionError("the process behind the mount did not end")
         process.close()
-
-
-def clear(mountpoint: Path) -> None:
-    """Remove every mount from `mountpoint`, dead ones too."""
-    with suppress(MountError):
-        while mount_at(str(mountpoint)) is not None:
-            unmount(str(mountpoint), lazily=True)

@@ -24,8 +24,8 @@ from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.pieces import PieceTable
 from dieselfs_client.reads import Reads
 from dieselfs_client.residency import ChunkResidency
+from lab.mounts import clear
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
-from tests.support.mounted import clear
 from tests.support.page_cache import cached_pages, is_cached
 
 CHUNK_BYTES = 128 * 1024

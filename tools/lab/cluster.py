@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from dieselfs.config import Settings
-from tests.support.network import Host, Network
-from tests.support.network_namespace import wait_for
-from tests.support.redis import running_redis
-from tests.support.server import RunningServer, running_server
+from lab.namespace import wait_for
+from lab.network import Host, Network, Unsuitable
+from lab.redis_process import running_redis
+from lab.server import RunningServer, running_server
 
 PORT = 7070
 ETCD_PORT = 2379
@@ -79,9 +77,9 @@ class Cluster:
 
 
 def start_etcd(net: Network) -> Host:
-    """etcd of one member, on a host of its own. Skips the test where there is no etcd."""
+    """etcd of one member, on a host of its own. Raises Unsuitable where there is no etcd."""
     if shutil.which("etcd") is None:
-        pytest.skip("needs etcd: apt-get install etcd-server")
+        raise Unsuitable("needs etcd: apt-get install etcd-server")
     host = net.host("etcd")
     client, peer = f"http://{host.address}:{ETCD_PORT}", f"http://{host.address}:{ETCD_PORT + 1}"
     words = [
@@ -125,7 +123,12 @@ def running_storage(host: Host, options: Sequence[str]) -> Iterator[Storage]:
 
 @contextmanager
 def running_cluster(net: Network, servers: int = 2, options: Sequence[str] = ()) -> Iterator[Cluster]:
-    """Redis and so many servers, each on a host of its own and with these `options`; all stopped in the end."""
+    """Redis and so many servers, each on a host of its own and with these `options`; all stopped in the end.
+
+    Raises Unsuitable where there is no Redis.
+    """
+    if shutil.which("redis-server") is None:
+        raise Unsuitable("needs redis-server: apt-get install redis-server")
     with ExitStack() as stack:
         redis = net.host("redis")
         with redis.inside():

@@ -55,7 +55,7 @@ class Passed:
     alterations: int = 0
 
 
-# -- the tests' side -----------------------------------------------------------------------------------------
+# -- those who use it -----------------------------------------------------------------------------------------
 
 
 class TcpProxy:
@@ -115,7 +115,7 @@ class TcpProxy:
 def tcp_proxy(target: tuple[str, int], host: str = "127.0.0.1") -> Iterator[TcpProxy]:
     """A proxy in front of the server at `target`, on a free port of `host`; gone in the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.tcp_proxy", host, target[0], str(target[1])],
+        [sys.executable, "-m", "lab.tcp_proxy", host, target[0], str(target[1])],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

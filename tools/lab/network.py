@@ -1,0 +1,266 @@
+"""A real network on one machine: hosts as network namespaces, joined by a switch, with rates, losses and partitions.
+
+with Network() as net:
+    storage, node = net.host("storage"), net.host("node-1")
+    server = storage.start(["redis-server", "--bind", storage.address])
+    node.run(["redis-cli", "-h", storage.address, "ping"])
+    net.cut_off(storage)
+
+Needs root and iproute2. Whatever a network has started, mounted or made is gone when
+the block ends. What a killed program left behind is removed by the next network on the machine (`sweep`).
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from ipaddress import IPv4Address
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dieselfs.limits import KIB
+from dieselfs_client.mount.mount_table import dieselfs_mounts
+from lab import namespace as namespaces
+from lab.mounts import clear
+from lab.namespace import Namespace, command
+from lab.packet_filter import bytecode, program
+
+RUN_TIMEOUT_S = 120.0
+HOSTS_MAX = 250
+
+_BURST_BYTES_MIN = 64 * KIB  # a packet of a virtual link may be as large
+_QUEUE_MS = 100
+_NAME = re.compile(r"dieselfs-(?P<process>\d+)-\d+")
+_numbers = count(1)
+
+
+class Unsuitable(Exception):
+    """This machine cannot do what is asked for; says what it lacks."""
+
+
+class Host:
+    """A machine of the network: an address, a host name, a home. Made by `Network.host`.
+
+    It shares processes and files with the machine that it runs on, but its programs have folders of their own in the
+    environment, so that they do not meet those of other hosts through files.
+    """
+
+    def __init__(
+        self, name: str, address: IPv4Address, port: str, folder: Path, namespace: Namespace
+    ) -> None:
+        self.name = name
+        self.address = str(address)
+        self.folder = folder
+        self.port = port
+        self._namespace = namespace
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def log_file(self) -> Path:
+        """What its programs print, but for those whose output goes elsewhere."""
+        return self.folder / "log"
+
+    def log(self) -> str:
+        return self.log_file.read_text("utf-8", "replace") if self.log_file.exists() else ""
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """For programs of this host: a home and run-time folder of its own, our packages, nobody's settings."""
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("DIESELFS_", "XDG_"))
+        }
+        own = {"HOME": self.folder / "home"}
+        own |= {
+            f"XDG_{kind}_HOME": self.folder / kind.lower() for kind in ("CACHE", "CONFIG", "DATA", "STATE")
+        }
+        own["XDG_RUNTIME_DIR"] = self.folder / "run"
+        for place in own.values():
+            place.mkdir(mode=0o700, exist_ok=True)
+        paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        return {**kept, **{name: str(place) for name, place in own.items()}, **paths, **variables}
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Until the end of the block, what this thread opens and starts is on this host: sockets, processes, threads.
+
+        So a `running_server` that is entered in the block runs here, and a library used in it calls from here.
+        """
+        with self._namespace.inside():
+            yield
+
+    def run(self, words: Sequence[str | Path], exit_code: int = 0, **options: Any) -> str:
+        """Run a program on this host to its end, which is to be `exit_code`; what it printed."""
+        options = {"cwd": self.folder, "env": self.environment(), "timeout": RUN_TIMEOUT_S, **options}
+        with self.inside():
+            done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+        assert done.returncode == exit_code, f"{self.name}: {words}: {done.returncode}\n{done.stderr}"
+        return str(done.stdout)
+
+    def start(self, words: Sequence[str | Path], **options: Any) -> "subprocess.Popen[bytes]":
+        """Start a program on this host; it ends with the network at the latest."""
+        with self.log_file.open("ab") as log, self.inside():
+            settings = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL}
+            process = subprocess.Popen(words, **{**settings, "stdout": log, "stderr": log, **options})
+        self._started.append(process)
+        return process
+
+    def processes(self) -> list[int]:
+        """All that run on this host, whoever started them."""
+        return self._namespace.processes()
+
+    def kill(self, process: "subprocess.Popen[bytes] | None" = None) -> None:
+        """As a power cut does it: one process, or all of them. Returns when they have ended."""
+        if process is not None:
+            process.kill()
+            process.wait(namespaces.END_TIMEOUT_S)
+        else:
+            namespaces.kill_in(self._namespace.name)
+
+    def stop(self) -> None:
+        """Stop all processes of this host where they are (SIGSTOP): they hold their connections, and say nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def end(self) -> None:
+        """Everything that runs here is killed, and the host is gone."""
+        self._namespace.end()
+        for process in self._started:
+            process.wait(namespaces.END_TIMEOUT_S)
+
+
+class Network:
+    """Hosts at one switch. Use it in a `with`, which raises Unsuitable where there can be none."""
+
+    def __init__(self) -> None:
+        self.name = f"dieselfs-{os.getpid()}-{next(_numbers)}"
+        self.folder = Path(tempfile.gettempdir(), self.name)
+        self.hosts: list[Host] = []
+        self._lost: dict[tuple[Host, Host], float] = {}  # from whom, to whom, which share of the packets
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Network":
+        reason = why_not()
+        if reason is not None:
+            raise Unsuitable(reason)
+        sweep()
+        self._stack.callback(remove, self.name)
+        try:
+            self.folder.mkdir(mode=0o755)
+            self._switch = Namespace(f"{self.name}-switch", "switch")
+            self._stack.callback(self._switch.end)
+            with self._switch.inside():
+                command("ip", "link", "add", "switch", "type", "bridge")
+                command("ip", "link", "set", "switch", "up")
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def host(self, name: str) -> Host:
+        """A new host. It reaches all others, and only them."""
+        number = len(self.hosts) + 1
+        assert number <= HOSTS_MAX
+        namespace = Namespace(f"{self.name}-{name}", name)
+        host = Host(name, IPv4Address("10.77.0.0") + number, f"port{number}", self.folder / name, namespace)
+        self._stack.callback(host.end)
+        self.hosts.append(host)
+        host.folder.mkdir()
+        with self._switch.inside():
+            here = f"type veth peer name eth0 netns {namespace.name}"
+            command("ip", "link", "add", host.port, *here.split())
+            command("ip", "link", "set", host.port, "master", "switch", "up")
+            command("tc", "qdisc", "add", "dev", host.port, "clsact")
+        with host.inside():
+            command("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
+            command("ip", "link", "set", "eth0", "up")
+        return host
+
+    def rate(self, host: Host, bytes_per_s: int | None) -> None:
+        """How much a host can send, and as much receive; None for as much as the machine can."""
+        for place, device in ((host.inside, "eth0"), (self._switch.inside, host.port)):
+            with place():
+                if bytes_per_s is None:
+                    command("tc", "qdisc", "delete", "dev", device, "root")
+                else:
+                    burst = max(bytes_per_s // 100, _BURST_BYTES_MIN)
+                    limits = f"rate {bytes_per_s}bps burst {burst} latency {_QUEUE_MS}ms"
+                    command("tc", "qdisc", "replace", "dev", device, "root", "tbf", *limits.split())
+
+    def cut(self, one: Host, other: Host) -> None:
+        """From now on no packet passes between two hosts; connections stay open and say nothing."""
+        self.lose(one, other, 1.0)
+        self.lose(other, one, 1.0)
+
+    def cut_off(self, host: Host) -> None:
+        """Cut a host off from all others that there are."""
+        for other in self.hosts:
+            if other is not host:
+                self.cut(host, other)
+
+    def lose(self, source: Host, target: Host, share: float) -> None:
+        """From now on this share of the packets from `source` to `target` is lost, at random; 1 for all of them."""
+        self._lost[source, target] = share
+        self._apply(source)
+
+    def heal(self, *hosts: Host) -> None:
+        """Nothing is lost any more: between two hosts, on all ways of one host, or, without hosts, anywhere."""
+        healed = [pair for pair in self._lost if set(hosts) <= set(pair)]
+        for pair in healed:
+            del self._lost[pair]
+        for source in {source for source, _ in healed}:
+            self._apply(source)
+
+    def _apply(self, source: Host) -> None:
+        """Put the filter in place at the port of `source`, at once and as a whole."""
+        lost = {IPv4Address(to.address): share for (of, to), share in self._lost.items() if of is source}
+        place = f"filter replace dev {source.port} ingress protocol ip prio 1 handle 1 bpf direct-action"
+        with self._switch.inside():
+            command("tc", *place.split(), "bytecode", bytecode(program(lost)))
+
+
+def why_not() -> str | None:
+    """Why there can be no network here; None if there can."""
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"needs {', '.join(missing)}: apt-get install iproute2"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    return None
+
+
+def sweep() -> None:
+    """Remove the networks of processes that are gone."""
+    left = [*namespaces.names("dieselfs-"), *os.listdir(tempfile.gettempdir())]
+    for network in sorted({match[0] for name in left if (match := _NAME.match(name))}):
+        process = int(network.split("-")[1])
+        if not Path(f"/proc/{process}").exists():
+            remove(network)
+
+
+def remove(network: str) -> None:
+    """Remove whatever there is of a network: processes, mounts, namespaces, files."""
+    folder = Path(tempfile.gettempdir(), network)
+    for namespace in namespaces.names(f"{network}-"):
+        namespaces.remove(namespace)
+    for record in dieselfs_mounts():
+        if Path(record.mountpoint).is_relative_to(folder):
+            clear(Path(record.mountpoint))
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,132 @@
+"""Real servers: the unchanged program, in a process of its own, always stopped again."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dieselfs.config import Settings
+from dieselfs.rpc.client import ServerClient
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """`folder` holds its chunks, metadata and log; `tcp` and `unix` are the addresses it listens on."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    tcp: str
+    unix: str
+
+    def settings(self, key_file: Path | None = None, tls_ca: Path | None = None) -> Settings:
+        """Settings of a client: with a key over TCP, without one over the Unix socket, as the server's own user."""
+        server = self.tcp if key_file or tls_ca else self.unix
+        cache = self.folder / "client-cache"
+        return Settings(
+            home=self.folder / "no-home",
+            cache=cache,
+            server=server,
+            key_file=str(key_file) if key_file else None,
+            tls_ca=str(tls_ca) if tls_ca else None,
+        )
+
+    def client(self, key_file: Path | None = None) -> ServerClient:
+        return ServerClient(self.settings(key_file))
+
+    def user(self, name: str, **grants: str) -> Path:
+        """Make a user with these rights (`data="write"`; `all_datasets="admin"` for `*`); returns the key file."""
+        client = self.client()
+        path = self.folder / f"{name}.key"
+        path.write_text(client.add_key(name))
+        path.chmod(0o600)
+        for dataset, right in grants.items():
+            client.grant(name, "*" if dataset == "all_datasets" else dataset, right)
+        client.close()
+        return path
+
+    def log(self) -> str:
+        return (self.folder / "server.log").read_text("utf-8", "replace")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(STOP_TIMEOUT_S)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start_server(folder: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()) -> RunningServer:
+    """Start a server over `folder` and wait until it listens. `prefix`: a program that runs it, such as strace."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tcp, unix = f"tcp://127.0.0.1:{free_port()}", f"unix:{folder}/server.sock"
+    ready, report = os.pipe()
+    command = [
+        *prefix,
+        *(sys.executable, "-m", "dieselfs_server.main"),
+        *("--listen", tcp, "--listen", unix),
+        *("--store", f"posix://{folder}/chunks", "--metadata", f"sqlite://{folder}/metadata.db"),
+        *("--ready-fd", str(report), *options),
+    ]
+    with open(folder / "server.log", "ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(report,),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    os.close(report)
+    try:
+        is_answer, _, _ = select.select([ready], [], [], START_TIMEOUT_S)
+        answer = os.read(ready, 4096).decode() if is_answer else "no answer"
+    finally:
+        os.close(ready)
+    server = RunningServer(process, folder, tcp, unix)
+    if answer.strip() != "ready":
+        server.kill()
+        raise AssertionError(f"the server did not start: {answer}\n{server.log()}")
+    return server
+
+
+@contextmanager
+def running_server(folder: Path, options: Sequence[str] = ()) -> Iterator[RunningServer]:
+    """A server that is stopped in the end, whatever happens."""
+    server = start_server(folder, options)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.stop()
+
+
+@contextmanager
+def running_servers(
+    folder: Path, names: Iterable[str], options: Sequence[str] = ()
+) -> Iterator[list[RunningServer]]:
+    """Servers side by side over the chunks and the metadata of the first, each stopped in the end, if it still runs."""
+    with ExitStack() as stack:
+        servers: list[RunningServer] = []
+        for name in names:
+            first = servers[0].folder if servers else folder / name
+            stores = ("--store", f"posix://{first}/chunks", "--metadata", f"sqlite://{first}/metadata.db")
+            own = ("--state", str(folder / name / "state"))
+            servers.append(stack.enter_context(running_server(folder / name, [*stores, *own, *options])))
+        yield servers
