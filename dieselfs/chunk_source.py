@@ -3,10 +3,52 @@
 All methods block, may be called from many threads at once, raise DieselfsError, and give what was verified.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
+from dieselfs.errors import DieselfsError
 from dieselfs.meta.snapshot import ExtentRef
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Excerpts:
+    """Bytes of extents, left where they lie: the one with number i begins at `starts[i]` of `content`.
+
+    They are views, cut when they are taken; each holds all of `content` in memory.
+    """
+
+    content: memoryview
+    starts: Sequence[int]
+    lengths: Sequence[int]
+
+    @classmethod
+    def of_payload(cls, payload: memoryview, extents: Sequence[ExtentRef]) -> "Excerpts":
+        """Out of the payload of their chunk."""
+        return cls(payload, [extent.offset for extent in extents], [extent.length for extent in extents])
+
+    @classmethod
+    def joined(cls, content: memoryview, extents: Sequence[ExtentRef]) -> "Excerpts":
+        """Where one lies behind the other, and nothing in between."""
+        lengths = [extent.length for extent in extents]
+        return cls(content, [0, *accumulate(lengths[:-1])] if lengths else [], lengths)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        content = self.content
+        for start, length in zip(self.starts, self.lengths, strict=True):
+            yield content[start : start + length]
+
+    def __getitem__(self, number: int) -> memoryview:
+        start = self.starts[number]
+        return self.content[start : start + self.lengths[number]]
+
+
+Brought = Excerpts | DieselfsError
+"""What came of the extents of a chunk, in the order in which they were wanted; or why they cannot be had."""
 
 
 class ChunkSource(Protocol):
@@ -26,8 +68,22 @@ class ChunkSource(Protocol):
 
 
 class NodeSource(ChunkSource, Protocol):
-    """Also many extents of one chunk in one request."""
+    """Also many extents, of one chunk or of many, in as few requests as can be."""
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         """The bytes of extents of one chunk. Raises Damaged, which names the chunk, or Unavailable."""
+        ...
+
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+    ) -> Iterator[tuple[int, Brought]]:
+        """The bytes of extents of many chunks: each chunk once, as soon as it is here, in whatever order.
+
+        `is_common`: others will soon want the rest of these chunks, so that it pays to have them whole in the memory of
+        a job. Nothing is asked before the first is taken; whoever takes no more lets go of the iterator.
+        """
+        ...
+
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        """The same chunks, those together whose extents come in one request. Asks nobody."""
         ...

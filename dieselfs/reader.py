@@ -5,14 +5,15 @@ Whatever arrives is checked before anybody sees it: a whole payload against the 
 against that of its piece. What does not match is fetched once more, then it is an error, never other bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from dieselfs.cache.segment import Segment
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.errors import Damaged
+from dieselfs.chunk_source import Brought, Excerpts
+from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs.rpc.client import ServerClient
 
@@ -75,18 +76,32 @@ class ChunkReader:
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         """The bytes of extents of one chunk. Raises Damaged or Unavailable."""
+        return [*map(bytes, self._fetch_joined(chunk, extents))]
+
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+    ) -> Iterator[tuple[int, Brought]]:
+        """The bytes of extents of many chunks, one request after the other, or why they cannot be had."""
+        for chunk, extents in wanted.items():
+            try:
+                yield chunk, self._fetch_joined(chunk, extents)
+            except DieselfsError as error:
+                yield chunk, error
+
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        """Each chunk by itself: a server is asked for extents of one at a time."""
+        return [[chunk] for chunk in chunks]
+
+    def _fetch_joined(self, chunk: int, extents: Sequence[ExtentRef]) -> Excerpts:
         chunk_id = self.snapshot.chunk_id(chunk)
         ranges = np.array([(extent.offset, extent.length) for extent in extents], np.uint32).reshape(-1, 2)
-        ends = np.cumsum(ranges[:, 1], dtype=np.int64).tolist()
         bad = extents[0] if extents else None
         for _ in range(FETCHES_MAX):
-            joined = self._client.ranges(self.snapshot.dataset, chunk_id, ranges)
-            pieces = [
-                bytes(joined[end - extent.length : end]) for extent, end in zip(extents, ends, strict=True)
-            ]
-            bad = first_damaged(extents, pieces)
+            joined = memoryview(self._client.ranges(self.snapshot.dataset, chunk_id, ranges))
+            excerpts = Excerpts.joined(joined, extents)
+            bad = first_damaged(extents, excerpts)
             if bad is None:
-                return pieces
+                return excerpts
         assert bad is not None
         raise Damaged(
             f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: payload offset {bad.offset}: "

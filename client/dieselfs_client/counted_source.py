@@ -1,16 +1,16 @@
 """Counts what a node fetches, and in how many requests. Blocks as the source behind it does; safe between threads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from threading import Lock
 
-from dieselfs.chunk_source import NodeSource
+from dieselfs.chunk_source import Brought, Excerpts, NodeSource
 from dieselfs.meta.snapshot import ExtentRef
 
 
 @dataclass(slots=True)
 class FetchFigures:
-    """Counts since the start, of fetches that brought something."""
+    """Counts since the start, of fetches that brought something. Many extents of one chunk are one request."""
 
     chunks: int = 0
     chunk_bytes: int = 0
@@ -43,19 +43,30 @@ class CountedSource:
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         data = self._source.fetch_extent(extent)
-        self._count_ranges([data])
+        self._count_ranges([len(data)])
         return data
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         pieces = self._source.fetch_extents(chunk, extents)
-        self._count_ranges(pieces)
+        self._count_ranges([*map(len, pieces)])
         return pieces
 
-    def _count_ranges(self, pieces: list[bytes]) -> None:
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+    ) -> Iterator[tuple[int, Brought]]:
+        for chunk, brought in self._source.fetch_many(wanted, is_common):
+            if isinstance(brought, Excerpts):
+                self._count_ranges(brought.lengths)
+            yield chunk, brought
+
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        return self._source.together(chunks)
+
+    def _count_ranges(self, lengths_bytes: Sequence[int]) -> None:
         with self._lock:
             self._figures.range_requests += 1
-            self._figures.ranges += len(pieces)
-            self._figures.range_bytes += sum(map(len, pieces))
+            self._figures.ranges += len(lengths_bytes)
+            self._figures.range_bytes += sum(lengths_bytes)
 
     def figures(self) -> dict[str, int]:
         with self._lock:

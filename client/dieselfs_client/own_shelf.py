@@ -1,10 +1,11 @@
 """A node's own shelf, for threads: it lives in a trio thread, and sources are asked in others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import trio
 
 from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.peers.asking import Wanted
 from dieselfs.peers.source import Found
 from dieselfs_client.shelf import Shelf
@@ -17,17 +18,21 @@ class OwnShelf:
         self._shelf = shelf
         self._token = token
 
-    def find(self, wanted: Sequence[Wanted]) -> list[Found]:
-        """The payload of the chunk of each; what is not on the shelf is fetched, all at one time.
+    def find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Found]]:
+        """The payload of the chunk of each; what is not on the shelf is fetched, a few at a time.
 
         A chunk that is wanted whole is always fetched. What comes back is verified, and stays readable.
         """
-        found: list[Found] = [self._shelf.kept(each.chunk) for each in wanted]
-        missing = [place for place, payload in enumerate(found) if payload is None]
-        if missing:
-            for place, payload in zip(missing, self._fetch([wanted[at] for at in missing]), strict=True):
-                found[place] = payload
-        return found
+        missing = []
+        for each in wanted:
+            payload = self._shelf.kept(each.chunk)
+            if payload is None:
+                missing.append(each)
+            else:
+                yield each, payload
+        for first in range(0, len(missing), FETCHES_AT_ONCE_MAX):
+            batch = missing[first : first + FETCHES_AT_ONCE_MAX]
+            yield from zip(batch, self._fetch(batch), strict=True)
 
     def _fetch(self, wanted: Sequence[Wanted]) -> list[Found]:
         try:
@@ -47,6 +52,6 @@ class OwnShelf:
         async with trio.open_nursery() as nursery:
             for place, each in enumerate(wanted):
                 is_whole = not each.extents
-                if is_whole or self._shelf.is_worth_fetching(each.chunk, each.length_bytes):
+                if is_whole or self._shelf.is_worth_fetching(each.chunk, each.length_bytes, each.is_common):
                     nursery.start_soon(fetch, place, each.chunk)
         return found

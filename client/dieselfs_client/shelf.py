@@ -96,11 +96,11 @@ class Shelf:
             raise Damaged(f"{self._name(chunk)} is damaged")
         return await self._flights.wait(chunk)
 
-    def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
-        """Whether a chunk is to be here for the sake of so many of its bytes: it is here, will be kept, or much of it
-        was asked for lately. Else whoever wants them is better off without the rest.
+    def is_worth_fetching(self, chunk: int, wanted_bytes: int, is_common: bool = False) -> bool:
+        """Whether a chunk is to be here for the sake of so many of its bytes: it is here, will be kept, others want the
+        rest (`is_common`), or much of it was asked for lately. Else whoever wants them is better off without the rest.
         """
-        if chunk in self._kept or chunk in self._transit or self.has_room(chunk):
+        if is_common or chunk in self._kept or chunk in self._transit or self.has_room(chunk):
             return True
         asked_bytes = self._asked_bytes.pop(chunk, 0) + wanted_bytes + REQUEST_BYTES
         if asked_bytes * WHOLE_SHARE >= self._snapshot.chunk_payload_length(chunk):

@@ -29,20 +29,23 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Pieces of one chunk, in the order in which they are to come; without `extents`, its whole payload."""
+    """Pieces of one chunk, in the order in which they are to come; without `extents`, its whole payload. `is_common`:
+    others will soon want the rest of it.
+    """
 
     chunk: int
     length_bytes: int
     extents: Sequence[ExtentRef] = ()
+    is_common: bool = False
 
     @classmethod
     def whole(cls, snapshot: Snapshot, chunk: int) -> "Wanted":
         return cls(chunk, snapshot.chunk_payload_length(chunk))
 
     @classmethod
-    def pieces(cls, chunk: int, extents: Sequence[ExtentRef]) -> "Wanted":
+    def pieces(cls, chunk: int, extents: Sequence[ExtentRef], is_common: bool = False) -> "Wanted":
         """At least one, and all of this chunk."""
-        return cls(chunk, sum(extent.length for extent in extents), extents)
+        return cls(chunk, sum([extent.length for extent in extents]), extents, is_common)
 
 
 def encode_wanted(wanted: Sequence[Wanted]) -> dict[str, object]:

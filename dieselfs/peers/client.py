@@ -146,8 +146,8 @@ class PeerClient:
         _log.info("node %s answers again", peer.node)
         return True
 
-    def pieces(self, peer: Member, wanted: Sequence[Wanted]) -> list[tuple[State, memoryview]]:
-        """Ask a peer for pieces: for each chunk what became of it, and if it is here its pieces, joined.
+    def pieces(self, peer: Member, wanted: Sequence[Wanted]) -> list[tuple[Wanted, State, memoryview]]:
+        """Ask a peer for pieces: each with what became of it, and if it is here its pieces, joined.
 
         What arrives is *not verified*: tell `lied` if it is wrong. Raises Unavailable when the peer does not answer,
         or not as it should, after a bounded wait; it is avoided then, and for as long as it is, this raises at once.
@@ -167,8 +167,8 @@ class PeerClient:
         states, view = replies[0], received[0]
         pieces = []
         start = 0
-        for state, length in zip(states, _lengths(wanted, states), strict=True):
-            pieces.append((State(state), view[start : start + length]))
+        for each, state, length in zip(wanted, states, _lengths(wanted, states), strict=True):
+            pieces.append((each, State(state), view[start : start + length]))
             start += length
         with self._lock:
             self._figures.received_bytes += len(view)

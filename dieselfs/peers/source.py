@@ -8,16 +8,17 @@ it too. This module runs threads, and waits for sockets.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from queue import SimpleQueue
 from threading import Lock
 from typing import Protocol
 
 from xxhash import xxh3_128_intdigest
 
 from dieselfs.cache.member import Member
-from dieselfs.chunk_source import NodeSource
+from dieselfs.chunk_source import Brought, Excerpts, NodeSource
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.limits import (
     PEER_AGAIN_S,
@@ -32,11 +33,6 @@ from dieselfs.peers.asking import State, Wanted
 from dieselfs.peers.client import PeerClient
 from dieselfs.reader import first_damaged
 
-Pieces = list[memoryview]
-Brought = Pieces | DieselfsError
-"""What was wanted of a chunk, where a whole payload is one piece; or why it cannot be had."""
-
-
 Found = memoryview | DieselfsError | None
 """The payload of a chunk; what went wrong; or None if the chunk is not worth fetching for the few bytes of it."""
 
@@ -44,8 +40,10 @@ Found = memoryview | DieselfsError | None
 class OwnChunks(Protocol):
     """The chunks that this node owns. Blocks; safe to use from many threads."""
 
-    def find(self, wanted: Sequence[Wanted]) -> list[Found]:
-        """The payload of the chunk of each, verified; it stays readable. One that is wanted whole is never None."""
+    def find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Found]]:
+        """The payload of the chunk of each, verified, as soon as it is here; it stays readable. One that is wanted
+        whole is never None.
+        """
         ...
 
 
@@ -109,7 +107,7 @@ class PooledSource:
 
     def fetch_chunk(self, chunk: int) -> memoryview:
         """The payload of a chunk. Raises Damaged, which names it, or Unavailable."""
-        return self._had(Wanted.whole(self._snapshot, chunk))[0]
+        return self._had(Wanted.whole(self._snapshot, chunk)).content
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
         """As `fetch_chunk`, into memory of the payload's length."""
@@ -123,68 +121,115 @@ class PooledSource:
         """The bytes of extents of one chunk. Raises as `fetch_chunk`."""
         return [bytes(piece) for piece in self._had(Wanted.pieces(chunk, extents))] if extents else []
 
-    def fetch_many(self, wanted: Mapping[int, Sequence[ExtentRef]]) -> dict[int, Brought]:
-        """The bytes of extents of many chunks, or for each chunk why they cannot be had; one request to each owner.
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+    ) -> Iterator[tuple[int, Brought]]:
+        """The bytes of extents of many chunks, or for each chunk why they cannot be had; one request to each owner, all
+        at the same time.
 
-        A request has no more than PEER_BATCH_BYTES: beyond that, there are several, one after the other. Pieces are
-        views, of memory that is held for as long as one of a request is.
+        A request has no more than PEER_BATCH_BYTES: beyond that, there are several, one after the other. Whoever lets
+        go of the iterator before its end abandons what is on its way.
         """
         groups: dict[Member | None, list[Wanted]] = {}
         for chunk, extents in wanted.items():
             if extents:
-                groups.setdefault(self._owner(chunk), []).append(Wanted.pieces(chunk, extents))
-        brought: dict[int, Brought] = {chunk: [] for chunk, extents in wanted.items() if not extents}
-        if groups:
-            first, *rest = groups.items()
-            others = [self._threads.submit(self._bring, peer, group) for peer, group in rest]
-            brought |= self._bring(*first)
-            for other in others:
-                brought |= other.result()
-        return brought
+                groups.setdefault(self._owner(chunk), []).append(Wanted.pieces(chunk, extents, is_common))
+            else:
+                yield chunk, Excerpts.joined(memoryview(b""), ())
+        if len(groups) > 1:
+            yield from self._bring_together(groups)
+        else:
+            for peer, group in groups.items():
+                yield from self._bring(peer, group)
 
-    def _had(self, wanted: Wanted) -> Pieces:
-        brought = self._bring(self._owner(wanted.chunk), [wanted])[wanted.chunk]
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        """The chunks of each owner, as it is just now."""
+        groups: dict[Member | None, list[int]] = {}
+        for chunk in chunks:
+            groups.setdefault(self._owner(chunk), []).append(chunk)
+        return list(groups.values())
+
+    def _bring_together(
+        self, groups: Mapping[Member | None, Sequence[Wanted]]
+    ) -> Iterator[tuple[int, Brought]]:
+        arrived: SimpleQueue[tuple[int, Brought] | BaseException | None] = SimpleQueue()
+        is_abandoned = False
+
+        def bring(peer: Member | None, group: Sequence[Wanted]) -> None:
+            try:
+                for each in self._bring(peer, group):
+                    if is_abandoned:
+                        return
+                    arrived.put(each)
+                arrived.put(None)
+            except BaseException as error:  # a bug: whoever asked is to hear of it
+                arrived.put(error)
+
+        for peer, group in groups.items():
+            self._threads.submit(bring, peer, group)
+        try:
+            underway = len(groups)
+            while underway:
+                each = arrived.get()
+                if isinstance(each, BaseException):
+                    raise each
+                if each is None:
+                    underway -= 1
+                else:
+                    yield each
+        finally:
+            is_abandoned = True
+
+    def _had(self, wanted: Wanted) -> Excerpts:
+        (_, brought), *_ = self._bring(self._owner(wanted.chunk), [wanted])
         if isinstance(brought, DieselfsError):
             raise brought
         return brought
 
-    def _bring(self, peer: Member | None, wanted: Sequence[Wanted]) -> dict[int, Brought]:
+    def _bring(self, peer: Member | None, wanted: Sequence[Wanted]) -> Iterator[tuple[int, Brought]]:
         """From the owner of all these, and what it does not have from a server."""
-        brought: dict[int, Brought] = {}
+        left = {each.chunk: each for each in wanted}
         if peer is None:
-            self._find(wanted, brought)
-        elif not self._peers.is_avoided(peer.node):
-            self._ask(peer, wanted, brought)
-        for each in wanted:
-            if each.chunk not in brought:
-                brought[each.chunk] = self._serve(each)
-        with self._lock:
-            self._figures.asked += sum(map(_count, wanted))
-        return brought
+            came = self._find(wanted)
+        elif self._peers.is_avoided(peer.node):
+            came = iter(())
+        else:
+            came = self._ask(peer, wanted)
+        for each, brought in came:
+            del left[each.chunk]
+            yield each.chunk, brought
+        for each, brought in self._serve(list(left.values())):
+            yield each.chunk, brought
 
     # -- the three ways ----------------------------------------------------------------------------------
 
-    def _find(self, wanted: Sequence[Wanted], brought: dict[int, Brought]) -> None:
+    def _find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Brought]]:
         """On our own shelf."""
-        for each, found in zip(wanted, self._own.find(wanted), strict=True):
+        for each, found in self._own.find(wanted):
             if isinstance(found, memoryview):
-                brought[each.chunk] = _cut(each, found)
                 with self._lock:
+                    self._figures.asked += _count(each)
                     self._figures.own += _count(each)
                     self._figures.own_bytes += each.length_bytes
-            elif isinstance(found, Damaged) and each.extents:
+                yield each, _cut(each, found)
+            elif found is None or (isinstance(found, Damaged) and each.extents):
                 continue  # these pieces may be whole all the same
-            elif found is not None:
-                brought[each.chunk] = self._failed(each, found)
+            else:
+                yield each, self._failed(each, found)
 
-    def _ask(self, peer: Member, wanted: Sequence[Wanted], brought: dict[int, Brought]) -> None:
+    def _ask(self, peer: Member, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Brought]]:
         """A peer, again and again while it fetches; what it does not bring in time is left out."""
         left = list(wanted)
         patience_end_s = self._clock() + self._patience_s
         while left and self._clock() < patience_end_s:
             batch = _batch(left)
+            later: list[Wanted] = []
             try:
-                later = self._take(peer, batch, brought)
+                for each, state, view in self._peers.pieces(peer, batch):
+                    if state == State.LATER:
+                        later.append(each)
+                    elif state == State.HERE:
+                        yield each, self._verified(peer, each, view)
             except Unavailable:
                 return
             if len(later) < len(batch):
@@ -193,46 +238,52 @@ class PooledSource:
                 self._pause(PEER_AGAIN_S)
             left = left[len(batch) :] + later
 
-    def _take(self, peer: Member, batch: Sequence[Wanted], brought: dict[int, Brought]) -> list[Wanted]:
-        """One request. Returns what the peer has not fetched yet. Raises Unavailable if it is not to be asked again."""
-        later = []
-        for each, (state, view) in zip(batch, self._peers.pieces(peer, batch), strict=True):
-            if state == State.LATER:
-                later.append(each)
-            elif state == State.HERE:
-                pieces = _joined_pieces(each, view)
-                if not self._is_right(each, pieces):
-                    self._peers.lied(peer.node)
-                    raise Unavailable(f"node {peer.node} has sent other bytes than those of the chunk")
-                brought[each.chunk] = pieces
-                with self._lock:
-                    self._figures.from_peers += _count(each)
-                    self._figures.peer_bytes += each.length_bytes
-        return later
+    def _verified(self, peer: Member, wanted: Wanted, view: memoryview) -> Excerpts:
+        """What a peer has sent. Raises Unavailable if it is not what is wanted: then it is not to be asked again."""
+        excerpts = _joined(wanted, view)
+        if not self._is_right(wanted, excerpts):
+            self._peers.lied(peer.node)
+            raise Unavailable(f"node {peer.node} has sent other bytes than those of the chunk")
+        with self._lock:
+            self._figures.asked += _count(wanted)
+            self._figures.from_peers += _count(wanted)
+            self._figures.peer_bytes += wanted.length_bytes
+        return excerpts
 
-    def _is_right(self, wanted: Wanted, pieces: Pieces) -> bool:
+    def _is_right(self, wanted: Wanted, excerpts: Excerpts) -> bool:
         """Whether these are the bytes that are wanted, by their checksums."""
         if wanted.extents:
-            return first_damaged(wanted.extents, pieces) is None
-        return xxh3_128_intdigest(pieces[0]) == self._snapshot.chunk_checksum(wanted.chunk)
+            return first_damaged(wanted.extents, excerpts) is None
+        return xxh3_128_intdigest(excerpts.content) == self._snapshot.chunk_checksum(wanted.chunk)
 
-    def _serve(self, wanted: Wanted) -> Brought:
+    def _serve(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Brought]]:
         """A server."""
-        try:
-            if wanted.extents:
-                fetched = self._server.fetch_extents(wanted.chunk, wanted.extents)
-                pieces = [memoryview(piece) for piece in fetched]
-            else:
-                pieces = [memoryview(self._server.fetch_chunk(wanted.chunk))]
-        except DieselfsError as error:
-            return self._failed(wanted, error)
-        with self._lock:
-            self._figures.from_servers += _count(wanted)
-            self._figures.server_bytes += wanted.length_bytes
-        return pieces
+        for each, brought in self._served(wanted):
+            if isinstance(brought, DieselfsError):
+                yield each, self._failed(each, brought)
+                continue
+            with self._lock:
+                self._figures.asked += _count(each)
+                self._figures.from_servers += _count(each)
+                self._figures.server_bytes += each.length_bytes
+            yield each, brought
+
+    def _served(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Brought]]:
+        of_pieces = {each.chunk: each for each in wanted if each.extents}
+        if of_pieces:
+            extents = {chunk: each.extents for chunk, each in of_pieces.items()}
+            for chunk, brought in self._server.fetch_many(extents):
+                yield of_pieces[chunk], brought
+        for each in wanted:
+            if not each.extents:
+                try:
+                    yield each, _whole(memoryview(self._server.fetch_chunk(each.chunk)))
+                except DieselfsError as error:
+                    yield each, error
 
     def _failed(self, wanted: Wanted, error: DieselfsError) -> DieselfsError:
         with self._lock:
+            self._figures.asked += _count(wanted)
             self._figures.failed += _count(wanted)
         return error
 
@@ -254,20 +305,15 @@ def _count(wanted: Wanted) -> int:
     return len(wanted.extents) or 1
 
 
-def _cut(wanted: Wanted, payload: memoryview) -> Pieces:
+def _whole(payload: memoryview) -> Excerpts:
+    return Excerpts(payload, [0], [len(payload)])
+
+
+def _cut(wanted: Wanted, payload: memoryview) -> Excerpts:
     """What is wanted, out of the whole payload."""
-    if not wanted.extents:
-        return [payload]
-    return [payload[extent.offset : extent.offset + extent.length] for extent in wanted.extents]
+    return Excerpts.of_payload(payload, wanted.extents) if wanted.extents else _whole(payload)
 
 
-def _joined_pieces(wanted: Wanted, joined: memoryview) -> Pieces:
+def _joined(wanted: Wanted, content: memoryview) -> Excerpts:
     """What is wanted, where it lies one piece behind the other."""
-    if not wanted.extents:
-        return [joined]
-    pieces, start = [], 0
-    for extent in wanted.extents:
-        end = start + extent.length
-        pieces.append(joined[start:end])
-        start = end
-    return pieces
+    return Excerpts.joined(content, wanted.extents) if wanted.extents else _whole(content)

@@ -1,5 +1,6 @@
 import pytest
 
+from dieselfs.chunk_source import Excerpts
 from dieselfs.errors import Damaged
 from dieselfs_client.counted_source import CountedSource
 from tests.support.dataset import TreeEntry, pack_entries
@@ -15,15 +16,24 @@ def test_what_arrives_is_counted_and_what_fails_is_not() -> None:
     assert counted.fetch_chunk(0) == source.fetch_chunk(0)
     assert counted.fetch_extent(extents[1]) == bytes([1]) * 100
     assert counted.fetch_extents(0, extents[2:]) == [bytes([2]) * 100, bytes([3]) * 100]
+    many = dict(
+        counted.fetch_many({0: extents[:2], 1: packed.snapshot.extents(packed.snapshot.require(b"5"))})
+    )
+    assert {chunk: isinstance(brought, Excerpts) and len(brought) for chunk, brought in many.items()} == {
+        0: 2,
+        1: 1,
+    }
+    assert counted.together([1, 0]) == [[1], [0]]
     source.payloads[0][0] ^= 1
     with pytest.raises(Damaged):
         counted.fetch_chunk(0)
     with pytest.raises(Damaged):
         counted.fetch_extents(0, extents)
+    assert isinstance(dict(counted.fetch_many({0: extents}))[0], Damaged)
     assert counted.figures() == {
         "chunks": 1,
         "chunk_bytes": 400,
-        "range_requests": 2,
-        "ranges": 3,
-        "range_bytes": 300,
+        "range_requests": 4,
+        "ranges": 6,
+        "range_bytes": 600,
     }

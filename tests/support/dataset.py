@@ -6,7 +6,7 @@ the real reader checks them, and can be told to damage them.
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, Preamble, decode_header, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
-from dieselfs.errors import Damaged
+from dieselfs.chunk_source import Brought, Excerpts
+from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, PieceTable
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
@@ -95,6 +96,20 @@ class MemoryChunkSource:
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         return [self.fetch_extent(extent) for extent in extents]
+
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+    ) -> Iterator[tuple[int, Brought]]:
+        for chunk, extents in wanted.items():
+            try:
+                content = b"".join(self.fetch_extents(chunk, extents))
+            except DieselfsError as error:
+                yield chunk, error
+            else:
+                yield chunk, Excerpts.joined(memoryview(content), extents)
+
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        return [[chunk] for chunk in chunks]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import trio
 
 from dieselfs.cache.member import Member
 from dieselfs.cache.secret import JobSecret
+from dieselfs.chunk_source import Excerpts
 from dieselfs.errors import ProtocolError, Unavailable
 from dieselfs.limits import PEER_AVOIDED_MAX_S
 from dieselfs.meta.snapshot import Snapshot
@@ -69,7 +70,7 @@ def at_port(port: int) -> Member:
 
 
 def ask(peers: PeerClient, peer: Member, snapshot: Snapshot, chunk: int = 0) -> bytes:
-    ((state, view),) = peers.pieces(peer, [Wanted.whole(snapshot, chunk)])
+    ((_, state, view),) = peers.pieces(peer, [Wanted.whole(snapshot, chunk)])
     assert state == State.HERE
     return bytes(view)
 
@@ -316,11 +317,10 @@ def test_a_peer_that_hangs_up_in_the_middle_costs_no_read(packed: PackedDataset)
 def test_a_silent_peer_costs_no_read(packed: PackedDataset) -> None:
     peers = peer_client(packed, SHORT_S)
     with silent_port(8) as port, pooled(packed, peers, at_port(port)) as source:
-        brought = source.fetch_many(
-            {n: packed.snapshot.extents(packed.snapshot.find(b"%d" % n)) for n in range(CHUNKS)}
-        )
-        for n, pieces in brought.items():
-            assert isinstance(pieces, list) and [*map(bytes, pieces)] == [bytes([n]) * CHUNK_BYTES]
+        wanted = {n: packed.snapshot.extents(packed.snapshot.find(b"%d" % n)) for n in range(CHUNKS)}
+        brought = dict(source.fetch_many(wanted))
+        for n, excerpts in brought.items():
+            assert isinstance(excerpts, Excerpts) and [*map(bytes, excerpts)] == [bytes([n]) * CHUNK_BYTES]
         assert len(brought) == CHUNKS
         assert peers.figures()["requests"] == 1
 

@@ -1,11 +1,13 @@
 """Every chunk has one owner at any time, and a peer that is doubted keeps only what it is asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dieselfs.cache.member import Member
 from dieselfs.cache.placement import Placement
-from dieselfs.peers.ownership import Ownership
+from dieselfs.peers.ownership import BLOCK_CHUNKS, Ownership
 from dieselfs.peers.suspicion import Suspicion
 from dieselfs.rpc.address import TcpAddress
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
@@ -82,3 +84,39 @@ def test_members_that_leave_are_owners_no_more(packed: PackedDataset) -> None:
     ownership.change(NODES)
     ownership.change(NODES[:2])
     assert set(owners(ownership)) == {"me", "b"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_owners_that_are_known_do_not_outlast_their_members(packed: PackedDataset, order: int) -> None:
+    """Nodes leave, come, and offer other memory: what was worked out before is carried on, and right."""
+    weak = replace(NODES[1], memory_bytes=1 << 28)
+    lists = [NODES, NODES[:3], [NODES[0], weak, NODES[3]], [NODES[0]], [NODES[0], weak], NODES]
+    ownership = Ownership(packed.snapshot, NODES[0], Suspicion(Clock()))
+    for members in lists[::order]:
+        ownership.change(members)
+        fresh = Ownership(packed.snapshot, NODES[0], Suspicion(Clock()))
+        fresh.change(members)
+        assert owners(ownership) == owners(fresh)
+        own = ownership.own_chunks().tolist()
+        assert own == [chunk for chunk, owner in enumerate(owners(fresh)) if owner == "me"]
+        some = range(0, CHUNKS, 3)
+        assert ownership.own_among(some).tolist() == [chunk for chunk in some if chunk in own]
+
+
+def test_of_many_chunks_blocks_are_worked_out_as_they_are_asked_for() -> None:
+    entries = [TreeEntry(b"%d" % n, 0o100644, 0, b"x") for n in range(2 * BLOCK_CHUNKS + 3)]
+    snapshot = pack_entries(entries, chunk_bytes=1).snapshot
+    placement = Placement(NODES)
+    suspicion = Suspicion(Clock())
+    ownership = Ownership(snapshot, NODES[0], suspicion)
+    ownership.change(NODES)
+    last = snapshot.chunk_count - 1
+    for chunk in (BLOCK_CHUNKS, last, 0):
+        owner = ownership.owner(chunk)
+        assert (owner or NODES[0]) == placement.owner(snapshot.chunk_id(chunk))
+    suspicion.failed("b")
+    ownership.change(NODES[:3])  # one goes while another is doubted; only some blocks are known
+    left = placement.without({"b", "d"})
+    for chunk in (BLOCK_CHUNKS + 1, BLOCK_CHUNKS - 1, last):
+        owner = ownership.owner(chunk)
+        assert (owner or NODES[0]) == left.owner(snapshot.chunk_id(chunk))

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import pytest
 
 from dieselfs.cache.member import Member
-from dieselfs.chunk_source import NodeSource
+from dieselfs.chunk_source import Brought, Excerpts, NodeSource
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.meta.snapshot import ExtentRef
 from dieselfs.peers.client import PeerClient
-from dieselfs.peers.source import Brought, PooledSource
+from dieselfs.peers.source import PooledSource
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import SECRET, PeerNode, running_node
 
@@ -35,7 +35,7 @@ def extents(packed: PackedDataset, chunk: int) -> list[ExtentRef]:
 
 
 def contents(brought: Brought) -> list[bytes]:
-    assert isinstance(brought, list)
+    assert isinstance(brought, Excerpts)
     return [*map(bytes, brought)]
 
 
@@ -101,13 +101,13 @@ def test_a_batch_is_one_request_to_each_owner(packed: PackedDataset) -> None:
         owners = [None, b.member, c.member]
         wanted = {chunk: extents(packed, chunk)[1:4] for chunk in range(CHUNKS)}
         with pooled(packed, a, lambda chunk: owners[chunk % 3], direct) as source:
-            brought = source.fetch_many({**wanted, 0: []})
+            brought = dict(source.fetch_many({**wanted, 0: []}))
             assert b.service.figures.requests == c.service.figures.requests == 1
             assert a.service.figures.requests == 0
         for chunk in range(1, CHUNKS):
             whole = payload(packed, chunk)
             assert contents(brought[chunk]) == [whole[e.offset : e.offset + e.length] for e in wanted[chunk]]
-        assert brought[0] == []
+        assert contents(brought[0]) == []
     assert not direct.fetched_chunks and not direct.fetched_extents
 
 
@@ -166,8 +166,8 @@ def test_damage_in_the_store_touches_only_its_file(packed: PackedDataset, is_own
         with pytest.raises(Damaged):
             source.fetch_extent(bad)
         assert len(source.fetch_extents(4, good)) == len(good)
-        brought = source.fetch_many({4: [bad], 5: extents(packed, 5)})
-        assert isinstance(brought[4], Damaged) and isinstance(brought[5], list)
+        brought = dict(source.fetch_many({4: [bad], 5: extents(packed, 5)}))
+        assert isinstance(brought[4], Damaged) and isinstance(brought[5], Excerpts)
         assert source.figures()["from_servers"] == len(good)
 
 
