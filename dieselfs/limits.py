@@ -177,6 +177,8 @@ NODE_CHUNK_TIMEOUT_S = 15.0
 """A daemon that does not bring a chunk within this time is not waited for any longer."""
 NODE_AVOIDED_S = 5.0
 """A reader that found no daemon, or one that failed, goes to the server by itself for so long."""
+NODE_MEMBERS_INTERVAL_S = 1.0
+"""A process of a job asks the master of its node for the members no more often than this."""
 NODE_READERS_MAX = 1024
 """Connections of readers that one daemon has."""
 

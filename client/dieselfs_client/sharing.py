@@ -22,6 +22,8 @@ from dieselfs.cache.node_messages import (
     Absent,
     ChunkRequest,
     Hello,
+    MembersReply,
+    MembersRequest,
     Message,
     Refusal,
     SegmentReply,
@@ -42,6 +44,7 @@ from dieselfs.limits import (
 )
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.connection import reachable_path
+from dieselfs_client.member_list import MemberList
 
 _DESCRIPTOR = struct.Struct("i")
 _BACKLOG = 128
@@ -121,8 +124,10 @@ def allow_descriptors() -> None:
 class ChunkSharing:
     """Answers readers, each connection in a task of its own. Used from one trio thread."""
 
-    def __init__(self, shelf: ChunkShelf, snapshot: Snapshot) -> None:
+    def __init__(self, shelf: ChunkShelf, snapshot: Snapshot, members: MemberList | None = None) -> None:
+        """`members`: of the job, if the daemon is the master of one on this node."""
         self._shelf = shelf
+        self._members = members
         self._digest = snapshot.digest
         self._chunk_count = snapshot.chunk_count
         self.readers = 0
@@ -191,14 +196,13 @@ class ChunkSharing:
     ) -> None:
         """Serve one request. The descriptor is duplicated before anything else can happen to its segment."""
         descriptor = -1
-        answer: Message = Absent()
         try:
-            chunk = self._wanted(request)
-            if chunk is not None:
-                with trio.fail_after(NODE_CHUNK_TIMEOUT_S):
-                    segment = await self._shelf.segment(chunk)
+            if isinstance(request, MembersRequest):
+                answer, segment = self._told(request)
+            else:
+                answer, segment = await self._chunk(request)
+            if segment is not None:
                 descriptor = os.dup(segment.descriptor)
-                answer = SegmentReply(len(segment))
         except DieselfsError as error:
             answer = Refusal.because(error)
         except trio.TooSlowError:
@@ -207,19 +211,31 @@ class ChunkSharing:
             answer = Refusal.because(Unavailable(f"cannot be handed out: {error.strerror}"))
         try:
             await _send(connection, number, answer, descriptor)
-            self.shared_segments += descriptor >= 0
+            self.shared_segments += isinstance(answer, SegmentReply)
         finally:
             if descriptor >= 0:
                 with suppress(OSError):
                     os.close(descriptor)
 
-    def _wanted(self, request: Message | Unknown) -> int | None:
-        """The chunk that is to be handed out; None if the reader is better off without. Raises InvalidInput."""
+    def _told(self, request: MembersRequest) -> tuple[Message, Segment | None]:
+        if self._members is None:
+            raise InvalidInput("the daemon is of no job")
+        if request.known_version == self._members.version:
+            return MembersReply(request.known_version, 0), None
+        encoded = self._members.encoded
+        return MembersReply(self._members.version, len(encoded)), encoded
+
+    async def _chunk(self, request: Message | Unknown) -> tuple[Message, Segment | None]:
+        """The payload that is asked for, or that the reader is better off without it."""
         if not isinstance(request, ChunkRequest):
             raise InvalidInput("the daemon does not know this request: it is of another version")
         if not request.chunk < self._chunk_count:
             raise InvalidInput(f"there is no chunk {request.chunk}")
-        return request.chunk if self._shelf.is_worth_fetching(request.chunk, request.wanted_bytes) else None
+        if not self._shelf.is_worth_fetching(request.chunk, request.wanted_bytes):
+            return Absent(), None
+        with trio.fail_after(NODE_CHUNK_TIMEOUT_S):
+            segment = await self._shelf.segment(request.chunk)
+        return SegmentReply(len(segment)), segment
 
 
 async def _send(

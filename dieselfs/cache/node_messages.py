@@ -5,7 +5,7 @@ Each message is one packet: a head that says its kind and which request it belon
 
 import struct
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import NODE_PACKET_BYTES_MAX
@@ -16,6 +16,8 @@ PROTOCOL_VERSION = 1
 _HEAD = struct.Struct("<BxxxI")
 _HELLO = struct.Struct("<8sI32s")
 _CHUNK = struct.Struct("<II")
+_VERSION = struct.Struct("<Q")
+_MEMBERS = struct.Struct("<QI")
 _NUMBER = struct.Struct("<I")
 
 
@@ -52,6 +54,21 @@ class ChunkRequest:
     @classmethod
     def of(cls, body: bytes) -> "ChunkRequest":
         return cls(*_CHUNK.unpack(body))
+
+
+@dataclass(frozen=True, slots=True)
+class MembersRequest:
+    """The members of the job, unless they are those of the version that the reader knows; 0 if it knows none."""
+
+    known_version: int
+    kind: ClassVar[int] = 0x03
+
+    def body(self) -> bytes:
+        return _VERSION.pack(self.known_version)
+
+    @classmethod
+    def of(cls, body: bytes) -> "MembersRequest":
+        return cls(*_VERSION.unpack(body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +118,25 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
+class MembersReply:
+    """The members of the job in this version: encoded in so many bytes, whose descriptor comes with the packet.
+
+    Without a descriptor, and of 0 bytes, if the version is the one that the reader knows.
+    """
+
+    version: int
+    length_bytes: int
+    kind: ClassVar[int] = 0x84
+
+    def body(self) -> bytes:
+        return _MEMBERS.pack(self.version, self.length_bytes)
+
+    @classmethod
+    def of(cls, body: bytes) -> "MembersReply":
+        return cls(*_MEMBERS.unpack(body))
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a request is not served: an error, by its number on the wire, and what it says."""
 
@@ -134,8 +170,8 @@ class Unknown:
     kind: int
 
 
-Message = Hello | ChunkRequest | Welcome | SegmentReply | Absent | Refusal
-_KINDS = {kind.kind: kind for kind in (Hello, ChunkRequest, Welcome, SegmentReply, Absent, Refusal)}
+Message = Hello | ChunkRequest | MembersRequest | Welcome | SegmentReply | Absent | MembersReply | Refusal
+_KINDS = {kind.kind: kind for kind in get_args(Message)}
 
 
 def encode(number: int, message: Message) -> bytes:

@@ -12,14 +12,19 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from dieselfs.cache.job import Job
+from dieselfs.cache.member import Member
 from dieselfs.cache.node_messages import (
     Absent,
     ChunkRequest,
     Hello,
+    MembersReply,
+    MembersRequest,
     Message,
     Refusal,
     SegmentReply,
@@ -28,6 +33,7 @@ from dieselfs.cache.node_messages import (
     decode,
     encode,
 )
+from dieselfs.cache.roll import ROLL_BYTES_MAX, decode_members
 from dieselfs.cache.segment import Memory, map_sealed
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
@@ -41,6 +47,8 @@ from dieselfs.rpc.connection import reachable_path
 _DATASET_CHARACTERS = 40
 _CREDENTIALS = struct.Struct("3i")
 _CONNECTIONS_KEPT_MAX = 16
+
+_T = TypeVar("_T")
 
 
 def runtime_folder(environment: Mapping[str, str] = os.environ, user: int | None = None) -> Path:
@@ -58,6 +66,14 @@ def socket_path(folder: Path, dataset: str, digest: bytes, job: str = "") -> Pat
     return folder / f"{dataset[:_DATASET_CHARACTERS]}-{name}.sock"
 
 
+def job_socket_path(folder: Path, dataset: str, digest: bytes, job: Job, fingerprint: bytes) -> Path:
+    """The socket of the master of a job on a node. `fingerprint`: of the job's secret, as jobs of one name may differ.
+
+    The node is part of it: who gives two names to one machine has two nodes.
+    """
+    return socket_path(folder, dataset, digest, f"{job.name}/{fingerprint.hex()}/{job.node}")
+
+
 def check_private(folder: Path) -> None:
     """Raise AccessDenied unless a folder is this user's, and nobody else can reach into it."""
     status = os.lstat(folder)
@@ -73,6 +89,17 @@ def peer_user(connection: _HasOptions) -> int:
     """The user ID of the process at the other end of a Unix socket."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMembers:
+    """The masters of a job, as the one of this node knows them; that one comes first.
+
+    `members` is None if they are those of the version that the caller knows.
+    """
+
+    version: int
+    members: tuple[Member, ...] | None
 
 
 class NodeConnection:
@@ -122,6 +149,26 @@ class NodeConnection:
         self.close()
         raise ProtocolError(f"the daemon answers the request for a chunk with {answer}")
 
+    def members(self, known_version: int) -> NodeMembers:
+        """The members of the daemon's job, unless they are those of `known_version`; 0: none are known.
+
+        Raises as `chunk`; InvalidInput if the daemon is of no job.
+        """
+        self._socket.settimeout(NODE_HELLO_TIMEOUT_S)
+        answer, descriptor = self._exchange(MembersRequest(known_version))
+        try:
+            if isinstance(answer, MembersReply) and descriptor is None and answer.version == known_version:
+                return NodeMembers(answer.version, None)
+            if isinstance(answer, MembersReply) and descriptor is not None:
+                return NodeMembers(answer.version, _read_members(descriptor, answer.length_bytes))
+            raise ProtocolError(f"the daemon answers the request for members with {answer}")
+        except DieselfsError:
+            self.close()
+            raise
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
     def _exchange(self, request: Message) -> tuple[Message | Unknown, int | None]:
         number = next(self._numbers)
         descriptors: list[int] = []
@@ -159,6 +206,13 @@ class NodeConnection:
             self._socket.close()
 
 
+def _read_members(descriptor: int, length_bytes: int) -> tuple[Member, ...]:
+    if length_bytes > ROLL_BYTES_MAX:
+        raise ProtocolError(f"members in {length_bytes} bytes, limit {ROLL_BYTES_MAX}")
+    encoded = map_sealed(descriptor, length_bytes)[0:length_bytes]
+    return tuple(map(Member.of, decode_members(encoded)))
+
+
 class NodeClient:
     """Chunks from the daemon of this node, if there is one. Connects at the first request of each process.
 
@@ -186,7 +240,7 @@ class NodeClient:
         if self._is_closed or self._clock() < self._avoided_until_s:
             return None
         try:
-            found = self._ask(chunk, wanted_bytes)
+            found = self._ask(lambda connection: connection.chunk(chunk, wanted_bytes))
             if found is None:
                 return None
             descriptor, sent_bytes = found
@@ -197,7 +251,20 @@ class NodeClient:
         except DieselfsError:
             return None
 
-    def _ask(self, chunk: int, wanted_bytes: int) -> tuple[int, int] | None:
+    def members(self, known_version: int = 0) -> NodeMembers | None:
+        """The members of the job whose master this daemon is, as `NodeConnection.members`; the first is the master.
+
+        None if there is no daemon, or it is of no job, or cannot say in time. One that fails is not asked again for
+        NODE_AVOIDED_S.
+        """
+        if self._is_closed or self._clock() < self._avoided_until_s:
+            return None
+        try:
+            return self._ask(lambda connection: connection.members(known_version))
+        except DieselfsError:
+            return None
+
+    def _ask(self, request: Callable[[NodeConnection], _T]) -> _T:
         if (
             self._process_id != os.getpid()
         ):  # after a fork the connections are our parent's, who is using them
@@ -206,7 +273,7 @@ class NodeClient:
         while True:
             connection, is_new = self._take()
             try:
-                return connection.chunk(chunk, wanted_bytes)
+                return request(connection)
             except DieselfsError:
                 if connection.is_open:
                     raise

@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 import trio
 
+from dieselfs.cache.member import Member
 from dieselfs.cache.node_messages import ChunkRequest, Hello, Refusal, Welcome, decode, encode
-from dieselfs.cache.node_socket import NodeClient, NodeConnection, runtime_folder, socket_path
+from dieselfs.cache.node_socket import (
+    NodeClient,
+    NodeConnection,
+    NodeMembers,
+    runtime_folder,
+    socket_path,
+)
 from dieselfs.cache.segment import Segment
 from dieselfs.dataset import Dataset
 from dieselfs.errors import (
@@ -28,7 +35,9 @@ from dieselfs.errors import (
 )
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.reader import ChunkReader
+from dieselfs.rpc.address import TcpAddress
 from dieselfs_client import sharing
+from dieselfs_client.member_list import MemberList
 from dieselfs_client.sharing import ChunkSharing, allow_descriptors, listening
 from tests.client.conftest import FILES
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
@@ -98,9 +107,15 @@ def sealed(content: bytes) -> Segment:
     return segment
 
 
+def member(node: str) -> Member:
+    return Member(node, 0, TcpAddress("127.0.0.1", 7070), 1 << 30, bytes(16))
+
+
 @asynccontextmanager
-async def shared(path: Path, snapshot: Snapshot, shelf: sharing.ChunkShelf) -> AsyncIterator[ChunkSharing]:
-    chunks = ChunkSharing(shelf, snapshot)
+async def shared(
+    path: Path, snapshot: Snapshot, shelf: sharing.ChunkShelf, members: MemberList | None = None
+) -> AsyncIterator[ChunkSharing]:
+    chunks = ChunkSharing(shelf, snapshot, members)
     with listening(path) as listener:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(chunks.serve, listener)
@@ -147,6 +162,30 @@ async def test_segments_are_handed_out_and_the_rest_is_said(path: Path, packed: 
     assert not path.exists()
 
 
+async def test_the_members_of_the_job_are_told_when_they_are_new(path: Path, packed: PackedDataset) -> None:
+    members = MemberList([member("node-0")])
+    async with shared(path, packed.snapshot, Shelf(), members) as chunks:
+        client = NodeClient(path, packed.snapshot.digest)
+        first = await trio.to_thread.run_sync(client.members)
+        assert first is not None and first.members == (member("node-0"),)
+        again = await trio.to_thread.run_sync(client.members, first.version)
+        assert again == NodeMembers(first.version, None)
+        many = [member(f"node-{number}") for number in range(1_000)]
+        members.change(many)
+        second = await trio.to_thread.run_sync(client.members, first.version)
+        assert second is not None and second.members == tuple(many) and second.version > first.version
+        assert chunks.shared_segments == 0
+        client.close()
+
+
+async def test_a_daemon_of_no_job_has_no_members(path: Path, packed: PackedDataset) -> None:
+    async with shared(path, packed.snapshot, Shelf(c0=sealed(b"x"))):
+        client = NodeClient(path, packed.snapshot.digest)
+        assert await trio.to_thread.run_sync(client.members) is None
+        assert await trio.to_thread.run_sync(client.memory, 0, 1, 1) is not None, "it is not avoided for that"
+        client.close()
+
+
 async def test_a_segment_that_is_closed_meanwhile_is_not_handed_out(
     path: Path, packed: PackedDataset
 ) -> None:
@@ -173,7 +212,7 @@ async def test_strangers_are_refused_and_others_served_on(path: Path, packed: Pa
         for garbage in (b"\x01", hello[:-1], hello + b"x", bytes(4096)):
             assert await asked(path, garbage) == [b""]
         welcome, refused, _ = await asked(
-            path, hello, bytes([3, 0, 0, 0, 2, 0, 0, 0]), encode(3, ChunkRequest(0, 1))
+            path, hello, bytes([4, 0, 0, 0, 2, 0, 0, 0]), encode(3, ChunkRequest(0, 1))
         )
         assert decode(welcome) == (1, Welcome())
         refusal = decode(refused)[1]

@@ -9,6 +9,8 @@ from dieselfs.cache.node_messages import (
     Absent,
     ChunkRequest,
     Hello,
+    MembersReply,
+    MembersRequest,
     Message,
     Refusal,
     SegmentReply,
@@ -32,6 +34,8 @@ MESSAGES: list[Message] = [
     *(message for _, message in CONVERSATION),
     ChunkRequest((1 << 32) - 1, (1 << 32) - 1),
     Absent(),
+    MembersRequest(1 << 63),
+    MembersReply((1 << 64) - 1, 8192),
     Refusal(2, "no such chunk \N{SNOWMAN}"),
 ]
 
@@ -87,7 +91,7 @@ def test_a_greeting_of_something_else_is_refused() -> None:
 
 
 def test_a_kind_of_a_later_version_is_told_apart() -> None:
-    assert decode(bytes([0x03, 0, 0, 0, 9, 0, 0, 0]) + b"anything") == (9, Unknown(3))
+    assert decode(bytes([0x04, 0, 0, 0, 9, 0, 0, 0]) + b"anything") == (9, Unknown(4))
 
 
 def test_a_refusal_is_the_same_error_at_the_other_end() -> None:

@@ -7,14 +7,18 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dieselfs.cache.job import Job
+from dieselfs.cache.member import Member
 from dieselfs.cache.node_messages import (
     Absent,
     ChunkRequest,
     Hello,
+    MembersReply,
     Message,
     Refusal,
     SegmentReply,
@@ -25,17 +29,22 @@ from dieselfs.cache.node_messages import (
 from dieselfs.cache.node_socket import (
     NodeClient,
     NodeConnection,
+    NodeMembers,
     check_private,
+    job_socket_path,
     runtime_folder,
     socket_path,
 )
+from dieselfs.cache.roll import encode_members
 from dieselfs.cache.segment import Segment
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound, ProtocolError, Unavailable
 from dieselfs.limits import NODE_AVOIDED_S
+from dieselfs.rpc.address import TcpAddress
 from tests.support.scripted_daemon import Answer, greeting, scripted_daemon
 
 DIGEST = bytes(range(32))
 CONTENT = b"payload of a chunk" * 1000
+MEMBER = Member("node-0", 0, TcpAddress("127.0.0.1", 7070), 1 << 30, bytes(16))
 
 
 class Clock:
@@ -68,6 +77,17 @@ def handing_out(segment: Segment, stated_bytes: int | None = None, copies: int =
     def answer(connection: socket.socket, number: int, request: Message | Unknown) -> None:
         descriptors = [segment.descriptor] * copies
         socket.send_fds(connection, [encode(number, SegmentReply(length_bytes))], descriptors)
+
+    return greeting(answer)
+
+
+def handing_members(encoded: bytes, stated: MembersReply) -> Answer:
+    segment = Segment.create(len(encoded))
+    segment.view[:] = encoded
+    segment.seal()
+
+    def answer(connection: socket.socket, number: int, request: Message | Unknown) -> None:
+        socket.send_fds(connection, [encode(number, stated)], [segment.descriptor])
 
     return greeting(answer)
 
@@ -106,6 +126,21 @@ def test_the_socket_follows_from_the_snapshot_and_the_job() -> None:
     others = {socket_path(folder, "imagenet", bytes(32)), socket_path(folder, "imagenet", DIGEST, "job")}
     assert len(others | {own}) == 3
     assert len(socket_path(folder, "x" * 255, DIGEST, "y" * 200).name) < 100
+
+
+def test_each_job_and_each_node_has_a_socket_of_its_own() -> None:
+    folder = Path("/run")
+    job = Job("train", 3, 8, "node-0")
+    own = job_socket_path(folder, "imagenet", DIGEST, job, b"f" * 16)
+    assert own == job_socket_path(folder, "imagenet", DIGEST, replace(job, rank=5), b"f" * 16)
+    others = {
+        socket_path(folder, "imagenet", DIGEST),
+        job_socket_path(folder, "imagenet", bytes(32), job, b"f" * 16),
+        job_socket_path(folder, "imagenet", DIGEST, job, b"g" * 16),
+        job_socket_path(folder, "imagenet", DIGEST, replace(job, name="other"), b"f" * 16),
+        job_socket_path(folder, "imagenet", DIGEST, replace(job, node="node-1"), b"f" * 16),
+    }
+    assert len(others | {own}) == 6
 
 
 def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
@@ -221,6 +256,38 @@ def test_an_answer_that_makes_no_sense_is_no_chunk_and_leaves_no_descriptor(
         daemon.drop()
     half_made.close()
     shorter.close()
+    assert segments() == before
+
+
+@pytest.mark.parametrize(
+    "wrong", ["no descriptor", "another version", "a chunk", "no members", "too long", "half a member"]
+)
+def test_members_that_make_no_sense_are_none_and_leave_no_descriptor(
+    path: Path, segment: Segment, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = segments()
+    encoded = encode_members([MEMBER.card()])
+    stated = MembersReply(7, len(encoded))
+    answers = {
+        "no descriptor": replying(stated),
+        "another version": replying(MembersReply(6, 0)),
+        "a chunk": handing_out(segment),
+        "no members": handing_members(b"x" * 100, MembersReply(7, 100)),
+        "too long": handing_members(bytes(len(CONTENT)), MembersReply(7, len(CONTENT))),
+        "half a member": handing_members(encoded[:-1], MembersReply(7, len(encoded) - 1)),
+    }
+    monkeypatch.setattr("dieselfs.cache.node_socket.ROLL_BYTES_MAX", 1000)
+    with scripted_daemon(path, answers[wrong]) as daemon:
+        client = NodeClient(path, DIGEST)
+        assert client.members(5) is None
+        daemon.drop()
+        daemon.answer = handing_members(encoded, stated)
+        late = NodeClient(path, DIGEST)
+        assert late.members(5) == NodeMembers(7, (MEMBER,))
+        for each in (client, late):
+            each.close()
+        daemon.answer = replying(Absent())
+    del answers
     assert segments() == before
 
 
