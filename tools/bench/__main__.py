@@ -26,6 +26,7 @@ from bench.scale import FULL, QUICK, Scale
 from bench.servers import servers
 from bench.snapshot import snapshot
 from bench.stores import stores
+from bench.transfer import transfer
 from bench.upload import upload
 from dieselfs.errors import DieselfsError
 
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "stores": stores,
     "requests": requests,
     "servers": servers,
+    "transfer": transfer,
 }
 
 

@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from bench.figures import RunFailed
+from bench.transfer import PASSES, asking_node
+from bench.trees import LARGE_FILE_BYTES
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded.*:DeprecationWarning"  # the clock of pytest-timeout is a thread; the ends never see it
+)
+
+
+def test_each_way_of_asking_brings_every_byte_from_the_peer_and_plain_sockets_move_as_many(
+    tmp_path: Path,
+) -> None:
+    with asking_node(tmp_path / "place", LARGE_FILE_BYTES, chunks=2) as (node, plain):
+        asked = 0
+        for ask in (node.shares, node.all_pieces, node.whole_chunks):
+            run = node.run(ask)
+            assert run.duration_s > 0
+            assert list(run.parts) == ["own", "other end"]
+            asked += PASSES * node.size_bytes
+            assert node.figures()["peer_bytes"] == asked
+        for is_sendfile in (False, True):
+            assert plain.receive(is_sendfile, 3 << 20, node.size_bytes) == node.size_bytes
+
+
+def test_a_run_that_brings_too_little_has_failed(tmp_path: Path) -> None:
+    with (
+        asking_node(tmp_path / "place", LARGE_FILE_BYTES, chunks=1) as (node, _),
+        pytest.raises(RunFailed, match="were expected each time"),
+    ):
+        node.run(lambda: node.size_bytes - 1)
