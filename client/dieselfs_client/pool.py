@@ -186,8 +186,8 @@ class Pool:
         """These are there from now on; what now belongs to others leaves the shelf."""
         self._ownership.change(members)
         self._peers.keep(members)
-        own = set(self._ownership.own_chunks().tolist())
-        self._shelf.drop([chunk for chunk in self._shelf.chunks() if chunk not in own])
+        kept = self._shelf.chunks()
+        self._shelf.drop(set(kept).difference(self._ownership.own_among(kept).tolist()))
 
     async def warm(self) -> None:
         """Fetch the chunks that this node owns and can keep, a few at a time; what fails is left to who asks for it."""

@@ -6,7 +6,8 @@ node's name and its weight: so a node that leaves moves only the chunks that it 
 gets, and one that comes back finds its old share.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Generic, Protocol, TypeVar
@@ -34,6 +35,8 @@ _PRECISION_BITS = 128
 """Of the numbers that are squared for the table: enough that no bit of it is lost."""
 _BLOCK_CHUNKS = 32_768
 """Chunks that are placed at one time: their columns stay in the processor's cache."""
+_TILE_HASHES = 32_768
+"""Hashes of chunks and members that are compared at one time, likewise."""
 
 
 class Offer(Protocol):
@@ -82,6 +85,49 @@ def _scramble(values: Hashes, scratch: Hashes) -> None:
         np.bitwise_xor(values, scratch, out=values)
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Members of one weight: their places among all members, and the keys of their nodes."""
+
+    weight: int
+    places: npt.NDArray[np.int32]
+    keys: Hashes
+
+    def parts(self) -> Iterator["_Group"]:
+        """The same members, one, then two, four, and so on."""
+        start, size = 0, 1
+        while start < len(self.places):
+            part = slice(start, start + size)
+            yield _Group(self.weight, self.places[part], self.keys[part])
+            start, size = start + size, 2 * size
+
+
+@dataclass(slots=True)
+class _Bids:
+    """For each of some chunks a member, by its place, with what decides whether it goes before another."""
+
+    scores: Hashes
+    hashes: Hashes
+    places: npt.NDArray[np.int32]
+
+    def beat(self, others: "_Bids") -> npt.NDArray[np.bool_]:
+        is_equal = self.scores == others.scores
+        is_better: npt.NDArray[np.bool_] = self.scores < others.scores
+        is_better |= is_equal & (self.hashes > others.hashes)
+        is_better |= is_equal & (self.hashes == others.hashes) & (self.places < others.places)
+        return is_better
+
+    def improve(self, others: "_Bids") -> None:
+        """Take those of the others that are better."""
+        is_better = others.beat(self)
+        np.copyto(self.scores, others.scores, where=is_better)
+        np.copyto(self.hashes, others.hashes, where=is_better)
+        np.copyto(self.places, others.places, where=is_better)
+
+    def of(self, chunks: npt.NDArray[np.bool_]) -> "_Bids":
+        return _Bids(self.scores[chunks], self.hashes[chunks], self.places[chunks])
+
+
 class Placement(Generic[Member]):
     """The owners of chunks among the members of a job. Never changes; another list is another placement.
 
@@ -97,11 +143,18 @@ class Placement(Generic[Member]):
         weights = [weight_of(member.memory_bytes) for member in self.members]
         if not any(weights):
             weights = [1] * len(weights)
-        weighted = sorted((weight, place) for place, weight in enumerate(weights) if weight)
-        self._groups = [
-            (weight, [(place, np.uint64(node_key(nodes[place]))) for _, place in group])
-            for weight, group in groupby(weighted, key=lambda pair: pair[0])
-        ]
+        self._place_by_node = {node: place for place, node in enumerate(nodes)}
+        self._weights = np.array(weights, np.uint64)
+        self._keys = np.array([node_key(node) for node in nodes], np.uint64)
+        self._groups = self._grouped(place for place, weight in enumerate(weights) if weight)
+        self._is_even = len(self._groups) == 1
+
+    def _grouped(self, places: Iterable[int]) -> list[_Group]:
+        by_weight = groupby(
+            sorted((int(self._weights[place]), place) for place in places), lambda pair: pair[0]
+        )
+        columns = ((weight, np.array([place for _, place in pairs], np.int32)) for weight, pairs in by_weight)
+        return [_Group(weight, places, self._keys[places]) for weight, places in columns]
 
     def without(self, nodes: Collection[str]) -> "Placement[Member]":
         """The placement if these nodes were gone; the same if nobody would be left."""
@@ -121,46 +174,108 @@ class Placement(Generic[Member]):
         """
         keys = chunk_keys(chunk_ids)
         owners = np.empty(len(keys), np.int32)
-        for start in range(0, len(keys), _BLOCK_CHUNKS):
-            block = slice(start, start + _BLOCK_CHUNKS)
-            owners[block] = self._place(keys[block])
+        for block in _blocks(len(keys)):
+            owners[block] = self._best(keys[block], self._groups).places
         return owners
 
-    def _place(self, keys: Hashes) -> npt.NDArray[np.int32]:
-        """Nodes of one weight are compared by their hashes, which is quick; the best of each weight by scores."""
-        if len(self._groups) == 1:
-            return _best(keys, self._groups[0][1])[1]
-        scores = np.full(len(keys), np.iinfo(np.uint64).max, np.uint64)
-        hashes = np.zeros(len(keys), np.uint64)
-        owners = np.full(len(keys), len(self.members), np.int32)
-        for weight, nodes in self._groups:
-            group_hashes, group_owners = _best(keys, nodes)
-            group_scores = scores_of(group_hashes, weight)
-            is_equal = group_scores == scores
-            is_better = (group_scores < scores) | (is_equal & (group_hashes > hashes))
-            is_better |= is_equal & (group_hashes == hashes) & (group_owners < owners)
-            for mine, better in ((scores, group_scores), (hashes, group_hashes), (owners, group_owners)):
-                np.copyto(mine, better, where=is_better)
-        return owners
+    def owned_by(self, node: str, chunk_ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """Which of these chunks a member owns, as indices, ascending.
+
+        A chunk is out as soon as one other goes before: of a thousand members few are looked at for most chunks.
+        """
+        place = self._place_by_node[node]
+        if not self._weights[place]:
+            return np.empty(0, np.int64)
+        keys = chunk_keys(chunk_ids)
+        return np.concatenate(
+            [np.empty(0, np.int64), *(self._owned(place, keys, block) for block in _blocks(len(keys)))]
+        )
+
+    def _owned(self, place: int, keys: Hashes, block: slice) -> npt.NDArray[np.int64]:
+        chunks, keys = np.arange(block.start, block.stop), keys[block]
+        mine = self._bids(keys, np.full(len(keys), place, np.int32))
+        for group in self._groups:
+            for part in group.parts():
+                is_left = ~self._best(keys, [part]).beat(mine)
+                chunks, keys, mine = chunks[is_left], keys[is_left], mine.of(is_left)
+        return chunks
+
+    def _bids(self, keys: Hashes, places: npt.NDArray[np.int32]) -> _Bids:
+        """What each of these members has for its chunk."""
+        hashes = scrambled(keys ^ self._keys[places])
+        return _Bids(self._scores(hashes, self._weights[places]), hashes, places)
+
+    def _best(self, keys: Hashes, groups: Iterable[_Group]) -> _Bids:
+        """For each chunk the best of these groups, of which there is one at least: of each group by hashes, which is
+        quick, and of those by scores.
+        """
+        first, *others = groups
+        best = self._best_of(keys, first)
+        for group in others:
+            best.improve(self._best_of(keys, group))
+        return best
+
+    def _best_of(self, keys: Hashes, group: _Group) -> _Bids:
+        """For each chunk the member with the largest hash; of equal ones the first."""
+        rows = max(_TILE_HASHES // len(group.keys), 1)
+        tile, scratch = np.empty((2, rows, len(group.keys)), np.uint64)
+        best, places = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int32)
+        for start in range(0, len(keys), rows):
+            some = keys[start : start + rows]
+            hashes = tile[: len(some)]
+            np.bitwise_xor(some[:, np.newaxis], group.keys, out=hashes)
+            _scramble(hashes, scratch[: len(some)])
+            columns = hashes.argmax(axis=1)
+            best[start : start + rows] = hashes[np.arange(len(some)), columns]
+            places[start : start + rows] = group.places[columns]
+        return _Bids(self._scores(best, np.uint64(group.weight)), best, places)
+
+    def _scores(self, hashes: Hashes, weights: Hashes | np.uint64) -> Hashes:
+        """Where all have one weight, the larger hash has the smaller score: scores need not be worked out."""
+        return np.zeros_like(hashes) if self._is_even else scores_of(hashes, weights)
 
 
-def _best(keys: Hashes, nodes: Sequence[tuple[int, np.uint64]]) -> tuple[Hashes, npt.NDArray[np.int32]]:
-    """For each chunk the largest hash among the nodes, and whose it is; of equal ones the first node's."""
-    hashes, scratch = np.empty_like(keys), np.empty_like(keys)
-    best = np.zeros_like(keys)
-    owners = np.full(len(keys), nodes[0][0], np.int32)
-    is_better = np.empty(len(keys), np.bool_)
-    for place, key in nodes:
-        np.bitwise_xor(keys, key, out=hashes)
-        _scramble(hashes, scratch)
-        np.greater(hashes, best, out=is_better)
-        np.copyto(best, hashes, where=is_better)
-        np.copyto(owners, np.int32(place), where=is_better)
-    return best, owners
+class Succession(Generic[Member]):
+    """From one placement to another: owners that are known in the first tell those in the second, for much less work.
+
+    Only the chunks of members that are gone are placed anew; the others are compared with the members that are new.
+    One whose weight is another is both.
+    """
+
+    def __init__(self, before: Placement[Member], after: Placement[Member]) -> None:
+        self._after = after
+        is_new = after._weights > 0
+        self._places = np.full(len(before.members), -1, np.int32)  # those of before, by their places after
+        for place, member in enumerate(before.members):
+            now = after._place_by_node.get(member.node)
+            if now is not None and after._weights[now] == before._weights[place]:
+                self._places[place] = now
+                is_new[now] = False
+        self._newcomers = after._grouped(np.flatnonzero(is_new).tolist())
+
+    def owners(
+        self, owners: npt.NDArray[np.int32], chunk_ids: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.int32]:
+        """What `Placement.owners` says after, where `owners` is what it said before, of the same chunks."""
+        keys = chunk_keys(chunk_ids)
+        found = self._places[owners]
+        is_lost = found < 0
+        found[is_lost] = self._after._best(keys[is_lost], self._after._groups).places
+        if self._newcomers:
+            is_kept = ~is_lost
+            bids = self._after._bids(keys[is_kept], found[is_kept])
+            bids.improve(self._after._best(keys[is_kept], self._newcomers))
+            found[is_kept] = bids.places
+        return found
 
 
-def scores_of(hashes: Hashes, weight: int) -> Hashes:
-    """How far each hash is from owning, for a node of this weight: -log2(hash) / weight, in fixed point.
+def _blocks(chunks: int) -> Iterator[slice]:
+    for start in range(0, chunks, _BLOCK_CHUNKS):
+        yield slice(start, min(start + _BLOCK_CHUNKS, chunks))
+
+
+def scores_of(hashes: Hashes, weights: Hashes | np.uint64) -> Hashes:
+    """How far each hash is from owning, for a node of its weight: -log2(hash) / weight, in fixed point.
 
     A uniform number makes that an exponentially distributed one with the weight as its rate; of several such, each is
     the smallest with a probability in proportion to its rate.
@@ -175,7 +290,7 @@ def scores_of(hashes: Hashes, weight: int) -> Hashes:
     fractions = lower + ((table[rows + np.uint64(1)] - lower) * rests >> np.uint64(32))
     logs = (lengths << np.uint64(_FRACTION_BITS)) + fractions
     distances = np.uint64(54 << _FRACTION_BITS) - logs
-    scores: Hashes = (distances << np.uint64(_SCORE_BITS)) // np.uint64(weight)
+    scores: Hashes = (distances << np.uint64(_SCORE_BITS)) // weights
     return scores
 
 

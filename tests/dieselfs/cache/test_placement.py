@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from dieselfs.cache.placement import Placement, logarithms, weight_of
+from dieselfs.cache.placement import Placement, Succession, logarithms, weight_of
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MIB
 from tests.support.documents import table
@@ -174,6 +174,28 @@ def test_a_node_that_grows_only_gains(members: list[Node], memory_bytes: int, da
     before = names(members, ids)
     after = names([grown if member is small else member for member in members], ids)
     assert (after[before != after] == small.node).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(before=members_lists, after=members_lists, data=st.data())
+def test_owners_are_the_same_worked_out_from_those_before(
+    before: list[Node], after: list[Node], data: st.DataObject
+) -> None:
+    stay = data.draw(st.lists(st.sampled_from(before), unique_by=lambda member: member.node))
+    joined = {member.node: member for member in [*after, *stay]}  # some stay, some go, some come back changed
+    old, new = Placement(before), Placement(joined.values())
+    ids = IDS[: 16 * 1000]
+    assert Succession(old, new).owners(old.owners(ids), ids).tolist() == new.owners(ids).tolist()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(members=members_lists)
+def test_what_one_node_owns_can_be_found_alone(members: list[Node]) -> None:
+    placement = Placement(members)
+    owners = placement.owners(IDS)
+    for place, member in enumerate(placement.members):
+        assert placement.owned_by(member.node, IDS).tolist() == np.flatnonzero(owners == place).tolist()
+    assert placement.owned_by(members[0].node, IDS[:0]).tolist() == []
 
 
 @pytest.mark.parametrize("count", [2, 8, 64])
