@@ -21,6 +21,7 @@ from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
     FRAME_BYTES_MAX,
     HANDSHAKE_FRAME_BYTES_MAX,
+    KIB,
     REQUEST_TIMEOUT_S,
     SERVER_GONE_S,
 )
@@ -35,6 +36,9 @@ _DESCRIPTOR = struct.Struct("i")
 """One at most comes with a reply: there is no room for more, which the kernel closes."""
 
 _UNIX_PATH_BYTES_MAX = 107
+
+_RECEIVE_BYTES = 64 * KIB
+"""A short reply comes with one call to the kernel; what is longer than this goes to its place without a copy."""
 
 
 @contextmanager
@@ -105,6 +109,8 @@ class Connection:
         self._sequence = count(1)
         self._timeout_s = timeout_s
         self._deadline_s = math.inf
+        self._arrived = memoryview(bytearray(_RECEIVE_BYTES))
+        self._taken = self._filled = 0  # what has arrived and is not taken yet lies between
         self.gives_files = False
         """Whether the server may hand out files: we run as its user on its machine, and it has not said otherwise."""
         try:
@@ -260,20 +266,32 @@ class Connection:
     def _receive_into(self, destination: memoryview) -> None:
         try:
             while destination:
-                if self._deadline_s < math.inf:
-                    self._hurry()
-                size = self._socket.recv_into(destination)
-                if size == 0:
-                    raise ConnectionError("it closed the connection")
+                size = min(len(destination), self._filled - self._taken)
+                if size:
+                    destination[:size] = self._arrived[self._taken : self._taken + size]
+                    self._taken += size
+                elif len(destination) < _RECEIVE_BYTES:
+                    self._taken, self._filled = 0, self._receive_some(self._arrived)
+                else:
+                    size = self._receive_some(destination)
                 destination = destination[size:]
         except OSError as error:
             raise self._lost(error) from error
+
+    def _receive_some(self, destination: memoryview) -> int:
+        if self._deadline_s < math.inf:
+            self._hurry()
+        size = self._socket.recv_into(destination)
+        if size == 0:
+            raise ConnectionError("it closed the connection")
+        return size
 
     def _hurry(self) -> None:
         left_s = self._deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
-        self._socket.settimeout(min(self._timeout_s, left_s))
+        if left_s < self._timeout_s:
+            self._socket.settimeout(left_s)
 
     def _lost(self, error: OSError) -> Unavailable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
@@ -286,7 +304,7 @@ class Connection:
     @property
     def is_usable(self) -> bool:
         """False once closed, or when the server has closed its end (or sent what nobody asked for)."""
-        if not self.is_open:
+        if not self.is_open or self._taken < self._filled:
             return False
         self._socket.settimeout(0)
         try:
