@@ -18,6 +18,7 @@ from bench.transfer_ends import SECRET, PlainEnd, running_peer, running_plain_en
 from bench.trees import LARGE_FILE_BYTES, SMALL_FILE_BYTES, make_tree
 from dieselfs.cache.member import Member
 from dieselfs.dataset import Dataset
+from dieselfs.errors import DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
 from dieselfs.meta.snapshot import ExtentRef
 from dieselfs.peers.asking import Wanted
@@ -98,8 +99,8 @@ def _run(work: Callable[[], int], size_bytes: int, other_end: int) -> Run:
 class _Nothing:
     """The shelf of a node that owns no chunks."""
 
-    def find(self, wanted: Sequence[Wanted]) -> list[Found]:
-        return [None] * len(wanted)
+    def find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Found]]:
+        return ((each, None) for each in wanted)
 
 
 class AskingNode:
@@ -151,8 +152,8 @@ class AskingNode:
         """For the files of one of so many ranks; how many bytes came."""
         wanted = {chunk: self._extents[chunk][rank::ranks] for chunk in chunks}
         total_bytes = 0
-        for pieces in self._source.fetch_many(wanted).values():
-            if not isinstance(pieces, list):
-                raise RunFailed(str(pieces))
+        for _, pieces in self._source.fetch_many(wanted):
+            if isinstance(pieces, DieselfsError):
+                raise pieces
             total_bytes += sum(map(len, pieces))
         return total_bytes
