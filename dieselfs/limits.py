@@ -160,6 +160,8 @@ MASTER_POLL_S = 0.2
 """How often a process that waits to be the master of its node looks whether there is one."""
 MASTER_PATIENCE_S = 2.0
 """A process with a smaller rank that lives is waited for this long, while its node has no master."""
+JOB_MASTER_WAIT_S = 20.0
+"""The first read of a process waits so long until its node has a master, and the master its members."""
 NOTES_AT_ONCE_MAX = 8_192
 """Notes of a dataset that are read at one instant."""
 NOTE_TRIES_MAX = 256
@@ -247,4 +249,5 @@ assert 2 * JOB_ANSWER_TIMEOUT_S < JOB_LEASE_S_MIN
 assert PEER_ANSWER_S < PEER_SILENCE_S / 2  # an answer that is only late is not taken for silence
 assert PEER_CONNECT_TIMEOUT_S + PEER_SILENCE_S < PEER_CALL_TIMEOUT_S < PEER_PATIENCE_S
 assert PEER_PATIENCE_S + PEER_CALL_TIMEOUT_S < READ_TIMEOUT_S
+assert JOB_MASTER_WAIT_S + NODE_HELLO_TIMEOUT_S < READ_TIMEOUT_S
 assert PEER_CHUNKS_MAX * 8 + RANGES_PER_REQUEST_MAX * 8 < FRAME_BYTES_MAX

@@ -1,0 +1,247 @@
+"""A process that is attached to the job of its node: whom it asks for what, and what it does when somebody is gone."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dieselfs.cache.member import Member
+from dieselfs.cache.node_socket import NodeClient
+from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_AVOIDED_S, NODE_MEMBERS_INTERVAL_S, PEER_RETURN_S
+from dieselfs.peers.attachment import Attachment
+from dieselfs.rpc.address import TcpAddress
+from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+from tests.support.node_master import running_master
+from tests.support.peer_nodes import SECRET, running_node
+
+CHUNKS = 32
+CHUNK_BYTES = 3000
+PATIENCE_S = 60.0
+ME = Member("me", 0, TcpAddress("127.0.0.1", 1), 1 << 30, bytes(16))
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [TreeEntry(b"%d" % n, 0o100644, 0, bytes([n]) * CHUNK_BYTES) for n in range(CHUNKS)]
+    return pack_entries(entries, chunk_bytes=CHUNK_BYTES)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="node-"))
+    yield folder / "master.sock"
+    shutil.rmtree(folder)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Attached:
+    """An attached process, and what it has from the server by itself."""
+
+    def __init__(
+        self, packed: PackedDataset, path: Path, ensure_master: Callable[[float], None] = lambda _: None
+    ) -> None:
+        self.clock = Clock()
+        self.packed = packed
+        self.server = packed.source()
+        self.to = Attachment(
+            packed.snapshot,
+            self.server,
+            NodeClient(path, packed.snapshot.digest, self.clock),
+            "me",
+            SECRET.peer_key(),
+            ensure_master,
+            self.clock,
+        )
+
+    @property
+    def fetched(self) -> int:
+        """How often it had to go to the server itself."""
+        return len(self.server.fetched_chunks) + len(self.server.fetched_extents)
+
+    def reads_all(self) -> bool:
+        return all(self.reads(chunk) for chunk in range(CHUNKS))
+
+    def reads(self, chunk: int) -> bool:
+        """Each chunk is one file."""
+        (extent,) = self.packed.snapshot.extents(self.packed.snapshot.find(b"%d" % chunk))
+        return self.to.source.fetch_extent(extent) == bytes([chunk]) * CHUNK_BYTES
+
+    def own_chunks(self) -> list[int]:
+        return [chunk for chunk in range(CHUNKS) if self.to.is_own(chunk)]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Use it now and then, for as long as its clock has to go on and it has something to do in the background."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end_s
+            self.clock.now_s += NODE_MEMBERS_INTERVAL_S
+            self.to.is_own(0)
+            time.sleep(0.001)
+
+
+class Liar(MemoryChunkSource):
+    def fetch_chunk(self, chunk: int) -> bytes:
+        return b"\xff" * len(self.payloads[chunk])
+
+
+def figures_add_up(figures: dict[str, int]) -> bool:
+    ways = ("own", "from_peers", "from_servers", "failed")
+    return figures["asked"] == sum(figures[way] for way in ways)
+
+
+def test_each_node_is_asked_for_its_own_chunks(packed: PackedDataset, path: Path) -> None:
+    with running_node(packed, "other") as other, running_master(packed, path, [ME, other.member]) as master:
+        attached = Attached(packed, path)
+        assert attached.reads_all()
+        own = attached.own_chunks()
+        assert 0 < len(own) < CHUNKS and attached.fetched == 0
+        assert sorted(master.shelf.chunks()) == own
+        assert sorted([*master.shelf.chunks(), *other.shelf.chunks()]) == [*range(CHUNKS)]
+        figures = attached.to.source.figures()
+        assert figures_add_up(figures) and figures["own"] == len(own)
+        assert figures["from_peers"] == CHUNKS - len(own)
+        attached.to.close()
+
+
+def test_what_is_mapped_is_of_the_own_node_alone(packed: PackedDataset, path: Path) -> None:
+    with running_node(packed, "other") as other, running_master(packed, path, [ME, other.member]):
+        attached = Attached(packed, path)
+        own = set(attached.own_chunks())
+        for chunk in range(CHUNKS):
+            memory = attached.to.memory(chunk, CHUNK_BYTES, CHUNK_BYTES)
+            assert (memory is not None) == (chunk in own)
+            assert memory is None or memory[0:] == bytes(packed.source().payloads[chunk])
+        attached.to.close()
+
+
+def test_without_a_master_everything_comes_from_the_server(packed: PackedDataset, path: Path) -> None:
+    waits: list[float] = []
+    attached = Attached(packed, path, waits.append)
+    assert attached.reads_all() and attached.reads_all()
+    figures = attached.to.source.figures()
+    assert figures_add_up(figures) and figures["from_servers"] == figures["asked"] == 2 * CHUNKS
+    assert waits == [JOB_MASTER_WAIT_S]
+    attached.until(lambda: len(waits) > 2)
+    assert set(waits[1:]) == {0.0}  # later nobody waits
+    attached.to.close()
+
+
+def test_a_master_that_appears_is_found(packed: PackedDataset, path: Path) -> None:
+    attached = Attached(packed, path)
+    assert attached.reads_all() and not attached.to.members
+    with running_node(packed, "other") as other, running_master(packed, path, [ME, other.member]):
+        attached.until(lambda: len(attached.to.members) == 2)
+        fetched = attached.fetched
+        assert attached.reads_all() and attached.fetched == fetched
+        attached.to.close()
+
+
+def test_a_master_that_is_made_at_the_first_use_is_asked_at_once(packed: PackedDataset, path: Path) -> None:
+    masters = []
+
+    def make(wait_s: float) -> None:
+        masters.append(running_master(packed, path, [ME]))
+        masters[0].__enter__()
+
+    attached = Attached(packed, path, make)
+    assert attached.reads_all() and attached.fetched == 0 and len(masters) == 1
+    masters[0].__exit__(None, None, None)
+    attached.to.close()
+
+
+def test_when_the_master_is_gone_only_its_chunks_come_from_the_server(
+    packed: PackedDataset, path: Path
+) -> None:
+    with running_node(packed, "other") as other:
+        with running_master(packed, path, [ME, other.member]):
+            attached = Attached(packed, path)
+            own = attached.own_chunks()
+        assert attached.reads_all() and attached.fetched == len(own)
+        assert sorted(other.shelf.chunks()) == sorted(set(range(CHUNKS)) - set(own))
+        with running_master(packed, path, [ME, other.member]) as again:
+            attached.clock.now_s += NODE_AVOIDED_S
+            assert attached.reads_all() and attached.fetched == len(own)
+            assert sorted(again.shelf.chunks()) == own
+        attached.to.close()
+
+
+def test_members_that_change_are_heard_of(packed: PackedDataset, path: Path) -> None:
+    with running_node(packed, "other") as other, running_master(packed, path, [ME]) as master:
+        attached = Attached(packed, path)
+        assert len(attached.own_chunks()) == CHUNKS
+        master.change([ME, other.member])
+        attached.until(lambda: len(attached.own_chunks()) < CHUNKS)
+        assert attached.reads_all() and attached.fetched == 0
+        attached.to.close()
+
+
+def test_a_peer_that_is_avoided_proves_itself_while_others_read(packed: PackedDataset, path: Path) -> None:
+    with running_node(packed, "other") as other, running_master(packed, path, [ME, other.member]):
+        attached = Attached(packed, path)
+        own = attached.own_chunks()
+        attached.to.peers.lied("other")
+        assert attached.own_chunks() == [*range(CHUNKS)] != own  # this node has its chunks meanwhile
+        attached.until(lambda: not attached.to.peers.is_avoided("other"))
+        attached.clock.now_s += PEER_RETURN_S
+        assert attached.own_chunks() == own
+        attached.to.close()
+
+
+def test_many_threads_begin_at_once(packed: PackedDataset, path: Path) -> None:
+    with (
+        running_node(packed, "other") as other,
+        running_master(packed, path, [ME, other.member]),
+        ThreadPoolExecutor(8) as threads,
+    ):
+        attached = Attached(packed, path)
+        assert all(threads.map(attached.reads, [*range(CHUNKS)] * 8))
+        assert attached.fetched == 0 and figures_add_up(attached.to.source.figures())
+        attached.to.close()
+
+
+def test_a_forked_child_has_connections_of_its_own(packed: PackedDataset, path: Path) -> None:
+    with running_node(packed, "other") as other, running_master(packed, path, [ME, other.member]):
+        attached = Attached(packed, path)
+        assert attached.reads_all()
+        children = []
+        for _ in range(2):
+            child = os.fork()
+            if not child:
+                code = 1
+                try:
+                    is_right = attached.reads_all() and attached.fetched == 0
+                    figures = attached.to.source.figures()
+                    code = 0 if is_right and figures["asked"] == CHUNKS and figures_add_up(figures) else 2
+                finally:
+                    os._exit(code)
+            children.append(child)
+        assert attached.reads_all()
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+        assert attached.reads_all() and attached.to.source.figures()["asked"] == 3 * CHUNKS
+        attached.to.close()
+
+
+def test_after_it_is_closed_reads_go_to_the_server(packed: PackedDataset, path: Path) -> None:
+    with running_node(packed, "other") as other, running_master(packed, path, [ME, other.member]):
+        attached = Attached(packed, path)
+        assert attached.reads(0)
+        attached.to.close()
+        assert attached.reads_all() and attached.fetched == CHUNKS
+
+
+def test_a_master_that_shares_other_bytes_is_not_believed(packed: PackedDataset, path: Path) -> None:
+    with running_master(packed, path, [ME], Liar(packed.snapshot, packed.source().payloads)):
+        attached = Attached(packed, path)
+        assert attached.reads_all() and attached.fetched == CHUNKS
+        attached.to.close()

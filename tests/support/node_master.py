@@ -1,0 +1,78 @@
+"""The master of a node, as the processes of that node see it: a real shelf behind a real node socket."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+import trio
+
+from dieselfs.cache.member import Member
+from dieselfs.cache.segment import Segment
+from dieselfs.chunk_source import ChunkSource
+from dieselfs_client.member_list import MemberList
+from dieselfs_client.sharing import ChunkSharing, listening
+from dieselfs_client.shelf import Shelf
+from tests.support.dataset import PackedDataset
+
+START_TIMEOUT_S = 30.0
+ROOM_BYTES = 1 << 30
+
+
+@dataclass
+class NodeMaster:
+    """A master that runs; its shelf is filled from `server`."""
+
+    packed: PackedDataset
+    server: ChunkSource
+    shelf: Shelf = field(init=False)
+    members: MemberList = field(init=False)
+    _call: Callable[[Callable[[], object]], object] = field(init=False)
+
+    def fetch(self, chunk: int) -> Segment:
+        payload = self.server.fetch_chunk(chunk)
+        segment = Segment.create(len(payload))
+        segment.view[:] = payload
+        segment.seal()
+        return segment
+
+    def change(self, members: Sequence[Member]) -> None:
+        """These are the members from now on."""
+        self._call(lambda: self.members.change(members))
+
+    async def run(
+        self, path: Path, members: Sequence[Member], started: Callable[[trio.CancelScope], None]
+    ) -> None:
+        token = trio.lowlevel.current_trio_token()
+        self._call = lambda function: trio.from_thread.run_sync(function, trio_token=token)
+        self.members = MemberList(members)
+        with listening(path) as listener:
+            async with trio.open_nursery() as nursery:
+                self.shelf = Shelf(self.packed.snapshot, self.fetch, ROOM_BYTES, ROOM_BYTES, nursery)
+                sharing = ChunkSharing(self.shelf, self.packed.snapshot, self.members)
+                started(nursery.cancel_scope)
+                await sharing.serve(listener)
+
+
+@contextmanager
+def running_master(
+    packed: PackedDataset, path: Path, members: Sequence[Member], server: ChunkSource | None = None
+) -> Iterator[NodeMaster]:
+    """A master at the socket `path`, until the end of the block. The first of `members` is this one."""
+    master = NodeMaster(packed, server or packed.source())
+    scopes: SimpleQueue[tuple[trio.CancelScope, trio.lowlevel.TrioToken]] = SimpleQueue()
+
+    def started(scope: trio.CancelScope) -> None:
+        scopes.put((scope, trio.lowlevel.current_trio_token()))
+
+    thread = Thread(target=trio.run, args=(master.run, path, members, started))
+    thread.start()
+    scope, token = scopes.get(timeout=START_TIMEOUT_S)
+    try:
+        yield master
+    finally:
+        token.run_sync_soon(scope.cancel)
+        thread.join(START_TIMEOUT_S)
+        assert not thread.is_alive()
