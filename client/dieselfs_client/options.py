@@ -7,13 +7,14 @@ from dataclasses import dataclass, fields, replace
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
+from dieselfs_client.job_options import JobOptions
 
 POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
 DRIVERS = KERNEL, PYFUSE3 = "kernel", "pyfuse3"
 
 
 @dataclass(frozen=True, slots=True)
-class MountOptions:
+class MountOptions(JobOptions):
     """How to mount. The fields are the names in the text of `-o`, but for the units that stand at their ends.
 
     - `server`, `key_file`, `home`: as for `dieselfs.connect`; None means what the configuration says
@@ -26,11 +27,6 @@ class MountOptions:
     - `uid`, `gid`: who owns the files; None for the user who mounts
     - `timeout_s`: a read ends within this time, with its bytes or with EIO
     - `log_file`: None for the one in the user's state folder
-    - `job`: the job whose nodes pool their memory; `auto` for the one that the environment speaks of, None for none
-    - `job_nodes`: how many nodes it has, which are waited for; 0 for what the environment says
-    - `job_node`, `job_rank`, `job_host`: what this node is called, its rank, and the address at which the others reach
-      it; None to find out
-    - `job_secret`: a file with the secret of the job; None to derive one from the user's key
     - `no_resend`: do after a crash what must be done on kernels before Linux 6.9; to try that out
     """
 
@@ -47,12 +43,6 @@ class MountOptions:
     gid: int | None = None
     timeout_s: float = READ_TIMEOUT_S
     log_file: str | None = None
-    job: str | None = None
-    job_nodes: int = 0
-    job_node: str | None = None
-    job_rank: int | None = None
-    job_host: str | None = None
-    job_secret: str | None = None
     no_resend: bool = False
 
     def __post_init__(self) -> None:

@@ -1,0 +1,86 @@
+"""Which job a daemon belongs to, as every command says it: `--job NAME`, `-o job=NAME`. No I/O."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from typing import Any, Self, TypeVar
+
+import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The fields are the names of the options.
+
+    - `job`: the job whose nodes pool their memory; `auto` for the one that the environment speaks of, None for none
+    - `job_nodes`: how many nodes it has, which are waited for; 0 for what the environment says
+    - `job_node`, `job_rank`, `job_host`: what this node is called, its rank, and the address at which the others reach
+      it; None to find out
+    - `job_secret`: a file with the secret of the job; None to derive one from the user's key
+    """
+
+    job: str | None = None
+    job_nodes: int = 0
+    job_node: str | None = None
+    job_rank: int | None = None
+    job_host: str | None = None
+    job_secret: str | None = None
+
+    def arguments(self) -> list[str]:
+        """The command line that gives these options."""
+        given = {name: getattr(self, name) for name in JOB_FIELDS}
+        return [
+            part
+            for name, value in given.items()
+            if value != getattr(NO_JOB, name)
+            for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
+
+    def absolute(self) -> Self:
+        """The same for a process that works in another folder."""
+        return replace(self, job_secret=self.job_secret and os.path.abspath(self.job_secret))
+
+
+NO_JOB = JobOptions()
+JOB_FIELDS = tuple(field.name for field in fields(JobOptions))
+
+_OPTIONS = (
+    click.option(
+        "--job",
+        metavar="NAME",
+        help="Pool the memory of the nodes of this job; auto: the one that Slurm, torchrun or Open MPI has started.",
+    ),
+    click.option(
+        "--job-nodes",
+        type=click.IntRange(0),
+        default=0,
+        metavar="N",
+        help="How many nodes the job has; they are waited for. [what the environment says]",
+    ),
+    click.option("--job-node", metavar="NAME", help="What this node is called. [its host name]"),
+    click.option(
+        "--job-rank", type=click.IntRange(0), metavar="N", help="The rank here. [the environment's]"
+    ),
+    click.option("--job-host", metavar="HOST", help="Where other nodes reach this one. [found out]"),
+    click.option(
+        "--job-secret", metavar="FILE", help="What the job's nodes prove to each other. [from your key]"
+    ),
+)
+
+
+def job_options(command: _Command) -> _Command:
+    """Give a command the options of a job; it gets them as one argument, `job`."""
+
+    @wraps(command)
+    def packed(*arguments: Any, **named: Any) -> Any:
+        job = JobOptions(**{name: named.pop(name) for name in JOB_FIELDS})
+        return command(*arguments, job=job, **named)
+
+    decorated: Any = packed
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    result: _Command = decorated
+    return result
