@@ -142,6 +142,8 @@ PEER_AGAIN_S = 0.01
 """Between asking a peer for what it has not fetched yet, and asking again: it is the peer that waits."""
 PEER_CHUNKS_MAX = 1_024
 """Of which pieces are asked for in one request."""
+PEER_FETCHES_MAX = 16
+"""Chunks that a node fetches for one request before it answers; for others, it is to be asked again."""
 PEER_ANSWER_BYTES_MAX = CHUNK_PAYLOAD_BYTES_MAX
 """Pieces in one answer, together."""
 PEER_BATCH_BYTES = 16 * MIB

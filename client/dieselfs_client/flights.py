@@ -62,6 +62,10 @@ class Flights(Generic[Key, Cargo]):
         """Fetch a thing, unless it is on its way, or failed a moment ago."""
         self._flight(key)
 
+    def is_underway(self, key: Key) -> bool:
+        """Whether a thing is on its way, or failed a moment ago."""
+        return key in self._flights
+
     async def wait(self, key: Key) -> Cargo:
         """A thing, when it is there.
 

@@ -1,6 +1,7 @@
 """A node's own shelf, for threads: it lives in a trio thread, and sources are asked in others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
 
 import trio
 
@@ -9,6 +10,8 @@ from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.peers.asking import Wanted
 from dieselfs.peers.source import Found
 from dieselfs_client.shelf import Shelf
+
+Result = TypeVar("Result")
 
 
 class OwnShelf:
@@ -19,7 +22,7 @@ class OwnShelf:
         self._token = token
 
     def find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Found]]:
-        """The payload of the chunk of each; what is not on the shelf is fetched, a few at a time.
+        """The payload of the chunk of each; what is not on the shelf is fetched, a few ahead of whoever takes it.
 
         A chunk that is wanted whole is always fetched. What comes back is verified, and stays readable.
         """
@@ -30,28 +33,35 @@ class OwnShelf:
                 missing.append(each)
             else:
                 yield each, payload
-        for first in range(0, len(missing), FETCHES_AT_ONCE_MAX):
-            batch = missing[first : first + FETCHES_AT_ONCE_MAX]
-            yield from zip(batch, self._fetch(batch), strict=True)
-
-    def _fetch(self, wanted: Sequence[Wanted]) -> list[Found]:
         try:
-            return trio.from_thread.run(self._gather, wanted, trio_token=self._token)
-        except (trio.RunFinishedError, trio.Cancelled):
-            return [Unavailable("this node is stopping")] * len(wanted)
-
-    async def _gather(self, wanted: Sequence[Wanted]) -> list[Found]:
-        found: list[Found] = [None] * len(wanted)
-
-        async def fetch(place: int, chunk: int) -> None:
+            are_worth = self._run(self._are_worth, missing) if missing else []
+        except Unavailable as error:
+            yield from ((each, error) for each in missing)
+            return
+        yield from ((each, None) for each, is_worth in zip(missing, are_worth, strict=True) if not is_worth)
+        missing = [each for each, is_worth in zip(missing, are_worth, strict=True) if is_worth]
+        for place, each in enumerate(missing):
             try:
-                found[place] = await self._shelf.payload(chunk)
+                yield each, self._run(self._fetch, each, missing[place + 1 : place + FETCHES_AT_ONCE_MAX])
             except DieselfsError as error:
-                found[place] = error
+                yield each, error
 
-        async with trio.open_nursery() as nursery:
-            for place, each in enumerate(wanted):
-                is_whole = not each.extents
-                if is_whole or self._shelf.is_worth_fetching(each.chunk, each.length_bytes, each.is_common):
-                    nursery.start_soon(fetch, place, each.chunk)
-        return found
+    def _run(self, function: Callable[..., Awaitable[Result]], *arguments: object) -> Result:
+        try:
+            return trio.from_thread.run(function, *arguments, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            raise Unavailable("this node is stopping") from None
+
+    async def _are_worth(self, wanted: Sequence[Wanted]) -> list[bool]:
+        return [
+            not each.extents or self._shelf.is_worth_fetching(each.chunk, each.length_bytes, each.is_common)
+            for each in wanted
+        ]
+
+    async def _fetch(self, wanted: Wanted, ahead: Sequence[Wanted]) -> memoryview:
+        """A chunk, and word that those are wanted next."""
+        for each in ahead:
+            self._shelf.start(each.chunk)
+        payload = await self._shelf.payload(wanted.chunk)
+        self._shelf.handed_out(wanted.chunk, wanted.length_bytes)
+        return payload

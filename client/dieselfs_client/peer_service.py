@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import trio
 
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
-from dieselfs.limits import PEER_ANSWER_S
+from dieselfs.limits import PEER_ANSWER_S, PEER_FETCHES_MAX
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.asking import Asked, State, decode_wanted
 from dieselfs.rpc import auth
@@ -107,7 +107,7 @@ class PeerService:
             if segment is not None:
                 self._shelf.figures.hits += 1
                 payloads[each.chunk] = segment.view
-            elif self._shelf.is_worth_fetching(each.chunk, each.length_bytes):
+            elif self._shelf.is_worth_fetching(each.chunk, each.length_bytes, each.is_common):
                 payloads[each.chunk] = State.LATER
                 missing.append(each.chunk)
             else:
@@ -122,7 +122,7 @@ class PeerService:
         if missing:
             with trio.move_on_after(self._answer_s):
                 async with trio.open_nursery() as nursery:
-                    for chunk in missing:
+                    for chunk in missing[:PEER_FETCHES_MAX]:
                         nursery.start_soon(fetch, chunk)
         return self._told(asked, payloads)
 
@@ -138,6 +138,7 @@ class PeerService:
             else:
                 states.append(State.HERE)
                 bulk += each.of(payload)
+                self._shelf.handed_out(each.chunk, each.length_bytes)
         self.figures.chunks += len(states)
         self.figures.chunks_here += states.count(State.HERE)
         self.figures.chunks_later += states.count(State.LATER)

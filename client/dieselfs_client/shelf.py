@@ -1,7 +1,7 @@
 """The chunks that a node holds for others: for processes on it, and for the other nodes of its job.
 
 Each is a sealed segment, fetched once however many want it, and verified before anybody sees it. What comes first is
-*kept* and never given up for another, as much as fits; the rest is in *transit*, the least recently used goes first.
+*kept* and never given up for another, as much as fits; the rest is in *transit*, until those who need it have had it.
 """
 
 from collections import OrderedDict
@@ -17,6 +17,7 @@ from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.flights import Flights
 from dieselfs_client.reads import ASKED_CHUNKS_MAX, REQUEST_BYTES, WHOLE_SHARE
+from dieselfs_client.transit import Transit
 
 
 @dataclass(slots=True)
@@ -47,7 +48,6 @@ class Shelf:
         self.figures = ShelfFigures()
         self._snapshot = snapshot
         self._kept_max_bytes = kept_bytes
-        self._transit_max_bytes = transit_bytes
         self._flights: Flights[int, Segment] = Flights(
             fetch, lambda _: None, self._land, self._name, nursery, timeout_s, fetches_at_once
         )
@@ -57,9 +57,8 @@ class Shelf:
         )  # of chunks that are not here, the last at the end
         self._damaged: set[int] = set()
         self._kept: dict[int, Segment] = {}
-        self._transit: OrderedDict[int, Segment] = OrderedDict()
+        self._transit = Transit(snapshot, transit_bytes)
         self.kept_bytes = 0
-        self.transit_bytes = 0
 
     def _name(self, chunk: int) -> str:
         return f"chunk {chunk_name(self._snapshot.chunk_id(chunk))}"
@@ -72,11 +71,19 @@ class Shelf:
     def held(self, chunk: int) -> Segment | None:
         """A chunk if it is here; counts as a use."""
         segment = self._kept.get(chunk)
-        if segment is None:
-            segment = self._transit.get(chunk)
-            if segment is not None:
-                self._transit.move_to_end(chunk)
-        return segment
+        return self._transit.get(chunk) if segment is None else segment
+
+    def start(self, chunk: int) -> None:
+        """Fetch a chunk, unless it is here, on its way, or damaged."""
+        if not self._is_here(chunk) and chunk not in self._damaged:
+            self._flights.start(chunk)
+
+    def handed_out(self, chunk: int, length_bytes: int) -> None:
+        """Somebody has got so many bytes of a chunk that is here: when all is handed out, it may go."""
+        self._transit.handed_out(chunk, length_bytes)
+
+    def _is_here(self, chunk: int) -> bool:
+        return chunk in self._kept or chunk in self._transit
 
     async def payload(self, chunk: int) -> memoryview:
         """The payload of a chunk, as `segment`; it stays readable for as long as the view is held."""
@@ -97,10 +104,11 @@ class Shelf:
         return await self._flights.wait(chunk)
 
     def is_worth_fetching(self, chunk: int, wanted_bytes: int, is_common: bool = False) -> bool:
-        """Whether a chunk is to be here for the sake of so many of its bytes: it is here, will be kept, others want the
-        rest (`is_common`), or much of it was asked for lately. Else whoever wants them is better off without the rest.
+        """Whether a chunk is to be here for the sake of so many of its bytes: it is, or will be; it would be kept; others
+        want the rest (`is_common`); or much of it was asked for lately. Else whoever wants them is better off without
+        the rest.
         """
-        if is_common or chunk in self._kept or chunk in self._transit or self.has_room(chunk):
+        if is_common or self._is_here(chunk) or self._flights.is_underway(chunk) or self.has_room(chunk):
             return True
         asked_bytes = self._asked_bytes.pop(chunk, 0) + wanted_bytes + REQUEST_BYTES
         if asked_bytes * WHOLE_SHARE >= self._snapshot.chunk_payload_length(chunk):
@@ -113,6 +121,10 @@ class Shelf:
     def has_room(self, chunk: int) -> bool:
         """Whether one more chunk would be kept."""
         return self.kept_bytes + self._snapshot.chunk_payload_length(chunk) <= self._kept_max_bytes
+
+    @property
+    def transit_bytes(self) -> int:
+        return self._transit.bytes
 
     @property
     def kept_max_bytes(self) -> int:
@@ -129,11 +141,7 @@ class Shelf:
             segment = self._kept.pop(chunk, None)
             if segment is not None:
                 self.kept_bytes -= len(segment)
-            else:
-                segment = self._transit.pop(chunk, None)
-                if segment is None:
-                    continue
-                self.transit_bytes -= len(segment)
+            self._transit.take(chunk)
 
     def _land(self, chunk: int, segment: Segment | None, error: DieselfsError | None) -> bool:
         if segment is None:
@@ -147,9 +155,5 @@ class Shelf:
             self._kept[chunk] = segment
             self.kept_bytes += len(segment)
         else:
-            self._transit[chunk] = segment
-            self.transit_bytes += len(segment)
-            while self.transit_bytes > self._transit_max_bytes and len(self._transit) > 1:
-                _, old = self._transit.popitem(last=False)
-                self.transit_bytes -= len(old)
+            self._transit.add(chunk, segment)
         return False

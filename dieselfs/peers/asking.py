@@ -57,6 +57,7 @@ def encode_wanted(wanted: Sequence[Wanted]) -> dict[str, object]:
         "chunks": np.array([each.chunk for each in wanted], U32).tobytes(),
         "counts": np.array([len(each.extents) for each in wanted], U32).tobytes(),
         "ranges": np.array(ranges, U32).tobytes(),
+        "is_common": any(each.is_common for each in wanted),
     }
 
 
@@ -67,6 +68,7 @@ class Asked:
     chunk: int
     length_bytes: int
     ranges: npt.NDArray[np.int64]
+    is_common: bool
 
     def of(self, payload: memoryview) -> list[memoryview]:
         """The pieces of the payload; those that lie one behind the other in it are one."""
@@ -106,4 +108,5 @@ def decode_wanted(arguments: Any, snapshot: Snapshot) -> list[Asked]:
     if (len(chunks) > 1 and lengths.sum() > PEER_ANSWER_BYTES_MAX) or lengths.max() > PEER_ANSWER_BYTES_MAX:
         raise InvalidInput(f"{lengths.sum()} bytes are asked for, limit {PEER_ANSWER_BYTES_MAX}")
     bounds = zip(chunks.tolist(), lengths.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
-    return [Asked(chunk, length, ranges[first:end]) for chunk, length, first, end in bounds]
+    is_common = bool(arguments.is_common)
+    return [Asked(chunk, length, ranges[first:end], is_common) for chunk, length, first, end in bounds]

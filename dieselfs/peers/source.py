@@ -34,16 +34,14 @@ from dieselfs.peers.client import PeerClient
 from dieselfs.reader import first_damaged
 
 Found = memoryview | DieselfsError | None
-"""The payload of a chunk; what went wrong; or None if the chunk is not worth fetching for the few bytes of it."""
+"""The payload of a chunk; what went wrong; or None if it is not to be had here, or not for the few bytes of it."""
 
 
 class OwnChunks(Protocol):
     """The chunks that this node owns. Blocks; safe to use from many threads."""
 
     def find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Found]]:
-        """The payload of the chunk of each, verified, as soon as it is here; it stays readable. One that is wanted
-        whole is never None.
-        """
+        """The payload of the chunk of each, verified, as soon as it is here; it stays readable."""
         ...
 
 

@@ -175,9 +175,10 @@ service Peer extends Handshake {
   void ping(1: binary digest) throws (1: Refusal refusal)
   /**
    * Followed by pieces, joined. `chunks`: u32 numbers of chunks in the snapshot; `counts`: for each a u32, how many of
-   * `ranges` are its own, 0 for the whole payload; `ranges`: pairs of u32 offset, u32 length.
+   * `ranges` are its own, 0 for the whole payload; `ranges`: pairs of u32 offset, u32 length. `is_common`: others will
+   * soon want the rest of these chunks.
    */
-  Pieces get_pieces(1: binary digest, 2: binary chunks, 3: binary counts, 4: binary ranges)
+  Pieces get_pieces(1: binary digest, 2: binary chunks, 3: binary counts, 4: binary ranges, 5: bool is_common)
     throws (1: Refusal refusal)
 }
 

@@ -11,6 +11,7 @@ from dieselfs.limits import KIB, MIB
 from dieselfs.peers.asking import State, Wanted, encode_wanted
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.connection import Connection, open_socket
+from dieselfs_client import peer_service
 from dieselfs_client.shelf import Shelf
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import SECRET, PeerNode, running_node
@@ -99,6 +100,30 @@ def test_a_full_shelf_fetches_no_chunk_for_a_few_of_its_bytes(packed: PackedData
         assert call(connection, packed, [Wanted.pieces(0, extents[:1])])[0] == [State.ELSEWHERE]
         assert call(connection, packed, [Wanted.pieces(0, extents[1:80])])[0] == [State.HERE]
         assert call(connection, packed, [Wanted.pieces(0, extents[:1])])[0] == [State.HERE]
+        connection.close()
+
+
+def test_a_full_shelf_fetches_a_chunk_whole_whose_rest_others_want_and_once(packed: PackedDataset) -> None:
+    snapshot = packed.snapshot
+    extents = [snapshot.extents(snapshot.find(b"%04d" % n))[0] for n in range(CHUNK_BYTES // PIECE_BYTES)]
+    with running_node(packed, room_bytes=0) as node:
+        connection = connect(node)
+        for extent in extents[:8]:
+            assert call(connection, packed, [Wanted.pieces(0, [extent], is_common=True)])[0] == [State.HERE]
+        assert node.shelf.figures.loads == 1 and node.shelf.transit_bytes == CHUNK_BYTES
+        connection.close()
+
+
+def test_one_request_fetches_no_more_than_so_many_chunks(
+    packed: PackedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_service, "PEER_FETCHES_MAX", 3)
+    with running_node(packed) as node:
+        connection = connect(node)
+        wanted = [Wanted.whole(packed.snapshot, chunk) for chunk in range(CHUNKS)]
+        assert call(connection, packed, wanted)[0] == [State.HERE] * 3 + [State.LATER]
+        assert node.shelf.figures.loads == 3
+        assert call(connection, packed, wanted)[0] == [State.HERE] * CHUNKS
         connection.close()
 
 

@@ -38,12 +38,21 @@ def test_what_is_wanted_arrives(packed: PackedDataset) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_common", [True, False])
+def test_whether_others_want_the_rest_arrives(packed: PackedDataset, is_common: bool) -> None:
+    extents = packed.snapshot.extents(packed.snapshot.find(b"05"))
+    arguments = encode_wanted([Wanted.pieces(1, extents, is_common)])
+    message = encode_call("get_pieces", 1, {"digest": packed.snapshot.digest, **arguments})
+    (asked,) = decode_wanted(decode_call(message, PEER_METHODS)[2], packed.snapshot)
+    assert asked.is_common is is_common
+
+
 def u32(*numbers: int) -> bytes:
     return np.array(numbers, U32).tobytes()
 
 
 def asked(chunks: bytes, counts: bytes, ranges: bytes = b"") -> SimpleNamespace:
-    return SimpleNamespace(chunks=chunks, counts=counts, ranges=ranges)
+    return SimpleNamespace(chunks=chunks, counts=counts, ranges=ranges, is_common=False)
 
 
 BAD: dict[str, Callable[[], SimpleNamespace]] = {
