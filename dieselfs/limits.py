@@ -164,6 +164,10 @@ MASTER_PATIENCE_S = 2.0
 """A process with a smaller rank that lives is waited for this long, while its node has no master."""
 JOB_MASTER_WAIT_S = 20.0
 """The first read of a process waits so long until its node has a master, and the master its members."""
+JOB_IDLE_S = 30.0
+"""A daemon that programs of a job have started ends when none of them has been on the node for this long."""
+JOB_IDLE_POLL_S = 1.0
+"""How often it looks."""
 NOTES_AT_ONCE_MAX = 8_192
 """Notes of a dataset that are read at one instant."""
 NOTE_TRIES_MAX = 256
@@ -209,12 +213,18 @@ PAGE_HELPER_ORDER_S = 45
 """It is killed when one order takes longer: a page that it waits for is free when its read has failed, after 30 s."""
 PAGE_HELPER_STARTS_MAX = 16
 """A mount does without that process once it had to be started so many times."""
-CACHE_READERS_AT_ONCE_MAX = 4
-"""Chunks that a node's daemon fetches ahead of its readers at one moment; others are left for those who wait."""
 JOB_GATHER_TIMEOUT_S = 60.0
 """A node waits so long for the others of its job, and then goes on with those who are there."""
-POOL_LOADS_AT_ONCE_MAX = 2
-"""Chunks that a node fetches for its job ahead of all readers at one moment."""
+WARM_LOADS_AT_ONCE_MAX = 2
+"""Chunks that a node fetches before anybody asks for them, at one moment, beside those that readers wait for."""
+WARM_SHARE = 0.8
+"""Of its time that each of these loads is at work; then it rests, whoever else uses the network and the store."""
+WARM_AGAIN_S = 5.0
+"""After a load that failed; it is tried again when all others are done."""
+WARMTH_TIMEOUT_S = 1.5
+"""How long the nodes of a job are waited for, together, when they are asked how much of it is in their memory."""
+WARMTH_INTERVAL_S = 1.0
+"""They are asked no more often, nor more often than JOB_MESSAGES_PER_S allows for so many."""
 CACHE_STOP_TIMEOUT_S = 10.0
 UNMOUNT_TIMEOUT_S = 10.0
 UNMOUNT_BUSY_TIMEOUT_S = 1.0

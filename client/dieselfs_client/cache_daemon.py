@@ -19,13 +19,15 @@ from dieselfs.cache.node_socket import runtime_folder, socket_path
 from dieselfs.cache.segment import Segment
 from dieselfs.dataset import connect
 from dieselfs.errors import EXIT_OK, DieselfsError
-from dieselfs.limits import CACHE_READERS_AT_ONCE_MAX, MIB
+from dieselfs.limits import MIB
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.foreground import Foreground
 from dieselfs_client.memory import TRANSIT_BYTES, TRANSIT_SHARE, granted, room_bytes
-from dieselfs_client.options import POLICIES
+from dieselfs_client.options import ONESHOT, POLICIES
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
 from dieselfs_client.sharing import ChunkSharing, allow_descriptors, listening
 from dieselfs_client.shelf import Shelf
+from dieselfs_client.warming import Pace, Warming
 
 READY = "ready"
 
@@ -40,6 +42,7 @@ async def serve(
     policy: str = "on-demand",
     on_ready: Callable[[], None] = lambda: None,
     pin: Pin | None = None,
+    pace: Pace | None = None,
 ) -> None:
     """Share the chunks of `snapshot` at the socket `path` until SIGTERM or SIGINT.
 
@@ -53,12 +56,23 @@ async def serve(
         listening(path) as listener,
     ):
         async with trio.open_nursery() as nursery:
-            shelf = Shelf(snapshot, fetch, memory_bytes - transit_bytes, transit_bytes, nursery)
+            foreground = Foreground()
+            shelf = Shelf(
+                snapshot,
+                fetch,
+                memory_bytes - transit_bytes,
+                transit_bytes,
+                nursery,
+                foreground=foreground,
+            )
             nursery.start_soon(ChunkSharing(shelf, snapshot).serve, listener)
             if pin is not None:
                 nursery.start_soon(keep_pinned, pin, snapshot.header, holder)
-            if policy == "oneshot":
-                nursery.start_soon(warm, shelf, snapshot.chunk_count)
+            if policy == ONESHOT:
+                chunks = range(snapshot.chunk_count)
+                warming = Warming(shelf, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
+                warming.start()
+                nursery.start_soon(warming.run)
             _log.info("sharing generation %d of %s at %s", snapshot.generation, snapshot.dataset, path)
             on_ready()
             await anext(signals)
@@ -68,31 +82,11 @@ async def serve(
     _log.info("%s is not shared any more", snapshot.dataset)
 
 
-async def warm(shelf: Shelf, chunks: int) -> None:
-    """Fetch all that can be kept (policy oneshot), a few at a time; what fails is left to those who ask for it."""
-    limiter = trio.CapacityLimiter(CACHE_READERS_AT_ONCE_MAX)
-
-    async def bring(chunk: int, token: object) -> None:
-        try:
-            await shelf.segment(chunk)
-        except DieselfsError as error:
-            _log.warning("fetched ahead of readers: %s", error)
-        finally:
-            limiter.release_on_behalf_of(token)
-
-    async with trio.open_nursery() as nursery:
-        for chunk in range(chunks):
-            token = object()
-            await limiter.acquire_on_behalf_of(token)
-            if not shelf.has_room(chunk):
-                break
-            nursery.start_soon(bring, chunk, token)
-
-
 @click.command()
 @click.argument("dataset")
 @click.option("--memory", "memory_bytes", type=int, required=True)
 @click.option("--policy", type=click.Choice(POLICIES), default=POLICIES[0])
+@click.option("--warm-rate", "warm_rate_bytes", type=int, default=0)
 @click.option("--server")
 @click.option("--key-file")
 @click.option("--home")
@@ -101,6 +95,7 @@ def main(
     dataset: str,
     memory_bytes: int,
     policy: str,
+    warm_rate_bytes: int,
     server: str | None,
     key_file: str | None,
     home: str | None,
@@ -130,6 +125,7 @@ def main(
                 policy,
                 lambda: report(READY),
                 opened.client.pin,
+                Pace(rate_bytes=warm_rate_bytes),
             )
     except DieselfsError as error:
         _log.error("%s", error)

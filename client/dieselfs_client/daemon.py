@@ -21,6 +21,7 @@ from dieselfs.limits import MIB
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.client import ServerClient
 from dieselfs_client.arena import Arena
+from dieselfs_client.foreground import Foreground
 from dieselfs_client.guardian import Guardian, Order
 from dieselfs_client.logbook import Logbook
 from dieselfs_client.memory import Allotment
@@ -34,6 +35,7 @@ from dieselfs_client.options import ONESHOT, MountOptions
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
 from dieselfs_client.pool import Pool, PoolTerms, terms_of
 from dieselfs_client.supervisor import DEVICE
+from dieselfs_client.warming import Pace
 
 STOP_GRACE_S = 5.0
 """After an order to stop, files that are open are served for so long."""
@@ -157,7 +159,8 @@ class _Service:
             pages = PageCache(connection.device, self.mountpoint, snapshot, arena)
             try:
                 async with trio.open_nursery() as nursery:
-                    pool = self._pool(terms, nursery)
+                    foreground = Foreground()
+                    pool = self._pool(terms, nursery, foreground)
                     node = Node(
                         snapshot,
                         self.source if pool is None else pool.source,
@@ -168,6 +171,7 @@ class _Service:
                         self._logbook(),
                         arena,
                         pool.stats if pool else None,
+                        foreground=foreground,
                     )
                     user = os.getuid() if options.uid is None else options.uid
                     group = os.getgid() if options.gid is None else options.gid
@@ -207,11 +211,12 @@ class _Service:
             return None
         return terms_of(self.options, self.client, self.snapshot.dataset, 0, os.environ)
 
-    def _pool(self, terms: PoolTerms | None, nursery: trio.Nursery) -> Pool | None:
+    def _pool(self, terms: PoolTerms | None, nursery: trio.Nursery, foreground: Foreground) -> Pool | None:
         """This node's part in its job, and start to take part."""
         if terms is None or self.client is None:
             return None
-        pool = Pool(self.snapshot, self.client, terms, nursery)
+        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
+        pool = Pool(self.snapshot, self.client, terms, nursery, foreground, pace)
 
         async def take_part() -> None:
             try:

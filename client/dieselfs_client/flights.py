@@ -5,11 +5,13 @@ A flight belongs to nobody who waits: whoever gives up leaves it in the air, and
 
 import logging
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import Generic, TypeVar
 
 import trio
 
 from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs_client.foreground import Foreground
 
 FAILURE_MEMORY_S = 1.0
 """A fetch that failed is not tried again for so long: the kernel asks twice for a page that it did not get."""
@@ -37,6 +39,7 @@ class Flights(Generic[Key, Cargo]):
     - `departs` is called before, `lands` when a fetch is over: with what came, or with what went wrong; it returns
       whether a failure is to be remembered for a moment
     - `name` is what to call a thing in an error
+    - `foreground` hears of those who wait
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Flights(Generic[Key, Cargo]):
         nursery: trio.Nursery,
         timeout_s: float,
         at_once: int,
+        foreground: Foreground | None = None,
     ) -> None:
         self._bring = bring
         self._departs = departs
@@ -56,44 +60,47 @@ class Flights(Generic[Key, Cargo]):
         self._nursery = nursery
         self._timeout_s = timeout_s
         self._limiter = trio.CapacityLimiter(at_once)
+        self._foreground = foreground or Foreground()
         self._flights: dict[Key, _Flight[Cargo]] = {}  # changes only between checkpoints
 
     def start(self, key: Key) -> None:
         """Fetch a thing, unless it is on its way, or failed a moment ago."""
-        self._flight(key)
+        self._flight(key, self._limiter)
 
     def is_underway(self, key: Key) -> bool:
         """Whether a thing is on its way, or failed a moment ago."""
         return key in self._flights
 
-    async def wait(self, key: Key) -> Cargo:
-        """A thing, when it is there.
+    async def wait(self, key: Key, lane: trio.CapacityLimiter | None = None) -> Cargo:
+        """A thing, when it is there. With a `lane`, nobody needs it yet: it is fetched in a thread of that one, so that
+        no reader waits for his turn behind it.
 
         Raises what fetching it raised; Unavailable if it is longer on its way than the limit, also when another had
         asked for it.
         """
-        flight = self._flight(key)
+        flight = self._flight(key, lane or self._limiter)
         with trio.move_on_at(flight.started_s + self._timeout_s):
-            await flight.landed.wait()
+            with self._foreground.waiting() if lane is None else nullcontext():
+                await flight.landed.wait()
         if flight.error is not None:
             raise type(flight.error)(*flight.error.args)
         if flight.cargo is None:
             raise Unavailable(f"{self._name(key)} did not come within {self._timeout_s:g} s")
         return flight.cargo
 
-    def _flight(self, key: Key) -> _Flight[Cargo]:
+    def _flight(self, key: Key, limiter: trio.CapacityLimiter) -> _Flight[Cargo]:
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(trio.current_time())
-            self._nursery.start_soon(self._fly, key, flight)
+            self._nursery.start_soon(self._fly, key, flight, limiter)
             self._departs(key)
         return flight
 
-    async def _fly(self, key: Key, flight: _Flight[Cargo]) -> None:
+    async def _fly(self, key: Key, flight: _Flight[Cargo], limiter: trio.CapacityLimiter) -> None:
         is_remembered = False
         try:
             flight.cargo = await trio.to_thread.run_sync(
-                self._bring, key, abandon_on_cancel=True, limiter=self._limiter
+                self._bring, key, abandon_on_cancel=True, limiter=limiter
             )
         except DieselfsError as error:
             flight.error = error

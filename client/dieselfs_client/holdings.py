@@ -34,17 +34,20 @@ class Holdings:
         chunks: list[int] = np.flatnonzero(self._is_kept).tolist()
         return chunks
 
+    def can_keep(self, chunk: int) -> bool:
+        """Whether `keep` would take it."""
+        if self._is_kept[chunk] or self.kept_bytes >= self._allotment.kept:
+            return bool(self._is_kept[chunk])
+        return self.kept_bytes + int(self._table.chunk_page_bytes()[chunk]) <= self._allotment.kept
+
     def keep(self, chunk: int) -> bool:
         """Take a chunk among the kept ones if there is room; whether it is one of them now."""
         if self._is_kept[chunk]:
             return True
-        if self.kept_bytes >= self._allotment.kept:
+        if not self.can_keep(chunk):
             return False
         pieces = self._table.of_chunk(chunk)
-        page_bytes = pieces.page_bytes()
-        if self.kept_bytes + page_bytes > self._allotment.kept:
-            return False
-        self.kept_bytes += page_bytes
+        self.kept_bytes += pieces.page_bytes()
         self._uncharge(pieces)
         self._holders[pieces.numbers] = 0
         self._is_kept[chunk] = True
@@ -98,10 +101,14 @@ class Holdings:
 
     # -- what is there -----------------------------------------------------------------------------------
 
+    def is_wanted(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
+        """Which of some pieces are kept, or held by a plan."""
+        is_wanted: npt.NDArray[np.bool_] = self._is_kept[pieces.chunks] | (self._holders[pieces.numbers] > 0)
+        return is_wanted
+
     def put(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
         """Pieces have arrived: which of them are to go into stock, because they are wanted and not there yet."""
-        is_wanted = self._is_kept[pieces.chunks] | (self._holders[pieces.numbers] > 0)
-        is_new: npt.NDArray[np.bool_] = is_wanted & ~self._in_stock[pieces.numbers]
+        is_new: npt.NDArray[np.bool_] = self.is_wanted(pieces) & ~self._in_stock[pieces.numbers]
         self._in_stock[pieces.numbers[is_new]] = True
         return is_new
 

@@ -24,6 +24,7 @@ from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
 from dieselfs_client.arena import Arena
 from dieselfs_client.counted_source import CountedSource
+from dieselfs_client.foreground import Foreground
 from dieselfs_client.logbook import Entries, Logbook, Reading
 from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment, allot, granted, room_bytes
 from dieselfs_client.mount.control_tree import ControlTree
@@ -34,6 +35,7 @@ from dieselfs_client.pieces import PieceTable
 from dieselfs_client.reads import Reads
 from dieselfs_client.residency import ChunkResidency
 from dieselfs_client.stock import Pages, Stock
+from dieselfs_client.warming import Pace, Warming
 
 _LAYOUTS_KEPT = 4
 """Of the dataset and of folders in it, for their plans; 4 bytes a file each."""
@@ -82,7 +84,9 @@ class Node:
         arena: Arena | None = None,
         job_stats: Callable[[], dict[str, Any]] | None = None,
         clock: Callable[[], float] = trio.current_time,
+        foreground: Foreground | None = None,
     ) -> None:
+        foreground = foreground or Foreground()
         counted = CountedSource(source)
         self.core = MountCore(snapshot)
         self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._log)
@@ -95,9 +99,15 @@ class Node:
         self._started_s = clock()
         self._layout = lru_cache(_LAYOUTS_KEPT)(lambda folder: Layout.of(snapshot, folder))
         self._residency = ChunkResidency(
-            snapshot, counted, allotment.transit, nursery, options.timeout_s, arena=arena
+            snapshot,
+            counted,
+            allotment.transit,
+            nursery,
+            options.timeout_s,
+            arena=arena,
+            foreground=foreground,
         )
-        self._stock = Stock(snapshot, self._residency, counted, pages, allotment, nursery, clock)
+        self._stock = Stock(snapshot, self._residency, counted, pages, allotment, nursery, clock, foreground)
         self._dataset_bytes = self._stock.table.total_page_bytes()
         self.reads = Reads(self.core, self._residency, self._stock, options.timeout_s)
         self._logbook = logbook
@@ -108,7 +118,11 @@ class Node:
             self.control.inherit(entries.files)  # before the kernel asks for them
             nursery.start_soon(self._keep_logbook, entries)
         if options.policy == ONESHOT and job_stats is None:  # in a job, each node fetches what it owns
-            nursery.start_soon(self._stock.warm)
+            chunks = range(snapshot.chunk_count)
+            pace = Pace(rate_bytes=options.warm_rate_bytes)
+            warming = Warming(self._stock, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
+            warming.start()
+            nursery.start_soon(warming.run)
 
     # -- what `.dieselfs/` shows ---------------------------------------------------------------------------
 

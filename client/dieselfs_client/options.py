@@ -21,6 +21,7 @@ class MountOptions(JobOptions):
     - `generation`: which generation of the dataset; 0 for the newest
     - `memory_bytes`: what may be held of the dataset in memory; 0 for 1 GiB, or less where the system allows less
     - `policy`: `oneshot` fetches what memory can keep at once, `on-demand` when it is read
+    - `warm_rate_bytes`: what is fetched before it is read comes no faster, in bytes a second; 0 for no limit
     - `driver`: how the kernel is spoken to: `kernel` by ourselves, `pyfuse3` through libfuse
     - `allow_other`: other users see the mount too, as far as the modes of the files allow
     - `noexec`: programs on the mount cannot be run
@@ -36,6 +37,7 @@ class MountOptions(JobOptions):
     generation: int = 0
     memory_bytes: int = 0
     policy: str = ON_DEMAND
+    warm_rate_bytes: int = 0
     driver: str = KERNEL
     allow_other: bool = False
     noexec: bool = False
@@ -89,6 +91,7 @@ _VALUE_PARSERS: dict[str, Callable[[str], object]] = {
     "generation": int,
     "memory": parse_size,
     "policy": str,
+    "warm_rate": parse_size,
     "driver": str,
     "uid": int,
     "gid": int,

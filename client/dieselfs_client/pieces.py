@@ -85,6 +85,7 @@ class PieceTable:
         self._by_chunk: Indices | None = None
         self._chunk_ends: Indices | None = None
         self._owners: npt.NDArray[np.uint32] | None = None
+        self._chunk_page_bytes: Indices | None = None
 
     def page_bytes(self, nodes: npt.NDArray[np.integer]) -> int:
         """What files take in the page cache."""
@@ -98,6 +99,14 @@ class PieceTable:
     def total_page_bytes(self) -> int:
         """What the whole dataset takes in the page cache."""
         return self.page_bytes(np.flatnonzero((self._modes & 0o170000) == stat.S_IFREG))
+
+    def chunk_page_bytes(self) -> Indices:
+        """What the pieces of each chunk take in the page cache; worked out once."""
+        if self._chunk_page_bytes is None:
+            pages = -(-self._lengths.astype(np.int64) // PAGE_BYTES)
+            by_chunk = np.bincount(self._chunks, pages, self._chunk_count).astype(np.int64)
+            self._chunk_page_bytes = by_chunk * PAGE_BYTES
+        return self._chunk_page_bytes
 
     def of_files(self, nodes: npt.NDArray[np.integer]) -> Pieces:
         """All pieces of files, in the order of `nodes`."""

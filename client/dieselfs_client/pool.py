@@ -11,17 +11,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import trio
 
 from dieselfs.cache.job import Job, count_nodes, find_job
 from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
 from dieselfs.cache.secret import JobSecret, read_secret_file, secret_of_key
-from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
+from dieselfs.cache.warmth import Warmth
+from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.limits import (
     CHUNK_TARGET_BYTES,
     JOB_GATHER_TIMEOUT_S,
-    POOL_LOADS_AT_ONCE_MAX,
 )
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.client import PeerClient
@@ -32,6 +31,7 @@ from dieselfs.rpc.address import EtcdAddress, ServerList, Servers, TcpAddress
 from dieselfs.rpc.auth import read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.serving.reception import open_listeners
+from dieselfs_client.foreground import Foreground
 from dieselfs_client.membership import Members, Membership, RemoteRoll
 from dieselfs_client.memory import SHELF_TRANSIT_SHARE
 from dieselfs_client.options import MountOptions
@@ -39,6 +39,7 @@ from dieselfs_client.own_shelf import OwnShelf
 from dieselfs_client.peer_probing import keep_probing
 from dieselfs_client.peer_service import PeerService
 from dieselfs_client.shelf import Shelf
+from dieselfs_client.warming import Pace, Warming, rotated
 
 AUTO = "auto"
 TRANSIT_BYTES = 100 * CHUNK_TARGET_BYTES
@@ -94,17 +95,32 @@ class Pool:
     """Used from one trio thread; `source` from any other."""
 
     def __init__(
-        self, snapshot: Snapshot, client: ServerClient, terms: PoolTerms, nursery: trio.Nursery
+        self,
+        snapshot: Snapshot,
+        client: ServerClient,
+        terms: PoolTerms,
+        nursery: trio.Nursery,
+        foreground: Foreground | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """`nursery` runs what is fetched; when it is cancelled, all of that is abandoned."""
+        """`nursery` runs what is fetched; when it is cancelled, all of that is abandoned. `foreground`: those for whom
+        this node fetches; `pace`: how fast it is warmed.
+        """
+        foreground = foreground or Foreground()
         reader = ChunkReader(client, snapshot)
         self._terms = terms
         self._client = client
         self._snapshot = snapshot
         transit_bytes = min(int(terms.memory_bytes * SHELF_TRANSIT_SHARE), TRANSIT_BYTES)
         self._shelf = Shelf(
-            snapshot, reader.fetch_segment, terms.memory_bytes - transit_bytes, transit_bytes, nursery
+            snapshot,
+            reader.fetch_segment,
+            terms.memory_bytes - transit_bytes,
+            transit_bytes,
+            nursery,
+            foreground=foreground,
         )
+        self._warming = Warming(self._shelf, self._order, snapshot.chunk_payload_length, foreground, pace)
         key = terms.secret.peer_key()
         self._peers = PeerClient(key, snapshot.digest)
         self._service = PeerService(snapshot, self._shelf, key)
@@ -149,8 +165,9 @@ class Pool:
             nursery.start_soon(self._be_member, me, nursery)
             try:
                 await self._gather()
+                nursery.start_soon(self._warming.run)
                 if is_oneshot:
-                    nursery.start_soon(self.warm)
+                    self.warm()
                 await keep_probing(self._peers, self._members)
             finally:
                 self.source.close()
@@ -188,38 +205,23 @@ class Pool:
         self._peers.keep(members)
         kept = self._shelf.chunks()
         self._shelf.drop(set(kept).difference(self._ownership.own_among(kept).tolist()))
+        self._warming.look_again()
 
-    async def warm(self) -> None:
-        """Fetch the chunks that this node owns and can keep, a few at a time; what fails is left to who asks for it."""
-        limiter = trio.CapacityLimiter(POOL_LOADS_AT_ONCE_MAX)
+    def _order(self) -> list[int]:
+        """The chunks that this node owns, each node beginning at another place of its share."""
+        nodes = sorted(member.node for member in self._members())
+        place = nodes.index(self._me.node) if self._me.node in nodes else 0
+        return rotated(self._ownership.own_chunks(), place, len(nodes))
 
-        async def load(chunk: int, token: object) -> None:
-            try:
-                await self._shelf.segment(chunk)
-            except DieselfsError as error:
-                _log.warning("fetched ahead of readers: %s", error)
-            finally:
-                limiter.release_on_behalf_of(token)
-
-        async with trio.open_nursery() as nursery:
-            for chunk in self._ownership.own_chunks().tolist():
-                token = object()
-                await limiter.acquire_on_behalf_of(token)
-                if not self._shelf.has_room(chunk):
-                    limiter.release_on_behalf_of(token)
-                    break
-                nursery.start_soon(load, chunk, token)
+    def warm(self) -> None:
+        """Fetch what this node owns and can keep, in the background, unless that is under way."""
+        self._warming.start()
 
     # -- what it tells -----------------------------------------------------------------------------------
 
-    def warmth(self) -> float:
-        """Which part of the chunks that this node owns is on its shelf, of those that it can keep."""
-        absent = np.setdiff1d(self._ownership.own_chunks(), np.array(self._shelf.chunks(), np.int64)).tolist()
-        if not any(map(self._shelf.has_room, absent)):
-            return 1.0
-        lengths = self._snapshot.column("chunk_payload_lengths")[self._ownership.own_chunks()]
-        wanted_bytes = min(int(lengths.sum(dtype=np.int64)), self._shelf.kept_max_bytes)
-        return self._shelf.kept_bytes / wanted_bytes
+    def warmth(self) -> Warmth:
+        """How much of what this node owns is on its shelf, of what it can keep."""
+        return self._shelf.warmth(self._ownership.own_chunks())
 
     def stats(self) -> dict[str, Any]:
         """For `.dieselfs/stats`: what this node asked for, and what it answered; bytes and counts since the start."""
@@ -230,7 +232,7 @@ class Pool:
             "members": [member.node for member in self._members()],
             "doubted": sorted(self._peers.doubted()),
             "own_chunks": len(self._ownership.own_chunks()),
-            "warmth": round(self.warmth(), 4),
+            "warmth": round(self.warmth().share, 4),
             "shelf": {
                 **asdict(self._shelf.figures),
                 "kept_bytes": self._shelf.kept_bytes,

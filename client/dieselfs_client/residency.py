@@ -8,6 +8,7 @@ checksum, so that the damage touches only the file that it lies in.
 
 import logging
 from collections import OrderedDict
+from collections.abc import Set
 
 import trio
 
@@ -18,6 +19,7 @@ from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs_client.arena import Arena
 from dieselfs_client.flights import Flights
+from dieselfs_client.foreground import Foreground
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class ChunkResidency:
         fetch_timeout_s: float = READ_TIMEOUT_S,
         fetches_at_once: int = FETCHES_AT_ONCE_MAX,
         arena: Arena | None = None,
+        foreground: Foreground | None = None,
     ) -> None:
         """Chunks are put into the `arena` as long as it has room."""
         self._snapshot = snapshot
@@ -45,7 +48,14 @@ class ChunkResidency:
         self._memory_bytes = memory_bytes
         self._arena = arena
         self._flights = Flights(
-            self._bring, self._depart, self._land, self._name, nursery, fetch_timeout_s, fetches_at_once
+            self._bring,
+            self._depart,
+            self._land,
+            self._name,
+            nursery,
+            fetch_timeout_s,
+            fetches_at_once,
+            foreground,
         )
         # All below change only between checkpoints.
         self._payloads: OrderedDict[Key, memoryview] = OrderedDict()
@@ -56,6 +66,11 @@ class ChunkResidency:
     @property
     def resident_bytes(self) -> int:
         return self._resident_bytes
+
+    @property
+    def damaged(self) -> Set[int]:
+        """The chunks that are known to be damaged."""
+        return self._damaged
 
     def resident(self, key: Key) -> memoryview | None:
         """The payload of a chunk (or an extent that was fetched by itself) if it is in memory; counts as a use."""
@@ -83,8 +98,8 @@ class ChunkResidency:
         if 2 * (self._flying_bytes + self._length_bytes(chunk)) <= self._memory_bytes:
             self._flights.start(chunk)
 
-    async def fetch(self, chunk: int) -> memoryview:
-        """The payload of a chunk, from memory or from the source.
+    async def fetch(self, chunk: int, lane: trio.CapacityLimiter | None = None) -> memoryview:
+        """The payload of a chunk, from memory or from the source; for the `lane` see `Flights.wait`.
 
         Raises what the source raises; Damaged at once for a chunk that was found damaged before; Unavailable if the
         chunk is longer on its way than the limit, also when another reader had asked for it. If cancelled, the
@@ -95,7 +110,7 @@ class ChunkResidency:
             return payload
         if chunk in self._damaged:
             raise Damaged(f"{self._name(chunk)} is damaged")
-        return await self._flights.wait(chunk)
+        return await self._flights.wait(chunk, lane)
 
     async def fetch_piece(self, extent: ExtentRef, start: int, length: int) -> memoryview:
         """`length` bytes at `start` of an extent: from its chunk, or by itself where the chunk is damaged.

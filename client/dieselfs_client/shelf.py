@@ -8,14 +8,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from dieselfs.cache.segment import Segment
+from dieselfs.cache.warmth import Warmth
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.flights import Flights
+from dieselfs_client.foreground import Foreground
 from dieselfs_client.reads import ASKED_CHUNKS_MAX, REQUEST_BYTES, WHOLE_SHARE
 from dieselfs_client.transit import Transit
 
@@ -44,18 +48,20 @@ class Shelf:
         nursery: trio.Nursery,
         timeout_s: float = READ_TIMEOUT_S,
         fetches_at_once: int = FETCHES_AT_ONCE_MAX,
+        foreground: Foreground | None = None,
     ) -> None:
         self.figures = ShelfFigures()
         self._snapshot = snapshot
         self._kept_max_bytes = kept_bytes
         self._flights: Flights[int, Segment] = Flights(
-            fetch, lambda _: None, self._land, self._name, nursery, timeout_s, fetches_at_once
+            fetch, self._depart, self._land, self._name, nursery, timeout_s, fetches_at_once, foreground
         )
         # All below change only between checkpoints.
         self._asked_bytes: OrderedDict[int, int] = (
             OrderedDict()
         )  # of chunks that are not here, the last at the end
         self._damaged: set[int] = set()
+        self._coming: dict[int, int] = {}  # the bytes of chunks on their way that will be kept
         self._kept: dict[int, Segment] = {}
         self._transit = Transit(snapshot, transit_bytes)
         self.kept_bytes = 0
@@ -89,8 +95,9 @@ class Shelf:
         """The payload of a chunk, as `segment`; it stays readable for as long as the view is held."""
         return (await self.segment(chunk)).view
 
-    async def segment(self, chunk: int) -> Segment:
-        """A chunk of the snapshot, fetched if it is not here; to be used before the next checkpoint, or duplicated.
+    async def segment(self, chunk: int, lane: trio.CapacityLimiter | None = None) -> Segment:
+        """A chunk of the snapshot, fetched if it is not here; to be used before the next checkpoint, or duplicated. For
+        the `lane` see `Flights.wait`.
 
         Raises what fetching raises; Damaged at once for a chunk that was found damaged before; Unavailable if it takes
         too long. If cancelled, the fetch goes on.
@@ -101,12 +108,12 @@ class Shelf:
             return segment
         if chunk in self._damaged:
             raise Damaged(f"{self._name(chunk)} is damaged")
-        return await self._flights.wait(chunk)
+        return await self._flights.wait(chunk, lane)
 
     def is_worth_fetching(self, chunk: int, wanted_bytes: int, is_common: bool = False) -> bool:
-        """Whether a chunk is to be here for the sake of so many of its bytes: it is, or will be; it would be kept; others
-        want the rest (`is_common`); or much of it was asked for lately. Else whoever wants them is better off without
-        the rest.
+        """Whether a chunk is to be here for the sake of so many of its bytes: it is, or will be; it would be kept;
+        others want the rest (`is_common`); or much of it was asked for lately. Else whoever wants them is better off
+        without the rest.
         """
         if is_common or self._is_here(chunk) or self._flights.is_underway(chunk) or self.has_room(chunk):
             return True
@@ -119,17 +126,39 @@ class Shelf:
         return False
 
     def has_room(self, chunk: int) -> bool:
-        """Whether one more chunk would be kept."""
-        return self.kept_bytes + self._snapshot.chunk_payload_length(chunk) <= self._kept_max_bytes
+        """Whether one more chunk would be kept, beside those that are on their way to be."""
+        length_bytes = self._snapshot.chunk_payload_length(chunk)
+        promised_bytes = self.kept_bytes + sum(self._coming.values())
+        return chunk in self._coming or promised_bytes + length_bytes <= self._kept_max_bytes
 
     @property
     def transit_bytes(self) -> int:
         return self._transit.bytes
 
-    @property
-    def kept_max_bytes(self) -> int:
-        """So much is kept at most."""
-        return self._kept_max_bytes
+    # -- before anybody asks: `warming.Warmable` -----------------------------------------------------------
+
+    def lacks(self, chunk: int) -> bool:
+        """Whether a chunk is not kept, and not known to be damaged."""
+        return chunk not in self._kept and chunk not in self._damaged
+
+    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
+        """Fetch a chunk that there is room for, as `segment`; one that is here on its way through stays."""
+        segment = self._transit.take(chunk) if self.has_room(chunk) else None
+        if segment is not None:
+            self._kept[chunk] = segment
+            self.kept_bytes += len(segment)
+        elif self.lacks(chunk):
+            await self.segment(chunk, lane)
+
+    def warmth(self, own: npt.NDArray[np.int64]) -> Warmth:
+        """How much is kept, of what could be of these chunks."""
+        here = np.fromiter([*self._kept, *self._damaged], np.int64)
+        lacking = np.setdiff1d(own, here, assume_unique=True)
+        lengths = self._snapshot.column("chunk_payload_lengths")[lacking]
+        damaged = len(np.intersect1d(own, np.fromiter(self._damaged, np.int64)))
+        return Warmth.of(self.kept_bytes, self._kept_max_bytes, lengths, damaged)
+
+    # ----------------------------------------------------------------------------------------------------
 
     def chunks(self) -> list[int]:
         """Those that are kept."""
@@ -143,7 +172,12 @@ class Shelf:
                 self.kept_bytes -= len(segment)
             self._transit.take(chunk)
 
+    def _depart(self, chunk: int) -> None:
+        if self.has_room(chunk):
+            self._coming[chunk] = self._snapshot.chunk_payload_length(chunk)
+
     def _land(self, chunk: int, segment: Segment | None, error: DieselfsError | None) -> bool:
+        is_kept = self._coming.pop(chunk, None) is not None or self.has_room(chunk)
         if segment is None:
             if not isinstance(error, Damaged):
                 return True
@@ -151,7 +185,7 @@ class Shelf:
             return False
         self.figures.loads += 1
         self.figures.load_bytes += len(segment)
-        if self.has_room(chunk):
+        if is_kept:
             self._kept[chunk] = segment
             self.kept_bytes += len(segment)
         else:

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import DieselfsError, MountError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs.shuffle.plan import Share
+from dieselfs_client.foreground import Foreground
 from dieselfs_client.holdings import Holdings
 from dieselfs_client.memory import Allotment
 from dieselfs_client.pieces import Pieces, PieceTable
@@ -112,6 +114,7 @@ class Stock:
         allotment: Allotment,
         nursery: trio.Nursery,
         clock: Callable[[], float] = trio.current_time,
+        foreground: Foreground | None = None,
     ) -> None:
         self.figures = StockFigures()
         self.table = PieceTable(snapshot)
@@ -126,9 +129,11 @@ class Stock:
         self._allotment = allotment
         self._nursery = nursery
         self._clock = clock
+        self._foreground = foreground or Foreground()
         self._is_over = False  # the mount is gone
         self._plans: dict[Hashable, _Following] = {}
         self._pushes: dict[int, _Push] = {}  # of the chunks that are kept
+        self._is_here = np.zeros(snapshot.chunk_count, np.bool_)  # which of them are in the page cache
         self._expected: set[int] = set()
         self._moved = trio.Event()  # set, and made anew, when a reader moves on or memory becomes free
         self._fetching = trio.CapacityLimiter(PARCELS_AT_ONCE_MAX)
@@ -186,11 +191,13 @@ class Stock:
             PUSHED_AGAIN_S if before is None else min(2 * before.again_after_s, PUSHED_AGAIN_MAX_S)
         )
         self._pushes[chunk] = _Push(self._clock(), again_after_s)
+        self._is_here[chunk] = True
 
     def restore(self, chunks: Iterable[int]) -> None:
         """These are in the page cache since an earlier daemon kept them; but the bytes of tripwires went with it."""
         for chunk in chunks:
             if self.holdings.keep(chunk):
+                self._is_here[chunk] = True
                 pieces = self.table.of_chunk(chunk)
                 self.holdings.put(pieces[~self.tripwires.among(pieces.nodes)])
 
@@ -230,18 +237,32 @@ class Stock:
         """Whether anything is being fetched, pushed or dropped."""
         return self._fetching.borrowed_tokens + self._pushing.borrowed_tokens > 0
 
-    # -- for good ----------------------------------------------------------------------------------------
+    # -- for good, before anybody asks: `warming.Warmable` --------------------------------------------------
 
-    async def warm(self) -> None:
-        """Fetch what can be kept, chunk after chunk, whenever nobody waits for anything else (policy oneshot)."""
-        for chunk in range(self._snapshot.chunk_count):
-            while self.is_busy:
-                await self._moved.wait()
-            if self._is_over:
-                return
-            if not self.holdings.is_kept(chunk) and self.holdings.keep(chunk):
-                async with self._fetching:
-                    await self._bring(chunk, self.table.of_chunk(chunk))
+    def lacks(self, chunk: int) -> bool:
+        """Whether a chunk is not kept in the page cache, and not known to be damaged."""
+        return not self._is_here[chunk] and chunk not in self._residency.damaged
+
+    def has_room(self, chunk: int) -> bool:
+        """Whether a chunk would be kept."""
+        return not self._is_over and self.holdings.can_keep(chunk)
+
+    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
+        """Fetch a chunk and push it, to be kept; for the `lane` see `Flights.wait`. Raises what fetching raises."""
+        if not self._is_over and self.holdings.keep(chunk):
+            payload = await self._residency.fetch(chunk, lane)
+            pieces = self.table.of_chunk(chunk)
+            self._note_push(chunk)
+            await self._put(pieces, payload, pieces.offsets)
+
+    def warmth(self) -> Warmth:
+        """How much is kept in the page cache, of what can be."""
+        page_bytes = self.table.chunk_page_bytes()
+        damaged = np.fromiter(self._residency.damaged, np.int64)
+        is_lacking = ~self._is_here
+        is_lacking[damaged] = False
+        kept_bytes = int(page_bytes[self._is_here].sum())
+        return Warmth.of(kept_bytes, self._allotment.kept, page_bytes[is_lacking], len(damaged))
 
     # -- ahead of plans ----------------------------------------------------------------------------------
 
@@ -317,7 +338,8 @@ class Stock:
 
         async def bring(chunk: int, of_chunk: Pieces, token: object) -> None:
             try:
-                await self._bring(chunk, of_chunk)
+                with self._foreground.waiting():
+                    await self._bring(chunk, of_chunk)
             finally:
                 self._fetching.release_on_behalf_of(token)
                 done(chunk)

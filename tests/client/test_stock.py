@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import MountError
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.plan import Plan, Share
@@ -17,6 +18,7 @@ from dieselfs_client.memory import Allotment
 from dieselfs_client.pieces import Pieces
 from dieselfs_client.residency import ChunkResidency
 from dieselfs_client.stock import FINISHED_S, PLAN_QUIET_S, PLANS_MAX, PUSHED_AGAIN_S, Stock
+from dieselfs_client.warming import missing
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
 FILES = 4000
@@ -100,6 +102,12 @@ class Rig:
         await trio.testing.wait_all_tasks_blocked()
         while self.stock.is_busy:
             await trio.testing.wait_all_tasks_blocked(0.001)
+
+    async def warm(self) -> None:
+        """All that can be kept."""
+        lane = trio.CapacityLimiter(1)
+        for chunk in missing(range(self.snapshot.chunk_count), self.stock):
+            await self.stock.bring(chunk, lane)
 
     async def read(self, share: Share, first: int, end: int) -> int:
         """Read a share's first-th up to but not end-th files as a program does; returns how many were not at hand."""
@@ -293,8 +301,9 @@ def test_nothing_more_is_kept_than_fits(packed: PackedDataset) -> None:
 
 def test_warming_keeps_as_much_as_fits(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
-        await rig.stock.warm()
-        await rig.settle()
+        assert rig.stock.warmth() == Warmth(0, CHUNKS * CHUNK_BYTES // 2)
+        await rig.warm()
+        assert rig.stock.warmth().share == 1.0
 
     rig = run(packed, scenario, kept=CHUNKS * CHUNK_BYTES // 2)
     assert rig.source.fetched_chunks == list(range(CHUNKS // 2))
@@ -417,7 +426,7 @@ def test_when_the_mount_is_gone_nothing_more_is_fetched(packed: PackedDataset) -
         rig.pages.is_gone = True
         rig.stock.declare(rig.plan().share())
         await rig.settle()
-        await rig.stock.warm()
+        await rig.warm()
 
     assert len(run(packed, scenario).source.fetched_chunks) < CHUNKS // 2
 
