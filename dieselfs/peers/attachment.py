@@ -150,6 +150,11 @@ class Attachment:
         """What asks the masters of other nodes; of this process alone, as `source`."""
         return self._here().peers
 
+    def figures(self) -> dict[str, int]:
+        """As `PooledSource.figures`, of this process; nothing before its first use."""
+        parts = self._parts
+        return {} if parts is None or parts.process_id != os.getpid() else parts.source.figures()
+
     def close(self) -> None:
         """Ask masters no more: what is under way, and whatever comes after it, is had from a server. What was mapped
         stays.

@@ -5,12 +5,13 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
 
 from dieselfs.cache.payloads import LOOKUP_BYTES, LOOKUP_SHARE, TRANSIT_BYTES, TRANSIT_SHARE
+from dieselfs.chunk_source import Brought, Excerpts
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.file_reader import FileReader, ReadStatistics
@@ -52,10 +53,13 @@ class CountingChunks(ChunkReader):
         super().fetch_chunk_into(chunk, destination)
         self.fetched_bytes += len(destination)
 
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        pieces = super().fetch_extents(chunk, extents)
-        self.fetched_bytes += sum(map(len, pieces))
-        return pieces
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+    ) -> Iterator[tuple[int, Brought]]:
+        for chunk, brought in super().fetch_many(wanted, is_common):
+            assert isinstance(brought, Excerpts)
+            self.fetched_bytes += sum(brought.lengths)
+            yield chunk, brought
 
 
 class Reading:
@@ -232,7 +236,7 @@ def test_a_child_forked_while_a_thread_holds_the_lock_reads_on(packed: Dataset) 
     is_held, is_forked = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with reading.reader._guard():
+        with reading.reader._held.lock:
             is_held.set()
             is_forked.wait()
 

@@ -1,0 +1,226 @@
+"""What a process of a job asks of whom, and what it tells of that."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dieselfs.cache.member import Member
+from dieselfs.cache.node_socket import NodeClient
+from dieselfs.chunk_source import Brought
+from dieselfs.config import Settings
+from dieselfs.errors import Damaged
+from dieselfs.file_reader import FileReader
+from dieselfs.held_chunks import ChunkFigures, HeldChunks
+from dieselfs.limits import KIB, MIB
+from dieselfs.meta.snapshot import ExtentRef
+from dieselfs.peers.attachment import Attachment
+from dieselfs.reader import ChunkReader
+from dieselfs.rpc.address import TcpAddress
+from dieselfs.rpc.client import ServerClient
+from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+from tests.support.node_master import NodeMaster, running_master
+from tests.support.peer_nodes import SECRET, PeerNode, running_node
+
+CHUNKS = 8
+FILES_EACH = 32
+FILE_BYTES = 64 * KIB
+CHUNK_BYTES = FILES_EACH * FILE_BYTES
+MUCH_BYTES = 64 * MIB
+LITTLE_BYTES = CHUNK_BYTES // 2
+"""There is no room for any chunk."""
+ME = Member("me", 0, TcpAddress("127.0.0.1", 1), 1 << 30, bytes(16))
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [
+        TreeEntry(b"%03d" % n, 0o100644, 0, bytes([n]) * FILE_BYTES) for n in range(CHUNKS * FILES_EACH)
+    ]
+    return pack_entries(entries, chunk_bytes=CHUNK_BYTES)
+
+
+class Server(ChunkReader):
+    """A server's chunks, without the server."""
+
+    def __init__(self, packed: PackedDataset, unused: Path) -> None:
+        super().__init__(ServerClient(Settings(unused, unused, f"unix:{unused}")), packed.snapshot)
+        self.source: MemoryChunkSource = packed.source()
+
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        self.source.fetch_chunk_into(chunk, destination)
+
+    def fetch_chunk(self, chunk: int) -> bytearray:
+        return bytearray(self.source.fetch_chunk(chunk))
+
+    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
+        return self.source.fetch_extents(chunk, extents)
+
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+    ) -> Iterator[tuple[int, Brought]]:
+        return self.source.fetch_many(wanted, is_common)
+
+    @property
+    def fetched(self) -> int:
+        return len(self.source.fetched_chunks) + len(self.source.fetched_extents)
+
+
+class Process:
+    """A process of a job of two nodes."""
+
+    def __init__(
+        self, packed: PackedDataset, path: Path, master: NodeMaster, other: PeerNode, memory_bytes: int
+    ) -> None:
+        self.packed, self.master, self.other = packed, master, other
+        self.server = Server(packed, path.parent / "unused")
+        node = NodeClient(path, packed.snapshot.digest)
+        self.job = Attachment(packed.snapshot, self.server, node, "me", SECRET.peer_key())
+        self.held = HeldChunks(self.server, memory_bytes, self.job)
+
+    def extents(self, files: Sequence[int]) -> dict[int, list[ExtentRef]]:
+        wanted: dict[int, list[ExtentRef]] = {}
+        for number in files:
+            for extent in self.packed.snapshot.extents(self.packed.snapshot.find(b"%03d" % number)):
+                wanted.setdefault(extent.chunk, []).append(extent)
+        return wanted
+
+    def reads(self, files: Sequence[int], is_common: bool = False) -> set[int]:
+        """Read files, compare them, and return the chunks that were not in memory."""
+        pieces, missed = self.held.pieces(self.extents(files), is_common)
+        assert {bytes(piece[:1]) for piece in pieces.values()} == {bytes([number]) for number in files}
+        assert all(piece == piece[:1] * FILE_BYTES for piece in pieces.values())
+        return missed
+
+    @property
+    def own(self) -> set[int]:
+        return {chunk for chunk in range(CHUNKS) if self.job.is_own(chunk)}
+
+
+@contextmanager
+def process(packed: PackedDataset, memory_bytes: int = MUCH_BYTES) -> Iterator[Process]:
+    folder = Path(tempfile.mkdtemp(prefix="node-"))
+    path = folder / "master.sock"
+    try:
+        with (
+            running_node(packed, "other") as other,
+            running_master(packed, path, [ME, other.member]) as master,
+        ):
+            running = Process(packed, path, master, other, memory_bytes)
+            try:
+                yield running
+            finally:
+                running.held.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+def adds_up(figures: ChunkFigures) -> bool:
+    came = figures.node_bytes + figures.peer_bytes + figures.server_bytes
+    return figures.asked_bytes == came + figures.failed_bytes
+
+
+FIRST_OF_EACH = range(0, CHUNKS * FILES_EACH, FILES_EACH)
+
+
+def test_pieces_of_many_chunks_are_one_request_to_each_owner(packed: PackedDataset) -> None:
+    with process(packed) as running:
+        assert running.reads(FIRST_OF_EACH) == {*range(CHUNKS)}
+        others = CHUNKS - len(running.own)
+        assert running.job.peers.figures()["requests"] == 1 and running.server.fetched == 0
+        figures = running.held.figures()
+        assert adds_up(figures) and figures.server_bytes == figures.failed_bytes == 0
+        assert figures.shared_chunks == len(running.own)
+        assert figures.node_bytes == len(running.own) * CHUNK_BYTES
+        assert figures.peer_bytes == figures.fetched_piece_bytes == others * FILE_BYTES
+
+
+def test_a_chunk_of_another_node_that_is_worth_it_comes_whole_from_there(packed: PackedDataset) -> None:
+    with process(packed) as running:
+        running.reads(FIRST_OF_EACH)
+        assert running.reads([number + 1 for number in FIRST_OF_EACH]) == {*range(CHUNKS)} - running.own
+        assert running.reads([*range(CHUNKS * FILES_EACH)]) == set()
+        others = CHUNKS - len(running.own)
+        figures = running.held.figures()
+        assert adds_up(figures) and figures.fetched_chunks == others and running.server.fetched == 0
+        assert figures.peer_bytes == others * (FILE_BYTES + CHUNK_BYTES)
+
+
+def test_a_process_without_room_has_everything_from_the_nodes_all_the_same(packed: PackedDataset) -> None:
+    with process(packed, LITTLE_BYTES) as running:
+        for _ in range(3):
+            assert running.reads(FIRST_OF_EACH) == {*range(CHUNKS)}
+        figures = running.held.figures()
+        assert adds_up(figures) and running.server.fetched == 0
+        assert figures.asked_bytes == 3 * CHUNKS * FILE_BYTES == figures.fetched_piece_bytes
+        assert figures.node_bytes == 3 * len(running.own) * FILE_BYTES
+        assert running.job.peers.figures()["requests"] == 3
+
+
+def test_what_nobody_has_comes_from_the_server(packed: PackedDataset) -> None:
+    with process(packed) as running:
+        own = running.own
+        running.job.close()
+        assert running.reads(FIRST_OF_EACH) == {*range(CHUNKS)} and running.server.fetched == CHUNKS
+        figures = running.held.figures()
+        assert adds_up(figures) and figures.server_bytes == CHUNKS * FILE_BYTES and own
+
+
+def test_what_is_damaged_everywhere_counts_as_failed(packed: PackedDataset) -> None:
+    with process(packed) as running:
+        servers = [running.server.source, running.master.server, running.other.server]
+        own, foreign = min(running.own), min({*range(CHUNKS)} - running.own)
+        for source in servers:
+            assert isinstance(source, MemoryChunkSource)
+            source.payloads[own][0] ^= 1  # of the first file of each
+            source.payloads[foreign][0] ^= 1
+        with pytest.raises(Damaged):
+            running.reads(FIRST_OF_EACH)
+        figures = running.held.figures()
+        assert adds_up(figures) and figures.failed_bytes == 2 * FILE_BYTES
+        assert running.reads([number + 1 for number in FIRST_OF_EACH]) != set()
+        assert adds_up(running.held.figures())
+
+
+def test_without_a_job_the_figures_add_up_too(packed: PackedDataset, tmp_path: Path) -> None:
+    server = Server(packed, tmp_path / "unused")
+    reader = FileReader(server, MUCH_BYTES)
+    names = [b"%03d" % number for number in FIRST_OF_EACH]
+    for _ in range(2):
+        assert [content[:1] for content in reader.get_many(names)] == [bytes([n]) for n in FIRST_OF_EACH]
+    figures = reader.statistics()
+    assert adds_up(figures) and figures.server_bytes == CHUNKS * (FILE_BYTES + CHUNK_BYTES)
+    server.source.payloads[0][FILE_BYTES] ^= 1
+    damaged = FileReader(server, MUCH_BYTES)
+    assert damaged.get(names[0]) == bytes(FILE_BYTES)
+    with pytest.raises(Damaged):
+        damaged.get(b"001")
+    figures = damaged.statistics()
+    assert adds_up(figures) and figures.failed_bytes == CHUNK_BYTES + FILE_BYTES
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_reads_on_and_counts_from_zero(packed: PackedDataset) -> None:
+    with process(packed) as running:
+        reader = FileReader(running.server, MUCH_BYTES, running.job)
+        names = [b"%03d" % number for number in FIRST_OF_EACH]
+        assert len(reader.get_many(names)) == CHUNKS
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                is_right = (
+                    len(reader.get_many([b"%03d" % (number + 1) for number in FIRST_OF_EACH])) == CHUNKS
+                )
+                figures = reader.statistics()
+                is_right &= adds_up(figures) and figures.hit_files + figures.missed_files == CHUNKS
+                code = 0 if is_right and figures.asked_bytes == figures.peer_bytes > 0 else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        figures = reader.statistics()
+        assert adds_up(figures) and figures.missed_files == CHUNKS
