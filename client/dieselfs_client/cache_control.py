@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import dieselfs.errors
@@ -20,16 +21,20 @@ from dieselfs.limits import CACHE_STOP_TIMEOUT_S, MOUNT_START_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.connection import reachable_path
 from dieselfs_client.cache_daemon import READY
+from dieselfs_client.job_options import NO_JOB, JobOptions
+from dieselfs_client.job_part import lock_of
 from dieselfs_client.options import POLICIES
+from dieselfs_client.pool import PoolTerms
 
 _CREDENTIALS = struct.Struct("3i")
 _REPORT_BYTES_MAX = 64 << 10
 
 
-def log_path(dataset: str) -> Path:
-    """Where the daemon of a dataset writes its log."""
+def log_path(dataset: str, job: str | None = None) -> Path:
+    """Where the daemon of a dataset writes its log, or that of a job which reads it."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    return state / "dieselfs" / f"cache-{dataset[-200:]}.log"
+    name = dataset[-100:] if job is None else f"{dataset[-100:]}-{job[-100:]}"
+    return state / "dieselfs" / f"cache-{name}.log"
 
 
 def start(
@@ -39,22 +44,26 @@ def start(
     server: str | None = None,
     key_file: str | None = None,
     home: str | None = None,
+    job: JobOptions = NO_JOB,
     timeout_s: float = MOUNT_START_TIMEOUT_S,
 ) -> int:
     """Have a daemon share the chunks of a dataset (`name` or `name@tag`) on this node; returns its process ID.
 
-    `memory_bytes` 0: 1 GiB, or less where the system allows less. Raises AlreadyExists if one does so already, what
-    `dieselfs.connect` raises, and Unavailable if it takes too long.
+    `memory_bytes` 0: 1 GiB, or less where the system allows less. With a job, the daemon takes part in that, and the
+    other nodes are waited for. Raises AlreadyExists if one does so already, what `dieselfs.connect` raises or the job
+    refuses the node with, and Unavailable if it takes too long.
     """
     command = [sys.executable, "-P", "-m", "dieselfs_client.cache_daemon", dataset]
     command += ["--memory", str(memory_bytes), "--policy", policy]
     for option, value in (("--server", server), ("--key-file", key_file), ("--home", home)):
         if value is not None:
             command += [option, value if option == "--server" else os.path.abspath(value)]
-    log_path(dataset).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command += job.absolute().arguments()
+    log_file = log_path(dataset, job.job)
+    log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     ready, report = os.pipe()
     try:
-        with open(log_path(dataset), "ab", opener=_private_opener) as log:
+        with open(log_file, "ab", opener=_private_opener) as log:
             process = subprocess.Popen(
                 [*command, "--report-fd", str(report)],
                 stdin=subprocess.DEVNULL,
@@ -84,15 +93,20 @@ def start(
         raise Unavailable("the daemon was not there in time; the server may be slow, or gone")
     kind, _, message = answer.partition(" ")
     error = getattr(dieselfs.errors, kind, MountError)
-    raise error(message or f"the daemon ended; see {log_path(dataset)}")
+    raise error(message or f"the daemon ended; see {log_file}")
 
 
 def _private_opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def find(snapshot: Snapshot) -> int | None:
-    """The process that shares the chunks of a snapshot on this node; None if there is none."""
+def find(snapshot: Snapshot, terms: PoolTerms | None = None) -> int | None:
+    """The process that shares the chunks of a snapshot on this node, or takes part in a job without a mount; None if
+    there is none.
+    """
+    if terms is not None:
+        with closing(lock_of(snapshot, terms)) as lock:
+            return lock.cache_process()
     path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         try:
@@ -105,16 +119,19 @@ def find(snapshot: Snapshot) -> int | None:
         return process
 
 
-def stop(snapshot: Snapshot, timeout_s: float = CACHE_STOP_TIMEOUT_S) -> int:
-    """End the daemon that shares the chunks of a snapshot; returns what its process ID was.
+def stop(snapshot: Snapshot, terms: PoolTerms | None = None, timeout_s: float = CACHE_STOP_TIMEOUT_S) -> int:
+    """End the daemon that `find` finds; returns what its process ID was.
 
     Raises NotFound if there is none, Unavailable if it does not end in time.
     """
-    process = find(snapshot)
+    process = find(snapshot, terms)
     if process is None:
-        raise NotFound(f"no daemon shares {snapshot.dataset}, generation {snapshot.generation}, on this node")
+        what = f"shares {snapshot.dataset}" if terms is None else f"is in job {terms.job.name}"
+        raise NotFound(f"no daemon {what}, generation {snapshot.generation}, on this node")
     descriptor = os.pidfd_open(process)
     try:
+        if find(snapshot, terms) != process:  # it has just ended, and the number may be another's by now
+            return process
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         if not select.select([descriptor], [], [], timeout_s)[0]:
             raise Unavailable(f"process {process} does not end")

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import trio
 
+from dieselfs.cache.node_lock import NodeLock
 from dieselfs.chunk_source import NodeSource
 from dieselfs.errors import EXIT_OK, DieselfsError, MountError
 from dieselfs.limits import MIB
@@ -23,6 +24,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs_client.arena import Arena
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.guardian import Guardian, Order
+from dieselfs_client.job_part import JobPart, lock_of
 from dieselfs_client.logbook import Logbook
 from dieselfs_client.memory import Allotment
 from dieselfs_client.mount.connection import Connection, cannot_resend, connect
@@ -33,7 +35,7 @@ from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.options import ONESHOT, MountOptions
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
-from dieselfs_client.pool import Pool, PoolTerms, terms_of
+from dieselfs_client.pool import PoolTerms, terms_of
 from dieselfs_client.supervisor import DEVICE
 from dieselfs_client.warming import Pace
 
@@ -102,8 +104,8 @@ class _Service:
     guardian: Guardian | None
     client: ServerClient | None
     is_yielding: bool = False
-    refusal: DieselfsError | None = None
-    """Why the job does not take this node."""
+    part: JobPart | None = None
+    """In the job, if the mount belongs to one."""
 
     async def run(self, orders: AsyncIterator[Order]) -> None:
         terms = self._job_terms()
@@ -120,8 +122,8 @@ class _Service:
             os.close(connection.device)
             if is_over:
                 await self._clear(connection)
-        if self.refusal is not None:
-            raise self.refusal
+        if self.part is not None and self.part.refusal is not None:
+            raise self.part.refusal
         if refusal is not None:
             raise MountError(f"{self.mountpoint}: {refusal}")
         if self.guardian is not None:
@@ -152,6 +154,7 @@ class _Service:
     ) -> str | None:
         """Until the mount is gone; why the kernel cannot be served, if that is why."""
         snapshot, options = self.snapshot, self.options
+        lock = lock_of(snapshot, terms) if terms else None
         async with trio.open_nursery() as answering:
             # The kernel is answered for as long as anything else runs: pushing waits for its lookups.
             slot_bytes = largest_payload_bytes(snapshot)
@@ -160,17 +163,17 @@ class _Service:
             try:
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
-                    pool = self._pool(terms, nursery, foreground)
+                    part = self._join(terms, lock, nursery, foreground) if terms and lock else None
                     node = Node(
                         snapshot,
-                        self.source if pool is None else pool.source,
+                        self.source if part is None else part.source,
                         options,
                         allotment,
                         pages,
                         nursery,
                         self._logbook(),
                         arena,
-                        pool.stats if pool else None,
+                        part.stats if part else None,
                         foreground=foreground,
                     )
                     user = os.getuid() if options.uid is None else options.uid
@@ -187,7 +190,7 @@ class _Service:
                         is_taken_over,
                     )
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
-                    nursery.start_soon(self._announce, driver, connection, pool, nursery.cancel_scope)
+                    nursery.start_soon(self._announce, driver, connection, part, nursery.cancel_scope)
                     if self.pin is not None:
                         nursery.start_soon(keep_pinned, self.pin, snapshot.header, self._holder)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
@@ -211,22 +214,15 @@ class _Service:
             return None
         return terms_of(self.options, self.client, self.snapshot.dataset, 0, os.environ)
 
-    def _pool(self, terms: PoolTerms | None, nursery: trio.Nursery, foreground: Foreground) -> Pool | None:
-        """This node's part in its job, and start to take part."""
-        if terms is None or self.client is None:
-            return None
+    def _join(
+        self, terms: PoolTerms, lock: NodeLock, nursery: trio.Nursery, foreground: Foreground
+    ) -> JobPart:
+        """Take part in the job."""
+        assert self.client is not None
         pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        pool = Pool(self.snapshot, self.client, terms, nursery, foreground, pace)
-
-        async def take_part() -> None:
-            try:
-                await pool.run(is_oneshot=self.options.policy == ONESHOT)
-            except DieselfsError as error:
-                self.refusal = error
-                nursery.cancel_scope.cancel()
-
-        nursery.start_soon(take_part)
-        return pool
+        self.part = JobPart(self.snapshot, self.client, terms, lock, nursery, foreground, pace)
+        self.part.start(is_oneshot=self.options.policy == ONESHOT)
+        return self.part
 
     def _logbook(self) -> Logbook | None:
         """What the daemon before wrote down, and this one goes on with; None if there will be no other daemon."""
@@ -251,14 +247,14 @@ class _Service:
         others.cancel()
 
     async def _announce(
-        self, driver: Driver, connection: Connection, pool: Pool | None, serving: trio.CancelScope
+        self, driver: Driver, connection: Connection, part: JobPart | None, serving: trio.CancelScope
     ) -> None:
         await driver.agreed.wait()
         if driver.refusal is not None:
             serving.cancel()
             return
-        if pool is not None and not connection.is_taken_over:
-            await pool.gathered.wait()
+        if part is not None and not connection.is_taken_over:
+            await part.gathered.wait()
         if not connection.is_taken_over and not await trio.to_thread.run_sync(
             raise_read_ahead, self.mountpoint
         ):

@@ -6,7 +6,7 @@ membership --who is there--> ownership --whose is it--> PooledSource --> own she
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from dieselfs.cache.job import Job, count_nodes, find_job
 from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
 from dieselfs.cache.secret import JobSecret, read_secret_file, secret_of_key
 from dieselfs.cache.warmth import Warmth
-from dieselfs.errors import AlreadyExists, InvalidInput
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
 from dieselfs.limits import (
     CHUNK_TARGET_BYTES,
     JOB_GATHER_TIMEOUT_S,
@@ -32,9 +32,9 @@ from dieselfs.rpc.auth import read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.serving.reception import open_listeners
 from dieselfs_client.foreground import Foreground
+from dieselfs_client.job_options import JobOptions
 from dieselfs_client.membership import Members, Membership, RemoteRoll
 from dieselfs_client.memory import SHELF_TRANSIT_SHARE
-from dieselfs_client.options import MountOptions
 from dieselfs_client.own_shelf import OwnShelf
 from dieselfs_client.peer_probing import keep_probing
 from dieselfs_client.peer_service import PeerService
@@ -65,7 +65,7 @@ class PoolTerms:
 
 
 def terms_of(
-    options: MountOptions,
+    options: JobOptions,
     client: ServerClient,
     dataset: str,
     memory_bytes: int,
@@ -102,9 +102,10 @@ class Pool:
         nursery: trio.Nursery,
         foreground: Foreground | None = None,
         pace: Pace | None = None,
+        on_change: Callable[[Members], None] = lambda members: None,
     ) -> None:
         """`nursery` runs what is fetched; when it is cancelled, all of that is abandoned. `foreground`: those for whom
-        this node fetches; `pace`: how fast it is warmed.
+        this node fetches; `pace`: how fast it is warmed. `on_change` gets every new list of `members`, in `run`.
         """
         foreground = foreground or Foreground()
         reader = ChunkReader(client, snapshot)
@@ -134,6 +135,8 @@ class Pool:
         )
         self._ownership = Ownership(snapshot, self._me, self._peers)
         self._membership: Membership | None = None
+        self._on_change = on_change
+        self._refusal: DieselfsError | None = None
         own = OwnShelf(self._shelf, trio.lowlevel.current_trio_token())
         self.source = PooledSource(snapshot, self._ownership.owner, own, self._peers, reader)
         """Where this node's bytes come from."""
@@ -144,6 +147,11 @@ class Pool:
     def shelf(self) -> Shelf:
         """For the other processes of this node."""
         return self._shelf
+
+    @property
+    def members(self) -> Members:
+        """Who is there, this node first."""
+        return tuple(sorted(self._members(), key=lambda member: member.node != self._me.node))
 
     async def run(self, is_oneshot: bool = False) -> None:
         """Be a member of the job until cancelled; then leave it.
@@ -172,6 +180,8 @@ class Pool:
             finally:
                 self.source.close()
                 self._peers.close()
+        if self._refusal is not None:
+            raise self._refusal
 
     async def _be_member(self, me: Member, nursery: trio.Nursery) -> None:
         snapshot, terms = self._snapshot, self._terms
@@ -180,10 +190,12 @@ class Pool:
         self._membership = Membership(roll, terms.secret, on, me, self._change)
         try:
             await self._membership.run()
-        except AlreadyExists as error:
-            if len(self._membership.members) < 2:
-                raise
-            _log.warning("this node leaves the job: %s", error)
+        except DieselfsError as error:
+            if isinstance(error, AlreadyExists) and len(self._membership.members) > 1:
+                _log.warning("this node leaves the job: %s", error)
+                return
+            self._refusal = error  # raised by itself, and not in the group that a nursery makes of it
+            nursery.cancel_scope.cancel()
 
     async def _gather(self) -> None:
         """Wait for the nodes, so that each chunk has its owner from the beginning."""
@@ -206,6 +218,7 @@ class Pool:
         kept = self._shelf.chunks()
         self._shelf.drop(set(kept).difference(self._ownership.own_among(kept).tolist()))
         self._warming.look_again()
+        self._on_change(self.members)
 
     def _order(self) -> list[int]:
         """The chunks that this node owns, each node beginning at another place of its share."""

@@ -91,14 +91,15 @@ def listening(path: Path) -> Iterator[trio.socket.SocketType]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AlreadyExists(f"another daemon shares these chunks already, at {path}") from None
-        with _bound(path) as listener:
-            yield trio.socket.from_stdlib_socket(listener)
+        with bound(path) as listener:
+            yield listener
     finally:
         os.close(lock)
 
 
 @contextmanager
-def _bound(path: Path) -> Iterator[socket.socket]:
+def bound(path: Path) -> Iterator[trio.socket.SocketType]:
+    """As `listening`, for whoever knows already that no other daemon has it, and that its folder is ours alone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as listener:
         path.unlink(missing_ok=True)
         try:
@@ -109,7 +110,7 @@ def _bound(path: Path) -> Iterator[socket.socket]:
         except OSError as error:
             raise MountError(f"cannot share chunks at {path}: {error.strerror}") from None
         try:
-            yield listener
+            yield trio.socket.from_stdlib_socket(listener)
         finally:
             path.unlink(missing_ok=True)
 

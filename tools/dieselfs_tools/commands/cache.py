@@ -1,11 +1,16 @@
 """`dlcmd cache`: chunks in memory that all programs of a node share."""
 
+import os
+import shlex
+
 import click
 
 from dieselfs.errors import EXIT_OK, InvalidInput
 from dieselfs.limits import MOUNT_MEMORY_BYTES
 from dieselfs_client import cache_control
+from dieselfs_client.job_options import JobOptions, job_options
 from dieselfs_client.options import POLICIES
+from dieselfs_client.pool import terms_of
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import format_size
@@ -14,6 +19,7 @@ from dieselfs_tools.units import format_size
 @options.verb(
     "cache",
     "dlcmd cache imagenet --memory 32GiB --policy oneshot",
+    "dlcmd cache imagenet --memory 32GiB --job resnet --job-nodes 8 --job-secret ~/job.secret",
     "dlcmd cache imagenet --stop",
 )
 @click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
@@ -32,26 +38,40 @@ from dieselfs_tools.units import format_size
     help="When to fetch what memory can keep: when it is read, or at once.",
 )
 @click.option("--stop", "is_stopped", is_flag=True, help="End it; programs that read go on without it.")
+@job_options
 @options.dry_run
 def cache(
-    session: Session, dataset: str, memory_bytes: int, policy: str, is_stopped: bool, is_dry_run: bool
+    session: Session,
+    dataset: str,
+    memory_bytes: int,
+    policy: str,
+    is_stopped: bool,
+    is_dry_run: bool,
+    job: JobOptions,
 ) -> int:
     """Hold a dataset's chunks in memory for all programs of yours on this node that read it with the library.
 
-    They find it by themselves. A mount does not need it: it has memory of its own.
+    They find it by themselves. A mount does not need it: it has memory of its own. With --job, it is this node's part
+    in the memory of the job, for the programs of the job alone.
     """
     data = session.dataset(dataset)
     fields = {"dataset": dataset, "generation": data.generation, "dry_run": is_dry_run}
+    terms = None
+    if job.job is not None:
+        terms = terms_of(job, data.client, data.snapshot.dataset, 0, os.environ)
+        fields |= {"job": terms.job.name, "node": terms.job.node}
     if is_stopped:
         if memory_bytes:
             raise InvalidInput("--stop does not go with --memory")
-        process = cache_control.find(data.snapshot) if is_dry_run else cache_control.stop(data.snapshot)
+        end = cache_control.find if is_dry_run else cache_control.stop
+        process = end(data.snapshot, terms)
         text = f"dl://{dataset} {'would not be' if is_dry_run else 'is not'} shared any more"
         return session.output.summary(text, {**fields, "process": process}, EXIT_OK)
     if is_dry_run:
         return session.output.summary(f"would share dl://{dataset} on this node", fields, EXIT_OK)
     process = cache_control.start(
-        dataset, memory_bytes, policy, server=session.server, key_file=session.key_file
+        dataset, memory_bytes, policy, server=session.server, key_file=session.key_file, job=job
     )
-    text = f"dl://{dataset} is shared on this node; to end it: dlcmd cache {dataset} --stop"
+    stop = shlex.join(["dlcmd", "cache", dataset, *job.arguments(), "--stop"])
+    text = f"dl://{dataset} is shared on this node; to end it: {stop}"
     return session.output.summary(text, {**fields, "process": process}, EXIT_OK)

@@ -1,10 +1,13 @@
 """`dlcmd mount`: see a dataset as a folder."""
 
+from dataclasses import asdict
+
 import click
 
 from dieselfs.errors import EXIT_OK
 from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
 from dieselfs_client import control
+from dieselfs_client.job_options import JobOptions, job_options
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.options import DRIVERS, KERNEL, POLICIES, MountOptions, parse_options
 from dieselfs_tools import options
@@ -16,6 +19,7 @@ from dieselfs_tools.units import format_size
     "mount",
     "dlcmd mount imagenet /mnt/imagenet",
     "dlcmd mount --memory 8G --generation 41 dl://imagenet /mnt/imagenet",
+    "dlcmd mount imagenet /mnt/imagenet --memory 64GiB --job resnet --job-nodes 8 --job-secret ~/job.secret",
 )
 @click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
 @click.argument("mountpoint", metavar="FOLDER")
@@ -53,6 +57,7 @@ from dieselfs_tools.units import format_size
     help="Seconds until a read fails.",
 )
 @click.option("-o", "others", multiple=True, metavar="OPTIONS", help="Options as in fstab (docs/mount.md).")
+@job_options
 @options.dry_run
 def mount(
     session: Session,
@@ -66,6 +71,7 @@ def mount(
     timeout_s: float,
     others: tuple[str, ...],
     is_dry_run: bool,
+    job: JobOptions,
 ) -> int:
     """Mount a dataset on an empty folder, read-only. It stays in the generation that it has now.
 
@@ -80,6 +86,7 @@ def mount(
         driver=driver,
         allow_other=is_open_to_others,
         timeout_s=timeout_s,
+        **asdict(job),
     )
     for text in others:
         chosen = parse_options(text, chosen)

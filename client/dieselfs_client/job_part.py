@@ -1,0 +1,212 @@
+"""A daemon's part in its job: the master of its node, or attached to it, until the master is gone (DIESEL 4.2).
+
+    attached    bytes come from the masters of all nodes, that of this node included       Attachment
+    master      it owns the node's chunks, and shares them with whoever is attached        Pool, ChunkSharing
+
+Who reads through it notices nothing of the change but the speed. A master never becomes anything else.
+"""
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from dieselfs.cache.node_lock import NodeLock, lock_path
+from dieselfs.cache.node_socket import NodeClient, NodeConnection, job_socket_path, runtime_folder
+from dieselfs.chunk_source import NodeSource
+from dieselfs.errors import DieselfsError
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_POLL_S
+from dieselfs.meta.snapshot import Snapshot
+from dieselfs.peers.attachment import Attachment
+from dieselfs.peers.client import PeerFigures
+from dieselfs.peers.source import PooledSource, PoolFigures
+from dieselfs.reader import ChunkReader
+from dieselfs.rpc.client import ServerClient
+from dieselfs_client.changing_source import ChangingSource
+from dieselfs_client.foreground import Foreground
+from dieselfs_client.mastership import Mastership
+from dieselfs_client.member_list import MemberList
+from dieselfs_client.membership import Members
+from dieselfs_client.pool import Pool, PoolTerms
+from dieselfs_client.sharing import ChunkSharing, allow_descriptors, bound
+from dieselfs_client.warming import Pace
+
+_log = logging.getLogger(__name__)
+
+
+def path_of(snapshot: Snapshot, terms: PoolTerms) -> Path:
+    """The socket of the master of this node."""
+    fingerprint = terms.secret.fingerprint()
+    return job_socket_path(runtime_folder(), snapshot.dataset, snapshot.digest, terms.job, fingerprint)
+
+
+def lock_of(snapshot: Snapshot, terms: PoolTerms) -> NodeLock:
+    """What the processes of the job on this node lock.
+
+    Raises Unavailable if it cannot be used, AccessDenied if others can reach into its folder.
+    """
+    return NodeLock(lock_path(path_of(snapshot, terms)))
+
+
+class JobPart:
+    """Used from one trio thread; `source` from any other."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        client: ServerClient,
+        terms: PoolTerms,
+        lock: NodeLock,
+        nursery: trio.Nursery,
+        foreground: Foreground | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        """As `Pool`, which is made when this daemon is the master: at once, if nobody else is. `lock`: see `lock_of`; it
+        is closed when the part is over.
+        """
+        self._snapshot = snapshot
+        self._client = client
+        self._terms = terms
+        self._nursery = nursery
+        self._foreground = foreground
+        self._pace = pace
+        self._socket = path_of(snapshot, terms)
+        self._claim = Mastership(lock, terms.job.rank)
+        self._reader = ChunkReader(client, snapshot)
+        self._source = ChangingSource(self._reader)
+        self._attachment: Attachment | None = None
+        self._attached_source: PooledSource | None = None
+        self._pool: Pool | None = None
+        self._members: MemberList | None = None
+        self._sharing: ChunkSharing | None = None
+        self.gathered = trio.Event()
+        """Set when the nodes that should be there are, or when they have been waited for long enough."""
+        self.refusal: DieselfsError | None = None
+        """Why this node cannot take part; the nursery is cancelled then."""
+        if self._claim.try_take():
+            self._make_pool()
+
+    @property
+    def source(self) -> NodeSource:
+        """Where this daemon's bytes come from."""
+        return self._source
+
+    def start(self, is_oneshot: bool = False) -> None:
+        """Take part in the job until the nursery is cancelled; then the part is given up, and the members told so."""
+        self._nursery.start_soon(self._run, is_oneshot)
+
+    async def _run(self, is_oneshot: bool) -> None:
+        with self._claim:
+            if self._pool is None:
+                await self._attend()
+            await self._lead(is_oneshot)
+
+    # -- attached ----------------------------------------------------------------------------------------
+
+    async def _attend(self) -> None:
+        """Be attached until this daemon is the master."""
+        node = NodeClient(self._socket, self._snapshot.digest)
+        key, name = self._terms.secret.peer_key(), self._terms.job.node
+        attachment = Attachment(self._snapshot, self._reader, node, name, key)
+        _log.info("job %s: this node has a master; attached to it", self._terms.job.name)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._attach, attachment)
+                await self._claim.take()
+                nursery.cancel_scope.cancel()
+            _log.info("job %s: the master of this node is gone; this daemon takes over", self._terms.job.name)
+            self._make_pool()
+        finally:
+            attachment.close()  # after another source has taken its place
+
+    async def _attach(self, attachment: Attachment) -> None:
+        with trio.move_on_after(JOB_GATHER_TIMEOUT_S):
+            while not await trio.to_thread.run_sync(self._is_answered):
+                await trio.sleep(MASTER_POLL_S)
+        # The first use asks for the members, and so belongs into a thread.
+        self._attached_source = await trio.to_thread.run_sync(lambda: attachment.source)
+        self._attachment = attachment
+        self._source.change(lambda: attachment.source)
+        self.gathered.set()
+
+    def _is_answered(self) -> bool:
+        """Whether the master answers, which it does once the nodes are there."""
+        try:
+            NodeConnection(self._socket, self._snapshot.digest).close()
+        except DieselfsError:
+            return False
+        return True
+
+    # -- master ------------------------------------------------------------------------------------------
+
+    def _make_pool(self) -> None:
+        pool = Pool(
+            self._snapshot,
+            self._client,
+            self._terms,
+            self._nursery,
+            self._foreground,
+            self._pace,
+            self._tell,
+        )
+        self._pool = pool
+        self._source.change(lambda: pool.source)
+
+    async def _lead(self, is_oneshot: bool) -> None:
+        assert self._pool is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._share, self._pool)
+            try:
+                await self._pool.run(is_oneshot)
+            except DieselfsError as error:
+                self.refusal = error
+                self._nursery.cancel_scope.cancel()
+
+    async def _share(self, pool: Pool) -> None:
+        """Let the other processes of the node attach, once they can be told who is there."""
+        await pool.gathered.wait()
+        allow_descriptors()
+        try:
+            self._members = MemberList(pool.members)
+            self._sharing = ChunkSharing(pool.shelf, self._snapshot, self._members)
+            with bound(self._socket) as listener:
+                self.gathered.set()
+                await self._sharing.serve(listener)
+        except DieselfsError as error:
+            _log.warning("the other processes of this node do without its chunks: %s", error)
+            self.gathered.set()
+
+    def _tell(self, members: Members) -> None:
+        """These are the members from now on, the master of this node first."""
+        if self._members is not None:
+            try:
+                self._members.change(members)
+            except DieselfsError as error:
+                _log.warning("the other processes of this node keep to an older list of nodes: %s", error)
+
+    # -- what it tells -----------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """For `.dieselfs/stats`: as `Pool.stats`, with what was asked for while attached, or just that."""
+        asked = asdict(PoolFigures()) if self._attached_source is None else self._attached_source.figures()
+        if self._pool is not None:
+            stats = self._pool.stats()
+            sharing = self._sharing
+            return {
+                **stats,
+                "is_master": True,
+                "attached": sharing.readers if sharing else 0,
+                "asked": {name: asked[name] + more for name, more in stats["asked"].items()},
+            }
+        peers = self._attachment.peers if self._attachment else None
+        return {
+            "name": self._terms.job.name,
+            "node": self._terms.job.node,
+            "is_master": False,
+            "members": sorted(member.node for member in self._attachment.members) if self._attachment else [],
+            "doubted": sorted(peers.doubted()) if peers else [],
+            "asked": asked,
+            "peers": peers.figures() if peers else asdict(PeerFigures()),
+        }

@@ -1,0 +1,219 @@
+"""Daemons of a job in one process, over a real server: masters, those attached, and who comes after a master."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from dieselfs.cache.job import Job
+from dieselfs.cache.node_socket import runtime_folder
+from dieselfs.cache.secret import JobSecret
+from dieselfs.dataset import Dataset
+from dieselfs.errors import AlreadyExists
+from dieselfs.limits import MIB
+from dieselfs_client.job_part import JobPart, lock_of
+from dieselfs_client.pool import PoolTerms
+from tests.support.server import RunningServer, running_server
+
+CHUNKS = 6
+FILE_BYTES = 1 << 20
+TERMS = PoolTerms(
+    Job("train", 0, 8, "node-0"), JobSecret(bytes(32)), nodes=1, host="127.0.0.1", memory_bytes=64 * MIB
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as server:
+        with Dataset(server.settings(), "parts", is_created=False) as data:
+            for number in range(4 * CHUNKS):
+                data.put(f"{number:03}", number.to_bytes(4, "little") * (FILE_BYTES // 4))
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a machine of its own, with a short path."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return runtime_folder()
+
+
+@dataclass
+class Daemon:
+    """One that takes part. It ends when it is told to, or when the job refuses it."""
+
+    data: Dataset
+    part: JobPart
+    nursery: trio.Nursery
+    has_ended: trio.Event
+
+    async def read_all(self) -> None:
+        """Every chunk, checked."""
+        for chunk in range(self.data.snapshot.chunk_count):
+            payload = await trio.to_thread.run_sync(self.part.source.fetch_chunk, chunk)
+            assert self.data.chunks.is_payload(chunk, memoryview(payload))
+
+    @property
+    def is_master(self) -> bool:
+        return bool(self.part.stats()["is_master"])
+
+    async def end(self) -> None:
+        self.nursery.cancel_scope.cancel()
+        await self.has_ended.wait()
+
+
+class Machine:
+    """Daemons, all on one machine."""
+
+    def __init__(self, server: RunningServer, nursery: trio.Nursery) -> None:
+        self._server = server
+        self._nursery = nursery
+
+    async def start(self, terms: PoolTerms) -> Daemon:
+        daemon: Daemon = await self._nursery.start(self._run, terms)
+        return daemon
+
+    async def _run(self, terms: PoolTerms, *, task_status: trio.TaskStatus[Daemon]) -> None:
+        ended = trio.Event()
+        with Dataset(self._server.settings(), "parts") as data:
+            try:
+                async with trio.open_nursery() as nursery:
+                    part = JobPart(data.snapshot, data.client, terms, lock_of(data.snapshot, terms), nursery)
+                    part.start()
+                    task_status.started(Daemon(data, part, nursery, ended))
+            finally:
+                ended.set()
+
+
+@asynccontextmanager
+async def machine(server: RunningServer) -> AsyncIterator[Machine]:
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            yield Machine(server, nursery)
+            nursery.cancel_scope.cancel()
+
+
+def loads(*daemons: Daemon) -> int:
+    """Chunks that left the server for these."""
+    stats = [daemon.part.stats() for daemon in daemons]
+    shelves: int = sum(each["shelf"]["loads"] for each in stats if each["is_master"])
+    pieces: int = sum(each["asked"]["from_servers"] for each in stats)
+    return shelves + pieces
+
+
+def in_rank(rank: int, terms: PoolTerms = TERMS) -> PoolTerms:
+    return replace(terms, job=replace(terms.job, rank=rank))
+
+
+async def test_the_second_daemon_of_a_node_gets_its_bytes_from_the_first(
+    server: RunningServer, runtime: Path
+) -> None:
+    async with machine(server) as node:
+        first, second = await node.start(in_rank(3)), await node.start(in_rank(1))
+        await second.part.gathered.wait()
+        assert first.is_master and not second.is_master
+        chunks = first.data.snapshot.chunk_count
+        for daemon in (second, first, second):
+            await daemon.read_all()
+        assert loads(first, second) == chunks
+        stats = second.part.stats()
+        assert stats["members"] == first.part.stats()["members"] == ["node-0"]
+        assert stats["asked"]["own"] == stats["asked"]["asked"] == 2 * chunks
+        assert first.part.stats()["attached"] > 0
+        assert runtime.stat().st_mode & 0o777 == 0o700
+        assert {each.stat().st_mode & 0o777 for each in runtime.iterdir()} == {0o600}
+        assert {each.suffix for each in runtime.iterdir()} == {".sock", ".job"}
+    assert {each.suffix for each in runtime.iterdir()} == {".job"}
+
+
+async def test_when_the_master_goes_the_next_rank_takes_its_place_and_reads_go_on(
+    server: RunningServer,
+) -> None:
+    async with machine(server) as node:
+        master = await node.start(in_rank(0))
+        late, heir = await node.start(in_rank(2)), await node.start(in_rank(1))
+        for daemon in (late, heir):
+            await daemon.part.gathered.wait()
+        is_over = False
+
+        async def read(daemon: Daemon) -> None:
+            while not is_over:
+                await daemon.read_all()
+
+        async with trio.open_nursery() as readers:
+            for daemon in (late, heir):
+                readers.start_soon(read, daemon)
+            await master.end()
+            while not heir.is_master:
+                await trio.sleep(0.01)
+            is_over = True
+        assert not late.is_master
+        for daemon in (heir, late):
+            await daemon.read_all()
+            asked = daemon.part.stats()["asked"]
+            assert asked["failed"] == 0
+            assert asked["asked"] == asked["own"] + asked["from_peers"] + asked["from_servers"]
+        again = await node.start(in_rank(0))
+        await again.part.gathered.wait()
+        assert not again.is_master, "the chunks are in the memory of another"
+
+
+async def test_nodes_share_whichever_of_their_daemons_asks(server: RunningServer) -> None:
+    async with machine(server) as both:
+        terms = [
+            replace(TERMS, nodes=2, job=replace(TERMS.job, node=node, rank=rank))
+            for rank, node in enumerate(["node-0", "node-1"] * 2)
+        ]
+        daemons = [await both.start(each) for each in terms]
+        for daemon in daemons:
+            await daemon.part.gathered.wait()
+        assert [daemon.is_master for daemon in daemons] == [True, True, False, False]
+        for daemon in daemons:
+            await daemon.read_all()
+        assert loads(*daemons) == daemons[0].data.snapshot.chunk_count
+        for daemon in daemons:
+            stats = daemon.part.stats()
+            assert stats["members"] == ["node-0", "node-1"]
+            assert stats["asked"]["from_peers"] > 0 and stats["asked"]["from_servers"] == 0
+
+
+@pytest.mark.parametrize("other", ["name", "secret"])
+async def test_jobs_on_one_node_have_nothing_in_common(
+    server: RunningServer, runtime: Path, other: str
+) -> None:
+    theirs = replace(TERMS, job=replace(TERMS.job, name="other"))
+    if other == "secret":
+        theirs = replace(TERMS, secret=JobSecret(b"s" * 32))
+    async with machine(server) as node:
+        ours_first, theirs_first = await node.start(TERMS), await node.start(theirs)
+        ours_next, theirs_next = await node.start(in_rank(1)), await node.start(in_rank(1, theirs))
+        daemons = (ours_first, theirs_first, ours_next, theirs_next)
+        for daemon in daemons:
+            await daemon.part.gathered.wait()
+        assert [daemon.is_master for daemon in daemons] == [True, True, False, False]
+        assert len(list(runtime.iterdir())) == 4, "a socket and a lock for each"
+        await ours_first.read_all()
+        await ours_next.read_all()
+        chunks = ours_first.data.snapshot.chunk_count
+        assert loads(ours_first, ours_next) == chunks
+        assert loads(theirs_first) == 0 == theirs_first.part.stats()["answered"]["requests"]
+        assert theirs_first.part.stats()["members"] == ["node-0"]
+        await theirs_next.read_all()
+        assert loads(theirs_first, theirs_next) == chunks
+        await ours_first.end()
+        await theirs_next.read_all()
+        assert not theirs_next.is_master and loads(theirs_first, theirs_next) == chunks
+
+
+async def test_a_daemon_that_the_job_refuses_ends_and_says_why(server: RunningServer) -> None:
+    async with machine(server) as node:
+        await (await node.start(TERMS)).part.gathered.wait()
+        with Dataset(server.settings(), "parts") as data:
+            data.put("more", b"of another generation")
+        other = await node.start(replace(TERMS, job=replace(TERMS.job, node="node-1")))
+        await other.has_ended.wait()
+        assert isinstance(other.part.refusal, AlreadyExists)
+        assert "generation" in str(other.part.refusal)
