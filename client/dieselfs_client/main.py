@@ -7,8 +7,9 @@ from dataclasses import replace
 import click
 
 from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, DieselfsError
+from dieselfs.sizes import parse_size
 from dieselfs_client import control
-from dieselfs_client.options import DRIVERS, POLICIES, MountOptions, parse_options, parse_size
+from dieselfs_client.options import DRIVERS, POLICIES, MountOptions, parse_options
 
 MOUNT_EXIT_USAGE = 1
 MOUNT_EXIT_FAILED = 32

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
+from dieselfs.limits import MIB, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
+from dieselfs.sizes import parse_size
 from dieselfs_client.job_options import JobOptions
 
 POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
@@ -71,18 +72,7 @@ _IGNORED = {
     *("auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev"),
 }
 _IGNORED_PREFIXES = ("x-", "X-", "comment=", "user=")
-_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
-_SIZE = re.compile(r"(\d+)(?:([KMG])(?:iB)?)?", re.IGNORECASE)
 _COMMA = re.compile(r"(?<!\\),")
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `1GiB`, `512M`, `4096`. Raises InvalidInput."""
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise InvalidInput(f"{text!r} is not a size: write for example 512MiB or 4GiB")
-    return int(match[1]) * _UNITS[(match[2] or "").upper()]
-
 
 _VALUE_PARSERS: dict[str, Callable[[str], object]] = {
     "server": str,
