@@ -1,0 +1,77 @@
+"""The simulation of a job's memory, small: links carry no more than they can, and nothing is fetched twice."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.pool_simulation_epoch import BATCH_FILES, group_shares, traffic
+from bench.pool_simulation_links import Rates
+from bench.pool_simulation_recovery import Loss, recovery
+from bench.pool_simulation_warming import inherited, owned, warmed
+from dieselfs.limits import (
+    CHUNK_TARGET_BYTES,
+    PEER_PROBE_INTERVAL_S,
+    PEER_RETURN_S,
+    PEER_SILENCE_S,
+    WARM_SHARE,
+)
+
+MANY = 1e12
+
+
+@pytest.mark.parametrize(
+    ("rates", "bytes_per_s"),
+    [
+        (Rates(1e9, MANY, MANY), 4e9 * WARM_SHARE),
+        (Rates(1e9, 5e8, MANY), 1e9),
+        (Rates(1e9, MANY, 5e8), 5e8),
+    ],
+    ids=["nodes", "servers", "store"],
+)
+def test_warming_is_as_fast_as_the_narrowest_link_allows(rates: Rates, bytes_per_s: float) -> None:
+    done = warmed(owned(4, 800), 2, rates)
+    assert done.kept == done.chunks == 800
+    assert done.sent_bytes_per_s == pytest.approx(800 * CHUNK_TARGET_BYTES / done.all_s)
+    assert 0.6 * bytes_per_s < done.sent_bytes_per_s <= 1.01 * bytes_per_s
+    assert 1 <= done.busiest_server <= 2
+
+
+def test_what_lost_nodes_owned_is_fetched_once_by_the_others() -> None:
+    before, gains = owned(5, 1000), inherited(5, 1000, 2)
+    assert sorted(np.concatenate(gains).tolist()) == sorted(np.concatenate(before[:2]).tolist())
+    assert len(gains) == 3 and min(map(len, gains)) > 0
+
+
+def test_each_file_of_a_group_has_one_reader() -> None:
+    for shares in group_shares(4, 16, 1 << 19):
+        assert np.bincount(shares.chunks).tolist().count(8) == 16  # eight files of each of its chunks
+        counts = np.bincount(shares.readers, minlength=4)
+        assert counts.sum() == 128 and counts.max() - counts.min() <= BATCH_FILES
+
+
+def test_small_groups_make_small_requests() -> None:
+    small, large = traffic(16, 16, 4096), traffic(16, 256, 4096)
+    assert small.requests <= large.requests <= 15
+    assert large.request_bytes > 8 * small.request_bytes
+    assert small.busiest > large.busiest > 1
+
+
+LOSS = Loss(8, 1, 32, True, 6.0, 18.0)
+
+
+def test_a_node_that_is_cut_off_costs_each_reader_one_wait() -> None:
+    found = recovery(LOSS)
+    assert len(found.known_s) == len(found.stalled_s) == 7
+    assert all(PEER_SILENCE_S <= known_s <= PEER_SILENCE_S + LOSS.group_s for known_s in found.known_s)
+    assert max(found.stalled_s) <= PEER_SILENCE_S
+    assert set(found.server_requests) <= {3, 4}
+
+
+def test_a_node_that_is_killed_costs_no_reader_anything_and_comes_back_little_by_little() -> None:
+    found = recovery(replace(LOSS, is_silent=False))
+    assert max(found.stalled_s) == 0
+    assert max(found.trusted_s) <= 1.0 + 2 * PEER_PROBE_INTERVAL_S  # all have heard of it after a second
+    first, last = (found.own_loads[second] for second in (6, 6 + int(PEER_RETURN_S)))
+    assert 0 < first < last / 2
+    assert found.heir_loads[16] < found.heir_loads[4] / 2
