@@ -113,11 +113,11 @@ def command(*words: str) -> None:
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Ask again and again until it is so; fails after END_TIMEOUT_S."""
-    deadline_s = time.monotonic() + END_TIMEOUT_S
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = END_TIMEOUT_S) -> None:
+    """Ask again and again until it is so; fails when it takes too long."""
+    deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"not within {END_TIMEOUT_S:g} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
         time.sleep(_POLL_S)
 
 

@@ -82,7 +82,7 @@ class Host:
         own["XDG_RUNTIME_DIR"] = self.folder / "run"
         for place in own.values():
             place.mkdir(mode=0o700, exist_ok=True)
-        paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
         return {**kept, **{name: str(place) for name, place in own.items()}, **paths, **variables}
 
     @contextmanager

@@ -1,0 +1,141 @@
+"""A node dies, stops, is cut off, or is slow, while the others of its job read: no read fails, and it comes back."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from dieselfs.limits import PEER_RETURN_S, READ_TIMEOUT_S
+from lab.cluster import Cluster, running_cluster
+from lab.job import Job, JobNode, Stored, store
+from lab.load import Readers, load
+from lab.namespace import wait_for
+from lab.network import Host, Network
+from lab.reader import read_once
+from tests.support.network import skipping
+
+FILES = 1536
+FILE_BYTES = 16_384
+MEMORY = "24MiB"
+"""Of each node: as much as the dataset, most of it for what the node owns. So nearly every read asks another node."""
+FILES_PER_CHUNK = 8
+NODES = 4
+SEEDS = range(5)
+KILLED_AFTER_READS_MAX = 200
+READS = 50
+"""Of each reader, to show that it goes on: they go to all nodes of the job."""
+SLOW_BYTES_PER_S = 200_000
+"""Some ten files a second."""
+RETURN_TIMEOUT_S = 6 * PEER_RETURN_S
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Of its own, for all tests of this module."""
+    with ExitStack() as stack:
+        with skipping():
+            net = stack.enter_context(Network())
+            running = stack.enter_context(running_cluster(net))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster: Cluster) -> list[Host]:
+    return [cluster.net.host(f"node-{number}") for number in range(NODES)]
+
+
+@pytest.fixture(scope="module")
+def stored(cluster: Cluster, hosts: list[Host]) -> Stored:
+    return store(cluster, hosts[0], "photos", FILES, FILE_BYTES, FILES_PER_CHUNK)
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Cluster, hosts: list[Host], stored: Stored) -> Iterator[Job]:
+    """Each test leaves it as it was: all nodes there, nobody doubted."""
+    with Job("training", cluster, stored.name, hosts, memory=MEMORY) as job:
+        job.mount()
+        yield job
+
+
+def doubts(node: JobNode, other: JobNode) -> bool:
+    return other.name in node.stats()["doubted"]
+
+
+def answered(node: JobNode) -> int:
+    return int(node.stats()["answered"]["chunks"])
+
+
+def check_that_all_is_well(readers: Readers, nodes: list[JobNode]) -> None:
+    """Of what these nodes' readers have seen so far."""
+    verdict = readers.verdict(nodes)
+    assert verdict.reads > 0 and verdict.failures == ()
+    assert verdict.worst_s < READ_TIMEOUT_S
+
+
+def wait_until_doubted(nodes: list[JobNode], lost: JobNode) -> None:
+    for node in nodes:
+        wait_for(partial(doubts, node, lost), f"{node.name} doubts {lost.name}", RETURN_TIMEOUT_S)
+
+
+def wait_until_trusted(nodes: list[JobNode], lost: JobNode) -> None:
+    """Until it has its share back, and is asked for it."""
+
+    def is_trusted(node: JobNode) -> bool:
+        return not doubts(node, lost)
+
+    for node in nodes:
+        wait_for(partial(is_trusted, node), f"{node.name} trusts {lost.name}", RETURN_TIMEOUT_S)
+    before = answered(lost)
+    wait_for(lambda: answered(lost) > before, f"{lost.name} is asked", RETURN_TIMEOUT_S)
+
+
+def test_a_node_that_is_killed_costs_the_others_no_read(job: Job) -> None:
+    for seed in SEEDS:
+        chance = random.Random(seed)
+        lost = chance.choice(job.nodes)
+        others = [node for node in job.nodes if node is not lost]
+        with load(job.nodes, readers_each=2, seed=seed) as readers:
+            readers.wait_for_reads(others, chance.randrange(KILLED_AFTER_READS_MAX))
+            lost.host.kill()
+            readers.wait_for_reads(others, READS)
+            wait_until_doubted(others, lost)
+            job.mount(lost)
+            readers.wait_for_reads(others, READS)
+            check_that_all_is_well(readers, others)
+            read_once(str(lost.place), "0")
+    with load(job.nodes):
+        wait_until_trusted(others, lost)
+
+
+def test_nodes_that_fall_silent_take_their_shares_back(cluster: Cluster, job: Job) -> None:
+    *others, stopped, cut_off = job.nodes
+    with load(others, readers_each=2) as readers:
+        stopped.host.stop()
+        cluster.net.cut_off(cut_off.host)
+        try:
+            for lost in (stopped, cut_off):
+                wait_until_doubted(others, lost)
+            readers.wait_for_reads(others, READS)
+        finally:
+            cluster.net.heal(cut_off.host)
+            stopped.host.resume()
+        for lost in (stopped, cut_off):
+            wait_until_trusted(others, lost)
+        check_that_all_is_well(readers, others)
+
+
+def test_a_node_on_a_slow_link_makes_no_read_fail(cluster: Cluster, job: Job) -> None:
+    *others, slow = job.nodes
+    for number in range(FILES):  # so that it has its chunks
+        read_once(str(others[0].place), f"{number}")
+    cluster.net.rate(slow.host, SLOW_BYTES_PER_S)
+    try:
+        with load(others, readers_each=2) as readers:
+            readers.wait_for_reads(others, READS)
+            check_that_all_is_well(readers, others)
+    finally:
+        cluster.net.rate(slow.host, None)
+    with load(others):
+        wait_until_trusted(others, slow)

@@ -1,0 +1,130 @@
+"""Each chunk leaves the servers once for each job, however many nodes that has, and whichever of them reads it."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import count
+
+import pytest
+
+from lab.cluster import Cluster, Storage, running_cluster
+from lab.job import Job, JobNode, Stored, store
+from lab.namespace import wait_for
+from lab.network import Host, Network
+from lab.reader import read_once
+from tests.support.network import skipping
+
+FILES = 256
+FILE_BYTES = 32_768
+FILES_PER_CHUNK = 8
+NODES_MAX = 8
+ATTEMPTS = 3
+"""A machine that lets a node wait for seconds makes the others take it for dead; that is not what this is about."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Of its own, for all tests of this module."""
+    with ExitStack() as stack:
+        with skipping():
+            net = stack.enter_context(Network())
+            running = stack.enter_context(running_cluster(net))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster: Cluster) -> list[Host]:
+    return [cluster.net.host(f"node-{number}") for number in range(NODES_MAX)]
+
+
+@pytest.fixture(scope="module")
+def stored(cluster: Cluster, hosts: list[Host]) -> Stored:
+    return store(cluster, hosts[0], "photos", FILES, FILE_BYTES, FILES_PER_CHUNK)
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    """For jobs: no two have the same name."""
+    return count(1)
+
+
+def read_all(node: JobNode) -> None:
+    """Every file, each verified, and its pages dropped."""
+    for number in range(FILES):
+        read_once(str(node.place), f"{number}")
+
+
+def read_everywhere(job: Job) -> None:
+    with ThreadPoolExecutor(len(job.nodes)) as readers:
+        list(readers.map(read_all, job.nodes))
+
+
+def is_disturbed(job: Job) -> bool:
+    """Whether a node has found another one silent."""
+    return any(node.stats()["peers"]["failures"] for node in job.nodes)
+
+
+def check_accounts(job: Job, stored: Stored) -> None:
+    """Each chunk was fetched from the servers once; what a node has asked for, it has had."""
+    all_stats = [node.stats() for node in job.nodes]
+    assert sum(stats["shelf"]["loads"] for stats in all_stats) == stored.chunks
+    assert sum(stats["shelf"]["load_bytes"] for stats in all_stats) == stored.chunk_bytes
+    assert sum(stats["own_chunks"] for stats in all_stats) == stored.chunks
+    for stats in all_stats:
+        asked = stats["asked"]
+        assert (asked["from_servers"], asked["failed"]) == (0, 0)
+        assert asked["asked"] == asked["own"] + asked["from_peers"]
+
+
+def is_warm(node: JobNode) -> bool:
+    return bool(node.stats()["warmth"] == 1)
+
+
+def is_unused(storage: Storage) -> bool:
+    return storage.connections() == 0
+
+
+def sent_bytes(cluster: Cluster) -> int:
+    """What the servers have sent to clients, all of which are gone by now."""
+    total_bytes = 0
+    for storage in cluster.storages:
+        wait_for(partial(is_unused, storage), "all clients are gone")
+        with closing(storage.server.client()) as client:
+            total_bytes += client.status().bulk_bytes_sent
+    return total_bytes
+
+
+def read_twice(job: Job, stored: Stored, is_warmed: bool) -> bool:
+    """All nodes read everything, twice; False if the machine did not let them do it undisturbed."""
+    job.mount()
+    if is_warmed:
+        for node in job.nodes:
+            wait_for(partial(is_warm, node), f"{node.name} is warm")
+        assert sum(node.loads() for node in job.nodes) == stored.chunks
+    read_everywhere(job)
+    loads = [node.loads() for node in job.nodes]
+    read_everywhere(job)
+    if is_disturbed(job):
+        return False
+    check_accounts(job, stored)
+    assert [node.loads() for node in job.nodes] == loads
+    return True
+
+
+@pytest.mark.parametrize("policy", ["on-demand", "oneshot"])
+@pytest.mark.parametrize("nodes", [1, 2, 4, NODES_MAX])
+def test_each_chunk_leaves_the_servers_once(
+    cluster: Cluster, hosts: list[Host], stored: Stored, numbers: Iterator[int], nodes: int, policy: str
+) -> None:
+    is_shown = False
+    for _ in range(ATTEMPTS):
+        before_bytes = sent_bytes(cluster)
+        with Job(f"job-{next(numbers)}", cluster, stored.name, hosts[:nodes], policy=policy) as job:
+            is_shown = read_twice(job, stored, policy == "oneshot")
+            job.unmount()
+        if is_shown:
+            beside_chunks = sent_bytes(cluster) - before_bytes - stored.chunk_bytes
+            assert 0 <= beside_chunks < nodes * stored.snapshot_bytes + FILES_PER_CHUNK * FILE_BYTES
+            break
+    assert is_shown, f"nodes found each other silent in each of {ATTEMPTS} runs"

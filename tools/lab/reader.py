@@ -1,0 +1,79 @@
+"""A program that reads a mount without end, verifies every byte, and writes down how fast it goes.
+
+    python -m lab.reader MOUNTPOINT RECORD STOP SEED
+
+Files are chosen at random, and their pages are dropped, so that the next read asks the mount again. What a file holds
+follows from its name (`content_of`). For each tenth of a second in which a read ended, RECORD gets a line (`Moment`);
+a read that takes longer is written down when it ends. The program ends when the file STOP is there.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+BIN_S = 0.1
+FILE_BYTES_MAX = 1 << 20
+
+
+@dataclass
+class Moment:
+    """One tenth of a second of one reader.
+
+    - `began_s`, `ended_s`: on the machine's monotonic clock; longer than a tenth if the last read was
+    - `reads`: files that were read to their ends in it; `worst_s`: how long the longest of these took
+    - `failures`: what was not as it must be: errors, and files with other bytes
+    """
+
+    began_s: float
+    ended_s: float = 0.0
+    reads: int = 0
+    worst_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+def content_of(name: str, length_bytes: int) -> bytes:
+    """What is stored under a name."""
+    return random.Random(name).randbytes(length_bytes)
+
+
+def read_once(mountpoint: str, name: str) -> None:
+    """Read a file and drop its pages. Raises AssertionError or OSError for anything that is not as it must be."""
+    descriptor = os.open(f"{mountpoint}/{name}", os.O_RDONLY)
+    try:
+        length_bytes = os.fstat(descriptor).st_size
+        content = os.read(descriptor, FILE_BYTES_MAX)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    assert length_bytes > 0 and content == content_of(name, length_bytes), (
+        f"{name}: other bytes than were stored"
+    )
+
+
+def read_until(mountpoint: str, record: Path, stop: Path, seed: int) -> None:
+    choice = random.Random(seed)
+    names = sorted(name for name in os.listdir(mountpoint) if not name.startswith("."))
+    now_s = time.monotonic()
+    moment = Moment(now_s)
+    with record.open("a") as lines:
+        while not stop.exists():
+            began_s = now_s
+            try:
+                read_once(mountpoint, choice.choice(names))
+            except (AssertionError, OSError) as error:
+                moment.failures.append(f"{type(error).__name__}: {error}")
+            now_s = time.monotonic()
+            moment.reads += 1
+            moment.worst_s = max(moment.worst_s, now_s - began_s)
+            if now_s - moment.began_s >= BIN_S:
+                moment.ended_s = now_s
+                print(json.dumps(asdict(moment)), file=lines, flush=True)
+                moment = Moment(now_s)
+
+
+if __name__ == "__main__":
+    read_until(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
