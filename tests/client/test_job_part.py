@@ -17,9 +17,8 @@ from dieselfs.limits import MIB
 from dieselfs_client.job_part import JobPart, lock_of
 from dieselfs_client.pool import PoolTerms
 from tests.support.server import RunningServer, running_server
+from tests.support.small_chunks import store
 
-CHUNKS = 6
-FILE_BYTES = 1 << 20
 TERMS = PoolTerms(
     Job("train", 0, 8, "node-0"), JobSecret(bytes(32)), nodes=1, host="127.0.0.1", memory_bytes=64 * MIB
 )
@@ -29,8 +28,7 @@ TERMS = PoolTerms(
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
         with Dataset(server.settings(), "parts", is_created=False) as data:
-            for number in range(4 * CHUNKS):
-                data.put(f"{number:03}", number.to_bytes(4, "little") * (FILE_BYTES // 4))
+            store(data, tmp_path_factory.mktemp("files"))
         yield server
 
 

@@ -1,0 +1,207 @@
+"""Several processes on each node of a job: one is the master, the others attach to it, and one takes over from it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.limits import MIB
+from dieselfs_client import control
+from dieselfs_client.options import MountOptions
+from dieselfs_client.supervision import supervision_of
+from lab.mounts import clear
+from tests.support.server import RunningServer, running_server
+from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, content, store
+
+pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+
+PATIENCE_S = 100.0
+ESTABLISHED = "01"
+"""Of the states in /proc/net/tcp."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as server:
+        with Dataset(server.settings(), "job", is_created=False) as data:
+            store(data, tmp_path_factory.mktemp("files"))
+        yield server
+
+
+class Job:
+    """Mounts of one job, several of them on the same node."""
+
+    def __init__(self, server: RunningServer, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+        self.secret = folder / "secret"
+        self.secret.touch(0o600)
+        self.secret.write_text("0123456789abcdef" * 4)
+        self.places: list[Path] = []
+
+    def mount(self, *nodes: str, of: int) -> list[Path]:
+        """A mount on each of these nodes, at the same time, as they wait until `of` are there."""
+        places = [self.folder / f"mount-{len(self.places) + number}" for number in range(len(nodes))]
+        first_rank = len(self.places)
+        self.places += places
+        for place in places:
+            place.mkdir()
+
+        def mount_one(number: int) -> None:
+            options = MountOptions(
+                server=self.server.unix,
+                memory_bytes=128 * MIB,
+                log_file=str(places[number]) + ".log",
+                job="training",
+                job_nodes=of,
+                job_node=nodes[number],
+                job_rank=first_rank + number,
+                job_host="127.0.0.1",
+                job_secret=str(self.secret),
+            )
+            control.mount("job", places[number], options)
+
+        with ThreadPoolExecutor(len(nodes)) as threads:
+            list(threads.map(mount_one, range(len(nodes))))
+        return places
+
+    def reader(self, node: str) -> subprocess.Popen[str]:
+        """A program that has attached itself and read everything."""
+        folder = os.environ["XDG_RUNTIME_DIR"] + "/dieselfs"
+        arguments = [self.server.unix, "job", "training", node, str(self.secret), folder]
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.support.attached_reader", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        )
+
+
+@pytest.fixture
+def job(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    job = Job(server, tmp_path)
+    yield job
+    for place in job.places:
+        clear(place)
+
+
+def job_stats(place: Path) -> dict[str, Any]:
+    stats: dict[str, Any] = json.loads((place / ".dieselfs/stats").read_text())["job"]
+    return stats
+
+
+def is_master(place: Path) -> bool:
+    return bool(job_stats(place)["is_master"])
+
+
+def read(place: Path, number: int) -> None:
+    """A file, not from the page cache."""
+    with open(place / str(number), "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert file.read(FILE_BYTES + 1) == content(number)
+
+
+def read_all(place: Path) -> None:
+    for number in range(FILES):
+        read(place, number)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def established(ports: set[int]) -> int:
+    """Connections to these ports of this machine."""
+    count = 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            count += state == ESTABLISHED and int(local.rpartition(":")[2], 16) in ports
+    return count
+
+
+def test_each_process_has_one_connection_to_each_other_node(job: Job) -> None:
+    nodes = ["node-0", "node-1", "node-2"]
+    places = job.mount(*nodes, of=3)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(job.reader(node)) for node in nodes * 2]
+        try:
+            figures = []
+            for reader in readers:
+                assert reader.stdout is not None
+                figures.append(json.loads(reader.stdout.readline()))
+            for place in places:
+                read_all(place)
+            (ports,) = {frozenset(port for _, port in sorted(each["members"])) for each in figures}
+            processes = len(places) + len(readers)
+            assert established(set(ports)) == processes * (len(nodes) - 1)
+            attached = [job_stats(place)["attached"] for place in places]
+            assert all(count >= 2 for count in attached)
+            assert established(set(ports)) + len(readers) == len(nodes) * (processes - 1), "as in the paper"
+        finally:
+            for reader in readers:
+                reader.kill()
+    assert all(each["from_servers"] == each["failed"] == 0 for each in figures)
+    stats = [job_stats(place) for place in places]
+    assert sum(each["shelf"]["loads"] for each in stats) == CHUNKS
+
+
+def test_a_mount_takes_over_from_one_that_is_killed_while_it_is_read(job: Job) -> None:
+    (first,) = job.mount("node-0", of=1)
+    second, other = job.mount("node-0", "node-1", of=2)
+    assert [is_master(place) for place in (first, second, other)] == [True, False, True]
+    supervision = supervision_of(str(first))
+    assert supervision is not None
+    is_over = threading.Event()
+    rounds = 0
+
+    def read_on() -> int:
+        nonlocal rounds
+        while not is_over.is_set():
+            read_all(second)
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(read_on)
+        try:
+            wait_for(lambda: rounds > 0)
+            for process in (supervision.supervisor, supervision.daemon):
+                os.kill(process, signal.SIGKILL)
+            wait_for(lambda: is_master(second))
+            seen = rounds
+            wait_for(lambda: rounds > seen + 1 or reading.done())
+        finally:
+            is_over.set()
+        assert reading.result()
+    read_all(other)
+    assert job_stats(second)["asked"]["failed"] == job_stats(other)["asked"]["failed"] == 0
+    assert job_stats(second)["members"] == ["node-0", "node-1"]
+
+
+def test_a_mount_whose_daemon_is_killed_stays_in_the_job(job: Job) -> None:
+    first, second = job.mount("node-0", of=1) + job.mount("node-0", of=1)
+    for _ in range(2):
+        supervision = supervision_of(str(first))
+        assert supervision is not None
+        os.kill(supervision.daemon, signal.SIGKILL)
+        for place in (first, second):
+            read_all(place)
+        wait_for(lambda: is_master(first) != is_master(second))
+        assert [job_stats(place)["asked"]["failed"] for place in (first, second)] == [0, 0]

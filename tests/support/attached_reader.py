@@ -1,0 +1,38 @@
+"""A program of a job that is attached to the master of its node: reads all chunks, and stays until its input ends.
+
+    python -m tests.support.attached_reader SERVER DATASET JOB NODE SECRET-FILE RUNTIME-FOLDER
+
+Prints its figures as JSON, one line, when it has read everything.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from dieselfs.cache.job import Job
+from dieselfs.cache.node_socket import NodeClient, job_socket_path
+from dieselfs.cache.secret import read_secret_file
+from dieselfs.dataset import connect
+from dieselfs.peers.attachment import Attachment
+
+
+def main() -> None:
+    server, dataset, name, node, secret_file, folder = sys.argv[1:]
+    secret = read_secret_file(secret_file)
+    with connect(dataset, server=server) as data:
+        snapshot = data.snapshot
+        path = job_socket_path(
+            Path(folder), dataset, snapshot.digest, Job(name, 0, 1, node), secret.fingerprint()
+        )
+        daemon = NodeClient(path, snapshot.digest)
+        attachment = Attachment(snapshot, data.chunks, daemon, node, secret.peer_key())
+        for chunk in range(snapshot.chunk_count):
+            assert data.chunks.is_payload(chunk, attachment.source.fetch_chunk(chunk))
+        members = [[member.node, member.address.port] for member in attachment.members]
+        print(json.dumps({"members": members, **attachment.source.figures()}), flush=True)
+        sys.stdin.read()
+        attachment.close()
+
+
+if __name__ == "__main__":
+    main()
