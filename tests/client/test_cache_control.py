@@ -5,14 +5,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
+from dieselfs.cache.node_lock import NodeLock
+from dieselfs.cache.node_socket import NodeClient
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
-from dieselfs.limits import MIB
+from dieselfs.limits import JOB_IDLE_POLL_S, JOB_IDLE_S, MIB
 from dieselfs_client import cache_control
+from dieselfs_client.cache_daemon import unused
+from dieselfs_client.job_options import JobOptions
+from dieselfs_client.job_part import path_of
+from dieselfs_client.pool import PoolTerms, terms_of
 from tests.support.server import RunningServer, running_server
 
 FILES = 300
@@ -95,6 +104,58 @@ def test_one_daemon_is_enough(server: RunningServer, data: Dataset) -> None:
     with pytest.raises(AlreadyExists):
         cache_control.start("shared", 64 * MIB, server=server.unix)
     assert data.get("7") == content(7)
+
+
+@pytest.fixture
+def job(data: Dataset, tmp_path: Path) -> Iterator[tuple[JobOptions, PoolTerms]]:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    options = JobOptions("train", 1, "node-0", 3, "127.0.0.1", str(secret))
+    terms = terms_of(options, data.client, "shared", 0, {})
+    yield options, terms
+    if (process := cache_control.find(data.snapshot, terms)) is not None:
+        os.kill(process, signal.SIGKILL)
+
+
+def test_a_daemon_of_a_job_serves_that_job_alone(
+    server: RunningServer, data: Dataset, job: tuple[JobOptions, PoolTerms]
+) -> None:
+    options, terms = job
+    process = cache_control.start("shared", 64 * MIB, "oneshot", server=server.unix, job=options)
+    assert cache_control.find(data.snapshot, terms) == process
+    assert cache_control.find(data.snapshot) is None
+    with pytest.raises(AlreadyExists, match="job train on this node"):
+        cache_control.start("shared", 64 * MIB, server=server.unix, job=options)
+    read_all(data)
+    assert data.statistics().shared_chunks == 0, "these reads are of no job"
+    node = NodeClient(path_of(data.snapshot, terms), data.snapshot.digest)
+    told = node.members()
+    assert told is not None and told.members is not None
+    assert [(member.node, member.rank) for member in told.members] == [("node-0", 3)]
+    chunk_bytes = data.snapshot.chunk_payload_length(0)
+    memory = node.memory(0, chunk_bytes, chunk_bytes)
+    assert memory is not None and data.chunks.is_payload(0, memoryview(memory))  # type: ignore[arg-type]  # a buffer
+    node.close()
+    assert cache_control.stop(data.snapshot, terms) == process
+    assert cache_control.find(data.snapshot, terms) is None
+    with pytest.raises(NotFound, match="is in job train"):
+        cache_control.stop(data.snapshot, terms)
+
+
+async def test_a_daemon_is_unused_when_no_program_of_the_job_has_been_there_for_a_while(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    with closing(NodeLock(tmp_path / "run" / "job")) as ours, trio.fail_after(10 * JOB_IDLE_S) as limit:
+        with closing(NodeLock(tmp_path / "run" / "job")) as program:
+            program.be_user(7)
+            with trio.move_on_after(5 * JOB_IDLE_S) as waiting:
+                await unused(ours)
+            assert waiting.cancelled_caught
+        since_s = trio.current_time()
+        await unused(ours)
+        assert JOB_IDLE_S <= trio.current_time() - since_s <= JOB_IDLE_S + JOB_IDLE_POLL_S
+        assert not limit.cancelled_caught
 
 
 def test_what_goes_wrong_is_told_where_it_was_asked(server: RunningServer, data: Dataset) -> None:

@@ -25,6 +25,24 @@ def test_it_is_started_and_stopped(dlcmd: Dlcmd, pets: str) -> None:
     assert "no daemon shares" in dlcmd("cache", pets, "--stop", exit_code=EXIT_NOT_FOUND).stderr
 
 
+def test_it_takes_part_in_a_job(dlcmd: Dlcmd, pets: str) -> None:
+    secret = dlcmd.folder / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    job = ("--job", "train", "--job-secret", "secret")
+    would = dlcmd("cache", "-n", pets, *job, "--job-node", "a", "--json").summary
+    assert (would["job"], would["node"], would["dry_run"]) == ("train", "a", True)
+    started = dlcmd("cache", pets, "--memory", "64M", *job, "--json").summary
+    try:
+        assert "job train" in dlcmd("cache", pets, *job, exit_code=EXIT_USAGE).stderr
+        assert "no daemon shares" in dlcmd("cache", pets, "--stop", exit_code=EXIT_NOT_FOUND).stderr
+    finally:
+        stopped = dlcmd("cache", pets, *job, "--stop", "--json").summary
+    assert stopped["process"] == started["process"]
+    assert "secret" in dlcmd("cache", pets, "--job", "train", exit_code=EXIT_USAGE).stderr
+    assert "neither Slurm" in dlcmd("cache", pets, "--job", "auto", exit_code=EXIT_USAGE).stderr
+
+
 def test_what_does_not_go_together(dlcmd: Dlcmd, pets: str) -> None:
     assert "--stop" in dlcmd("cache", pets, "--stop", "--memory", "1G", exit_code=EXIT_USAGE).stderr
     assert dlcmd("cache", "dl://nothing", exit_code=EXIT_NOT_FOUND).stderr

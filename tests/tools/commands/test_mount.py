@@ -1,5 +1,6 @@
 """dlcmd mount, umount and mounts: there and back again."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -77,6 +78,20 @@ def test_the_options_of_all_verbs_hold_for_the_mount(
     dlcmd("umount", place)
     key.write_text(key.read_text()[:-10] + "AAAAAAAA=\n")
     assert dlcmd(*over_tcp, "key", exit_code=EXIT_REFUSED).stderr.startswith("dlcmd: ")
+
+
+def test_a_mount_takes_part_in_a_job(
+    dlcmd: Dlcmd, pets: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(dlcmd.folder))
+    secret = dlcmd.folder / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    dlcmd("mount", pets, place, "--job", "train", "--job-secret", "secret", "-o", "job_node=a,job_rank=3")
+    job = json.loads((place / ".dieselfs/stats").read_text())["job"]
+    assert (job["name"], job["node"], job["members"], job["is_master"]) == ("train", "a", ["a"], True)
+    assert (place / "train" / "cat.txt").read_bytes() == b"xxxxx"
+    dlcmd("umount", place)
 
 
 def test_an_older_generation_can_be_mounted(dlcmd: Dlcmd, pets: str, place: Path) -> None:
