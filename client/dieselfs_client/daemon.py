@@ -173,7 +173,7 @@ class _Service:
                         nursery,
                         self._logbook(),
                         arena,
-                        part.stats if part else None,
+                        part,
                         foreground=foreground,
                     )
                     user = os.getuid() if options.uid is None else options.uid

@@ -13,10 +13,12 @@ from typing import Any
 
 import trio
 
+from dieselfs.cache.member import Member
 from dieselfs.cache.node_lock import NodeLock, lock_path
 from dieselfs.cache.node_socket import NodeClient, NodeConnection, job_socket_path, runtime_folder
+from dieselfs.cache.warmth import Warmth
 from dieselfs.chunk_source import NodeSource
-from dieselfs.errors import DieselfsError
+from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_POLL_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.attachment import Attachment
@@ -26,6 +28,7 @@ from dieselfs.reader import ChunkReader
 from dieselfs.rpc.client import ServerClient
 from dieselfs_client.changing_source import ChangingSource
 from dieselfs_client.foreground import Foreground
+from dieselfs_client.job_warmth import JobState, JobWarmth
 from dieselfs_client.mastership import Mastership
 from dieselfs_client.member_list import MemberList
 from dieselfs_client.membership import Members
@@ -63,8 +66,8 @@ class JobPart:
         foreground: Foreground | None = None,
         pace: Pace | None = None,
     ) -> None:
-        """As `Pool`, which is made when this daemon is the master: at once, if nobody else is. `lock`: see `lock_of`; it
-        is closed when the part is over.
+        """As `Pool`, which is made when this daemon is the master: at once, if nobody else is. `lock`: see `lock_of`;
+        it is closed when the part is over.
         """
         self._snapshot = snapshot
         self._client = client
@@ -81,6 +84,8 @@ class JobPart:
         self._pool: Pool | None = None
         self._members: MemberList | None = None
         self._sharing: ChunkSharing | None = None
+        self._warmth = JobWarmth(self._others, self._ask)
+        self._is_to_warm = False
         self.gathered = trio.Event()
         """Set when the nodes that should be there are, or when they have been waited for long enough."""
         self.refusal: DieselfsError | None = None
@@ -95,13 +100,15 @@ class JobPart:
 
     def start(self, is_oneshot: bool = False) -> None:
         """Take part in the job until the nursery is cancelled; then the part is given up, and the members told so."""
-        self._nursery.start_soon(self._run, is_oneshot)
+        self._is_to_warm = is_oneshot
+        self._nursery.start_soon(self._run)
+        self._nursery.start_soon(self._warmth.run)
 
-    async def _run(self, is_oneshot: bool) -> None:
+    async def _run(self) -> None:
         with self._claim:
             if self._pool is None:
                 await self._attend()
-            await self._lead(is_oneshot)
+            await self._lead()
 
     # -- attached ----------------------------------------------------------------------------------------
 
@@ -154,12 +161,12 @@ class JobPart:
         self._pool = pool
         self._source.change(lambda: pool.source)
 
-    async def _lead(self, is_oneshot: bool) -> None:
+    async def _lead(self) -> None:
         assert self._pool is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._share, self._pool)
             try:
-                await self._pool.run(is_oneshot)
+                await self._pool.run(self._is_to_warm)
             except DieselfsError as error:
                 self.refusal = error
                 self._nursery.cancel_scope.cancel()
@@ -185,6 +192,36 @@ class JobPart:
                 self._members.change(members)
             except DieselfsError as error:
                 _log.warning("the other processes of this node keep to an older list of nodes: %s", error)
+
+    # -- warming -------------------------------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """Have all nodes of the job fetch what they own and can keep."""
+        self._is_to_warm = True
+        if self._pool is not None:
+            self._pool.warm()
+        self._warmth.warm()
+
+    async def warmth(self) -> JobState:
+        """How warm the nodes of the job are. Waits for those who answer, no longer than WARMTH_TIMEOUT_S."""
+        job = self._terms.job
+        nodes = {job.node: None, **await self._warmth.of_others()}
+        if self._pool is not None:
+            nodes[job.node] = self._pool.warmth()
+        return JobState(job.name, job.node, nodes)
+
+    def _others(self) -> list[Member]:
+        """Who is to be asked: the other masters; and that of this node, if it is another process."""
+        if self._pool is not None:
+            return [member for member in self._pool.members if member.node != self._terms.job.node]
+        return list(self._attachment.members) if self._attachment else []
+
+    def _ask(self, member: Member, is_to_warm: bool) -> Warmth:
+        """Called from threads."""
+        asking = self._pool or self._attachment
+        if asking is None:
+            raise Unavailable("not in the job yet")
+        return asking.peers.warmth(member, is_to_warm)
 
     # -- what it tells -----------------------------------------------------------------------------------
 

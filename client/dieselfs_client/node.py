@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import trio
@@ -25,6 +25,7 @@ from dieselfs.shuffle.skips import Skips
 from dieselfs_client.arena import Arena
 from dieselfs_client.counted_source import CountedSource
 from dieselfs_client.foreground import Foreground
+from dieselfs_client.job_warmth import JobState, warmth_fields
 from dieselfs_client.logbook import Entries, Logbook, Reading
 from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment, allot, granted, room_bytes
 from dieselfs_client.mount.control_tree import ControlTree
@@ -69,6 +70,22 @@ def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) 
     )
 
 
+class NodeJob(Protocol):
+    """The job that a node belongs to."""
+
+    def stats(self) -> dict[str, Any]:
+        """For `.dieselfs/stats`."""
+        ...
+
+    async def warmth(self) -> JobState:
+        """How warm its nodes are. Waits for their answers, but not for long."""
+        ...
+
+    def warm(self) -> None:
+        """Have all of its nodes fetch what they own and can keep."""
+        ...
+
+
 class Node:
     """Used from one trio thread, but for `plan`. What it starts runs in `nursery`, until that is cancelled."""
 
@@ -82,7 +99,7 @@ class Node:
         nursery: trio.Nursery,
         logbook: Logbook | None = None,
         arena: Arena | None = None,
-        job_stats: Callable[[], dict[str, Any]] | None = None,
+        job: NodeJob | None = None,
         clock: Callable[[], float] = trio.current_time,
         foreground: Foreground | None = None,
     ) -> None:
@@ -92,7 +109,7 @@ class Node:
         self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._log)
         self._snapshot = snapshot
         self._options = options
-        self._job_stats = job_stats
+        self._job = job
         self._allotment = allotment
         self._source = counted
         self._clock = clock
@@ -117,12 +134,13 @@ class Node:
             self._unresumed = [*entries.readings]
             self.control.inherit(entries.files)  # before the kernel asks for them
             nursery.start_soon(self._keep_logbook, entries)
-        if options.policy == ONESHOT and job_stats is None:  # in a job, each node fetches what it owns
-            chunks = range(snapshot.chunk_count)
-            pace = Pace(rate_bytes=options.warm_rate_bytes)
-            warming = Warming(self._stock, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
-            warming.start()
-            nursery.start_soon(warming.run)
+        chunks = range(snapshot.chunk_count)
+        pace = Pace(rate_bytes=options.warm_rate_bytes)
+        self._warming = Warming(self._stock, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
+        if job is None:  # else each node of it fetches what it owns
+            nursery.start_soon(self._warming.run)
+            if options.policy == ONESHOT:
+                self._warming.start()
 
     # -- what `.dieselfs/` shows ---------------------------------------------------------------------------
 
@@ -138,6 +156,19 @@ class Node:
     async def ahead_of(self, share: Share) -> None:
         """Wait a little, until the first files of a share that was declared are in the page cache."""
         await self._stock.ahead_of(share)
+
+    async def warmth(self) -> dict[str, Any]:
+        """How much of what memory can keep is there: on this node, and in its whole job."""
+        if self._job is None:
+            return {"node": warmth_fields(self._stock.warmth()), "job": None}
+        return (await self._job.warmth()).fields()
+
+    def warm(self) -> None:
+        """Fetch what memory can keep, in the background: here, or on all nodes of the job."""
+        if self._job is None:
+            self._warming.start()
+        else:
+            self._job.warm()
 
     @property
     def is_busy(self) -> bool:
@@ -216,7 +247,7 @@ class Node:
             "reads": asdict(self.reads.figures),
             "fetches": self._source.figures(),
             "stock": asdict(figures),
-            "job": self._job_stats() if self._job_stats else None,
+            "job": self._job.stats() if self._job else None,
             "plans": [
                 {
                     "seed": window.plan.seed,

@@ -6,11 +6,12 @@ is not taken for one that is dead.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 import trio
 
+from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
 from dieselfs.limits import PEER_ANSWER_S, PEER_FETCHES_MAX
 from dieselfs.meta.snapshot import Snapshot
@@ -54,15 +55,23 @@ class ServiceFigures:
 
 
 class PeerService:
-    """Used from one trio thread. `key`: `JobSecret.peer_key()`."""
+    """Used from one trio thread. `key`: `JobSecret.peer_key()`; `warmth`: of the shelf, which is also to be warmed if
+    that is what it is told.
+    """
 
     def __init__(
-        self, snapshot: Snapshot, shelf: Shelf, key: auth.Key, answer_s: float = PEER_ANSWER_S
+        self,
+        snapshot: Snapshot,
+        shelf: Shelf,
+        key: auth.Key,
+        answer_s: float = PEER_ANSWER_S,
+        warmth: Callable[[bool], Warmth] = lambda is_to_warm: Warmth(0, 0),
     ) -> None:
         self.keys = JobKeys(key)
         self.traffic = self.figures = ServiceFigures()
         self._snapshot = snapshot
         self._shelf = shelf
+        self._warmth = warmth
         self._answer_s = answer_s
         self._reception = Reception(self)
 
@@ -84,6 +93,10 @@ class PeerService:
                 raise InvalidInput(f"this node reads snapshot {ours[:16]}, the other one {theirs[:16]}")
             if method == "ping":
                 await connection.send(encode_reply(method, sequence, None))
+                return
+            if method == "get_warmth":
+                warmth = thrift.WarmthInfo(**asdict(self._warmth(arguments.is_to_warm)))
+                await connection.send(encode_reply(method, sequence, warmth))
                 return
             asked = decode_wanted(arguments, self._snapshot)
         except DieselfsError as error:

@@ -124,7 +124,7 @@ class Pool:
         self._warming = Warming(self._shelf, self._order, snapshot.chunk_payload_length, foreground, pace)
         key = terms.secret.peer_key()
         self._peers = PeerClient(key, snapshot.digest)
-        self._service = PeerService(snapshot, self._shelf, key)
+        self._service = PeerService(snapshot, self._shelf, key, warmth=self._told_warmth)
         host = terms.host or own_address(client.address)
         self._me = Member(
             terms.job.node,
@@ -147,6 +147,11 @@ class Pool:
     def shelf(self) -> Shelf:
         """For the other processes of this node."""
         return self._shelf
+
+    @property
+    def peers(self) -> PeerClient:
+        """What asks the other nodes."""
+        return self._peers
 
     @property
     def members(self) -> Members:
@@ -229,6 +234,12 @@ class Pool:
     def warm(self) -> None:
         """Fetch what this node owns and can keep, in the background, unless that is under way."""
         self._warming.start()
+
+    def _told_warmth(self, is_to_warm: bool) -> Warmth:
+        """What another node is told, which may want this one to be warmed."""
+        if is_to_warm:
+            self.warm()
+        return self.warmth()
 
     # -- what it tells -----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dieselfs.cache.member import Member
+from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     PEER_CALL_TIMEOUT_S,
@@ -146,6 +147,14 @@ class PeerClient:
         _log.info("node %s answers again", peer.node)
         return True
 
+    def warmth(self, peer: Member, is_to_warm: bool = False) -> Warmth:
+        """How warm the memory of a peer is; with `is_to_warm`, it fetches what it can keep from now on.
+
+        Raises as `pieces`.
+        """
+        reply = self._call(peer, "get_warmth", {"is_to_warm": is_to_warm}, None)
+        return Warmth(reply.kept_bytes, reply.wanted_bytes, reply.damaged_chunks)
+
     def pieces(self, peer: Member, wanted: Sequence[Wanted]) -> list[tuple[Wanted, State, memoryview]]:
         """Ask a peer for pieces: each with what became of it, and if it is here its pieces, joined.
 
@@ -181,7 +190,7 @@ class PeerClient:
         arguments: dict[str, object],
         destination: Callable[[Any], memoryview] | None,
         is_ping: bool = False,
-    ) -> None:
+    ) -> Any:
         with self._turn(peer) as line:
             if not is_ping:
                 if self.is_avoided(peer.node):  # it may have failed while we waited for our turn
@@ -191,7 +200,7 @@ class PeerClient:
             try:
                 connection = self._connection(line)
                 try:
-                    connection.call(
+                    reply, _ = connection.call(
                         method,
                         {"digest": self._digest, **arguments},
                         (),
@@ -199,6 +208,7 @@ class PeerClient:
                         destination,
                         self._call_timeout_s,
                     )
+                    return reply
                 finally:
                     self._give_back(line, connection)
             except DieselfsError as error:

@@ -162,6 +162,13 @@ struct Pieces {
   2: required i64 bulk_length
 }
 
+/** How much a node of a job has in memory for good, of what it can keep of its own chunks. */
+struct WarmthInfo {
+  1: required i64 kept_bytes
+  2: required i64 wanted_bytes
+  3: required i64 damaged_chunks
+}
+
 /** docs/rpc.md, "Who is calling". */
 service Handshake {
   Challenge hello(1: i32 protocol_version, 2: string user, 3: string key_id, 4: binary client_nonce)
@@ -173,6 +180,8 @@ service Handshake {
 service Peer extends Handshake {
   /** Answered by a node that is well, and reads the same. */
   void ping(1: binary digest) throws (1: Refusal refusal)
+  /** `is_to_warm`: fetch what it can keep, in the background. */
+  WarmthInfo get_warmth(1: binary digest, 2: bool is_to_warm) throws (1: Refusal refusal)
   /**
    * Followed by pieces, joined. `chunks`: u32 numbers of chunks in the snapshot; `counts`: for each a u32, how many of
    * `ranges` are its own, 0 for the whole payload; `ranges`: pairs of u32 offset, u32 length. `is_common`: others will

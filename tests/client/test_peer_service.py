@@ -85,6 +85,22 @@ class Broken(MemoryChunkSource):
         raise Unavailable("no server answers")
 
 
+def test_a_peer_is_told_how_warm_the_shelf_is_and_may_have_it_warmed(packed: PackedDataset) -> None:
+    with running_node(packed) as node:
+        connection = connect(node)
+        assert call(connection, packed, [Wanted.whole(packed.snapshot, 2)])[0] == [State.HERE]
+        for is_to_warm in (False, True):
+            reply, _ = connection.call(
+                "get_warmth", {"digest": packed.snapshot.digest, "is_to_warm": is_to_warm}
+            )
+            assert (reply.kept_bytes, reply.wanted_bytes) == (CHUNK_BYTES, CHUNKS * CHUNK_BYTES)
+            assert node.times_warmed == is_to_warm
+        with pytest.raises(InvalidInput, match="snapshot"):
+            connection.call("get_warmth", {"digest": bytes(32), "is_to_warm": True})
+        assert node.times_warmed == 1
+        connection.close()
+
+
 def test_what_cannot_be_had_here_is_told(packed: PackedDataset) -> None:
     with running_node(packed, server=Broken(packed.snapshot, {})) as node:
         connection = connect(node)

@@ -20,6 +20,7 @@ class SimpleContents:
         self.counts: dict[str, int] = {}
         self.texts: list[str] = []
         self.declared: list[Share] = []
+        self.warmed = 0
         self.is_ahead = trio.Event()
         self.is_ahead.set()
         self._snapshot = snapshot
@@ -41,6 +42,13 @@ class SimpleContents:
 
     async def ahead_of(self, share: Share) -> None:
         await self.is_ahead.wait()
+
+    async def warmth(self) -> Mapping[str, Any]:
+        await self.is_ahead.wait()
+        return {"warmed": self.warmed}
+
+    def warm(self) -> None:
+        self.warmed += 1
 
 
 def simple_control(snapshot: Snapshot) -> ControlTree:

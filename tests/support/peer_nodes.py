@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Thread
 
+import numpy as np
 import trio
 
 from dieselfs.cache.member import Member
 from dieselfs.cache.secret import JobSecret
 from dieselfs.cache.segment import Segment
+from dieselfs.cache.warmth import Warmth
 from dieselfs.chunk_source import ChunkSource
 from dieselfs.rpc.address import TcpAddress
 from dieselfs.rpc.auth import Key
@@ -32,10 +34,15 @@ class PeerNode:
     packed: PackedDataset
     server: ChunkSource
     gate: Event = field(default_factory=Event)
+    times_warmed: int = 0
     member: Member = field(init=False)
     shelf: Shelf = field(init=False)
     own: OwnShelf = field(init=False)
     service: PeerService = field(init=False)
+
+    def warmth(self, is_to_warm: bool) -> Warmth:
+        self.times_warmed += is_to_warm
+        return self.shelf.warmth(np.arange(self.packed.snapshot.chunk_count))
 
     def fetch(self, chunk: int) -> Segment:
         self.gate.wait(START_TIMEOUT_S)
@@ -50,13 +57,14 @@ class PeerNode:
         name: str,
         key: Key,
         room_bytes: int,
+        transit_bytes: int,
         answer_s: float,
         started: Callable[[trio.CancelScope], None],
     ) -> None:
         async with trio.open_nursery() as nursery:
-            self.shelf = Shelf(self.packed.snapshot, self.fetch, room_bytes, ROOM_BYTES, nursery)
+            self.shelf = Shelf(self.packed.snapshot, self.fetch, room_bytes, transit_bytes, nursery)
             self.own = OwnShelf(self.shelf, trio.lowlevel.current_trio_token())
-            self.service = PeerService(self.packed.snapshot, self.shelf, key, answer_s)
+            self.service = PeerService(self.packed.snapshot, self.shelf, key, answer_s, self.warmth)
             async with open_listeners(TcpAddress("127.0.0.1", 0)) as (listener,):
                 port = listener.socket.getsockname()[1]
                 self.member = Member(name, 0, TcpAddress("127.0.0.1", port), room_bytes, bytes(16))
@@ -71,6 +79,7 @@ def running_node(
     name: str = "node",
     key: Key | None = None,
     room_bytes: int = ROOM_BYTES,
+    transit_bytes: int = ROOM_BYTES,
     answer_s: float = 10.0,
     server: ChunkSource | None = None,
 ) -> Iterator[PeerNode]:
@@ -83,7 +92,8 @@ def running_node(
         scopes.put((scope, trio.lowlevel.current_trio_token()))
 
     thread = Thread(
-        target=trio.run, args=(node.run, name, key or SECRET.peer_key(), room_bytes, answer_s, started)
+        target=trio.run,
+        args=(node.run, name, key or SECRET.peer_key(), room_bytes, transit_bytes, answer_s, started),
     )
     thread.start()
     scope, token = scopes.get(timeout=START_TIMEOUT_S)

@@ -2,6 +2,7 @@
 
     .dieselfs/stats     what the daemon does, JSON         .dieselfs/cursor    how far the readers of plans are
     .dieselfs/info      what is mounted, JSON              .dieselfs/errors    what went wrong last
+    .dieselfs/warm      how warm the memory is, JSON; whoever reads it has it warmed; it is not listed
     .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        what one reader reads, a path a line; it is not listed
 
 The kernel neither says that a file is opened, nor reads behind the size that it was told. So each lookup of a file
@@ -15,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +37,7 @@ from dieselfs_client.mount.shuffle_name import ShuffleName
 CONTROL_INODE = 1 << 62
 """The folder itself. All its inodes are from here on, and no inode of a dataset is."""
 SHUFFLE_INODE = CONTROL_INODE + 1
+_WARM = b"warm"
 _LISTED_INODE = CONTROL_INODE + 2
 """What a listing says of the first file; no lookup gives it."""
 _FILES_INODE = CONTROL_INODE + 16
@@ -46,7 +48,7 @@ _PRIVATE_MODE = stat.S_IFREG | 0o400
 
 
 class ControlContents(Protocol):
-    """What the files show, and who is to hear of plans. None of it may wait for anything."""
+    """What the files show, and who is to hear of plans. What is not `async` may not wait for anything."""
 
     def stats(self) -> Mapping[str, Any]:
         """For `stats`; goes into JSON."""
@@ -70,6 +72,14 @@ class ControlContents(Protocol):
 
     async def ahead_of(self, share: Share) -> None:
         """Wait a little, until the first files of a share that was declared can be read fast."""
+        ...
+
+    async def warmth(self) -> Mapping[str, Any]:
+        """For `warm`; goes into JSON. Waits for other nodes, but not for long."""
+        ...
+
+    def warm(self) -> None:
+        """Fetch what memory can keep, in the background; here, and on the other nodes of the job."""
         ...
 
 
@@ -98,17 +108,22 @@ class _Shuffle(NamedTuple):
 
 class _File:
     """One inode. `lookups` counts how often the kernel was told of it. The list of an order that was inherited has no
-    `content` until it is read.
+    `content` until it is read; `share` is what it lists. `on_first_read` is called once, when somebody begins to read.
     """
 
     def __init__(
-        self, name: bytes, attributes: Attributes, content: _Content | None, share: Share | None = None
+        self,
+        name: bytes,
+        attributes: Attributes,
+        content: _Content | None,
+        share: Share | None = None,
+        on_first_read: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.attributes = attributes
         self.content = content
         self.share = share
-        self.undeclared = share
+        self.on_first_read = on_first_read
         self.lookups = 1
 
 
@@ -161,7 +176,7 @@ class ControlTree:
     # -- names -------------------------------------------------------------------------------------------
 
     def lookup(self, folder: int, name: bytes) -> Attributes | None:
-        """What is called `name` in a folder, but for the names in `SHUFFLE_INODE`; None if there is nothing.
+        """What is called `name` in a folder, but for the names that `takes_time`; None if there is nothing.
 
         A file is new each time, and the kernel must not keep its name.
         """
@@ -176,6 +191,19 @@ class ControlTree:
             raise InvalidInput("not a folder")
         return None if found is None else self.attributes(found)
 
+    def takes_time(self, folder: int, name: bytes) -> bool:
+        """Whether a name is to be looked up with `lookup_later`."""
+        if folder == CONTROL_INODE:
+            return name == _WARM
+        return folder == SHUFFLE_INODE and name not in (b".", b"..")
+
+    async def lookup_later(self, folder: int, name: bytes) -> Attributes:
+        """As `lookup`, for names that `takes_time`. Raises as `lookup_shuffle`. If cancelled, there is no file."""
+        if folder == SHUFFLE_INODE:
+            return await self.lookup_shuffle(name)
+        text = _Text(_json(await self._contents.warmth()))
+        return self._admit(name, _FILE_MODE, text, on_first_read=self._contents.warm)
+
     async def lookup_shuffle(self, name: bytes) -> Attributes:
         """What is called `name` in `SHUFFLE_INODE`: a new file, as all others.
 
@@ -183,7 +211,8 @@ class ControlTree:
         files, the first time. If cancelled, there is no file.
         """
         found = await self._found(name)
-        return self._admit(name, _FILE_MODE, found.lines, found.share)
+        declare = partial(self._contents.declare, found.share)
+        return self._admit(name, _FILE_MODE, found.lines, found.share, declare)
 
     async def _found(self, name: bytes) -> _Shuffle:
         try:
@@ -211,11 +240,18 @@ class ControlTree:
             raise InvalidInput(f"{printable(path)} cannot stand in a line: add null=1")
         return _Shuffle(share, PathLines(self._snapshot, nodes, NUL if asked.null else NEWLINE))
 
-    def _admit(self, name: bytes, mode: int, content: _Content, share: Share | None = None) -> Attributes:
+    def _admit(
+        self,
+        name: bytes,
+        mode: int,
+        content: _Content,
+        share: Share | None = None,
+        on_first_read: Callable[[], None] | None = None,
+    ) -> Attributes:
         inode, size = self._next_inode, content.size_bytes
         self._next_inode += 1
         attributes = Attributes(inode, mode, size, -(-size // STAT_BLOCK_BYTES), self._clock_ns())
-        self._files[inode] = _File(name, attributes, content, share)
+        self._files[inode] = _File(name, attributes, content, share, on_first_read)
         while len(self._files) > self._files_max:
             self._files.popitem(last=False)
         self._on_new_file()
@@ -296,9 +332,9 @@ class ControlTree:
 
     def _read(self, file: _File, offset: int, size_bytes: int) -> bytes:
         assert file.content is not None
-        if offset == 0 and file.undeclared is not None:
-            share, file.undeclared = file.undeclared, None
-            self._contents.declare(share)
+        if offset == 0 and file.on_first_read is not None:
+            begin, file.on_first_read = file.on_first_read, None
+            begin()
         return file.content.read(offset, size_bytes)
 
     # -- folders: as in MountCore, with the place in the listing as the node ------------------------------------

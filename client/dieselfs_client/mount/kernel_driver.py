@@ -17,7 +17,7 @@ import trio
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs_client.mount import kernel_protocol as protocol
-from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE, ControlTree
+from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
 from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, MountCore, Siblings
 from dieselfs_client.mount.failures import Failures, Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S, Opcode, Request
@@ -282,14 +282,15 @@ class KernelDriver:
     # -- the control tree ----------------------------------------------------------------------------------
 
     def _lookup_control(self, request: Request, name: bytes, nursery: trio.Nursery) -> bytes | None:
-        if request.inode == SHUFFLE_INODE and name not in (b".", b".."):
+        folder = request.inode
+        if self._control.takes_time(folder, name):
 
-            async def shuffle() -> Buffers:
-                return [memoryview(self._entry(await self._control.lookup_shuffle(name)))]
+            async def later() -> Buffers:
+                return [memoryview(self._entry(await self._control.lookup_later(folder, name)))]
 
-            self._answer_later(request, nursery, shuffle)
+            self._answer_later(request, nursery, later)
             return None
-        found = self._control.lookup(request.inode, name)
+        found = self._control.lookup(folder, name)
         return protocol.NO_SUCH_ENTRY if found is None else self._entry(found)
 
     def _entry(self, of: Attributes) -> bytes:

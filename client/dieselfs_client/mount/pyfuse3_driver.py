@@ -17,7 +17,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError, InodeT, R
 
 from dieselfs.errors import MountError
 from dieselfs.limits import NAME_BYTES_MAX
-from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE, ControlTree
+from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
 from dieselfs_client.mount.core import (
     CONTROL_FOLDER,
     IO_BLOCK_BYTES,
@@ -37,7 +37,6 @@ ENTRIES_AT_ONCE = 64
 
 _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
-_DOT_NAMES = (b".", b"..")
 
 
 class Pyfuse3Driver(pyfuse3.Operations):
@@ -122,8 +121,8 @@ class Pyfuse3Driver(pyfuse3.Operations):
     async def _found(self, folder: int, name: bytes) -> Attributes | None:
         if len(name) > NAME_BYTES_MAX:
             raise Refused(errno.ENAMETOOLONG)
-        if folder == SHUFFLE_INODE and name not in _DOT_NAMES:
-            return await self._control.lookup_shuffle(name)
+        if self._control.takes_time(folder, name):
+            return await self._control.lookup_later(folder, name)
         if folder >= CONTROL_INODE:
             return self._control.lookup(folder, name)
         if folder == ROOT_INODE and name == CONTROL_FOLDER:

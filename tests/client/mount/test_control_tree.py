@@ -281,3 +281,36 @@ async def test_the_end_of_an_order_comes_when_its_first_files_can_be_read_fast(
     contents.is_ahead.set()
     await trio.testing.wait_all_tasks_blocked()
     assert received == [b"\n"]
+
+
+# -- how warm it is ------------------------------------------------------------------------------------------
+
+
+async def test_whoever_reads_how_warm_it_is_has_it_warmed_once(
+    tree: ControlTree, contents: SimpleContents
+) -> None:
+    assert tree.takes_time(CONTROL_INODE, b"warm")
+    found = await tree.lookup_later(CONTROL_INODE, b"warm")
+    assert contents.warmed == 0, "to look is not to read"
+    data = tree.at_once(found.inode, 0, READ_BYTES)
+    assert data is not None and json.loads(data) == {"warmed": 0} and len(data) == found.size
+    tree.at_once(found.inode, 0, READ_BYTES)
+    assert contents.warmed == 1
+    again = await tree.lookup_later(CONTROL_INODE, b"warm")
+    assert again.inode != found.inode
+    assert b"1" in (tree.at_once(again.inode, 0, READ_BYTES) or b"")
+
+
+def test_nobody_who_walks_meets_it(tree: ControlTree) -> None:
+    nodes = tree.child_nodes(CONTROL_INODE)
+    assert b"warm" not in tree.siblings(nodes).names
+
+
+def test_only_names_that_wait_for_something_take_time(tree: ControlTree) -> None:
+    assert tree.takes_time(SHUFFLE_INODE, b"seed=1") and not tree.takes_time(SHUFFLE_INODE, b"..")
+    assert not tree.takes_time(CONTROL_INODE, b"stats") and not tree.takes_time(CONTROL_INODE, b"shuffle")
+
+
+async def test_shuffles_are_found_in_their_own_folder(tree: ControlTree) -> None:
+    found = await tree.lookup_later(SHUFFLE_INODE, b"seed=1")
+    assert tree.at_once(found.inode, 0, 10) is not None
