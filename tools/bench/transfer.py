@@ -63,7 +63,7 @@ def asking_node(
         upload_tree(home, tree)
         with (
             running_peer(home, 2 * tree.size_bytes) as (peer, process),
-            running_plain_end(REQUEST_CHUNKS * CHUNK_TARGET_BYTES) as plain,
+            running_plain_end(tree.size_bytes) as plain,
             home.dataset() as dataset,
             closing(AskingNode(dataset, peer, process)) as node,
         ):
@@ -82,7 +82,7 @@ def _trial(
     amount = (PASSES * size_bytes / MIB, "MiB")
     sides = [Side(PEERS, partial(node.run, ask), *amount, aim=AIM)]
     for name, is_sendfile in ((SEND, False), (SENDFILE, True)):
-        receive = partial(plain.receive, is_sendfile, request_bytes, size_bytes)
+        receive = partial(plain.receive, is_sendfile, request_bytes)
         sides.append(Side(name, partial(_run, receive, size_bytes, plain.process), *amount))
     return Trial(title, sides, rounds, SEND)
 

@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -31,8 +31,8 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 
-_ORDER = struct.Struct("<?I")
-"""To the plain process: whether with `sendfile`, and how many bytes."""
+_ORDER = struct.Struct("<?II")
+"""To the plain process: whether with `sendfile`, from where on, and how many bytes."""
 _PORT = struct.Struct("<H")
 
 _forks = multiprocessing.get_context("fork")
@@ -89,52 +89,53 @@ async def _be_peer(dataset: Dataset, memory_bytes: int, pipe: Connection) -> Non
 
 @dataclass(slots=True)
 class PlainEnd:
-    """Receives over a plain socket, always into the same memory, of `length_bytes`."""
+    """Receives over a plain socket, always into the same memory, what lies in the memory of another process."""
 
     connected: socket.socket
     process: int
-    length_bytes: int
-    _memory: memoryview = field(init=False)
+    content_bytes: int
 
-    def __post_init__(self) -> None:
-        self._memory = memoryview(bytearray(self.length_bytes))
-
-    def receive(self, is_sendfile: bool, request_bytes: int, total_bytes: int) -> int:
-        """Ask for so many bytes at a time, and so many in all."""
-        for start in range(0, total_bytes, request_bytes):
-            left = self._memory[: min(request_bytes, total_bytes - start)]
-            self.connected.sendall(_ORDER.pack(is_sendfile, len(left)))
+    def receive(self, is_sendfile: bool, request_bytes: int) -> int:
+        """Ask for all of the content, so many bytes at a time."""
+        memory = memoryview(bytearray(request_bytes))
+        for start in range(0, self.content_bytes, request_bytes):
+            left = memory[: self.content_bytes - start]
+            self.connected.sendall(_ORDER.pack(is_sendfile, start, len(left)))
             while left:
                 size = self.connected.recv_into(left)
                 if not size:
                     raise RunFailed("the plain socket was closed")
                 left = left[size:]
-        return total_bytes
+        return self.content_bytes
 
 
 @contextmanager
-def running_plain_end(length_bytes: int) -> Iterator[PlainEnd]:
+def running_plain_end(content_bytes: int) -> Iterator[PlainEnd]:
+    """A process that has as much in memory as the node beside it: what is sent again and again would stay in the
+    processor's caches.
+    """
     with (
-        _serving(partial(_serve_plainly, length_bytes)) as (port, process),
+        _serving(partial(_serve_plainly, content_bytes)) as (port, process),
         closing(socket.create_connection((HOST, port), ANSWER_TIMEOUT_S)) as connected,
     ):
-        yield PlainEnd(connected, process, length_bytes)
+        yield PlainEnd(connected, process, content_bytes)
 
 
-def _serve_plainly(length_bytes: int, pipe: Connection) -> None:
+def _serve_plainly(content_bytes: int, pipe: Connection) -> None:
     """From memory that has a descriptor, as chunks on a shelf have."""
     memory = os.memfd_create("plain")
-    os.truncate(memory, length_bytes)
-    with socket.create_server((HOST, 0)) as listener, mmap.mmap(memory, length_bytes) as content:
-        content.write(os.urandom(length_bytes))
+    os.truncate(memory, content_bytes)
+    with socket.create_server((HOST, 0)) as listener, mmap.mmap(memory, content_bytes) as content:
+        content.write(os.urandom(content_bytes))
         pipe.send_bytes(_PORT.pack(listener.getsockname()[1]))
         connected, _ = listener.accept()
         with connected, memoryview(content) as view:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while order := connected.recv(_ORDER.size, socket.MSG_WAITALL):
-                is_sendfile, size = _ORDER.unpack(order)
-                sent = 0 if is_sendfile else size
+                is_sendfile, start, size = _ORDER.unpack(order)
+                end = start + size
                 if not is_sendfile:
-                    connected.sendall(view[:size])
-                while sent < size:
-                    sent += os.sendfile(connected.fileno(), memory, sent, size - sent)
+                    connected.sendall(view[start:end])
+                    start = end
+                while start < end:
+                    start += os.sendfile(connected.fileno(), memory, start, end - start)

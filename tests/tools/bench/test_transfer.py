@@ -23,7 +23,7 @@ def test_each_way_of_asking_brings_every_byte_from_the_peer_and_plain_sockets_mo
             asked += PASSES * node.size_bytes
             assert node.figures()["peer_bytes"] == asked
         for is_sendfile in (False, True):
-            assert plain.receive(is_sendfile, 3 << 20, node.size_bytes) == node.size_bytes
+            assert plain.receive(is_sendfile, 3 << 20) == node.size_bytes
 
 
 def test_a_run_that_brings_too_little_has_failed(tmp_path: Path) -> None:
