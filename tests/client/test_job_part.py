@@ -206,6 +206,22 @@ async def test_jobs_on_one_node_have_nothing_in_common(
         assert not theirs_next.is_master and loads(theirs_first, theirs_next) == chunks
 
 
+async def test_two_machines_with_one_name_find_out(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machine(server) as machines:
+        first = await machines.start(TERMS)
+        await first.part.gathered.wait()
+        while not first.part.stats()["membership"]["answered"]:
+            await trio.sleep(0.01)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "other"))
+        second = await machines.start(TERMS)
+        assert second.is_master
+        await first.has_ended.wait()
+        assert isinstance(first.part.refusal, AlreadyExists)
+        await second.read_all()
+
+
 async def test_a_daemon_that_the_job_refuses_ends_and_says_why(server: RunningServer) -> None:
     async with machine(server) as node:
         await (await node.start(TERMS)).part.gathered.wait()

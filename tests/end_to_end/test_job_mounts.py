@@ -44,7 +44,8 @@ def content(number: int) -> bytes:
 
 
 @pytest.fixture
-def secret(tmp_path: Path) -> Path:
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # of a machine of its own
     path = tmp_path / "secret"
     path.touch(0o600)
     path.write_text("0123456789abcdef" * 4)
