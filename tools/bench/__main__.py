@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from bench.failover import failover
 from bench.figures import Figure, Run, RunFailed, Trial, figures
 from bench.listing import listing
 from bench.machine import machine_facts
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "requests": requests,
     "servers": servers,
     "transfer": transfer,
+    "failover": failover,
 }
 
 
@@ -48,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
 @click.option("--quick", is_flag=True, help="Small and soon done, to try it out; the figures mean little.")
 @click.option("--rounds", type=click.IntRange(min=1), help="How often each side is run.")
+@click.option("--kills", type=click.IntRange(min=2), help="How many nodes `failover` loses.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -56,13 +59,20 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all runs to this file too.")
 def main(
-    names: tuple[str, ...], quick: bool, rounds: int | None, folder: Path, json_file: Path | None
+    names: tuple[str, ...],
+    quick: bool,
+    rounds: int | None,
+    kills: int | None,
+    folder: Path,
+    json_file: Path | None,
 ) -> None:
     """Measure dieselfs on this machine, beside the local file system: all benchmarks, or those named."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     scale = QUICK if quick else FULL
     if rounds is not None:
         scale = replace(scale, rounds=rounds)
+    if kills is not None:
+        scale = replace(scale, kills=kills)
     facts = machine_facts(folder, sys.argv[1:])
     for name, fact in facts.items():
         print(f"{name + ':':14} {fact}")

@@ -9,12 +9,13 @@ from statistics import median
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of one side. `parts` are processor seconds by who spent them, as far as that is known; `seen` is what
-    else was counted or measured, by a name that says the unit.
+    else was counted or measured, by a name that says the unit; `series` what was measured over time.
     """
 
     duration_s: float
     parts: Mapping[str, float] = field(default_factory=dict)
     seen: Mapping[str, float] = field(default_factory=dict)
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 class RunFailed(Exception):

@@ -89,6 +89,7 @@ def trial_fields(trial: Trial, figures: Sequence[Figure]) -> dict[str, object]:
                 "ratio": figure.ratio,
                 "processor_s": figure.parts,
                 "seen": figure.seen,
+                "series": [run.series for run in figure.runs if run.series],
                 "aim": verdict(figure),
             }
             for figure in figures

@@ -31,6 +31,15 @@ def family_processor_s(process: int) -> float:
     """Seconds that a process and its descendants, as far as they live, have spent on processors so far, in user and
     in kernel mode.
     """
+    return sum(_family_ticks(process).values()) / _TICKS_PER_S
+
+
+def family_of(process: int) -> list[int]:
+    """A process and its descendants, as far as they live."""
+    return list(_family_ticks(process))
+
+
+def _family_ticks(process: int) -> dict[int, int]:
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -38,12 +47,14 @@ def family_processor_s(process: int) -> float:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(folder.name))
             ticks[int(folder.name)] = int(fields[11]) + int(fields[12])
-    family, total_ticks = [process], 0
-    while family:
-        member = family.pop()
-        family += children.get(member, [])
-        total_ticks += ticks.get(member, 0)
-    return total_ticks / _TICKS_PER_S
+    family = {}
+    ahead = [process]
+    while ahead:
+        member = ahead.pop()
+        ahead += children.get(member, [])
+        if member in ticks:
+            family[member] = ticks[member]
+    return family
 
 
 def own_processor_s() -> float:

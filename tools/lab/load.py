@@ -65,6 +65,11 @@ class Readers:
             if moment.ended_s >= since_s
         ]
 
+    def kill(self) -> None:
+        """As with the host that they run on."""
+        for reader in self._readers:
+            reader.process.kill()
+
     def verdict(self, nodes: Iterable[JobNode], since_s: float = 0.0) -> Verdict:
         return verdict_of(self.moments(nodes, since_s))
 
@@ -87,8 +92,11 @@ class Readers:
 
 
 @contextmanager
-def load(nodes: Sequence[JobNode], readers_each: int = 1, seed: int = 0) -> Iterator[Readers]:
-    """So many readers on each of the nodes until the end of the block; all of them have begun to read.
+def load(
+    nodes: Sequence[JobNode], readers_each: int = 1, seed: int = 0, files_per_s: float = 0.0
+) -> Iterator[Readers]:
+    """So many readers on each of the nodes until the end of the block; all of them have begun to read, at this pace if
+    there is one.
 
     Readers whose host was killed in the block are gone, and those of one that was stopped and is still must be resumed.
     """
@@ -99,7 +107,8 @@ def load(nodes: Sequence[JobNode], readers_each: int = 1, seed: int = 0) -> Iter
             record = stop.with_name(f"{stop.name}-{node.name}-{number}")
             own_seed = seed * 1000 + len(readers)
             places: list[str | Path] = [node.place, record, stop]
-            process = node.host.start([sys.executable, "-m", "lab.reader", *places, str(own_seed)])
+            numbers = [str(own_seed), str(files_per_s)]
+            process = node.host.start([sys.executable, "-m", "lab.reader", *places, *numbers])
             readers.append(Reader(node, process, record, stop))
     loaded = Readers(readers)
     try:

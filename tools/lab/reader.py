@@ -1,8 +1,9 @@
 """A program that reads a mount without end, verifies every byte, and writes down how fast it goes.
 
-    python -m lab.reader MOUNTPOINT RECORD STOP SEED
+    python -m lab.reader MOUNTPOINT RECORD STOP SEED [FILES_PER_S]
 
-Files are chosen at random, and their pages are dropped, so that the next read asks the mount again. What a file holds
+Files are chosen at random, and their pages are dropped, so that the next read asks the mount again. With a pace, it
+reads as many files a second as it is told, as training does, and does not make up for what it missed. What a file holds
 follows from its name (`content_of`). For each tenth of a second in which a read ended, RECORD gets a line (`Moment`);
 a read that takes longer is written down when it ends. The program ends when the file STOP is there.
 """
@@ -54,11 +55,13 @@ def read_once(mountpoint: str, name: str) -> None:
     )
 
 
-def read_until(mountpoint: str, record: Path, stop: Path, seed: int) -> None:
+def read_until(mountpoint: str, record: Path, stop: Path, seed: int, files_per_s: float = 0.0) -> None:
+    """`files_per_s`: 0 for as many as can be."""
     choice = random.Random(seed)
     names = sorted(name for name in os.listdir(mountpoint) if not name.startswith("."))
     now_s = time.monotonic()
     moment = Moment(now_s)
+    pause_s = 1 / files_per_s if files_per_s else 0.0
     with record.open("a") as lines:
         while not stop.exists():
             began_s = now_s
@@ -73,7 +76,10 @@ def read_until(mountpoint: str, record: Path, stop: Path, seed: int) -> None:
                 moment.ended_s = now_s
                 print(json.dumps(asdict(moment)), file=lines, flush=True)
                 moment = Moment(now_s)
+            while now_s - began_s < pause_s:
+                time.sleep(began_s + pause_s - now_s)
+                now_s = time.monotonic()
 
 
 if __name__ == "__main__":
-    read_until(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    read_until(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), *map(float, sys.argv[5:]))
