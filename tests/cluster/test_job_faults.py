@@ -9,11 +9,13 @@ import pytest
 
 from dieselfs.limits import PEER_RETURN_S, READ_TIMEOUT_S
 from lab.cluster import Cluster, running_cluster
+from lab.interception import intercepted
 from lab.job import Job, JobNode, Stored, store
 from lab.load import Readers, load
 from lab.namespace import wait_for
 from lab.network import Host, Network
 from lab.reader import read_once
+from lab.tcp_proxy import TcpProxy
 from tests.support.network import skipping
 
 FILES = 1536
@@ -26,8 +28,8 @@ SEEDS = range(5)
 KILLED_AFTER_READS_MAX = 200
 READS = 50
 """Of each reader, to show that it goes on: they go to all nodes of the job."""
-SLOW_BYTES_PER_S = 200_000
-"""Some ten files a second."""
+SLOW_BYTES_PER_S = 1_000
+"""A file takes longer than a peer may take to answer."""
 RETURN_TIMEOUT_S = 6 * PEER_RETURN_S
 
 
@@ -126,16 +128,51 @@ def test_nodes_that_fall_silent_take_their_shares_back(cluster: Cluster, job: Jo
         check_that_all_is_well(readers, others)
 
 
-def test_a_node_on_a_slow_link_makes_no_read_fail(cluster: Cluster, job: Job) -> None:
+def test_a_node_on_a_slow_link_is_avoided(cluster: Cluster, job: Job) -> None:
     *others, slow = job.nodes
-    for number in range(FILES):  # so that it has its chunks
-        read_once(str(others[0].place), f"{number}")
-    cluster.net.rate(slow.host, SLOW_BYTES_PER_S)
-    try:
-        with load(others, readers_each=2) as readers:
+    with load(others, readers_each=2) as readers:
+        cluster.net.rate(slow.host, SLOW_BYTES_PER_S)
+        try:
+            wait_until_doubted(others, slow)
             readers.wait_for_reads(others, READS)
-            check_that_all_is_well(readers, others)
-    finally:
-        cluster.net.rate(slow.host, None)
-    with load(others):
+        finally:
+            cluster.net.rate(slow.host, None)
         wait_until_trusted(others, slow)
+        check_that_all_is_well(readers, others)
+
+
+def peer_figures(node: JobNode) -> tuple[int, int]:
+    """How often another node failed it, and how often one lied."""
+    figures = node.stats()["peers"]
+    return figures["failures"], figures["lies"]
+
+
+def is_used(proxy: TcpProxy) -> bool:
+    return proxy.passed().bytes_to_clients > FILE_BYTES
+
+
+def test_what_connections_do_to_the_bytes_of_a_node_reaches_no_reader(
+    cluster: Cluster, hosts: list[Host], stored: Stored
+) -> None:
+    with ExitStack() as stack:
+        job = stack.enter_context(Job("proxied", cluster, stored.name, hosts, memory=MEMORY))
+        job.mount()
+        *others, asked = job.nodes
+        port = asked.port()
+        altered, cut, stalled = (
+            stack.enter_context(intercepted(node.host, asked.host, port)) for node in others
+        )
+        readers = stack.enter_context(load(others, readers_each=2))
+        assert not any(doubts(node, asked) for node in others)
+        for proxy in (altered, cut, stalled):
+            wait_for(partial(is_used, proxy), "bytes pass")
+        altered.alter_after(FILE_BYTES)
+        cut.cut_after(FILE_BYTES)
+        stalled.stall()
+        wait_until_doubted(others, asked)
+        assert [peer_figures(node) for node in others] == [(1, 1), (1, 0), (1, 0)]
+        assert (altered.passed().alterations, cut.passed().cuts) == (1, 1)
+        readers.wait_for_reads(others, READS)
+        stalled.heal()
+        wait_until_trusted(others[1:], asked)
+        check_that_all_is_well(readers, others)

@@ -79,6 +79,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/lab/namespace.py": "tests/cluster/test_network.py: hosts are namespaces",
     "tools/lab/packet_filter.py": "tests/cluster/test_network.py: what is lost, and what is not",
     "tools/lab/cluster.py": "tests/cluster/test_failover.py and tests/cluster/test_registry.py run on it",
+    "tools/lab/interception.py": "tests/cluster/test_job_faults.py turns bits between nodes with it",
     "tools/lab/job.py": "tests/cluster/test_job_once.py mounts jobs of 1 to 8 nodes",
     "tools/lab/load.py": "tests/cluster/test_job_faults.py reads on while nodes are lost",
     "tools/lab/reader.py": "the program of the readers of tests/cluster/test_job_faults.py",

@@ -12,6 +12,7 @@ What is stored in the dataset follows from the names of its files (`lab.reader.c
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from typing import Any
 from dieselfs.dataset import Dataset
 from dieselfs.upload import TreeUpload, walk_source
 from dieselfs_client.mount.mounting import unmount
+from dieselfs_client.supervision import Supervision, supervision_of
 from lab.cluster import Cluster
 from lab.mounts import clear
 from lab.namespace import wait_for
@@ -78,10 +80,28 @@ class JobNode:
         """As the job knows it."""
         return self.host.name
 
+    def port(self) -> int:
+        """At which the other nodes reach it."""
+        daemon = self._supervision().daemon
+        sockets = self.host.run(["ss", "--no-header", "--listening", "--tcp", "--numeric", "--processes"])
+        (own,) = (line.split() for line in sockets.splitlines() if f"pid={daemon}," in line)
+        return int(own[3].rpartition(":")[2])
+
+    def kill_mount(self) -> None:
+        """Kill what serves the mount, and would replace it; other mounts of the host go on."""
+        supervision = self._supervision()
+        for process in (supervision.supervisor, supervision.daemon):
+            os.kill(process, signal.SIGKILL)
+
     def stats(self) -> dict[str, Any]:
         """What the mount says of its part in the job; only of one that answers."""
         stats: dict[str, Any] = json.loads((self.place / ".dieselfs/stats").read_text())["job"]
         return stats
+
+    def _supervision(self) -> Supervision:
+        supervision = supervision_of(str(self.place))
+        assert supervision is not None
+        return supervision
 
     def loads(self) -> int:
         """Chunks, or pieces of them, that this node has had from the servers."""
@@ -105,7 +125,13 @@ class Job:
         self.name = name
         self.nodes = [JobNode(host, rank, host.folder / name) for rank, host in enumerate(hosts)]
         self._dataset = dataset
-        self._dlcmd = [*DLCMD, "--server", servers or cluster.servers, "--key-file", cluster.key_file]
+        self._dlcmd: list[str | Path] = [
+            *DLCMD,
+            "--server",
+            servers or cluster.servers,
+            "--key-file",
+            cluster.key_file,
+        ]
         self._options = {
             "memory": "128MiB",
             **options,
@@ -143,8 +169,7 @@ class Job:
             "log_file": str(node.host.folder / f"{self.name}.log"),
         }
         text = ",".join(f"{name}={value}" for name, value in {**self._options, **own}.items())
-        words: list[str | Path] = [*self._dlcmd, "mount", self._dataset, node.place, "-o", text]
-        return node.host.start(words)
+        return node.host.start([*self._dlcmd, "mount", self._dataset, node.place, "-o", text])
 
     def unmount(self) -> None:
         """Everywhere; returns when the nodes have left the job, and nothing runs on their hosts any more."""

@@ -59,10 +59,10 @@ class Passed:
 
 
 class TcpProxy:
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", address: tuple[str, int]) -> None:
         self._process = process
         self._faults = Faults()
-        self.address: tuple[str, int] = ("", 0)
+        self.address = address
 
     @property
     def server(self) -> str:
@@ -114,17 +114,27 @@ class TcpProxy:
 @contextmanager
 def tcp_proxy(target: tuple[str, int], host: str = "127.0.0.1") -> Iterator[TcpProxy]:
     """A proxy in front of the server at `target`, on a free port of `host`; gone in the end."""
+    with socket.create_server((host, 0)) as listening, proxy_at(listening, target) as proxy:
+        yield proxy
+
+
+@contextmanager
+def proxy_at(listening: socket.socket, target: tuple[str, int]) -> Iterator[TcpProxy]:
+    """A proxy between those who connect to a socket and the server at `target`; gone in the end.
+
+    It reaches the server from the host that the block is entered on; the socket may be of another one.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "lab.tcp_proxy", host, target[0], str(target[1])],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        [sys.executable, "-m", "lab.tcp_proxy", str(listening.fileno()), target[0], str(target[1])],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)},
+        pass_fds=(listening.fileno(),),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     with process:
         try:
-            proxy = TcpProxy(process)
-            proxy.address = (host, json.loads(proxy._answer())["port"])
-            yield proxy
+            host, port = listening.getsockname()
+            yield TcpProxy(process, (host, port))
         finally:
             process.kill()
 
@@ -260,15 +270,14 @@ async def _obey(line: _Line) -> None:
             print(json.dumps(asdict(line.passed)), flush=True)
 
 
-async def _main(host: str, target: tuple[str, int]) -> None:
+async def _main(listening: socket.socket, target: tuple[str, int]) -> None:
     line = _Line(target)
     async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host=host)
-        nursery.start_soon(trio.serve_listeners, line.serve, listeners)
-        print(json.dumps({"port": listeners[0].socket.getsockname()[1]}), flush=True)
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        nursery.start_soon(trio.serve_listeners, line.serve, [listener])
         await _obey(line)
         nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
-    trio.run(_main, sys.argv[1], (sys.argv[2], int(sys.argv[3])))
+    trio.run(_main, socket.socket(fileno=int(sys.argv[1])), (sys.argv[2], int(sys.argv[3])))
