@@ -45,16 +45,18 @@ def start(
     key_file: str | None = None,
     home: str | None = None,
     job: JobOptions = NO_JOB,
+    warm_rate_bytes: int = 0,
     timeout_s: float = MOUNT_START_TIMEOUT_S,
 ) -> int:
     """Have a daemon share the chunks of a dataset (`name` or `name@tag`) on this node; returns its process ID.
 
-    `memory_bytes` 0: 1 GiB, or less where the system allows less. With a job, the daemon takes part in that, and the
-    other nodes are waited for. Raises AlreadyExists if one does so already, what `dieselfs.connect` raises or the job
-    refuses the node with, and Unavailable if it takes too long.
+    `memory_bytes` 0: 1 GiB, or less where the system allows less; `warm_rate_bytes`: as in `MountOptions`. With a job,
+    the daemon takes part in that, and the other nodes are waited for. Raises AlreadyExists if one does so already, what
+    `dieselfs.connect` raises or the job refuses the node with, and Unavailable if it takes too long.
     """
     command = [sys.executable, "-P", "-m", "dieselfs_client.cache_daemon", dataset]
     command += ["--memory", str(memory_bytes), "--policy", policy]
+    command += ["--warm-rate", str(warm_rate_bytes)]
     for option, value in (("--server", server), ("--key-file", key_file), ("--home", home)):
         if value is not None:
             command += [option, value if option == "--server" else os.path.abspath(value)]

@@ -179,7 +179,7 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
 
     Refuses while files on it are open; `lazily`, it goes all the same, and what is open is served to its end.
     """
-    place = _mounted_place(mountpoint)
+    place = mounted_place(mountpoint)
     supervision = supervision_of(place)
     deadline_s = time.monotonic() + UNMOUNT_BUSY_TIMEOUT_S
     while True:
@@ -195,7 +195,7 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
         _wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
 
 
-def _mounted_place(mountpoint: str | os.PathLike[str]) -> str:
+def mounted_place(mountpoint: str | os.PathLike[str]) -> str:
     place = resolved_mountpoint(mountpoint)
     record = mount_at(place)
     if record is None or record.filesystem != FILESYSTEM_TYPE:
@@ -220,7 +220,7 @@ def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEO
     Returns the mount as it is then. Raises MountError if there is none, or none whose supervisor this user may tell, or
     if the new daemon does not come up: then the old one goes on. Unavailable if that takes longer than `timeout_s`.
     """
-    place = _mounted_place(mountpoint)
+    place = mounted_place(mountpoint)
     before = supervision_of(place)
     if before is None:
         raise MountError(f"{place}: its supervisor is dead, or belongs to another user")

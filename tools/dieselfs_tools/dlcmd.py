@@ -33,6 +33,7 @@ from dieselfs_tools.commands.tag import tag
 from dieselfs_tools.commands.umount import umount
 from dieselfs_tools.commands.upgrade import upgrade
 from dieselfs_tools.commands.user import user
+from dieselfs_tools.commands.warm import warm
 from dieselfs_tools.commands.which import which
 from dieselfs_tools.session import Session
 
@@ -88,6 +89,7 @@ for command in (
     umount,
     mounts,
     upgrade,
+    warm,
     cache,
     purge,
     tag,

@@ -179,6 +179,13 @@ dry_run = click.option(
     "-n", "--dry-run", "is_dry_run", is_flag=True, help="Say what would be done, and do nothing."
 )
 yes = click.option("-y", "--yes", "is_confirmed", is_flag=True, help="Do not ask.")
+warm_rate = click.option(
+    "--warm-rate",
+    "warm_rate_bytes",
+    type=SIZE,
+    default=0,
+    help="What is fetched before it is read comes no faster than this a second. [no limit]",
+)
 human = click.option(
     "-h", "--human", is_flag=True, expose_value=False, help="Sizes as 4.0 MiB, which is the default."
 )

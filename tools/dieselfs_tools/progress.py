@@ -23,7 +23,7 @@ LINE_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far something is. `is_total_known` false: the totals still grow."""
+    """How far something is. `is_total_known` false: the totals still grow. `noun`: what is counted as files."""
 
     done_files: int
     done_bytes: int
@@ -31,6 +31,7 @@ class Reading:
     total_bytes: int
     failed_files: int = 0
     is_total_known: bool = True
+    noun: str = "file"
 
 
 def progress_line(verb: str, reading: Reading, worked_bytes: int, elapsed_s: float) -> str:
@@ -38,7 +39,7 @@ def progress_line(verb: str, reading: Reading, worked_bytes: int, elapsed_s: flo
     rate = worked_bytes / elapsed_s if elapsed_s > 0 else 0.0
     growing = "" if reading.is_total_known else " found so far"
     parts = [
-        f"{verb}: {reading.done_files:,} of {count(reading.total_files, 'file')}",
+        f"{verb}: {reading.done_files:,} of {count(reading.total_files, reading.noun)}",
         f"{format_size(reading.done_bytes)} of {format_size(reading.total_bytes)}{growing}",
         f"{format_size(rate)}/s",
     ]
@@ -92,7 +93,8 @@ def _show_bar(verb: str, read: Callable[[], Reading], stream: TextIO, over: Even
             bar.total = max(reading.total_bytes, reading.done_bytes)
             bar.n = reading.done_bytes
             bar.set_postfix_str(
-                f"{reading.done_files:,}/{reading.total_files:,}{growing} files{failed}", refresh=False
+                f"{reading.done_files:,}/{reading.total_files:,}{growing} {reading.noun}s{failed}",
+                refresh=False,
             )
             bar.refresh()
             if over.wait(BAR_INTERVAL_S):

@@ -37,6 +37,7 @@ from dieselfs_tools.units import format_size
     show_default=True,
     help="When to fetch what memory can keep: when it is read, or at once.",
 )
+@options.warm_rate
 @click.option("--stop", "is_stopped", is_flag=True, help="End it; programs that read go on without it.")
 @job_options
 @options.dry_run
@@ -45,6 +46,7 @@ def cache(
     dataset: str,
     memory_bytes: int,
     policy: str,
+    warm_rate_bytes: int,
     is_stopped: bool,
     is_dry_run: bool,
     job: JobOptions,
@@ -70,7 +72,13 @@ def cache(
     if is_dry_run:
         return session.output.summary(f"would share dl://{dataset} on this node", fields, EXIT_OK)
     process = cache_control.start(
-        dataset, memory_bytes, policy, server=session.server, key_file=session.key_file, job=job
+        dataset,
+        memory_bytes,
+        policy,
+        server=session.server,
+        key_file=session.key_file,
+        job=job,
+        warm_rate_bytes=warm_rate_bytes,
     )
     stop = shlex.join(["dlcmd", "cache", dataset, *job.arguments(), "--stop"])
     text = f"dl://{dataset} is shared on this node; to end it: {stop}"

@@ -40,6 +40,7 @@ from dieselfs_tools.units import format_size
     show_default=True,
     help="When to fetch what memory can keep: when it is read, or at once.",
 )
+@options.warm_rate
 @click.option(
     "--driver",
     type=click.Choice(DRIVERS),
@@ -66,6 +67,7 @@ def mount(
     generation: int,
     memory_bytes: int,
     policy: str,
+    warm_rate_bytes: int,
     driver: str,
     is_open_to_others: bool,
     timeout_s: float,
@@ -83,6 +85,7 @@ def mount(
         generation=generation,
         memory_bytes=memory_bytes,
         policy=policy,
+        warm_rate_bytes=warm_rate_bytes,
         driver=driver,
         allow_other=is_open_to_others,
         timeout_s=timeout_s,

@@ -1,0 +1,62 @@
+"""Mounts of one job on one machine, each as on a node of its own, or several on the same one."""
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dieselfs.limits import MIB
+from dieselfs_client import control
+from dieselfs_client.options import MountOptions
+from lab.mounts import clear
+from tests.support.server import RunningServer
+
+JOB = "training"
+
+
+@contextmanager
+def job_mounts(
+    server: RunningServer, dataset: str, folder: Path, nodes: Sequence[str], **more: Any
+) -> Iterator[list[Path]]:
+    """A mount for each of these nodes, in `folder`, which is empty; they wait for each other. `more`: options."""
+    secret = folder / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    places = [folder / f"mount-{number}" for number in range(len(nodes))]
+
+    def mount(number: int) -> None:
+        places[number].mkdir()
+        options = MountOptions(
+            server=server.unix,
+            log_file=f"{places[number]}.log",
+            job=JOB,
+            job_nodes=len(set(nodes)),
+            job_node=nodes[number],
+            job_rank=number,
+            job_host="127.0.0.1",
+            job_secret=str(secret),
+            **{"memory_bytes": 128 * MIB, **more},
+        )
+        control.mount(dataset, places[number], options)
+
+    try:
+        with ThreadPoolExecutor(len(nodes)) as threads:
+            list(threads.map(mount, range(len(nodes))))
+        yield places
+    finally:
+        for place in places:
+            clear(place)
+
+
+def stats_of(place: Path) -> dict[str, Any]:
+    """What a mount tells in `.dieselfs/stats`."""
+    stats: dict[str, Any] = json.loads((place / ".dieselfs/stats").read_text())
+    return stats
+
+
+def loads(places: Sequence[Path]) -> int:
+    """Chunks, and pieces of chunks, that left the server for the job."""
+    jobs = [stats_of(place)["job"] for place in places]
+    return sum(job["shelf"]["loads"] + job["asked"]["from_servers"] for job in jobs)
