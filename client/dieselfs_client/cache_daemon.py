@@ -115,17 +115,19 @@ async def serve_job(
             nursery.start_soon(keep_pinned, client.pin, snapshot.header, holder)
             if is_until_idle:
                 nursery.start_soon(_end_unused, lock, nursery.cancel_scope)
-            await part.gathered.wait()
-            _log.info(
-                "in job %s with generation %d of %s", terms.job.name, snapshot.generation, snapshot.dataset
-            )
-            on_ready()
+            nursery.start_soon(_announce, part, terms.job.name, on_ready)
             await anext(signals)
             nursery.cancel_scope.cancel()
     await unpin(client.pin, snapshot.header, holder)
     if part.refusal is not None:
         raise part.refusal
     _log.info("%s: out of job %s", snapshot.dataset, terms.job.name)
+
+
+async def _announce(part: JobPart, job: str, on_ready: Callable[[], None]) -> None:
+    await part.gathered.wait()
+    _log.info("taking part in job %s", job)
+    on_ready()
 
 
 async def _end_unused(lock: NodeLock, serving: trio.CancelScope) -> None:

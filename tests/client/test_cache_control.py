@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import trio.testing
 from dieselfs.cache.node_lock import NodeLock
 from dieselfs.cache.node_socket import NodeClient
 from dieselfs.dataset import Dataset
-from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
 from dieselfs.limits import JOB_IDLE_POLL_S, JOB_IDLE_S, MIB
 from dieselfs_client import cache_control
 from dieselfs_client.cache_daemon import unused
@@ -141,6 +143,20 @@ def test_a_daemon_of_a_job_serves_that_job_alone(
     assert cache_control.find(data.snapshot, terms) is None
     with pytest.raises(NotFound, match="is in job train"):
         cache_control.stop(data.snapshot, terms)
+
+
+def test_a_daemon_that_waits_for_other_nodes_can_be_stopped(
+    server: RunningServer, data: Dataset, job: tuple[JobOptions, PoolTerms]
+) -> None:
+    options, terms = job
+    with ThreadPoolExecutor(1) as threads:
+        alone = replace(options, job_nodes=2)
+        starting = threads.submit(cache_control.start, "shared", 64 * MIB, server=server.unix, job=alone)
+        while cache_control.find(data.snapshot, terms) is None:
+            assert not starting.done()
+        cache_control.stop(data.snapshot, terms)
+        with pytest.raises(DieselfsError):
+            starting.result()
 
 
 async def test_a_daemon_is_unused_when_no_program_of_the_job_has_been_there_for_a_while(
