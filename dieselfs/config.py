@@ -6,6 +6,8 @@
     tls_ca = "/etc/dieselfs/ca.pem"      # switches TLS on
     etcd_user = "dieselfs"               # for etcd://; also etcd_tls_ca, etcd_tls_certificate, etcd_tls_key
     etcd_password_file = "/etc/dieselfs/etcd.password"
+    job = "auto"                         # programs that read pool their memory (docs/training.md)
+    job_secret = "~/.config/dieselfs/job"  # also job_memory, job_nodes, job_node, job_host
 
 Environment: the same names in capitals behind DIESELFS_ (DIESELFS_SERVER), DIESELFS_CONFIG (another file),
 DIESELFS_HOME (where embedded data lives). Without a server anywhere, everything is embedded in that home.
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dieselfs.cache.job import JOB_SETTINGS, JobSettings, found_again
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd import ETCD_SETTINGS, EtcdAccess
 
@@ -37,6 +40,7 @@ class Settings:
     key_file: str | None = None
     tls_ca: str | None = None
     etcd: EtcdAccess = field(default_factory=EtcdAccess)
+    job: JobSettings = field(default_factory=JobSettings)
 
     @classmethod
     def load(
@@ -72,11 +76,24 @@ class Settings:
             key_file=key_file or values.get("key_file"),
             tls_ca=tls_ca or values.get("tls_ca"),
             etcd=EtcdAccess.of(values),
+            job=JobSettings.of(values),
         )
         return replace(settings, server=None) if settings.server == EMBEDDED else settings
 
+    def in_job(
+        self, name: str | None, secret: str | os.PathLike[str] | None, memory_bytes: int | None
+    ) -> "Settings":
+        """The same with what is not None instead of what was configured of the job."""
+        told = {
+            "name": name,
+            "secret": None if secret is None else found_again(os.fspath(secret)),
+            "memory_bytes": memory_bytes,
+        }
+        changes: dict[str, Any] = {field: value for field, value in told.items() if value is not None}
+        return replace(self, job=replace(self.job, **changes))
 
-_KEYS = frozenset({"server", "key_file", "tls_ca"}) | ETCD_SETTINGS
+
+_KEYS = frozenset({"server", "key_file", "tls_ca"}) | ETCD_SETTINGS | JOB_SETTINGS
 
 
 def read_config(path: Path) -> dict[str, Any]:

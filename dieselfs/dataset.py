@@ -25,10 +25,12 @@ from dieselfs.cache.node_socket import NodeClient, runtime_folder, socket_path
 from dieselfs.config import Settings
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
 from dieselfs.file_reader import FileReader, Path, ReadStatistics
+from dieselfs.job_access import JobAccess
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
 from dieselfs.meta.records import DatasetRecord
 from dieselfs.meta.snapshot import Snapshot, Stat
 from dieselfs.names import SCHEME, check_dataset_name, is_location, parse_location, printable, user_path
+from dieselfs.peers.attachment import Attachment
 from dieselfs.reader import ChunkReader
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import PurgeReport
@@ -60,15 +62,17 @@ class Dataset:
         tag: str = "",
         is_created: bool = True,
         memory_bytes: int = LIBRARY_MEMORY_BYTES,
+        job: JobAccess | None = None,
     ) -> None:
         """Use `connect`. `generation` 0: the newest, or what `tag` names; `is_created`: the dataset must
-        exist, or is made at the first put.
+        exist, or is made at the first put; `job`: whose nodes have its chunks in memory.
         """
         self._settings = settings
         self._name = check_dataset_name(name)
         self._pinned = generation
         self._tag = tag
         self._memory_bytes = memory_bytes
+        self._job = job
         self._client = ServerClient(settings)
         self._lock = RLock()  # guards the three below
         self._record: DatasetRecord | None = None
@@ -120,8 +124,14 @@ class Dataset:
 
     def _use(self, snapshot: Snapshot) -> FileReader:
         self._leave()
-        daemon = NodeClient(socket_path(runtime_folder(), snapshot.dataset, snapshot.digest), snapshot.digest)
-        self._reader = FileReader(ChunkReader(self._client, snapshot), self._memory_bytes, daemon)
+        chunks = ChunkReader(self._client, snapshot)
+        daemon: NodeClient | Attachment
+        if self._job is None:
+            path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
+            daemon = NodeClient(path, snapshot.digest)
+        else:
+            daemon = self._job.attach(snapshot, chunks)
+        self._reader = FileReader(chunks, self._memory_bytes, daemon)
         return self._reader
 
     def _leave(self) -> None:
@@ -149,12 +159,17 @@ class Dataset:
         """
         reader = self._reader or self._reading()
         if isinstance(paths, ShuffledPaths) and paths.snapshot is reader.chunks.snapshot:
-            return reader.read_many(paths.nodes)  # whose names nobody needs
+            return reader.read_many(paths.nodes, is_common=True)  # whose names nobody needs
         return reader.get_many(paths)
 
-    def get_nodes(self, nodes: Sequence[int] | npt.NDArray[np.integer]) -> list[bytes]:
-        """As `get_many`, for files by their numbers in the snapshot, as plans and walks have them."""
-        return (self._reader or self._reading()).read_many(nodes)
+    def get_nodes(
+        self, nodes: Sequence[int] | npt.NDArray[np.integer], is_common: bool = False
+    ) -> list[bytes]:
+        """As `get_many`, for files by their numbers in the snapshot, as plans and walks have them.
+
+        `is_common`: they are read in the order of a plan, as other processes of the job do at the same time.
+        """
+        return (self._reader or self._reading()).read_many(nodes, is_common)
 
     def views(self, paths: Iterable[Path]) -> list[memoryview]:
         """As `get_many`, but nothing is copied that is in memory: several times as fast for small files.
@@ -400,18 +415,21 @@ class Dataset:
             "generation": snapshot.generation,
             "tag": self._tag,
             "memory_bytes": self._memory_bytes,
+            "is_in_job": self._job is not None,
             "meta": snapshot.source,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a spawned process: the same snapshot from the same file, without asking the server."""
+        settings, name, tag = state["settings"], state["name"], state["tag"]
         dataset = Dataset(
-            state["settings"],
-            state["name"],
+            settings,
+            name,
             state["generation"],
-            state["tag"],
+            tag,
             is_created=False,
             memory_bytes=state["memory_bytes"],
+            job=JobAccess.find(settings, name, tag) if state["is_in_job"] else None,
         )
         self.__dict__.update(dataset.__dict__)
         with suppress(DieselfsError):  # the file may have been cleared away; the server may have it still
@@ -430,6 +448,9 @@ def connect(
     generation: int = 0,
     create: bool = False,
     memory_bytes: int = LIBRARY_MEMORY_BYTES,
+    job: str | None = None,
+    job_secret: str | os.PathLike[str] | None = None,
+    job_memory_bytes: int | None = None,
 ) -> Dataset:
     """Open a dataset by its name, at a tag by `name@tag`; either may begin with `dl://` (DL_connect).
 
@@ -437,9 +458,15 @@ def connect(
     servers), or `unix:PATH`; by default what the environment or the configuration file
     says, and with nothing there, an embedded server over `home`. The user is the one of the key file. With
     `create`, a dataset that does not exist is made at the first put. Chunks that were read are kept, in each process
-    that reads, within `memory_bytes`. Raises NotFound, AccessDenied,
-    Unavailable, InvalidInput.
+    that reads, within `memory_bytes`.
+
+    `job`: the nodes of this job pool their memory, and each chunk leaves the servers once (docs/library.md); `auto` for
+    the job that Slurm, torchrun or Open MPI has started, the empty text for none, whatever the configuration says.
+    `job_secret` is a file that all of them have, by default the key; `job_memory_bytes` is what this node offers.
+
+    Raises NotFound, AccessDenied, Unavailable, InvalidInput.
     """
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
-    settings = Settings.load(server, key_file, home=home)
-    return Dataset(settings, location.dataset, generation, location.tag, not create, memory_bytes)
+    settings = Settings.load(server, key_file, home=home).in_job(job, job_secret, job_memory_bytes)
+    access = JobAccess.find(settings, location.dataset, location.tag, is_asked_for=job is not None)
+    return Dataset(settings, location.dataset, generation, location.tag, not create, memory_bytes, access)

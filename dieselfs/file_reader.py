@@ -53,6 +53,8 @@ class ReadStatistics(ChunkFigures):
     """Chunks that are in memory until others need the room."""
     memory_bytes: int = 0
     """What all of that may take, with the lookups."""
+    job_nodes: int = 0
+    """Nodes of the job that this process knows of; none before it has asked for anything, and without a job."""
 
 
 class FileReader:
@@ -115,6 +117,7 @@ class FileReader:
             kept_bytes=self._payloads.kept_bytes,
             transit_bytes=self._payloads.transit_bytes,
             memory_bytes=self._memory_bytes,
+            job_nodes=self._held.job_nodes,
         )
 
     def begin_anew(self) -> None:

@@ -100,6 +100,11 @@ class HeldChunks:
                 server_bytes=self._figures.server_bytes + of_job.get("server_bytes", 0),
             )
 
+    @property
+    def job_nodes(self) -> int:
+        """Nodes of the job that this process knows of."""
+        return 0 if self._job is None else len(self._job.members)
+
     # -- pieces ------------------------------------------------------------------------------------------
 
     def pieces(self, wanted: Wanted, is_common: bool = False) -> tuple[dict[ExtentRef, bytes], set[int]]:

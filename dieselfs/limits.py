@@ -164,6 +164,8 @@ MASTER_PATIENCE_S = 2.0
 """A process with a smaller rank that lives is waited for this long, while its node has no master."""
 JOB_MASTER_WAIT_S = 20.0
 """The first read of a process waits so long until its node has a master, and the master its members."""
+JOB_START_INTERVAL_S = 5.0
+"""The programs of a node start a daemon no more often; it takes a lock of its own as soon as it runs."""
 JOB_IDLE_S = 30.0
 """A daemon that programs of a job have started ends when none of them has been on the node for this long."""
 JOB_IDLE_POLL_S = 1.0
@@ -261,5 +263,5 @@ assert 2 * JOB_ANSWER_TIMEOUT_S < JOB_LEASE_S_MIN
 assert PEER_ANSWER_S < PEER_SILENCE_S / 2  # an answer that is only late is not taken for silence
 assert PEER_CONNECT_TIMEOUT_S + PEER_SILENCE_S < PEER_CALL_TIMEOUT_S < PEER_PATIENCE_S
 assert PEER_PATIENCE_S + PEER_CALL_TIMEOUT_S < READ_TIMEOUT_S
-assert JOB_MASTER_WAIT_S + NODE_HELLO_TIMEOUT_S < READ_TIMEOUT_S
+assert JOB_MASTER_WAIT_S + 2 * NODE_HELLO_TIMEOUT_S < READ_TIMEOUT_S
 assert PEER_CHUNKS_MAX * 8 + RANGES_PER_REQUEST_MAX * 8 < FRAME_BYTES_MAX

@@ -184,7 +184,9 @@ def main(
 
     try:
         memory_bytes = granted(memory_bytes, *room_bytes())
-        with connect(dataset, server=server, key_file=key_file, home=home, generation=generation) as opened:
+        with connect(
+            dataset, server=server, key_file=key_file, home=home, generation=generation, job=""
+        ) as opened:
             snapshot, client, pace = opened.snapshot, opened.client, Pace(rate_bytes=warm_rate_bytes)
             _log.info("%s: %d MiB of memory", dataset, memory_bytes // MIB)
             if job.job is None:

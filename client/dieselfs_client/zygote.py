@@ -57,6 +57,7 @@ def open_dataset(dataset: str, options: MountOptions, kept_snapshot: int | None)
         key_file=options.key_file,
         home=options.home,
         generation=options.generation,
+        job="",  # the mount takes part in the job by itself
         create=kept_snapshot is not None,  # which also means that it need not be there at the moment
     )
     if kept_snapshot is None:

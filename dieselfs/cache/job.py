@@ -4,13 +4,19 @@ No I/O. Slurm, torchrun and Open MPI are known. The rank comes from the launcher
 training code asks that one; the name from the first, because only that one's is the same on all nodes for sure.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dieselfs.cache.member import RANK_MAX, check_job_name, check_node_name
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import JOB_NAME_CHARACTERS_MAX
+from dieselfs.sizes import parse_size
+
+AUTO = "auto"
+"""As a job's name: the one that the launcher gives it."""
 
 _Environment = Mapping[str, str]
 
@@ -22,6 +28,46 @@ _RANKS = (
 """torchrun, Open MPI, Slurm."""
 _STATIC_RUN = "none"
 """What torchrun calls every run that was not given a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What a program is told of its job; what it is not told is found out (`find_job`).
+
+    - `name`: `auto` for that of the launcher, None for no job
+    - `secret`: a file with the secret of the job, found again after a change of folder; None: from the user's key
+    - `memory_bytes`: what this node offers for chunks; 0 for 1 GiB, or less where the system allows less
+    - `nodes`: how many there are, which are waited for; 0 for what the launcher says
+    - `node`, `host`: what this node is called, and the address at which the others reach it
+    """
+
+    name: str | None = None
+    secret: str | None = None
+    memory_bytes: int = 0
+    nodes: int = 0
+    node: str | None = None
+    host: str | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "JobSettings":
+        """From settings called `job`, `job_secret` and so on, which are text. Raises InvalidInput."""
+        secret = settings.get("job_secret")
+        return cls(
+            settings.get("job"),
+            secret and found_again(secret),
+            parse_size(settings.get("job_memory", "0")),
+            _number(settings, "job_nodes", "") if "job_nodes" in settings else 0,
+            settings.get("job_node"),
+            settings.get("job_host"),
+        )
+
+
+def found_again(path: str) -> str:
+    """The same file after a change of folder; `~` stays for whoever opens it."""
+    return path if path.startswith("~") else os.path.abspath(path)
+
+
+JOB_SETTINGS = frozenset(("job", "job_secret", "job_memory", "job_nodes", "job_node", "job_host"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +135,10 @@ def _place_in(environment: _Environment) -> tuple[int, int]:
     return 0, 1
 
 
-def _number(environment: _Environment, name: str) -> int:
+def _number(environment: _Environment, name: str, where: str = " in the environment") -> int:
     text = environment[name]
     if not re.fullmatch(r"[0-9]{1,10}", text):
-        raise InvalidInput(f"{name} in the environment is {text[:40]!r}, and should be a number")
+        raise InvalidInput(f"{name}{where} is {text[:40]!r}, and should be a number")
     return int(text)
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dieselfs.cache.member import Member, Terms
-from dieselfs.errors import AccessDenied
+from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.limits import JOB_SECRET_FILE_BYTES_MAX, MEMBER_BYTES_MAX
-from dieselfs.rpc.auth import Key
+from dieselfs.rpc.auth import Key, read_key_file
 
 SECRET_BYTES = 32
 FINGERPRINT_BYTES = 16
@@ -65,6 +65,18 @@ class JobSecret:
 def secret_of_key(key: Key, dataset: str, job: str) -> JobSecret:
     """The secret of a job that was given none: all who have this key come to the same, and nobody else does."""
     return JobSecret(hmac.digest(key.secret, f"dieselfs job secret 1 {dataset} {job}".encode(), "sha256"))
+
+
+def find_secret(secret_file: str | None, key_file: str | None, dataset: str, job: str) -> JobSecret:
+    """The secret of a job: in its file if there is one, else from the user's key. Raises InvalidInput, AccessDenied."""
+    if secret_file is not None:
+        return read_secret_file(secret_file)
+    if key_file is not None:
+        return secret_of_key(read_key_file(key_file), dataset, job)
+    raise InvalidInput(
+        "the nodes of a job prove a secret to each other: give each the same file with job_secret=FILE "
+        "(made with: openssl rand -hex 32), or a key to the server"
+    )
 
 
 def read_secret_file(path: str | os.PathLike[str]) -> JobSecret:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
+from typing import Protocol
 
 from xxhash import xxh3_128_intdigest
 
@@ -36,6 +37,18 @@ _NOWHERE = TcpAddress("127.0.0.1", 0)
 """The address of an attached process: nobody asks it for anything."""
 
 _log = logging.getLogger(__name__)
+
+
+class MasterKeeper(Protocol):
+    """Whoever sees to it that this node has a master. Safe to use from many threads."""
+
+    def ensure(self, wait_s: float) -> None:
+        """Find a master, or start one; wait no longer than this until it answers. Raises nothing."""
+        ...
+
+    def close(self) -> None:
+        """This process needs the master no more."""
+        ...
 
 
 class MasterShelf:
@@ -91,8 +104,8 @@ class _Parts:
 class Attachment:
     """Blocks, each wait bounded; safe to use from many threads, and after a fork.
 
-    Nothing is asked, and no thread runs, until it is used. The first use waits for the answer of the master, no longer
-    than NODE_HELLO_TIMEOUT_S; whatever is asked later is asked in the background.
+    Nothing is asked, and no thread runs, until it is used. The first use waits for the answer of the master
+    (NODE_HELLO_TIMEOUT_S at most), and before that for the master; whatever is asked later is asked in the background.
     """
 
     def __init__(
@@ -102,21 +115,21 @@ class Attachment:
         node: NodeClient,
         name: str,
         key: Key,
-        ensure_master: Callable[[float], None] = lambda wait_s: None,
+        keeper: MasterKeeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`server`: where bytes come from that nobody has; `node`: for the master of this node (`job_socket_path`),
-        closed with this; `name`: of the node; `key`: `JobSecret.peer_key()`.
+        """`server`: where bytes come from that nobody has; `node`: for the master of this node (`job_socket_path`);
+        `name`: of the node; `key`: `JobSecret.peer_key()`.
 
-        `ensure_master` sees to it that this node has a master, and may wait for it as long as it is told: at the first
-        use JOB_MASTER_WAIT_S, later, whenever no master answers, not at all.
+        `keeper` is told to wait for a master JOB_MASTER_WAIT_S at the first use; later, whenever no master answers, not
+        at all. It is closed with this, as `node` is.
         """
         self._snapshot = snapshot
         self._server = server
         self._node = node
         self._name = name
         self._key = key
-        self._ensure_master = ensure_master
+        self._keeper = keeper
         self._clock = clock
         self._process_id = os.getpid()
         self._lock = Lock()  # guards making the parts
@@ -161,6 +174,8 @@ class Attachment:
         """
         self._is_closed = True
         self._node.close()
+        if self._keeper is not None:
+            self._keeper.close()
         parts = self._parts
         if parts is not None and parts.process_id == os.getpid():
             parts.peers.close()
@@ -188,8 +203,8 @@ class Attachment:
                 if self._members:  # which our parent knew
                     parts.take(self._members)
                 elif not self._is_closed:
-                    if not self._has_waited:
-                        self._ensure_master(JOB_MASTER_WAIT_S)
+                    if self._keeper is not None and not self._has_waited:
+                        self._keeper.ensure(JOB_MASTER_WAIT_S)
                         self._has_waited = True
                     self._learn(parts)
                 self._parts = parts
@@ -197,8 +212,8 @@ class Attachment:
 
     def _look_around(self, parts: _Parts) -> None:
         """Learn who is there, and let those prove themselves who are avoided."""
-        if not self._learn(parts) and not self._is_closed:
-            self._ensure_master(0.0)
+        if not self._learn(parts) and self._keeper is not None and not self._is_closed:
+            self._keeper.ensure(0.0)
         due = parts.peers.due()
         for member in self._members:
             if member.node in due:

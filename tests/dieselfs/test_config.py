@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.cache.job import JobSettings
 from dieselfs.config import Settings
 from dieselfs.errors import InvalidInput
+from dieselfs.limits import GIB, MIB
 
 
 def settings(
@@ -60,3 +62,19 @@ def test_a_broken_file_is_named_with_what_is_wrong(tmp_path: Path, config: str, 
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         settings(tmp_path, environment={"DIESELFS_CONFIG": str(tmp_path / "none.toml")})
+
+
+def test_a_job_is_configured_like_everything_else(tmp_path: Path) -> None:
+    config = 'job = "auto"\njob_secret = "~/secret"\njob_memory = "2GiB"\njob_nodes = "4"\n'
+    loaded = settings(tmp_path, config, {"DIESELFS_JOB": "mine", "DIESELFS_JOB_NODE": "rack-1"})
+    assert loaded.job == JobSettings("mine", "~/secret", 2 * GIB, 4, "rack-1")
+    changed = loaded.in_job("", Path("/secret"), MIB).job
+    assert changed == JobSettings("", "/secret", MIB, 4, "rack-1")
+    assert loaded.in_job(None, None, None) == loaded
+    assert settings(tmp_path).job == JobSettings()
+
+
+@pytest.mark.parametrize("wrong", ['job_memory = "much"', 'job_nodes = "four"', "job_nodes = 4"])
+def test_what_cannot_be_said_of_a_job(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(InvalidInput):
+        settings(tmp_path, wrong)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.cache.member import Terms
-from dieselfs.cache.secret import FINGERPRINT_BYTES, JobSecret, read_secret_file, secret_of_key
+from dieselfs.cache.secret import FINGERPRINT_BYTES, JobSecret, find_secret, read_secret_file, secret_of_key
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.rpc import auth
 from dieselfs.rpc.auth import Key
@@ -91,3 +91,15 @@ def test_a_secret_comes_from_a_file_that_only_its_owner_reads(tmp_path: Path) ->
         assert content not in str(refused.value)
     with pytest.raises(AccessDenied, match="No such file"):
         read_secret_file(tmp_path / "none")
+
+
+def test_a_file_goes_before_the_key_and_something_there_must_be(tmp_path: Path) -> None:
+    path, key_file = tmp_path / "secret", tmp_path / "key"
+    key = Key.generate("ann")
+    for file, content in ((path, "s" * 32), (key_file, key.text())):
+        file.touch(0o600)
+        file.write_text(content)
+    assert find_secret(str(path), str(key_file), "data", "train") == read_secret_file(path)
+    assert find_secret(None, str(key_file), "data", "train") == secret_of_key(key, "data", "train")
+    with pytest.raises(InvalidInput, match="job_secret=FILE"):
+        find_secret(None, None, "data", "train")

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,26 @@ class Clock:
         return self.now_s
 
 
+class Keeper:
+    """Notes how long it may wait, and does something then."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.waits_s: list[float] = []
+        self.is_closed = False
+        self._then = then
+
+    def ensure(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        self._then()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class Attached:
     """An attached process, and what it has from the server by itself."""
 
-    def __init__(
-        self, packed: PackedDataset, path: Path, ensure_master: Callable[[float], None] = lambda _: None
-    ) -> None:
+    def __init__(self, packed: PackedDataset, path: Path, keeper: Keeper | None = None) -> None:
         self.clock = Clock()
         self.packed = packed
         self.server = packed.source()
@@ -60,7 +75,7 @@ class Attached:
             NodeClient(path, packed.snapshot.digest, self.clock),
             "me",
             SECRET.peer_key(),
-            ensure_master,
+            keeper,
             self.clock,
         )
 
@@ -126,15 +141,17 @@ def test_what_is_mapped_is_of_the_own_node_alone(packed: PackedDataset, path: Pa
 
 
 def test_without_a_master_everything_comes_from_the_server(packed: PackedDataset, path: Path) -> None:
-    waits: list[float] = []
-    attached = Attached(packed, path, waits.append)
+    keeper = Keeper()
+    attached = Attached(packed, path, keeper)
     assert attached.reads_all() and attached.reads_all()
     figures = attached.to.source.figures()
     assert figures_add_up(figures) and figures["from_servers"] == figures["asked"] == 2 * CHUNKS
-    assert waits == [JOB_MASTER_WAIT_S]
-    attached.until(lambda: len(waits) > 2)
-    assert set(waits[1:]) == {0.0}  # later nobody waits
+    assert keeper.waits_s == [JOB_MASTER_WAIT_S]
+    attached.until(lambda: len(keeper.waits_s) > 2)
+    assert set(keeper.waits_s[1:]) == {0.0}  # later nobody waits
+    assert not keeper.is_closed
     attached.to.close()
+    assert keeper.is_closed
 
 
 def test_a_master_that_appears_is_found(packed: PackedDataset, path: Path) -> None:
@@ -148,16 +165,11 @@ def test_a_master_that_appears_is_found(packed: PackedDataset, path: Path) -> No
 
 
 def test_a_master_that_is_made_at_the_first_use_is_asked_at_once(packed: PackedDataset, path: Path) -> None:
-    masters = []
-
-    def make(wait_s: float) -> None:
-        masters.append(running_master(packed, path, [ME]))
-        masters[0].__enter__()
-
-    attached = Attached(packed, path, make)
-    assert attached.reads_all() and attached.fetched == 0 and len(masters) == 1
-    masters[0].__exit__(None, None, None)
-    attached.to.close()
+    with ExitStack() as stack:
+        keeper = Keeper(lambda: stack.enter_context(running_master(packed, path, [ME])))
+        attached = Attached(packed, path, keeper)
+        assert attached.reads_all() and attached.fetched == 0 and keeper.waits_s == [JOB_MASTER_WAIT_S]
+        attached.to.close()
 
 
 def test_when_the_master_is_gone_only_its_chunks_come_from_the_server(

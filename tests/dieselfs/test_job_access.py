@@ -1,0 +1,75 @@
+"""What a program is told of its job, and what it makes of that."""
+
+from pathlib import Path
+
+import pytest
+
+from dieselfs.cache.job import JobSettings
+from dieselfs.cache.secret import read_secret_file
+from dieselfs.config import Settings
+from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.job_access import JobAccess
+from dieselfs.meta.snapshot import Snapshot
+from tests.support.dataset import TreeEntry, pack_entries
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return pack_entries([TreeEntry(b"0", 0o100644, 0, b"0")]).snapshot
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_text("0123456789abcdef" * 4)
+    return path
+
+
+def settings(secret: Path | None = None, name: str | None = "auto", server: str | None = None) -> Settings:
+    told = JobSettings(name, str(secret) if secret else None, 1 << 30, node="rack-1")
+    return Settings(Path("/home"), Path("/cache"), server, job=told)
+
+
+def test_the_launcher_says_who_we_are(secret: Path) -> None:
+    access = JobAccess.find(settings(secret), "imagenet", "v1", environment=TORCHRUN)
+    assert access is not None and access.location == "imagenet@v1"
+    assert (access.job.name, access.job.rank, access.job.size) == ("torchrun-10.0.0.1-29500", 5, 8)
+    assert access.job.node == "rack-1" and access.secret == read_secret_file(secret)
+    named = JobAccess.find(settings(secret, "mine"), "imagenet", environment=TORCHRUN)
+    assert named is not None and (named.job.name, named.job.rank) == ("mine", 5)
+
+
+def test_no_job_is_no_error_unless_one_is_asked_for(secret: Path) -> None:
+    for name in (None, ""):
+        assert JobAccess.find(settings(secret, name), "imagenet", environment=TORCHRUN) is None
+    assert JobAccess.find(settings(secret), "imagenet", environment={}) is None
+    with pytest.raises(InvalidInput, match="give it a name"):
+        JobAccess.find(settings(secret), "imagenet", is_asked_for=True, environment={})
+
+
+def test_a_job_without_a_secret_is_refused(secret: Path) -> None:
+    with pytest.raises(InvalidInput, match="job_secret=FILE"):
+        JobAccess.find(settings(), "imagenet", environment=TORCHRUN)
+    secret.chmod(0o644)
+    with pytest.raises(AccessDenied, match="chmod 600"):
+        JobAccess.find(settings(secret), "imagenet", environment=TORCHRUN)
+
+
+def test_the_daemon_is_told_what_the_program_was_told(secret: Path, snapshot: Snapshot) -> None:
+    access = JobAccess.find(settings(secret, server="tcp://a:1"), "imagenet", environment=TORCHRUN)
+    assert access is not None
+    command = access.daemon_command(snapshot)
+    options = dict(zip(command[6::2], command[7::2], strict=True))
+    assert command[4:6] == ["imagenet", "--until-idle"]
+    assert options == {
+        "--generation": f"{snapshot.generation}",
+        "--memory": f"{1 << 30}",
+        "--server": "tcp://a:1",
+        "--job": "torchrun-10.0.0.1-29500",
+        "--job-rank": "5",
+        "--job-node": "rack-1",
+        "--job-secret": str(secret),
+    }

@@ -1,0 +1,251 @@
+"""Programs of a job on two nodes, as torchrun starts them: each chunk leaves the server once; nobody starts daemons."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dieselfs.cache.job import find_job
+from dieselfs.cache.node_lock import NodeLock, lock_path
+from dieselfs.cache.node_socket import job_socket_path, runtime_folder
+from dieselfs.cache.secret import find_secret
+from dieselfs.dataset import Dataset
+from dieselfs.meta.snapshot import Snapshot
+from tests.support.server import RunningServer, running_server
+
+DATASET = "pictures"
+FILES = 400
+FILE_BYTES = 100_000
+NODES = 2
+PROCESSES_EACH = 2
+WORLD = NODES * PROCESSES_EACH
+PATIENCE_S = 120.0
+
+PROGRAM = """
+import json, os, sys, time
+from dataclasses import asdict
+import dieselfs
+
+def is_right(path, content):
+    return len(content) == FILE_BYTES and content == int(path).to_bytes(4, "little") * (len(content) // 4)
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+with dieselfs.connect("DATASET", memory_bytes=8 << 20) as data:  # so that it has to ask again and again
+    path = 0
+    while data.statistics().job_nodes < NODES:
+        assert is_right(path, data.get(f"{path}"))
+        path = (path + 50) % FILES
+        time.sleep(0.05)
+    print(json.dumps(asdict(data.statistics())), flush=True)
+    for line in sys.stdin:
+        paths = data.plan(seed=1, epoch=int(line), group_chunks=3).share(rank, world, batch=32).paths
+        for first in range(0, len(paths), 8):
+            batch = paths[first : first + 8]
+            assert all(map(is_right, batch, data.get_many(batch)))
+        print(json.dumps(asdict(data.statistics())), flush=True)
+"""
+PROGRAM = PROGRAM.replace("FILE_BYTES", f"{FILE_BYTES}").replace("FILES", f"{FILES}")
+PROGRAM = PROGRAM.replace("NODES", f"{NODES}").replace("DATASET", DATASET)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as server:
+        with Dataset(server.settings(), DATASET, is_created=False) as data:
+            for number in range(FILES):
+                data.put(f"{number}", number.to_bytes(4, "little") * (FILE_BYTES // 4))
+        yield server
+
+
+@dataclass
+class Program:
+    """One rank, which reads an epoch when it is told to, once it has found its job."""
+
+    process: "subprocess.Popen[str]"
+
+    def begin(self, epoch: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{epoch}\n")
+        self.process.stdin.flush()
+
+    def figures(self) -> dict[str, int]:
+        """What it has counted so far, when it has found the job, and at the end of each epoch; all bytes were right."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the program has failed: {self.process.wait(PATIENCE_S)}"
+        figures: dict[str, int] = json.loads(line)
+        came = figures["node_bytes"] + figures["peer_bytes"] + figures["server_bytes"]
+        assert figures["asked_bytes"] == came + figures["failed_bytes"] and not figures["failed_bytes"]
+        return figures
+
+
+class Nodes:
+    """Two nodes in name: each has a runtime folder of its own."""
+
+    def __init__(self, server: RunningServer, folder: Path, runtime: Path) -> None:
+        self.server, self.folder, self.runtime = server, folder, runtime
+        self.key_file = server.user(f"reader-{folder.name}"[:60], **{DATASET: "read"})
+        # The snapshot is there already: what the server sends from now on are chunks.
+        with Dataset(server.settings(), DATASET) as data:
+            self.snapshot: Snapshot = data.snapshot
+        self.sent_bytes = sent_bytes(server)
+        """By the server, before these nodes began."""
+        shutil.copytree(server.settings().cache, folder / "home" / "cache")
+
+    def environment(self, rank: int) -> dict[str, str]:
+        node = rank // PROCESSES_EACH
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+            "XDG_RUNTIME_DIR": str(self.runtime / f"{node}"),
+            "DIESELFS_HOME": str(self.folder / "home"),
+            "DIESELFS_SERVER": self.server.tcp,
+            "DIESELFS_KEY_FILE": str(self.key_file),
+            "DIESELFS_JOB": "auto",
+            "DIESELFS_JOB_NODE": f"node-{node}",
+            "DIESELFS_JOB_HOST": "127.0.0.1",
+            "DIESELFS_JOB_MEMORY": "256MiB",
+            "RANK": f"{rank}",
+            "WORLD_SIZE": f"{WORLD}",
+            "LOCAL_WORLD_SIZE": f"{PROCESSES_EACH}",
+            "GROUP_WORLD_SIZE": f"{NODES}",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+
+    def program(self, rank: int) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env=self.environment(rank),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def daemon(self, node: int) -> int | None:
+        """The daemon of a node, which nobody here has started."""
+        environment = self.environment(node * PROCESSES_EACH)
+        job = find_job(environment, "", node=f"node-{node}")
+        assert job is not None
+        fingerprint = find_secret(None, str(self.key_file), DATASET, job.name).fingerprint()
+        folder = runtime_folder(environment)
+        lock = NodeLock(lock_path(job_socket_path(folder, DATASET, self.snapshot.digest, job, fingerprint)))
+        try:
+            return lock.cache_process()
+        finally:
+            lock.close()
+
+    def end_daemons(self) -> None:
+        for node in range(NODES):
+            process = self.daemon(node)
+            if process is not None:
+                os.kill(process, signal.SIGTERM)
+                until(partial(self._has_lost, node, process))
+
+    def _has_lost(self, node: int, process: int) -> bool:
+        return self.daemon(node) != process
+
+    def log(self) -> str:
+        logs = (self.folder / ".local/state/dieselfs").glob("*.log")
+        return "\n".join(log.read_text() for log in logs)
+
+
+def sent_bytes(server: RunningServer) -> int:
+    """What the server has sent to clients that are gone by now."""
+    with closing(server.client()) as client:
+        return client.status().bulk_bytes_sent
+
+
+def until(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def nodes(server: RunningServer, tmp_path: Path) -> Iterator[Nodes]:
+    runtime = Path(tempfile.mkdtemp(prefix="job-"))  # paths of sockets are short
+    for node in range(NODES):
+        (runtime / f"{node}").mkdir(0o700)
+    nodes = Nodes(server, tmp_path, runtime)
+    try:
+        yield nodes
+    finally:
+        nodes.end_daemons()
+        shutil.rmtree(runtime)
+
+
+@pytest.fixture
+def programs(nodes: Nodes) -> Iterator[list[Program]]:
+    with ExitStack() as stack:
+        running = [stack.enter_context(nodes.program(rank)) for rank in range(WORLD)]
+        try:
+            programs = [Program(process) for process in running]
+            for program in programs:
+                program.figures()
+            yield programs
+        finally:
+            for process in running:
+                assert process.stdin is not None
+                process.stdin.close()
+                try:
+                    process.wait(PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def read_epoch(programs: list[Program], epoch: int) -> list[dict[str, int]]:
+    for program in programs:
+        program.begin(epoch)
+    return [program.figures() for program in programs]
+
+
+def test_each_chunk_leaves_the_server_once(nodes: Nodes, programs: list[Program]) -> None:
+    first, second = read_epoch(programs, 0), read_epoch(programs, 1)
+    for before, after in zip(first, second, strict=True):
+        assert before["node_bytes"] > 0 and before["peer_bytes"] > 0
+        assert before["server_bytes"] == after["server_bytes"], nodes.log()
+    daemons = [nodes.daemon(node) for node in range(NODES)]
+    assert None not in daemons and len(set(daemons)) == NODES
+    for program in programs:
+        assert program.process.stdin is not None
+        program.process.stdin.close()
+        assert program.process.wait(PATIENCE_S) == 0
+    nodes.end_daemons()
+    lengths = nodes.snapshot.column("chunk_payload_lengths")
+    once_bytes = nodes.sent_bytes + int(lengths.sum(dtype="int64"))
+    until(lambda: sent_bytes(nodes.server) >= once_bytes)  # when it has seen that all are gone
+    assert (
+        sent_bytes(nodes.server) - once_bytes < lengths.min()
+    )  # beside them lists of nodes, and the snapshot
+
+
+def test_a_daemon_that_is_killed_fails_no_read_and_is_started_again(
+    nodes: Nodes, programs: list[Program]
+) -> None:
+    read_epoch(programs, 0)
+    killed = nodes.daemon(0)
+    assert killed is not None
+    for program in programs:
+        program.begin(1)
+    os.kill(killed, signal.SIGKILL)
+    assert all(program.figures()["failed_bytes"] == 0 for program in programs)
+    epoch = 2
+    while nodes.daemon(0) in (None, killed):  # whoever reads notices, and has it started
+        read_epoch(programs, epoch)
+        epoch += 1
+        assert epoch < 1000
+    read_epoch(programs, epoch)
