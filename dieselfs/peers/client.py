@@ -130,6 +130,13 @@ class PeerClient:
             self._figures.failures += 1
             self._suspicion.lied(node)
 
+    def dawdled(self, node: str) -> None:
+        """A peer did not get in all its time what a server has brought at once: avoid it."""
+        _log.warning("node %s is slow, and is avoided for a while", node)
+        with self._lock:
+            self._figures.failures += 1
+            self._suspicion.failed(node)
+
     def figures(self) -> dict[str, int]:
         with self._lock:
             return asdict(self._figures)

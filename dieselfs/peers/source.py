@@ -33,6 +33,9 @@ from dieselfs.peers.asking import State, Wanted
 from dieselfs.peers.client import PeerClient
 from dieselfs.reader import first_damaged
 
+SERVER_SHARE = 0.1
+"""A peer is slow if a server takes no more than this part of the time in which the peer has not fetched a chunk."""
+
 Found = memoryview | DieselfsError | None
 """The payload of a chunk; what went wrong; or None if it is not to be had here, or not for the few bytes of it."""
 
@@ -187,16 +190,22 @@ class PooledSource:
     def _bring(self, peer: Member | None, wanted: Sequence[Wanted]) -> Iterator[tuple[int, Brought]]:
         """From the owner of all these, and what it does not have from a server."""
         left = {each.chunk: each for each in wanted}
+        late: list[Wanted] = []
         if peer is None:
             came = self._find(wanted)
         elif self._peers.is_avoided(peer.node):
             came = iter(())
         else:
-            came = self._ask(peer, wanted)
+            came = self._ask(peer, wanted, late)
         for each, brought in came:
             del left[each.chunk]
             yield each.chunk, brought
+        began_s = self._clock()
         for each, brought in self._serve(list(left.values())):
+            if peer is not None and each in late and isinstance(brought, Excerpts):
+                late.clear()  # of all that it did not bring, the first will do
+                if self._clock() - began_s < self._patience_s * SERVER_SHARE:
+                    self._peers.dawdled(peer.node)
             yield each.chunk, brought
 
     # -- the three ways ----------------------------------------------------------------------------------
@@ -215,8 +224,10 @@ class PooledSource:
             else:
                 yield each, self._failed(each, found)
 
-    def _ask(self, peer: Member, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Brought]]:
-        """A peer, again and again while it fetches; what it does not bring in time is left out."""
+    def _ask(
+        self, peer: Member, wanted: Sequence[Wanted], late: list[Wanted]
+    ) -> Iterator[tuple[Wanted, Brought]]:
+        """A peer, again and again while it fetches; what it still fetches in the end is added to `late`."""
         left = list(wanted)
         patience_end_s = self._clock() + self._patience_s
         while left and self._clock() < patience_end_s:
@@ -235,6 +246,7 @@ class PooledSource:
             else:
                 self._pause(PEER_AGAIN_S)
             left = left[len(batch) :] + later
+        late += left
 
     def _verified(self, peer: Member, wanted: Wanted, view: memoryview) -> Excerpts:
         """What a peer has sent. Raises Unavailable if it is not what is wanted: then it is not to be asked again."""

@@ -151,6 +151,40 @@ def test_what_a_peer_does_not_get_in_time_comes_from_a_server(packed: PackedData
             assert source.figures()["from_servers"] == 1
 
 
+class Timed(MemoryChunkSource):
+    """A server that takes its time, by a clock that it shares."""
+
+    now_s = 0.0
+    takes_s = 0.0
+
+    def fetch_chunk(self, chunk: int) -> bytes:
+        self.now_s += self.takes_s
+        return super().fetch_chunk(chunk)
+
+
+@pytest.mark.parametrize(("server_s", "is_blamed"), [(1.0, True), (5.0, False)])
+def test_a_peer_is_blamed_for_what_a_server_brings_much_faster(
+    packed: PackedDataset, server_s: float, is_blamed: bool
+) -> None:
+    payloads = packed.source().payloads
+    server = Timed(packed.snapshot, payloads)
+    server.takes_s = server_s
+
+    def pause(_: float) -> None:
+        server.now_s += 8.0
+
+    with running_node(packed, "a") as a, running_node(packed, "b", answer_s=0.01) as b:
+        b.gate.clear()
+        peers = client(packed)
+        source = PooledSource(
+            packed.snapshot, lambda _: b.member, a.own, peers, server, 15.0, lambda: server.now_s, pause
+        )
+        assert bytes(source.fetch_chunk(2)) == payload(packed, 2)
+        assert (peers.figures()["failures"], peers.is_avoided("b")) == (int(is_blamed), is_blamed)
+        source.close()
+        peers.close()
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_damage_in_the_store_touches_only_its_file(packed: PackedDataset, is_own: bool) -> None:
     damaged = packed.source()
