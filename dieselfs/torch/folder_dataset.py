@@ -40,6 +40,8 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
         key_file: str | None = None,
         home: str | os.PathLike[str] | None = None,
         memory_bytes: int | None = None,
+        job: str | None = None,
+        job_secret: str | os.PathLike[str] | None = None,
     ) -> None:
         """`loader` makes an object of a file's bytes (`loader=bytes`: nothing is made); `extensions` None takes all
         files. `root` and the options of the connection: see `open_source`; what is a sample: see `find_samples`.
@@ -53,7 +55,13 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
         self.root = os.fspath(root)
         self.source: Source
         self.source, self.folder = open_source(
-            root, server=server, key_file=key_file, home=home, memory_bytes=memory_bytes
+            root,
+            server=server,
+            key_file=key_file,
+            home=home,
+            memory_bytes=memory_bytes,
+            job=job,
+            job_secret=job_secret,
         )
         try:
             self.samples: Samples = find_samples(self.source.snapshot, self.folder, extensions)
@@ -101,6 +109,10 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
             sample if transform is None else transform(sample),
             label if target_transform is None else target_transform(label),
         )
+
+    def expect_plan(self) -> None:
+        """All batches will come in the order of a plan, in this process or in those that it is handed to."""
+        self.source.expect_plan()
 
     def declare(self, share: Share) -> None:
         """Somebody begins to read this share of a plan over the folder: on a mount, it is fetched ahead from now on."""

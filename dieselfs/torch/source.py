@@ -27,6 +27,10 @@ class Source(Protocol):
         """All bytes of each file, in this order. Raises DieselfsError, or OSError on a mount."""
         ...
 
+    def expect_plan(self) -> None:
+        """All reads will follow a plan: the rest of a chunk is wanted soon, by this process or by another."""
+        ...
+
     def declare(self, share: Share) -> None:
         """Say what will be read, so that it can be fetched ahead."""
         ...
@@ -39,13 +43,17 @@ class LibrarySource:
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
+        self._is_planned = False  # travels to workers, which begin later
 
     @property
     def snapshot(self) -> Snapshot:
         return self.dataset.snapshot
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
-        return self.dataset.get_nodes(nodes)
+        return self.dataset.get_nodes(nodes, is_common=self._is_planned)
+
+    def expect_plan(self) -> None:
+        self._is_planned = True
 
     def declare(self, share: Share) -> None:
         """Nobody fetches ahead for the library: what a batch needs is asked for together."""
@@ -65,6 +73,9 @@ class MountSource:
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         snapshot, prefix = self.snapshot, self._prefix
         return [_read_file(prefix + snapshot.path(node), snapshot.size(node)) for node in nodes]
+
+    def expect_plan(self) -> None:
+        """The mount hears of the plan itself."""
 
     def declare(self, share: Share) -> None:
         """Reading the list of a share declares it; one byte is enough. Raises OSError, EINVAL if the mount says no.
@@ -124,6 +135,8 @@ def open_source(
     key_file: str | None = None,
     home: str | os.PathLike[str] | None = None,
     memory_bytes: int | None = None,
+    job: str | None = None,
+    job_secret: str | os.PathLike[str] | None = None,
 ) -> tuple[Source, bytes]:
     """What `root` names, and the folder in it: `imagenet@v3/train` in a dataset, `/mnt/imagenet/train` on a mount.
 
@@ -131,14 +144,22 @@ def open_source(
     `dieselfs.connect`, and raise what it raises. Raises InvalidInput if nothing of dieselfs is mounted there.
     """
     if not isinstance(root, str) or root.startswith(("/", ".")):
-        if server or key_file or home or memory_bytes:
+        if server or key_file or home or memory_bytes or job or job_secret:
             raise InvalidInput(
                 f"{os.fspath(root)}: the options of a connection are for datasets, not for mounts"
             )
         return _mounted(os.path.realpath(root))
     location = parse_location(root if is_location(root) else SCHEME + root)
     memory_bytes = LIBRARY_MEMORY_BYTES if memory_bytes is None else memory_bytes
-    dataset = connect(location.state, server=server, key_file=key_file, home=home, memory_bytes=memory_bytes)
+    dataset = connect(
+        location.state,
+        server=server,
+        key_file=key_file,
+        home=home,
+        memory_bytes=memory_bytes,
+        job=job,
+        job_secret=job_secret,
+    )
     return LibrarySource(dataset), location.path
 
 

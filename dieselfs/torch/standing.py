@@ -33,6 +33,10 @@ class Shuffled(Protocol):
     @property
     def samples(self) -> Samples: ...
 
+    def expect_plan(self) -> None:
+        """All batches will come in the order of a plan."""
+        ...
+
     def declare(self, share: Share) -> None:
         """Somebody begins to read this share."""
         ...
@@ -76,6 +80,7 @@ class Standing:
         )  # behind each step that a loader has taken and nobody counted, oldest first
         self.share(0)  # raises for numbers that cannot be
         self.check_start(0)
+        dataset.expect_plan()  # before it travels to workers
 
     @property
     def plan(self) -> Plan:

@@ -332,6 +332,27 @@ def test_a_dataset_pickles_as_its_generation(data: Dataset) -> None:
     copy.close()
 
 
+def test_a_job_travels_to_spawned_processes_without_its_secret(
+    server: RunningServer, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("DIESELFS_HOME", str(tmp_path / "home"))
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    with dieselfs.connect(data.name, server=server.unix, job="mine", job_secret=secret) as opened:
+        assert opened._job is not None and opened._job.job.name == "mine"
+        packed = bytes(ForkingPickler.dumps(opened))
+        assert opened._job.secret.secret not in packed and secret.read_bytes() not in packed
+        copy: Dataset = ForkingPickler.loads(packed)
+        assert copy._job == opened._job
+        copy.close()
+    with pytest.raises(InvalidInput, match="give it a name"):
+        dieselfs.connect(data.name, server=server.unix, job="auto", job_secret=secret)
+    with pytest.raises(InvalidInput, match="job_secret=FILE"):
+        dieselfs.connect(data.name, server=server.unix, job="mine")
+
+
 def test_connect_by_name_and_by_location(
     server: RunningServer, data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

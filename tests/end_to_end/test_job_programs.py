@@ -11,17 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dieselfs.cache.job import find_job
-from dieselfs.cache.node_lock import NodeLock, lock_path
-from dieselfs.cache.node_socket import job_socket_path, runtime_folder
-from dieselfs.cache.secret import find_secret
 from dieselfs.dataset import Dataset
 from dieselfs.meta.snapshot import Snapshot
+from tests.support.job_daemons import end_job_daemons, job_daemons
 from tests.support.server import RunningServer, running_server
 
 DATASET = "pictures"
@@ -136,26 +132,11 @@ class Nodes:
 
     def daemon(self, node: int) -> int | None:
         """The daemon of a node, which nobody here has started."""
-        environment = self.environment(node * PROCESSES_EACH)
-        job = find_job(environment, "", node=f"node-{node}")
-        assert job is not None
-        fingerprint = find_secret(None, str(self.key_file), DATASET, job.name).fingerprint()
-        folder = runtime_folder(environment)
-        lock = NodeLock(lock_path(job_socket_path(folder, DATASET, self.snapshot.digest, job, fingerprint)))
-        try:
-            return lock.cache_process()
-        finally:
-            lock.close()
+        return next(iter(job_daemons(self.runtime / f"{node}").values()), None)
 
     def end_daemons(self) -> None:
         for node in range(NODES):
-            process = self.daemon(node)
-            if process is not None:
-                os.kill(process, signal.SIGTERM)
-                until(partial(self._has_lost, node, process))
-
-    def _has_lost(self, node: int, process: int) -> bool:
-        return self.daemon(node) != process
+            end_job_daemons(self.runtime / f"{node}")
 
     def log(self) -> str:
         logs = (self.folder / ".local/state/dieselfs").glob("*.log")

@@ -28,6 +28,9 @@ class ShuffledFolder(Dataset[int]):
         self.samples = find_samples(self.snapshot, self.folder)
         self.declared: list[Share] = []
 
+    def expect_plan(self) -> None:
+        pass
+
     def declare(self, share: Share) -> None:
         self.declared.append(share)
 

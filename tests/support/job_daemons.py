@@ -1,0 +1,35 @@
+"""Daemons of jobs that programs have started: nobody else knows that they are there."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from dieselfs.cache.node_lock import NodeLock
+
+PATIENCE_S = 60.0
+
+
+def job_daemons(runtime: Path) -> dict[str, int]:
+    """The process of each daemon without a mount that takes part in a job, by the name of its lock.
+
+    `runtime`: what XDG_RUNTIME_DIR is where they run.
+    """
+    daemons = {}
+    for path in (runtime / "dieselfs").glob("*.job"):
+        lock = NodeLock(path)
+        process = lock.cache_process()
+        lock.close()
+        if process is not None:
+            daemons[path.name] = process
+    return daemons
+
+
+def end_job_daemons(runtime: Path) -> None:
+    """Have them end, and wait until they have."""
+    for process in job_daemons(runtime).values():
+        os.kill(process, signal.SIGTERM)
+    end_s = time.monotonic() + PATIENCE_S
+    while job_daemons(runtime):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
