@@ -13,9 +13,9 @@ from typing import Any
 
 import trio
 
-from dieselfs.cache.job import Job, count_nodes, find_job
+from dieselfs.cache.job import AUTO, Job, count_nodes, find_job
 from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
-from dieselfs.cache.secret import JobSecret, read_secret_file, secret_of_key
+from dieselfs.cache.secret import JobSecret, find_secret
 from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
 from dieselfs.limits import (
@@ -28,7 +28,6 @@ from dieselfs.peers.ownership import Ownership
 from dieselfs.peers.source import PooledSource
 from dieselfs.reader import ChunkReader
 from dieselfs.rpc.address import EtcdAddress, ServerList, Servers, TcpAddress
-from dieselfs.rpc.auth import read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.serving.reception import open_listeners
 from dieselfs_client.foreground import Foreground
@@ -78,15 +77,7 @@ def terms_of(
         raise InvalidInput(
             "job=auto: neither Slurm, torchrun nor Open MPI speaks of a job here; give it a name: job=NAME"
         )
-    if options.job_secret is not None:
-        secret = read_secret_file(options.job_secret)
-    elif client.settings.key_file:
-        secret = secret_of_key(read_key_file(client.settings.key_file), dataset, job.name)
-    else:
-        raise InvalidInput(
-            "the nodes of a job prove a secret to each other: give each the same file with job_secret=FILE "
-            "(made with: openssl rand -hex 32), or a key to the server"
-        )
+    secret = find_secret(options.job_secret, client.settings.key_file, dataset, job.name)
     nodes = options.job_nodes or count_nodes(environment)
     return PoolTerms(job, secret, nodes, options.job_host, memory_bytes)
 
