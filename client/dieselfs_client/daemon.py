@@ -163,7 +163,9 @@ class _Service:
             try:
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
-                    part = self._join(terms, lock, nursery, foreground) if terms and lock else None
+                    part = None
+                    if terms and lock:
+                        part = self._join(terms, lock, connection.is_taken_over, nursery, foreground)
                     node = Node(
                         snapshot,
                         self.source if part is None else part.source,
@@ -215,13 +217,18 @@ class _Service:
         return terms_of(self.options, self.client, self.snapshot.dataset, 0, os.environ)
 
     def _join(
-        self, terms: PoolTerms, lock: NodeLock, nursery: trio.Nursery, foreground: Foreground
+        self,
+        terms: PoolTerms,
+        lock: NodeLock,
+        is_taken_over: bool,
+        nursery: trio.Nursery,
+        foreground: Foreground,
     ) -> JobPart:
         """Take part in the job."""
         assert self.client is not None
         pace = Pace(rate_bytes=self.options.warm_rate_bytes)
         self.part = JobPart(self.snapshot, self.client, terms, lock, nursery, foreground, pace)
-        self.part.start(is_oneshot=self.options.policy == ONESHOT)
+        self.part.start(self.options.policy == ONESHOT, is_going_on=is_taken_over)
         return self.part
 
     def _logbook(self) -> Logbook | None:
@@ -253,7 +260,7 @@ class _Service:
         if driver.refusal is not None:
             serving.cancel()
             return
-        if part is not None and not connection.is_taken_over:
+        if part is not None:
             await part.gathered.wait()
         if not connection.is_taken_over and not await trio.to_thread.run_sync(
             raise_read_ahead, self.mountpoint

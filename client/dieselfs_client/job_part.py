@@ -98,9 +98,14 @@ class JobPart:
         """Where this daemon's bytes come from."""
         return self._source
 
-    def start(self, is_oneshot: bool = False) -> None:
-        """Take part in the job until the nursery is cancelled; then the part is given up, and the members told so."""
+    def start(self, is_oneshot: bool = False, is_going_on: bool = False) -> None:
+        """Take part in the job until the nursery is cancelled; then the part is given up, and the members told so.
+
+        `is_going_on`: in the place of a daemon that has waited for the nodes, so that they are not waited for again.
+        """
         self._is_to_warm = is_oneshot
+        if is_going_on:
+            self.gathered.set()
         self._nursery.start_soon(self._run)
         self._nursery.start_soon(self._warmth.run)
 
@@ -166,7 +171,7 @@ class JobPart:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._share, self._pool)
             try:
-                await self._pool.run(self._is_to_warm)
+                await self._pool.run(self._is_to_warm, self.gathered.is_set())
             except DieselfsError as error:
                 self.refusal = error
                 self._nursery.cancel_scope.cancel()

@@ -107,8 +107,8 @@ class Membership:
         self._me = replace(self._me, memory_bytes=memory_bytes)
 
     async def wait_for(self, nodes: int) -> None:
-        """Until so many nodes are there, this one included."""
-        while len(self._members) < nodes:
+        """Until a server has said who is there, and so many nodes are, this one included."""
+        while not self._version or len(self._members) < nodes:
             await self._changed.wait()
 
     async def run(self) -> None:
@@ -144,9 +144,11 @@ class Membership:
             _log.info("job %s: the server answers again", self._terms.job)
         self._is_away = False
         self._count(answered=1)
-        self._version, self._interval_s = roll.version, roll.interval_s
+        is_first, self._version, self._interval_s = not self._version, roll.version, roll.interval_s
         if roll.members is not None:
             self._take(roll.members)
+        if is_first:
+            self._wake()
 
     def _take(self, sealed: tuple[bytes, ...]) -> None:
         opened: dict[bytes, Member] = {}
@@ -164,9 +166,13 @@ class Membership:
         self._members = members
         self._count(changes=1)
         _log.info("job %s: %d nodes: %s", self._terms.job, len(members), ", ".join(sorted(by_node))[:1000])
+        self._wake()
+        self._on_change(members)
+
+    def _wake(self) -> None:
+        """Whoever waits looks again."""
         self._changed.set()
         self._changed = trio.Event()
-        self._on_change(members)
 
     async def _leave(self) -> None:
         try:

@@ -13,9 +13,9 @@ from typing import Any
 
 import trio
 
-from dieselfs.cache.job import AUTO, Job, count_nodes, find_job
+from dieselfs.cache.job import Job, count_nodes, find_job
 from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
-from dieselfs.cache.secret import JobSecret, find_secret
+from dieselfs.cache.secret import JobSecret, read_secret_file, secret_of_key
 from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
 from dieselfs.limits import (
@@ -28,6 +28,7 @@ from dieselfs.peers.ownership import Ownership
 from dieselfs.peers.source import PooledSource
 from dieselfs.reader import ChunkReader
 from dieselfs.rpc.address import EtcdAddress, ServerList, Servers, TcpAddress
+from dieselfs.rpc.auth import read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.serving.reception import open_listeners
 from dieselfs_client.foreground import Foreground
@@ -77,7 +78,15 @@ def terms_of(
         raise InvalidInput(
             "job=auto: neither Slurm, torchrun nor Open MPI speaks of a job here; give it a name: job=NAME"
         )
-    secret = find_secret(options.job_secret, client.settings.key_file, dataset, job.name)
+    if options.job_secret is not None:
+        secret = read_secret_file(options.job_secret)
+    elif client.settings.key_file:
+        secret = secret_of_key(read_key_file(client.settings.key_file), dataset, job.name)
+    else:
+        raise InvalidInput(
+            "the nodes of a job prove a secret to each other: give each the same file with job_secret=FILE "
+            "(made with: openssl rand -hex 32), or a key to the server"
+        )
     nodes = options.job_nodes or count_nodes(environment)
     return PoolTerms(job, secret, nodes, options.job_host, memory_bytes)
 
@@ -149,8 +158,9 @@ class Pool:
         """Who is there, this node first."""
         return tuple(sorted(self._members(), key=lambda member: member.node != self._me.node))
 
-    async def run(self, is_oneshot: bool = False) -> None:
-        """Be a member of the job until cancelled; then leave it.
+    async def run(self, is_oneshot: bool = False, is_going_on: bool = False) -> None:
+        """Be a member of the job until cancelled; then leave it. `is_going_on`: the nodes were waited for by another
+        daemon before, so that only the list of those who are there is.
 
         Raises what the server refuses the member with, and Unavailable if nobody can listen. When the node has another
         master by now, it goes on alone.
@@ -168,7 +178,7 @@ class Pool:
                 nursery.start_soon(self._service.serve, listener)
             nursery.start_soon(self._be_member, me, nursery)
             try:
-                await self._gather()
+                await self._gather(1 if is_going_on else max(self._terms.nodes, 1))
                 nursery.start_soon(self._warming.run)
                 if is_oneshot:
                     self.warm()
@@ -193,15 +203,15 @@ class Pool:
             self._refusal = error  # raised by itself, and not in the group that a nursery makes of it
             nursery.cancel_scope.cancel()
 
-    async def _gather(self) -> None:
+    async def _gather(self, nodes: int) -> None:
         """Wait for the nodes, so that each chunk has its owner from the beginning."""
         while self._membership is None:
             await trio.lowlevel.checkpoint()
         with trio.move_on_after(JOB_GATHER_TIMEOUT_S) as scope:
-            await self._membership.wait_for(max(self._terms.nodes, 1))
+            await self._membership.wait_for(nodes)
         if scope.cancelled_caught:
             here = len(self._membership.members)
-            _log.warning("of %d nodes of the job %d are here; going on", self._terms.nodes, here)
+            _log.warning("of %d nodes of the job %d are here; going on", nodes, here)
         self.gathered.set()
 
     def _members(self) -> Members:

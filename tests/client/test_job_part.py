@@ -3,18 +3,19 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 import trio
 
 from dieselfs.cache.job import Job
-from dieselfs.cache.node_socket import runtime_folder
+from dieselfs.cache.node_socket import NodeClient, runtime_folder
 from dieselfs.cache.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists
-from dieselfs.limits import MIB
-from dieselfs_client.job_part import JobPart, lock_of
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MIB
+from dieselfs_client.job_part import JobPart, lock_of, path_of
 from dieselfs_client.pool import PoolTerms
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import store
@@ -157,6 +158,24 @@ async def test_when_the_master_goes_the_next_rank_takes_its_place_and_reads_go_o
         again = await node.start(in_rank(0))
         await again.part.gathered.wait()
         assert not again.is_master, "the chunks are in the memory of another"
+
+
+async def test_whoever_takes_over_does_not_wait_for_nodes_that_are_gone(server: RunningServer) -> None:
+    async with machine(server) as both:
+        two = replace(TERMS, nodes=2)
+        other = replace(two, job=replace(TERMS.job, node="node-1"))
+        away, master = await both.start(other), await both.start(two)
+        await master.part.gathered.wait()
+        heir = await both.start(in_rank(1, two))
+        await heir.part.gathered.wait()
+        for daemon in (away, master):
+            await daemon.end()
+        node = NodeClient(path_of(heir.data.snapshot, two), heir.data.snapshot.digest, clock=count().__next__)
+        with trio.fail_after(JOB_GATHER_TIMEOUT_S / 2):
+            while (told := await trio.to_thread.run_sync(node.members)) is None:
+                await trio.sleep(0.01)
+        assert told.members is not None and [member.node for member in told.members] == ["node-0"]
+        node.close()
 
 
 async def test_nodes_share_whichever_of_their_daemons_asks(server: RunningServer) -> None:

@@ -129,6 +129,18 @@ async def test_what_ends_it(
     assert len(roll.asked) == len(answers) + 1 and roll.left == 1
 
 
+async def test_whoever_waits_hears_of_the_first_answer_even_if_nobody_else_is_there(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    me = membership(ScriptedRoll(Unavailable("away"), Roll(7, 1.0, sealed("n1"))))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(me.run)
+        with trio.fail_after(60):
+            await me.wait_for(1)
+        assert me.statistics().answered == 1 and names(me.members) == ["n1"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_strangers_on_the_roll_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
     theirs = sealed("n4", secret=JobSecret(b"t" * 32))
     roll = ScriptedRoll(Roll(7, 1.0, (*sealed("n3"), *theirs, b"rubbish", b"")), Roll(7, 1.0, None))
