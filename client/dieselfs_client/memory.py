@@ -12,6 +12,7 @@ import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 
 from dieselfs.errors import InvalidInput
@@ -29,8 +30,12 @@ TRANSIT_BYTES = FETCHES_AT_ONCE_MAX * CHUNK_TARGET_BYTES
 TRANSIT_SHARE = 0.25
 SHELF_SHARE = 0.75
 """What others may ask for is worth more than what only this node reads again."""
-SHELF_TRANSIT_SHARE = 0.25
-"""Of a shelf, for chunks that it cannot keep: they are there until those who need them have had them."""
+SHELF_TRANSIT_SHARE = 0.4
+"""Of a shelf, at most, for chunks that it cannot keep: they are there until those who need them have had them."""
+SHELF_TRANSIT_CHUNKS_MIN = 32
+"""If there is room; with many nodes, what one owns of two groups is less, and all of them are a little ahead."""
+OWNED_SPREADS = 4
+"""A node may own so many standard deviations more chunks than its part, by chance."""
 CHUNKS_MIN = 2
 """With fewer on their way at once, nothing could be fetched while something is read."""
 
@@ -84,6 +89,27 @@ def allot(
     left -= shelf
     window = 0 if dataset_bytes <= left else min(WINDOW_BYTES, int(left * WINDOW_SHARE))
     return Allotment(snapshot_bytes, tables, transit, window, min(left - window, dataset_bytes), shelf)
+
+
+def owned_chunks_most(chunks: int, nodes: int) -> float:
+    """How many of so many chunks one of some nodes may own, by chance."""
+    part = chunks / nodes
+    return min(part + OWNED_SPREADS * sqrt(part), chunks)
+
+
+def shelf_transit_bytes(shelf_bytes: int, nodes: int) -> int:
+    """So much of a shelf is for chunks that it cannot keep: what one of some nodes owns of two groups, as all of them
+    read one and fetch another. Without that, chunks would have to come from the servers more than once in an epoch; so
+    it comes before what could be kept, which saves a chunk once.
+    """
+    chunks = max(owned_chunks_most(2 * DEFAULT_GROUP_CHUNKS, nodes), SHELF_TRANSIT_CHUNKS_MIN)
+    return min(int(shelf_bytes * SHELF_TRANSIT_SHARE), int(chunks * CHUNK_TARGET_BYTES))
+
+
+def shelf_bytes_for(owned_bytes: int, nodes: int) -> int:
+    """The smallest shelf that keeps so much."""
+    largest_bytes = shelf_transit_bytes(1 << 62, nodes)
+    return min(int(owned_bytes / (1 - SHELF_TRANSIT_SHARE)) + 1, owned_bytes + largest_bytes)
 
 
 def granted(memory_bytes: int, room: int | None, why: str = "") -> int:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.metadata import version
-from math import sqrt
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +26,14 @@ from dieselfs_client.counted_source import CountedSource
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.job_warmth import JobState, warmth_fields
 from dieselfs_client.logbook import Entries, Logbook, Reading
-from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment, allot, granted, room_bytes
+from dieselfs_client.memory import (
+    Allotment,
+    allot,
+    granted,
+    owned_chunks_most,
+    room_bytes,
+    shelf_bytes_for,
+)
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
@@ -40,8 +46,6 @@ from dieselfs_client.warming import Pace, Warming
 
 _LAYOUTS_KEPT = 4
 """Of the dataset and of folders in it, for their plans; 4 bytes a file each."""
-OWNED_SPREADS = 4
-"""A node may own so many standard deviations more chunks than its part, by chance."""
 LOG_INTERVAL_S = 1.0
 """What a daemon that dies has seen since is not known to the next one."""
 
@@ -57,9 +61,8 @@ def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) 
     lengths = snapshot.column("chunk_payload_lengths")
     owned_bytes = 0
     if job_nodes and len(lengths):
-        part = len(lengths) / job_nodes
-        share = min((part + OWNED_SPREADS * sqrt(part)) / len(lengths), 1)
-        owned_bytes = int(share * int(lengths.sum(dtype=np.int64)) / (1 - SHELF_TRANSIT_SHARE))
+        share = owned_chunks_most(len(lengths), job_nodes) / len(lengths)
+        owned_bytes = shelf_bytes_for(int(share * int(lengths.sum(dtype=np.int64))), job_nodes)
     return allot(
         granted(options.memory_bytes, *room_bytes()),
         len(snapshot.content),

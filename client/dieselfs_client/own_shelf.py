@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
 import trio
 
 from dieselfs.errors import DieselfsError, Unavailable
@@ -63,5 +64,7 @@ class OwnShelf:
         for each in ahead:
             self._shelf.start(each.chunk)
         payload = await self._shelf.payload(wanted.chunk)
-        self._shelf.handed_out(wanted.chunk, wanted.length_bytes)
+        if wanted.extents:
+            ranges = [(extent.offset, extent.length) for extent in wanted.extents]
+            self._shelf.handed_out(wanted.chunk, np.array(ranges, np.int64))
         return payload

@@ -151,7 +151,8 @@ class PeerService:
             else:
                 states.append(State.HERE)
                 bulk += each.of(payload)
-                self._shelf.handed_out(each.chunk, each.length_bytes)
+                if not each.is_whole:
+                    self._shelf.handed_out(each.chunk, each.ranges)
         self.figures.chunks += len(states)
         self.figures.chunks_here += states.count(State.HERE)
         self.figures.chunks_later += states.count(State.LATER)

@@ -21,7 +21,7 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.flights import Flights
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.reads import ASKED_CHUNKS_MAX, REQUEST_BYTES, WHOLE_SHARE
-from dieselfs_client.transit import Transit
+from dieselfs_client.transit import Ranges, Transit
 
 
 @dataclass(slots=True)
@@ -84,9 +84,11 @@ class Shelf:
         if not self._is_here(chunk) and chunk not in self._damaged:
             self._flights.start(chunk)
 
-    def handed_out(self, chunk: int, length_bytes: int) -> None:
-        """Somebody has got so many bytes of a chunk that is here: when all is handed out, it may go."""
-        self._transit.handed_out(chunk, length_bytes)
+    def handed_out(self, chunk: int, ranges: Ranges) -> None:
+        """Somebody has got pieces of a chunk that is here, which others do not want: when all are handed out, it may
+        go. (Who wants all of it may not be the only one.)
+        """
+        self._transit.handed_out(chunk, ranges)
 
     def _is_here(self, chunk: int) -> bool:
         return chunk in self._kept or chunk in self._transit

@@ -20,20 +20,23 @@ import trio
 from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import DieselfsError, MountError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
-from dieselfs.meta.snapshot import ExtentRef, Snapshot
+from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.plan import Share
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.holdings import Holdings
-from dieselfs_client.memory import Allotment
+from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment
+from dieselfs_client.parcels import Content, Parcel, Parcels, PieceSource
 from dieselfs_client.pieces import Pieces, PieceTable
 from dieselfs_client.residency import ChunkResidency
 from dieselfs_client.tripwires import Tripwires
 from dieselfs_client.window import PlanWindow, Span
 
-WHOLE_SHARE = 0.75
-"""A chunk of whose payload this much is wanted is fetched whole: one checksum instead of many."""
 PARCELS_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
 """Fetches ahead of readers; the others are left for readers who wait."""
+COMMON_SPANS_AHEAD = 2
+"""A plan that other nodes read as well is no further ahead of its readers, unless the memory of the job has the room:
+what they have not come to yet would have to go.
+"""
 PUSHED_AGAIN_S = 1.0
 PUSHED_AGAIN_MAX_S = 60.0
 """A kept chunk is fetched to be pushed again no sooner, and each time it takes twice as long until the next, up to the
@@ -63,12 +66,6 @@ class Pages(Protocol):
     def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int: ...
 
     def drop(self, nodes: npt.NDArray[np.integer]) -> None: ...
-
-
-class RangeSource(Protocol):
-    """Where pieces come from that are fetched without the rest of their chunk. Blocks; raises DieselfsError."""
-
-    def fetch_extents(self, chunk: int, extents: list[ExtentRef]) -> list[bytes]: ...
 
 
 @dataclass(slots=True)
@@ -109,7 +106,7 @@ class Stock:
         self,
         snapshot: Snapshot,
         residency: ChunkResidency,
-        source: RangeSource,
+        source: PieceSource,
         pages: Pages,
         allotment: Allotment,
         nursery: trio.Nursery,
@@ -124,7 +121,7 @@ class Stock:
         self.tripwires = Tripwires(snapshot)
         self._snapshot = snapshot
         self._residency = residency
-        self._source = source
+        self._parcels = Parcels(snapshot, residency, source)
         self._pages = pages
         self._allotment = allotment
         self._nursery = nursery
@@ -280,7 +277,8 @@ class Stock:
                 if window.is_finished:
                     break
                 continue
-            span = None if self._has_its_part(window) else window.next_span(self._span_bytes())
+            is_enough = self._has_its_part(window) or self._is_ahead_of_others(window)
+            span = None if is_enough else window.next_span(self._span_bytes())
             if span is None:
                 plan.is_ahead.set()
                 await moved.wait()
@@ -318,6 +316,14 @@ class Stock:
         plans = len(self._plans)
         return plans > 1 and window.held_bytes() * plans >= self._allotment.window > 0
 
+    def _is_ahead_of_others(self, window: PlanWindow) -> bool:
+        """Whether a plan that other nodes read as well is far enough ahead. As each of them holds its share of a group,
+        what this one holds says how many groups pass through the memory of all.
+        """
+        if not window.is_common or window.spans_ahead() < COMMON_SPANS_AHEAD:
+            return False
+        return window.held_bytes() >= self._allotment.shelf * SHELF_TRANSIT_SHARE / 2
+
     async def _bring_span(self, plan: _Following, span: Span) -> None:
         """Start to fetch all of a span that is not in stock, as memory becomes free."""
         is_ahead = plan.is_ahead
@@ -326,49 +332,63 @@ class Stock:
         self.figures.planned_hit_bytes += self.holdings.hit_bytes(pieces)
         wanted = self.holdings.hold(pieces)
         self.tripwires.add(np.intersect1d(span.extra_tripwires, wanted.nodes))
-        parcels = dict(wanted.by_chunk())
-        self._expected.update(chunk for chunk, of_chunk in parcels.items() if self._is_most(chunk, of_chunk))
-        underway = set(parcels)
+        waiting = dict(wanted.by_chunk())
+        self._expected.update(
+            chunk for chunk, of_chunk in waiting.items() if self._parcels.is_whole(chunk, of_chunk)
+        )
+        underway, is_common = set(waiting), plan.window.is_common
 
-        def done(chunk: int) -> None:
-            self._expected.discard(chunk)
-            underway.discard(chunk)
+        def done(chunks: Iterable[int]) -> None:
+            self._expected.difference_update(chunks)
+            underway.difference_update(chunks)
             if not underway:
                 is_ahead.set()
 
-        async def bring(chunk: int, of_chunk: Pieces, token: object) -> None:
+        async def bring(parcel: Parcel, token: object) -> None:
+            async def arrived(chunk: int, content: Content | DieselfsError) -> None:
+                await self._arrived(chunk, parcel[chunk], content)
+                done([chunk])
+
             try:
                 with self._foreground.waiting():
-                    await self._bring(chunk, of_chunk)
+                    if any(self.holdings.is_wanted(pieces).any() for pieces in parcel.values()):
+                        await self._parcels.fetch(parcel, is_common, arrived)
             finally:
                 self._fetching.release_on_behalf_of(token)
-                done(chunk)
+                done(parcel)
                 self._wake()
 
-        if not parcels:
-            is_ahead.set()
-        for chunk, of_chunk in parcels.items():
-            if self.holdings.keep(chunk):
-                of_chunk = self.table.of_chunk(chunk)
-            else:
-                of_chunk = await self._due(plan, span, of_chunk)
-                if not len(of_chunk):
-                    done(chunk)
-                    continue
-            token = object()
-            await self._fetching.acquire_on_behalf_of(token)
-            self._nursery.start_soon(bring, chunk, of_chunk, token)
+        while waiting:
+            before = set(waiting)
+            due = await self._due(plan, span, waiting)
+            done(before.difference(due, waiting))
+            for parcel in self._parcels.packed(due):
+                token = object()
+                await self._fetching.acquire_on_behalf_of(token)
+                self._nursery.start_soon(bring, parcel, token)
+        done(())
 
-    async def _due(self, plan: _Following, span: Span, pieces: Pieces) -> Pieces:
-        """Wait until the window may take pieces of a span; those that are still to be fetched then are counted."""
-        window, page_bytes = plan.window, pieces.page_bytes()
+    async def _due(self, plan: _Following, span: Span, waiting: Parcel) -> Parcel:
+        """Wait until the window may take the first of some pieces, and take out of them as many as it may now, counted;
+        or all, if they are not wanted any more.
+        """
+        window, due = plan.window, Parcel()
         while window.holds(span) and self._is_followed(plan):
-            if self.holdings.has_room(page_bytes):
-                return self.holdings.charge(pieces)
+            for chunk, pieces in list(waiting.items()):
+                if self.holdings.keep(chunk):
+                    due[chunk] = self.table.of_chunk(chunk)
+                elif not self.holdings.has_room(pieces.page_bytes()):
+                    break
+                elif len(charged := self.holdings.charge(pieces)):
+                    due[chunk] = charged
+                del waiting[chunk]
+            if due or not waiting:
+                return due
             moved = self._moved
             if not await self._drop(window.passed()) and not await self._take_back(window):
                 await moved.wait()
-        return pieces[np.empty(0, np.int64)]  # it was taken back meanwhile
+        waiting.clear()
+        return due
 
     async def _take_back(self, needy: PlanWindow) -> bool:
         """Take what was recalled, or what is furthest ahead of a plan that has its part; False if there is none."""
@@ -380,33 +400,17 @@ class Stock:
                 return await self._drop([nodes])
         return False
 
-    # -- one parcel --------------------------------------------------------------------------------------
+    # -- what arrives ------------------------------------------------------------------------------------
 
-    async def _bring(self, chunk: int, pieces: Pieces) -> None:
-        """Fetch pieces of a chunk, and push them. What fails is left to those who read it."""
-        try:
-            payload, starts = await self._fetch(chunk, pieces)
-        except DieselfsError as error:
+    async def _arrived(self, chunk: int, pieces: Pieces, content: Content | DieselfsError) -> None:
+        """Push pieces of a chunk. What failed is left to those who read it."""
+        if isinstance(content, DieselfsError):
             self.figures.failed_parcels += 1
-            _log.warning("files fetched ahead of their readers: %s", error)
+            _log.warning("files fetched ahead of their readers: %s", content)
             return
         if self.holdings.is_kept(chunk):
             self._note_push(chunk)
-        await self._put(pieces, payload, starts)
-
-    async def _fetch(self, chunk: int, pieces: Pieces) -> tuple[memoryview, npt.NDArray[np.int64]]:
-        """The bytes of pieces, and where each begins in them."""
-        if self._is_most(chunk, pieces):
-            return await self._residency.fetch(chunk), pieces.offsets
-        extents = pieces.extents()
-        joined = await trio.to_thread.run_sync(
-            lambda: b"".join(self._source.fetch_extents(chunk, extents)), abandon_on_cancel=True
-        )
-        return memoryview(joined), np.cumsum(pieces.lengths) - pieces.lengths
-
-    def _is_most(self, chunk: int, pieces: Pieces) -> bool:
-        """Whether pieces are so much of a chunk that it is fetched whole."""
-        return bool(pieces.lengths.sum() >= WHOLE_SHARE * self._snapshot.chunk_payload_length(chunk))
+        await self._put(pieces, *content)
 
     async def _put(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
         """Put what is wanted and not in stock yet into the page cache, but for the tripwires, whose bytes stay here.

@@ -13,6 +13,9 @@ import numpy.typing as npt
 from dieselfs.cache.segment import Segment
 from dieselfs.meta.snapshot import Snapshot
 
+Ranges = npt.NDArray[np.int64]
+"""Pairs of offset and length within a payload."""
+
 _BLOCK_EXTENTS = 1 << 20
 """Extents that are counted together: a snapshot may have many million."""
 
@@ -25,7 +28,7 @@ class Transit:
         self.bytes_max = bytes_max
         self._snapshot = snapshot
         self._segments: OrderedDict[int, Segment] = OrderedDict()  # the last used at the end
-        self._handed_bytes: dict[int, int] = {}
+        self._handed: dict[int, Ranges] = {}  # out in this epoch
         self._finished: dict[int, None] = {}  # of which all has been handed out, in that order
 
     def __contains__(self, chunk: int) -> bool:
@@ -50,20 +53,21 @@ class Transit:
         segment = self._segments.pop(chunk, None)
         if segment is not None:
             self.bytes -= len(segment)
-            self._handed_bytes.pop(chunk, None)
+            self._handed.pop(chunk, None)
             self._finished.pop(chunk, None)
         return segment
 
-    def handed_out(self, chunk: int, length_bytes: int) -> None:
-        """Somebody has got so many bytes of a chunk. Once that is all of it, whoever comes for it belongs to the next
-        epoch, and it counts from the beginning.
+    def handed_out(self, chunk: int, ranges: Ranges) -> None:
+        """Somebody has got pieces of a chunk, which nobody else wants in this epoch: whoever comes for one of them once
+        more belongs to the next, and it counts from the beginning.
         """
         if chunk not in self._segments:
             return
-        was_finished = self._finished.pop(chunk, ...) is None
-        handed_bytes = length_bytes + (0 if was_finished else self._handed_bytes.get(chunk, 0))
-        self._handed_bytes[chunk] = handed_bytes
-        if handed_bytes >= self._live_bytes[chunk]:
+        before = self._handed.get(chunk, ranges[:0])
+        is_next_epoch = len(np.intersect1d(before[:, 0], ranges[:, 0])) > 0
+        handed = self._handed[chunk] = ranges if is_next_epoch else np.concatenate((before, ranges))
+        self._finished.pop(chunk, None)
+        if handed[:, 1].sum() >= self._live_bytes[chunk]:
             self._finished[chunk] = None
 
     @cached_property

@@ -120,6 +120,11 @@ class PlanWindow:
         )
 
     @property
+    def is_common(self) -> bool:
+        """Whether there are more readers of this plan, elsewhere for all we know."""
+        return any(reader.share.world > 1 for reader in self._readers)
+
+    @property
     def position(self) -> int:
         """Where the slowest reader is, as far as is known."""
         return min(reader.position for reader in self._alive())
@@ -165,10 +170,13 @@ class PlanWindow:
             self.ahead = end
         return None
 
-    def _is_far_enough(self) -> bool:
+    def spans_ahead(self) -> int:
+        """How many spans that were handed out have not been read, as far as will be known."""
         # Of spans with extra tripwires only, nothing may ever be heard: their files may be in the page cache.
-        held = [span for span in self._spans if span.end > self.position and not len(span.extra_tripwires)]
-        if len(held) < 2:
+        return sum(span.end > self.position and not len(span.extra_tripwires) for span in self._spans)
+
+    def _is_far_enough(self) -> bool:
+        if self.spans_ahead() < 2:
             return False
         rate = self.rate()
         return rate is None or (self.ahead - self.position) > rate * AHEAD_S

@@ -70,9 +70,13 @@ class Asked:
     ranges: npt.NDArray[np.int64]
     is_common: bool
 
+    @property
+    def is_whole(self) -> bool:
+        return not len(self.ranges)
+
     def of(self, payload: memoryview) -> list[memoryview]:
         """The pieces of the payload; those that lie one behind the other in it are one."""
-        if not len(self.ranges):
+        if self.is_whole:
             return [payload]
         starts, ends = self.ranges[:, 0], self.ranges.sum(axis=1)
         is_apart = starts[1:] != ends[:-1]

@@ -6,12 +6,15 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES
 from dieselfs_client.memory import (
     PROGRAM_BYTES,
+    SHELF_TRANSIT_SHARE,
     TABLE_BYTES_PER_NODE,
     WINDOW_BYTES,
     allot,
     cgroup_limits,
     granted,
     room_bytes,
+    shelf_bytes_for,
+    shelf_transit_bytes,
 )
 
 CHUNK = 4 * MIB
@@ -37,6 +40,21 @@ def test_the_parts_never_take_more_than_the_whole(memory_mib: int, dataset_mib: 
     assert min(allotment.transit, allotment.window, allotment.kept) >= 0
     assert allotment.transit >= 2 * CHUNK
     assert allotment.tables == 100_000 * TABLE_BYTES_PER_NODE
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8, 64])
+def test_what_a_node_owns_of_two_groups_passes_through_its_shelf(nodes: int) -> None:
+    transit = shelf_transit_bytes(64 * GIB, nodes)
+    assert transit > WINDOW_BYTES / nodes, "on the average, with room for what chance adds"
+    assert transit < WINDOW_BYTES
+    assert shelf_transit_bytes(100 * MIB, nodes) == 100 * MIB * SHELF_TRANSIT_SHARE
+
+
+@pytest.mark.parametrize("owned_bytes", [10 * MIB, 700 * MIB, 90 * GIB])
+@pytest.mark.parametrize("nodes", [1, 3, 64])
+def test_a_shelf_for_so_much_keeps_it_and_takes_no_more_than_it_must(owned_bytes: int, nodes: int) -> None:
+    shelf = shelf_bytes_for(owned_bytes, nodes)
+    assert 0 <= shelf - shelf_transit_bytes(shelf, nodes) - owned_bytes <= 2
 
 
 def test_what_cannot_hold_two_chunks_is_refused_with_what_would_do() -> None:

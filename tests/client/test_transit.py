@@ -1,5 +1,6 @@
 """Which chunks go first when room is needed: against a model that looks at everything anew each time."""
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -24,12 +25,12 @@ def segment() -> Segment:
 
 
 class TransitMachine(RuleBasedStateMachine):
-    """The model: what is here, last used last, with the bytes of it that were handed out, and when all were."""
+    """The model: what is here, last used last, with the files of it that were handed out, and when all were."""
 
     def __init__(self) -> None:
         super().__init__()
         self.transit = Transit(SNAPSHOT, 3 * CHUNK_BYTES)
-        self.here: dict[int, int] = {}
+        self.here: dict[int, set[int]] = {}
         self.finished: list[int] = []
 
     def forget(self, chunk: int) -> None:
@@ -44,18 +45,21 @@ class TransitMachine(RuleBasedStateMachine):
         self.transit.add(chunk, segment())
         if len(self.here) == 3:
             self.forget(self.finished[0] if self.finished else next(iter(self.here)))
-        self.here[chunk] = 0
+        self.here[chunk] = set()
 
-    @rule(chunk=chunks, files=st.integers(1, FILES_EACH))
-    def is_handed_out(self, chunk: int, files: int) -> None:
-        self.transit.handed_out(chunk, files * FILE_BYTES)
+    @rule(chunk=chunks, files=st.sets(st.integers(0, FILES_EACH - 1), min_size=1))
+    def are_handed_out(self, chunk: int, files: set[int]) -> None:
+        ranges = [(file * FILE_BYTES, FILE_BYTES) for file in files]
+        self.transit.handed_out(chunk, np.array(ranges, np.int64))
         if chunk not in self.here:
             return
+        handed = self.here[chunk]
+        if handed & files:
+            handed.clear()
+        handed |= files
         if chunk in self.finished:
             self.finished.remove(chunk)
-            self.here[chunk] = 0
-        self.here[chunk] += files
-        if self.here[chunk] >= FILES_EACH:
+        if len(handed) == FILES_EACH:
             self.finished.append(chunk)
 
     @rule(chunk=chunks)
