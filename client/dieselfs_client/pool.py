@@ -13,36 +13,29 @@ from typing import Any
 
 import trio
 
-from dieselfs.cache.job import Job, count_nodes, find_job
+from dieselfs.cache.job import AUTO, Job, count_nodes, find_job
 from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
-from dieselfs.cache.secret import JobSecret, read_secret_file, secret_of_key
+from dieselfs.cache.secret import JobSecret, find_secret
 from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
-from dieselfs.limits import (
-    CHUNK_TARGET_BYTES,
-    JOB_GATHER_TIMEOUT_S,
-)
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.client import PeerClient
 from dieselfs.peers.ownership import Ownership
 from dieselfs.peers.source import PooledSource
 from dieselfs.reader import ChunkReader
 from dieselfs.rpc.address import EtcdAddress, ServerList, Servers, TcpAddress
-from dieselfs.rpc.auth import read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.serving.reception import open_listeners
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.job_options import JobOptions
 from dieselfs_client.membership import Members, Membership, RemoteRoll
-from dieselfs_client.memory import SHELF_TRANSIT_SHARE
+from dieselfs_client.memory import shelf_transit_bytes
 from dieselfs_client.own_shelf import OwnShelf
 from dieselfs_client.peer_probing import keep_probing
 from dieselfs_client.peer_service import PeerService
 from dieselfs_client.shelf import Shelf
 from dieselfs_client.warming import Pace, Warming, rotated
-
-AUTO = "auto"
-TRANSIT_BYTES = 100 * CHUNK_TARGET_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -78,15 +71,7 @@ def terms_of(
         raise InvalidInput(
             "job=auto: neither Slurm, torchrun nor Open MPI speaks of a job here; give it a name: job=NAME"
         )
-    if options.job_secret is not None:
-        secret = read_secret_file(options.job_secret)
-    elif client.settings.key_file:
-        secret = secret_of_key(read_key_file(client.settings.key_file), dataset, job.name)
-    else:
-        raise InvalidInput(
-            "the nodes of a job prove a secret to each other: give each the same file with job_secret=FILE "
-            "(made with: openssl rand -hex 32), or a key to the server"
-        )
+    secret = find_secret(options.job_secret, client.settings.key_file, dataset, job.name)
     nodes = options.job_nodes or count_nodes(environment)
     return PoolTerms(job, secret, nodes, options.job_host, memory_bytes)
 
@@ -112,7 +97,7 @@ class Pool:
         self._terms = terms
         self._client = client
         self._snapshot = snapshot
-        transit_bytes = min(int(terms.memory_bytes * SHELF_TRANSIT_SHARE), TRANSIT_BYTES)
+        transit_bytes = shelf_transit_bytes(terms.memory_bytes, max(terms.nodes, 1))
         self._shelf = Shelf(
             snapshot,
             reader.fetch_segment,
