@@ -2,7 +2,8 @@
 waits for sockets.
 
     a chunk that is not in memory
-        is mapped, if the daemon of this node shares it, or in a job the master of this node;
+        is mapped, if the daemon of this node shares it, or in a job the master of this node: for a while, or just
+        for the pieces that are wanted;
         comes whole, if much of it is asked for;
         else comes by the piece, the pieces of many chunks in one request to each node of the job.
 
@@ -18,12 +19,12 @@ from threading import Lock
 
 from dieselfs.cache.node_socket import NodeClient
 from dieselfs.cache.payloads import Payload, Payloads, Room
-from dieselfs.chunk_source import NodeSource
+from dieselfs.chunk_source import Excerpts, NodeSource
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.limits import KIB
 from dieselfs.meta.snapshot import ExtentRef
 from dieselfs.peers.attachment import Attachment
-from dieselfs.reader import ChunkReader
+from dieselfs.reader import ChunkReader, first_damaged
 
 _WHOLE_SHARE = 4
 """When a quarter of a payload has been asked for, the whole is fetched, although it will not be kept."""
@@ -173,7 +174,8 @@ class HeldChunks:
     def _brought(self, chunk: int, extents: Sequence[ExtentRef], is_common: bool) -> Payload | None:
         """The payload of a chunk, brought here by this thread or by another; None if it is not worth having whole.
 
-        Raises as `ChunkReader`.
+        Of one that others share, and that will not be held, no more than the extents may be right. Raises as
+        `ChunkReader`.
         """
         with self.lock:
             if not self.payloads.has_room(self._snapshot.chunk_payload_length(chunk)):
@@ -185,8 +187,14 @@ class HeldChunks:
             if payload is not None:
                 return payload
             try:
-                payload = self._shared(chunk, extents, is_common) or self._fetched(chunk, extents)
-                if payload is not None:
+                shared = self._shared(chunk, extents, is_common)
+                with self.lock:
+                    is_whole = self._is_worth_whole(chunk, extents, is_common, shared is not None)
+                if shared is not None:
+                    payload = self._verified(shared, chunk, None if is_whole else extents)
+                if payload is None and is_whole:
+                    payload = self._fetched(chunk)
+                if payload is not None and is_whole:
                     with self.lock:
                         self.payloads.add(chunk, payload)
             finally:
@@ -195,25 +203,31 @@ class HeldChunks:
         return payload
 
     def _shared(self, chunk: int, extents: Sequence[ExtentRef], is_common: bool) -> Payload | None:
-        """What the daemon of this node has of a chunk, if it has it right."""
+        """What the daemon of this node has of a chunk, still to be verified."""
         if self._daemon is None:
             return None
         length_bytes = self._snapshot.chunk_payload_length(chunk)
         is_whole = is_common and self._job is not None
         wanted_bytes = length_bytes if is_whole else sum(extent.length for extent in extents)
         memory = self._daemon.memory(chunk, length_bytes, wanted_bytes)
-        if memory is None:
-            return None
-        payload = Payload.of(memory)
-        if not self._reader.is_payload(chunk, payload.view):
-            return None
-        self._count(shared_chunks=1, asked_bytes=length_bytes, node_bytes=length_bytes)
-        return payload
+        return None if memory is None else Payload.of(memory)
 
-    def _fetched(self, chunk: int, extents: Sequence[ExtentRef]) -> Payload | None:
-        with self.lock:
-            if not self._is_worth_whole(chunk, extents):
+    def _verified(self, shared: Payload, chunk: int, extents: Sequence[ExtentRef] | None) -> Payload | None:
+        """What is shared, if these extents of it are right, or without any, all of it. To verify a chunk takes as long
+        as a hundred of its small files.
+        """
+        if extents is None:
+            if not self._reader.is_payload(chunk, shared.view):
                 return None
+            self._count(shared_chunks=1, asked_bytes=len(shared.view), node_bytes=len(shared.view))
+            return shared
+        if first_damaged(extents, Excerpts.of_payload(shared.view, extents)) is not None:
+            return None
+        size_bytes = sum(extent.length for extent in extents)
+        self._count(asked_bytes=size_bytes, node_bytes=size_bytes, fetched_piece_bytes=size_bytes)
+        return shared
+
+    def _fetched(self, chunk: int) -> Payload:
         length_bytes = self._snapshot.chunk_payload_length(chunk)
         memory = _new_memory(length_bytes)
         source: NodeSource = self._reader if self._job is None else self._job.source
@@ -226,10 +240,17 @@ class HeldChunks:
         self._count_from(source, length_bytes, 0, fetched_chunks=1, fetched_chunk_bytes=length_bytes)
         return Payload.of(memory)
 
-    def _is_worth_whole(self, chunk: int, extents: Sequence[ExtentRef]) -> bool:
-        """Whether a chunk that is not in memory, and has room there, is to be fetched whole. Called under the lock."""
+    def _is_worth_whole(
+        self, chunk: int, extents: Sequence[ExtentRef], is_common: bool, is_shared: bool
+    ) -> bool:
+        """Whether a chunk that is not in memory, and has room there, is to be held whole. Called under the lock.
+
+        `is_shared`: it does not have to be fetched, only verified.
+        """
         payload_bytes = self._snapshot.chunk_payload_length(chunk)
         would_keep = self.payloads.would_keep(payload_bytes)
+        if is_shared and (would_keep or is_common):
+            return True
         earlier_bytes = self._asked_bytes.pop(chunk, 0)
         if earlier_bytes and would_keep:
             return True

@@ -33,6 +33,8 @@ CHUNK_BYTES = FILES_EACH * FILE_BYTES
 MUCH_BYTES = 64 * MIB
 LITTLE_BYTES = CHUNK_BYTES // 2
 """There is no room for any chunk."""
+PASSING_BYTES = 2 * CHUNK_BYTES
+"""There is room for one chunk, in transit."""
 ME = Member("me", 0, TcpAddress("127.0.0.1", 1), 1 << 30, bytes(16))
 
 
@@ -159,6 +161,29 @@ def test_a_process_without_room_has_everything_from_the_nodes_all_the_same(packe
         assert figures.asked_bytes == 3 * CHUNKS * FILE_BYTES == figures.fetched_piece_bytes
         assert figures.node_bytes == 3 * len(running.own) * FILE_BYTES
         assert running.job.peers.figures()["requests"] == 3
+
+
+def test_of_a_shared_chunk_that_will_not_be_kept_pieces_are_verified_alone_until_much_is_wanted(
+    packed: PackedDataset,
+) -> None:
+    with process(packed, PASSING_BYTES) as running:
+        own = min(running.own)
+        files = [own * FILES_EACH + number for number in range(FILES_EACH)]
+        assert running.reads(files[:1]) == {own}
+        figures = running.held.figures()
+        assert figures.shared_chunks == 0 and figures.node_bytes == figures.fetched_piece_bytes == FILE_BYTES
+        assert running.reads(files[1:16]) == {own} and running.reads(files) == set()
+        figures = running.held.figures()
+        assert figures.shared_chunks == 1 and figures.node_bytes == FILE_BYTES + CHUNK_BYTES
+        assert adds_up(figures) and running.server.fetched == 0
+
+
+def test_of_a_shared_chunk_a_plan_is_read_from_memory_at_once(packed: PackedDataset) -> None:
+    with process(packed, PASSING_BYTES) as running:
+        own = min(running.own)
+        assert running.reads([own * FILES_EACH], is_common=True) == {own}
+        assert running.reads([own * FILES_EACH + 1], is_common=True) == set()
+        assert running.held.figures().shared_chunks == 1
 
 
 def test_what_nobody_has_comes_from_the_server(packed: PackedDataset) -> None:
