@@ -2,9 +2,12 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +25,8 @@ from dieselfs.torch.source import LibrarySource
 from dieselfs_client import control
 from dieselfs_tools.private_home import private_home
 from tests.support.documents import DOCUMENTS
+from tests.support.job_daemons import end_job_daemons
+from tests.support.server import free_port
 
 TIMEOUT_S = 240.0
 PROGRAMS = {"dlcmd": "dieselfs_tools.dlcmd", "torchrun": "torch.distributed.run"}
@@ -49,13 +54,13 @@ class Page:
         (block,) = (block for block in self.blocks("python") if f"def {name}(" in block)
         return block
 
-    def shell(self, commands: str) -> str:
+    def shell(self, commands: str, **variables: str) -> str:
         """Run commands as on the page, but for where the mount is, and how many ranks there are; returns the output."""
         commands = commands.replace("/mnt/imagenet", str(self.mountpoint)).replace("per-node 8", "per-node 2")
         ran = subprocess.run(
             ["/bin/bash", "-eu", "-o", "pipefail", "-c", commands],
             cwd=self.folder,
-            env=self.environment(),
+            env={**self.environment(), **variables},
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -120,6 +125,38 @@ def test_the_library_shares_memory(page: Page, monkeypatch: pytest.MonkeyPatch) 
             assert dataset.source.dataset.statistics().shared_chunks > 0
     finally:
         page.shell(f"{commands.strip()} --stop")
+
+
+def test_two_nodes_that_pool_their_memory(page: Page) -> None:
+    make_secret, train = (block for block in page.blocks("sh") if "job.secret" in block)
+    page.shell(make_secret)
+    program = (
+        page.program("main").replace("EPOCHS, ", "EPOCHS = 1\n_, ").replace("num_workers=4", "num_workers=1")
+    )
+    folder = page.folder / "job"
+    folder.mkdir()
+    (folder / "train.py").write_text(program)
+    train = train.replace("per-node 8", "per-node 1").replace("node-1:29400", f"127.0.0.1:{free_port()}")
+    train = f"cd {folder}\n" + train.replace("--nnodes", "--local-addr 127.0.0.1 --nnodes")
+    runtime = Path(tempfile.mkdtemp(prefix="job-"))
+
+    def run(node: str) -> str:
+        return page.shell(
+            train, DIESELFS_JOB_NODE=node, XDG_RUNTIME_DIR=str(runtime), GLOO_SOCKET_IFNAME="lo"
+        )
+
+    try:
+        with ThreadPoolExecutor(2) as nodes:
+            told = sorted("".join(nodes.map(run, ["rack-1", "rack-2"])).splitlines())
+        assert [line.partition(", loss")[0] for line in told] == ["rank 0: epoch 0", "rank 1: epoch 0"]
+        logs = {
+            log.name: log.read_text() for log in (page.folder / ".local/state/dieselfs").glob("job-*.log")
+        }
+        assert sorted(logs) == ["job-torchrun-resnet-rack-1.log", "job-torchrun-resnet-rack-2.log"]
+        assert all("in job torchrun-resnet" in log for log in logs.values()), logs
+    finally:
+        end_job_daemons(runtime)
+        shutil.rmtree(runtime)
 
 
 def test_the_list_of_an_order(page: Page) -> None:
