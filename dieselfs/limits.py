@@ -150,6 +150,8 @@ PEER_BATCH_BYTES = 16 * MIB
 """What is asked for in one request, unless it is one chunk: others wait for the connection meanwhile."""
 PEER_REQUESTS_AT_ONCE_MAX = 8
 """Peers that one batch of pieces is asked from at one moment."""
+PEER_PINGS_AT_ONCE_MAX = 32
+"""Threads that wait for a ping: as many nodes as may be lost at one moment, and are found out together."""
 PEER_AVOIDED_S = 1.0
 PEER_AVOIDED_MAX_S = 15.0
 """A peer that failed is not asked for the first figure, then for twice as long each time; one that lied for the second.

@@ -47,10 +47,12 @@ class PeerFigures:
 class _Line:
     """The connections to one peer."""
 
-    def __init__(self, peer: Member, connections_max: int) -> None:
+    def __init__(self, peer: Member, connections_max: int, now_s: float) -> None:
         self.peer = peer
         self.turns = Semaphore(connections_max)
-        self.idle: list[Connection] = []  # guarded by the client's lock
+        # The client's lock guards both.
+        self.heard_s = now_s  # when it last answered
+        self.idle: list[Connection] = []
         self.is_closed = False
 
 
@@ -73,8 +75,10 @@ class PeerClient:
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
         self._call_timeout_s = call_timeout_s
+        self._clock = clock
         self._lock = Lock()  # guards all below
         self._suspicion = Suspicion(clock)
+        self._has_failed = False  # a peer, since it was last asked who may have gone with it
         self._lines: dict[str, _Line] = {}
         self._members: frozenset[Member] = frozenset()
         self._figures = PeerFigures()
@@ -122,6 +126,19 @@ class PeerClient:
         with self._lock:
             return self._suspicion.due()
 
+    def unheard(self) -> list[str]:
+        """Once after a peer has failed, the others of whom nothing was heard lately either: they may have gone with it,
+        as a whole rack does, and would be found out one after the other.
+        """
+        with self._lock:
+            has_failed, self._has_failed = self._has_failed, False
+            since_s = self._clock() - self._silence_s
+            return [
+                node
+                for node, line in self._lines.items()
+                if has_failed and line.heard_s < since_s and self._suspicion.share(node) > 0
+            ]
+
     def lied(self, node: str) -> None:
         """A peer has sent other bytes than those that it was asked for: avoid it."""
         _log.error("node %s has sent wrong bytes, and is avoided for a while", node)
@@ -150,8 +167,10 @@ class PeerClient:
         except Unavailable:
             return False
         with self._lock:
+            is_again = self._suspicion.share(peer.node) == 0
             self._suspicion.proved(peer.node)
-        _log.info("node %s answers again", peer.node)
+        if is_again:
+            _log.info("node %s answers again", peer.node)
         return True
 
     def warmth(self, peer: Member, is_to_warm: bool = False) -> Warmth:
@@ -215,6 +234,8 @@ class PeerClient:
                         destination,
                         self._call_timeout_s,
                     )
+                    with self._lock:
+                        line.heard_s = self._clock()
                     return reply
                 finally:
                     self._give_back(line, connection)
@@ -229,6 +250,7 @@ class PeerClient:
                 self._suspicion.lied(line.peer.node)
             else:
                 self._suspicion.failed(line.peer.node)
+                self._has_failed |= not is_ping
             if not is_ping:
                 self._figures.failures += 1
                 self._figures.lies += is_lie
@@ -251,7 +273,7 @@ class PeerClient:
             line = self._lines.get(peer.node)
             is_other = line is not None and line.peer != peer
             if line is None or is_other:  # another address, or a new incarnation
-                stale, line = line, _Line(peer, self._connections_each)
+                stale, line = line, _Line(peer, self._connections_each, self._clock())
                 self._lines[peer.node] = line
                 if stale is not None:
                     stale.is_closed = True

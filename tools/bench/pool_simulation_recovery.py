@@ -174,6 +174,7 @@ class _Node:
         self._planned_s = world.random.uniform(0, world.loss.group_s)
         self._stalled_s = 0.0
         self._is_probing = False
+        self._has_failed = False
         self._pinged: set[str] = set()
         self._trusted: set[str] = set()
         self._known: set[str] = set()
@@ -210,14 +211,18 @@ class _Node:
     def _fail(self, node: str, pieces: int) -> None:
         world = self._world
         world.found.server_requests[int(world.now_s)] += pieces
-        self._suspicion.failed(node)
-        if self._known != world.lost:
-            self._known.add(node)
-            if self._known == world.lost:
-                world.found.known_s.append(world.now_s)
+        self._suspect(node)
+        self._has_failed = True
         if not self._is_probing:
             self._is_probing = True
             self._probe()
+
+    def _suspect(self, node: str) -> None:
+        self._suspicion.failed(node)
+        if self._known != self._world.lost:
+            self._known.add(node)
+            if self._known == self._world.lost:
+                self._world.found.known_s.append(self._world.now_s)
 
     def _hear(self) -> None:
         """The roll tells that they have begun anew."""
@@ -226,13 +231,14 @@ class _Node:
 
     def _probe(self) -> None:
         world = self._world
-        for node in self._suspicion.due():
+        for node in [*self._suspicion.due(), *self._unheard()]:
             if node in self._pinged:
                 continue
             world.found.pings[int(world.now_s)] += 1
             if world.is_lost(node):
                 self._pinged.add(node)
-                fails_s = PEER_CONNECT_TIMEOUT_S if world.loss.is_silent else REFUSED_S
+                waits_s = PEER_CONNECT_TIMEOUT_S if self._suspicion.share(node) == 0 else PEER_SILENCE_S
+                fails_s = waits_s if world.loss.is_silent else REFUSED_S
                 world.at(world.now_s + fails_s, partial(self._miss, node))
             else:
                 self._suspicion.proved(node)
@@ -241,6 +247,12 @@ class _Node:
                     world.found.trusted_s.append(world.now_s - world.loss.back_s)
         world.at(world.now_s + PEER_PROBE_INTERVAL_S, self._probe)
 
+    def _unheard(self) -> list[str]:
+        """As `PeerClient.unheard`: of all nodes but the lost ones it has just heard."""
+        has_failed, self._has_failed = self._has_failed, False
+        silent = self._world.lost if has_failed and self._world.loss.is_silent else ()
+        return [node for node in silent if self._world.is_lost(node) and self._suspicion.share(node) > 0]
+
     def _miss(self, node: str) -> None:
         self._pinged.discard(node)
-        self._suspicion.failed(node)
+        self._suspect(node)

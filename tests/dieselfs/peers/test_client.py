@@ -170,6 +170,27 @@ def test_a_new_incarnation_may_prove_itself_at_once(packed: PackedDataset) -> No
     peers.close()
 
 
+def test_those_of_whom_nothing_was_heard_are_looked_at_when_a_peer_fails(packed: PackedDataset) -> None:
+    clock = Clock()
+    with running_node(packed, "b") as b, silent_port(8) as port:
+        peers = peer_client(packed, silence_s=SHORT_S, clock=clock)
+        ask(peers, b.member, packed.snapshot)
+        assert peers.unheard() == []  # nobody has failed
+        clock.now_s += 2 * SHORT_S
+        fail(peers, at_port(port), packed.snapshot)
+        assert peers.unheard() == ["b"] and peers.unheard() == []
+        assert peers.ping(b.member) and not peers.doubted() - {"liar"}
+        peers.keep([b.member, at_port(port)])  # it has begun anew
+        assert peers.due() == ["liar"] and not peers.ping(at_port(port))
+        assert peers.unheard() == []  # that it has failed is known
+        peers.close()
+
+
+def fail(peers: PeerClient, peer: Member, snapshot: Snapshot) -> None:
+    with pytest.raises(Unavailable):
+        ask(peers, peer, snapshot)
+
+
 # -- connections ---------------------------------------------------------------------------------------------
 
 
