@@ -129,6 +129,8 @@ JOB_SECRET_FILE_BYTES_MAX = 4 * KIB
 PEER_CONNECTIONS_MAX = 1
 """From one node of a job to each other one, unless it has more processes: so p nodes with n processes have p x (n - 1).
 """
+PEER_CLIENTS_MAX = 16_384
+"""That one node answers: 1,024 others with 16 processes each. A connection takes a descriptor, and 5 KB."""
 PEER_CONNECT_TIMEOUT_S = 1.5
 PEER_SILENCE_S = 3.0
 """A peer whose bytes do not move for this long is dead, stopped, or cut off."""
@@ -266,4 +268,5 @@ assert PEER_ANSWER_S < PEER_SILENCE_S / 2  # an answer that is only late is not 
 assert PEER_CONNECT_TIMEOUT_S + PEER_SILENCE_S < PEER_CALL_TIMEOUT_S < PEER_PATIENCE_S
 assert PEER_PATIENCE_S + PEER_CALL_TIMEOUT_S < READ_TIMEOUT_S
 assert JOB_MASTER_WAIT_S + 2 * NODE_HELLO_TIMEOUT_S < READ_TIMEOUT_S
+assert JOB_NODES_MAX <= PEER_CLIENTS_MAX
 assert PEER_CHUNKS_MAX * 8 + RANGES_PER_REQUEST_MAX * 8 < FRAME_BYTES_MAX

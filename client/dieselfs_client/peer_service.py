@@ -13,7 +13,7 @@ import trio
 
 from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
-from dieselfs.limits import PEER_ANSWER_S, PEER_FETCHES_MAX
+from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX, PEER_FETCHES_MAX
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.asking import Asked, State, decode_wanted
 from dieselfs.rpc import auth
@@ -73,7 +73,7 @@ class PeerService:
         self._shelf = shelf
         self._warmth = warmth
         self._answer_s = answer_s
-        self._reception = Reception(self)
+        self._reception = Reception(self, clients_max=PEER_CLIENTS_MAX)
 
     async def serve(self, listener: trio.SocketListener) -> None:
         """Take in peers until cancelled; then all their connections are closed. What they had asked for stays on its

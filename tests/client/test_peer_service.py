@@ -185,6 +185,18 @@ def test_whoever_is_not_of_the_job_is_not_let_in(node: PeerNode) -> None:
     assert node.service.figures.requests == 0
 
 
+def test_a_node_has_a_limit_of_its_own_for_those_who_ask(
+    packed: PackedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_service, "PEER_CLIENTS_MAX", 2)
+    with running_node(packed) as node:
+        connections = [connect(node), connect(node)]
+        with pytest.raises(Unavailable):
+            connect(node)
+        for connection in connections:
+            connection.close()
+
+
 async def test_a_chunk_is_worth_fetching_when_it_stays_or_much_of_it_is_wanted(packed: PackedDataset) -> None:
     async with trio.open_nursery() as nursery:
         shelf = Shelf(packed.snapshot, Segment.create, CHUNK_BYTES, 0, nursery)

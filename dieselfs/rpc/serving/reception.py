@@ -109,11 +109,14 @@ class Traffic(Protocol):
 
 
 class Reception:
-    """Takes in the clients of a host, over any number of listeners."""
+    """Takes in the clients of a host, over any number of listeners: `clients_max` of them at one moment."""
 
-    def __init__(self, host: Host, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, host: Host, tls: ssl.SSLContext | None = None, clients_max: int = CONNECTIONS_MAX
+    ) -> None:
         self._host = host
         self._tls = tls
+        self._clients_max = clients_max
         self._clients: Counter[str] = Counter()  # by address; changed only between checkpoints
 
     @property
@@ -136,7 +139,7 @@ class Reception:
 
     async def _serve_client(self, stream: trio.SocketStream, is_encrypted: bool) -> None:
         peer = _peer_name(stream)
-        if self._clients.total() >= CONNECTIONS_MAX or self._clients[peer] >= CONNECTIONS_PER_PEER_MAX:
+        if self._clients.total() >= self._clients_max or self._clients[peer] >= CONNECTIONS_PER_PEER_MAX:
             log.warning("%s: turned away, %d connections from there", peer, self._clients[peer])
             stream.socket.close()
             return
