@@ -49,6 +49,8 @@ system:
 	command -v mkfs.xfs >/dev/null || missing="$$missing xfsprogs"; \
 	command -v mksquashfs >/dev/null || missing="$$missing squashfs-tools"; \
 	command -v squashfuse_ll >/dev/null || missing="$$missing squashfuse"; \
+	command -v memcached >/dev/null || missing="$$missing memcached"; \
+	command -v nutcracker >/dev/null || missing="$$missing nutcracker"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	command -v ceph-osd >/dev/null && command -v ceph-mon >/dev/null || missing="$$missing ceph-mon ceph-osd"; \

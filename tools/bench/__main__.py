@@ -18,6 +18,7 @@ from bench.failover import failover
 from bench.figures import Figure, Run, RunFailed, Trial, figures
 from bench.listing import listing
 from bench.machine import machine_facts
+from bench.pool import pool
 from bench.reading import reading
 from bench.rebuild import rebuild
 from bench.report import trial_fields, trial_lines
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
     "requests": requests,
     "servers": servers,
     "transfer": transfer,
+    "pool": pool,
     "failover": failover,
 }
 
