@@ -249,6 +249,7 @@ class Node:
             },
             "reads": asdict(self.reads.figures),
             "fetches": self._source.figures(),
+            "plan_reads": asdict(stock.plan_reads.figures),
             "stock": asdict(figures),
             "job": self._job.stats() if self._job else None,
             "plans": [

@@ -27,6 +27,7 @@ from dieselfs_client.holdings import Holdings
 from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment
 from dieselfs_client.parcels import Content, Parcel, Parcels, PieceSource
 from dieselfs_client.pieces import Pieces, PieceTable
+from dieselfs_client.plan_reads import PlanReads
 from dieselfs_client.residency import ChunkResidency
 from dieselfs_client.tripwires import Tripwires
 from dieselfs_client.window import PlanWindow, Span
@@ -119,6 +120,7 @@ class Stock:
             self.table, len(snapshot.column("extent_chunks")), snapshot.chunk_count, allotment
         )
         self.tripwires = Tripwires(snapshot)
+        self.plan_reads = PlanReads(len(snapshot))
         self._snapshot = snapshot
         self._residency = residency
         self._parcels = Parcels(snapshot, residency, source)
@@ -145,6 +147,7 @@ class Stock:
     def noticed(self, node: int) -> None:
         """A file was read through the daemon."""
         self.tripwires.spring(node)
+        self.plan_reads.asked(node)
         # Several plans may have the file in their windows. It was read by the one that expected it soonest.
         since_s = self._clock() - PLAN_ACTIVE_S
         found = [
@@ -154,9 +157,12 @@ class Stock:
         ]
         if found:
             self.windows[min(found)[2]].noticed(node)
-            self._wake()
-        elif any(window.is_overtaken(node) for window in self.windows):
-            self._wake()
+        elif not any(window.is_overtaken(node) for window in self.windows):
+            return
+        for window in self.windows:
+            for reader, nodes in window.newly_read():
+                self.plan_reads.passed(reader, nodes)
+        self._wake()
 
     def keeps(self, chunk: int) -> bool:
         """Whether a chunk that a reader waits for is to be fetched whole at once, because it is kept."""
@@ -209,7 +215,7 @@ class Stock:
             self._nursery.start_soon(self._follow, following)
         following.is_ahead.set()  # whoever waits for it waits for the new one from now on
         following.is_ahead = trio.Event()
-        following.window.join(share, position)
+        following.window.join(share, position, self.plan_reads.begin())
         self._wake()
 
     async def ahead_of(self, share: Share) -> None:

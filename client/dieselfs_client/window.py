@@ -54,6 +54,10 @@ class _Reader:
     seen_s: float = 0.0
     last_wire: int = -1
     """The furthest position that it will be heard of from."""
+    number: int = 0
+    """Of `PlanReads`."""
+    told: int = 0
+    """What is before it was returned by `newly_read`."""
 
     overtaking: Overtaking = field(init=False)
 
@@ -94,9 +98,10 @@ class PlanWindow:
     _surplus: list[Numbers] = field(default_factory=list)
     _has_retreated: bool = False  # since a reader was last heard of
 
-    def join(self, share: Share, position: int = 0) -> None:
+    def join(self, share: Share, position: int = 0, number: int = 0) -> None:
         """Another reader, or one of before that begins anew; it may have come to a `position` already. What it wants of
-        spans that were handed out before is handed out once more; until then they stay in stock.
+        spans that were handed out before is handed out once more; until then they stay in stock. `number`: what it is
+        called in `newly_read`.
         """
         start = max(share.start, position)
         if not self._readers:
@@ -109,7 +114,7 @@ class PlanWindow:
             self.ahead = span.first
         self.ahead = min(self.ahead, start)
         self.behind = min(self.behind, self.ahead)
-        self._readers.append(_Reader(share, start, seen_s=self.clock()))
+        self._readers.append(_Reader(share, start, seen_s=self.clock(), number=number, told=start))
         self._has_retreated = False
 
     @property
@@ -246,6 +251,15 @@ class PlanWindow:
                 self._has_retreated = False
                 return True
         return False
+
+    def newly_read(self) -> Iterator[tuple[int, Numbers]]:
+        """What each reader, by its number, is known to have read since this was asked before."""
+        for reader in self._readers:
+            if reader.position > reader.told:
+                before = reader.share.count_before
+                read = reader.share.positions(before(reader.told), before(reader.position))
+                reader.told = reader.position
+                yield reader.number, self.plan.nodes_at(read).astype(np.int64)
 
     def passed(self) -> list[Numbers]:
         """Files that all readers have done with, and that were not returned before."""

@@ -50,13 +50,15 @@ class OwnChunks(Protocol):
 
 @dataclass(slots=True)
 class PoolFigures:
-    """Counts since the start, of payloads and pieces: `asked` = `own` + `from_peers` + `from_servers` + `failed`.
+    """Counts since the start, of payloads and pieces, and of their bytes: `asked` = `own` + `from_peers` +
+    `from_servers` + `failed`.
 
     What `own` took from servers is counted by the shelf, as its loads. So a node has had from the servers what the
     shelf loaded, and `server_bytes`.
     """
 
     asked: int = 0
+    asked_bytes: int = 0
     own: int = 0
     own_bytes: int = 0
     from_peers: int = 0
@@ -64,6 +66,7 @@ class PoolFigures:
     from_servers: int = 0
     server_bytes: int = 0
     failed: int = 0
+    failed_bytes: int = 0
 
 
 class PooledSource:
@@ -216,6 +219,7 @@ class PooledSource:
             if isinstance(found, memoryview):
                 with self._lock:
                     self._figures.asked += _count(each)
+                    self._figures.asked_bytes += each.length_bytes
                     self._figures.own += _count(each)
                     self._figures.own_bytes += each.length_bytes
                 yield each, _cut(each, found)
@@ -256,6 +260,7 @@ class PooledSource:
             raise Unavailable(f"node {peer.node} has sent other bytes than those of the chunk")
         with self._lock:
             self._figures.asked += _count(wanted)
+            self._figures.asked_bytes += wanted.length_bytes
             self._figures.from_peers += _count(wanted)
             self._figures.peer_bytes += wanted.length_bytes
         return excerpts
@@ -274,6 +279,7 @@ class PooledSource:
                 continue
             with self._lock:
                 self._figures.asked += _count(each)
+                self._figures.asked_bytes += each.length_bytes
                 self._figures.from_servers += _count(each)
                 self._figures.server_bytes += each.length_bytes
             yield each, brought
@@ -294,7 +300,9 @@ class PooledSource:
     def _failed(self, wanted: Wanted, error: DieselfsError) -> DieselfsError:
         with self._lock:
             self._figures.asked += _count(wanted)
+            self._figures.asked_bytes += wanted.length_bytes
             self._figures.failed += _count(wanted)
+            self._figures.failed_bytes += wanted.length_bytes
         return error
 
 

@@ -141,6 +141,7 @@ struct StatusInfo {
   6: required i64 bulk_bytes_sent
   7: required string store
   8: required string metadata
+  9: required i64 payload_bytes_given
 }
 
 /**

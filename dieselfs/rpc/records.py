@@ -91,7 +91,9 @@ class FsckReport:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """`started_s` in seconds since 1970; `store` and `metadata` as the server was told."""
+    """`started_s` in seconds since 1970; `store` and `metadata` as the server was told. Bulk bytes are those of
+    connections that are over; `payload_bytes_given`: of chunks, whole or in ranges, all that was asked for until now.
+    """
 
     version: str
     started_s: int
@@ -101,6 +103,7 @@ class ServerStatus:
     bulk_bytes_sent: int
     store: str
     metadata: str
+    payload_bytes_given: int
 
 
 @dataclass(frozen=True, slots=True)

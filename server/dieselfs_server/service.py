@@ -55,6 +55,8 @@ class Counters:
     requests: int = 0
     bulk_bytes_received: int = 0
     bulk_bytes_sent: int = 0
+    payload_bytes_given: int = 0
+    """Of chunks, whole or in ranges, as they are asked for; without snapshots and lists of members."""
 
 
 @dataclass(frozen=True, eq=False)

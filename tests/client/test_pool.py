@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import pytest
 import trio
@@ -17,6 +18,8 @@ CHUNKS = 12
 FILES_PER_CHUNK = 8
 FILE_BYTES = 512 * 1024
 SECRET = JobSecret(bytes(32))
+job_numbers = count()
+"""Each scenario is a job of its own: nodes of another may be on its roll for a while."""
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +48,11 @@ class Node:
             assert self.data.chunks.is_payload(chunk, payload)
 
 
-async def start(server: RunningServer, nursery: trio.Nursery, number: int, nodes: int, memory: int) -> Node:
+async def start(
+    server: RunningServer, nursery: trio.Nursery, job: str, number: int, nodes: int, memory: int
+) -> Node:
     data = Dataset(server.settings(), "pooled")
-    terms = PoolTerms(Job("job-1", number, nodes, f"node-{number}"), SECRET, nodes, "127.0.0.1", memory)
+    terms = PoolTerms(Job(job, number, nodes, f"node-{number}"), SECRET, nodes, "127.0.0.1", memory)
     leaves = trio.CancelScope()
 
     async def run(pool: Pool) -> None:
@@ -61,13 +66,14 @@ async def start(server: RunningServer, nursery: trio.Nursery, number: int, nodes
 
 def play(
     server: RunningServer,
-    count: int,
+    size: int,
     scenario: Callable[[list[Node]], Awaitable[None]],
     memory: int = 64 * MIB,
 ) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nodes = [await start(server, nursery, number, count, memory) for number in range(count)]
+            job = f"job-{next(job_numbers)}"
+            nodes = [await start(server, nursery, job, number, size, memory) for number in range(size)]
             try:
                 with trio.fail_after(120):
                     for node in nodes:

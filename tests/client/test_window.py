@@ -97,6 +97,25 @@ def test_what_was_read_comes_back_once_and_lags_a_little(plan: Plan) -> None:
     assert window.passed() == []
 
 
+def test_what_each_reader_has_read_is_told_once(plan: Plan) -> None:
+    window, shares = window_of(plan), {rank: plan.share(rank, world=2, batch=64) for rank in (0, 1)}
+    window.join(shares[0], number=0)
+    window.join(shares[1], number=1, position=GROUP_FILES)  # it goes on where it was before
+    told: dict[int, list[int]] = {0: [], 1: []}
+    for upto in range(GROUP_FILES // 2, len(plan) + 1, GROUP_FILES // 2):
+        spans(window)
+        for share in shares.values():
+            read(window, share, upto)
+        for rank, nodes in window.newly_read():
+            told[rank] += nodes.tolist()
+    known = {share.rank: position for share, position in window.positions()}
+    for rank, share in shares.items():
+        first = share.count_before(rank * GROUP_FILES)
+        assert told[rank] == share.nodes(first, share.count_before(known[rank])).tolist()
+        assert known[rank] > len(plan) - GROUP_FILES
+    assert list(window.newly_read()) == []
+
+
 def test_a_span_larger_than_the_memory_is_cut_into_equal_parts(plan: Plan) -> None:
     window = window_of(plan)
     window.join(plan.share())

@@ -4,12 +4,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dieselfs.chunk.format import Op
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.limits import INLINE_FILE_BYTES_MAX, LISTING_ENTRIES_MAX, PATH_BYTES_MAX
+from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.client import ServerClient
 from tests.support.server import RunningServer, running_server
 
@@ -189,6 +191,18 @@ def test_status_counts(admin: ServerClient) -> None:
     after = admin.status()
     assert after.requests == before.requests + 2
     assert after.connections >= 1 and after.store.startswith("posix://")
+
+
+def test_what_is_given_of_chunks_is_counted_to_the_byte(admin: ServerClient) -> None:
+    snapshot = Snapshot(bytes(admin.snapshot(PRIVATE).content or b""), "server")
+    chunk_id, length_bytes = snapshot.chunk_id(0), snapshot.chunk_payload_length(0)
+    before = admin.status().payload_bytes_given
+    admin.payload(PRIVATE, chunk_id, memoryview(bytearray(length_bytes)))
+    assert admin.status().payload_bytes_given == before + length_bytes
+    ranges = np.array([[0, 1], [1, length_bytes - 1]], np.uint32)
+    admin.ranges(PRIVATE, chunk_id, ranges)
+    admin.snapshot(PRIVATE)
+    assert admin.status().payload_bytes_given == before + 2 * length_bytes
 
 
 def test_an_admin_key_is_made_on_first_start(tmp_path: Path) -> None:

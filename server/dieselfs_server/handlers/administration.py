@@ -83,5 +83,6 @@ async def status(service: Service, caller: Caller, arguments: Any, _: object) ->
             bulk_bytes_sent=counters.bulk_bytes_sent,
             store=store,
             metadata=metadata,
+            payload_bytes_given=counters.payload_bytes_given,
         )
     )

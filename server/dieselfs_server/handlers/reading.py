@@ -47,6 +47,7 @@ async def get_snapshot(service: Service, caller: Caller, arguments: Any, _: obje
 async def get_payload(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
     payload = await service.executor.payload(dataset_id, arguments.chunk_id)
+    service.counters.payload_bytes_given += len(payload)
     return Reply(thrift.Bulk(bulk_length=len(payload)), [payload])
 
 
@@ -58,6 +59,7 @@ async def open_payload(service: Service, caller: Caller, arguments: Any, _: obje
     file = await service.executor.open_payload(dataset_id, arguments.chunk_id)
     if file is None:
         return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
+    service.counters.payload_bytes_given += file.length
     return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), file=file)
 
 
@@ -68,7 +70,9 @@ async def get_ranges(service: Service, caller: Caller, arguments: Any, _: object
         raise InvalidInput(f"ranges are pairs of u32, at most {RANGES_PER_REQUEST_MAX}")
     ranges = np.frombuffer(arguments.ranges, "<u4").reshape(-1, 2).astype(np.int64)
     parts = await service.executor.ranges(dataset_id, arguments.chunk_id, ranges)
-    return Reply(thrift.Bulk(bulk_length=sum(len(part) for part in parts)), parts)
+    length_bytes = sum(len(part) for part in parts)
+    service.counters.payload_bytes_given += length_bytes
+    return Reply(thrift.Bulk(bulk_length=length_bytes), parts)
 
 
 @handler

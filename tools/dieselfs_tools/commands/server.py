@@ -40,6 +40,7 @@ def status(session: Session) -> int:
         f"  requests     {found.requests:,}",
         f"  received     {output.size(found.bulk_bytes_received)}",
         f"  sent         {output.size(found.bulk_bytes_sent)}",
+        f"  of chunks    {output.size(found.payload_bytes_given)}",
     ]
     fields = {
         "address": str(session.client.address),
@@ -51,6 +52,7 @@ def status(session: Session) -> int:
         "requests": found.requests,
         "received_bytes": found.bulk_bytes_received,
         "sent_bytes": found.bulk_bytes_sent,
+        "payload_bytes": found.payload_bytes_given,
     }
     output.record("server", "\n".join(lines), fields)
     return output.summary("", {"servers": 1}, EXIT_OK)
