@@ -39,7 +39,7 @@ class SnapshotCache:
     def _offered(self, client: ServerClient, dataset: DatasetRecord, generation: int, tag: str) -> Snapshot:
         folder = self._folder / dataset.dataset_id.hex()
         is_newest = not generation and not tag
-        known = self._open(folder / _file_name(dataset.updated_ns, dataset.generation)) if is_newest else None
+        known = self._known(folder, dataset, generation) if not tag else None
         remote = client.snapshot(dataset.name, generation, known.digest if known else b"", tag)
         newest = self._newest(folder) if is_newest else None
         if newest is not None and remote.updated_ns < newest.header.updated_ns:
@@ -50,6 +50,13 @@ class SnapshotCache:
         if remote.content is None and known is not None:
             return known
         return self._keep(folder, dataset, remote)
+
+    def _known(self, folder: Path, dataset: DatasetRecord, generation: int) -> Snapshot | None:
+        """What is here of a generation, 0 for the newest; the server says whether it still is that."""
+        if not generation:
+            return self._open(folder / _file_name(dataset.updated_ns, dataset.generation))
+        here = max(folder.glob(f"*-{generation:x}.snapshot"), default=None)
+        return None if here is None else self._open(here)
 
     def _newest(self, folder: Path) -> Snapshot | None:
         for path in sorted(folder.glob("*.snapshot"), reverse=True):

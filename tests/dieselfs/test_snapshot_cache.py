@@ -67,6 +67,16 @@ def test_a_snapshot_is_fetched_once(tmp_path: Path) -> None:
     assert server.known_digests == [b"", server.offer.digest, server.offer.digest]
 
 
+def test_a_generation_that_is_here_is_not_fetched_when_it_is_asked_for_by_number(tmp_path: Path) -> None:
+    cache = SnapshotCache(tmp_path)
+    offered(cache, offer_of(content_of(7)))
+    server = OfferingServer(offer_of(content_of(7)))
+    assert cache.get(server.client(), record_at(9), 7).generation == 7
+    assert server.known_digests == [server.offer.digest]
+    counted_anew = OfferingServer(offer_of(content_of(7, {})))  # after a great loss
+    assert cache.get(counted_anew.client(), record_at(9), 7).digest == counted_anew.offer.digest
+
+
 def test_files_are_private_and_nothing_is_left_beside_them(tmp_path: Path) -> None:
     offered(SnapshotCache(tmp_path / "cache"), offer_of(content_of(7)))
     (file,) = files(tmp_path)
