@@ -129,7 +129,8 @@ class HeldChunks:
                 memory = payload.memory
                 for extent in extents:
                     pieces[extent] = memory[extent.offset : extent.offset + extent.length]
-        self._fetch_pieces(left, is_common, pieces)
+        if left:
+            self._fetch_pieces(left, is_common, pieces)
         return pieces, missed
 
     def _fetch_pieces(self, wanted: Wanted, is_common: bool, pieces: dict[ExtentRef, bytes]) -> None:
@@ -145,6 +146,8 @@ class HeldChunks:
             (refused if is_refused else pooled)[chunk] = extents
         errors = []
         for source, part in ((self._job.source, pooled), (self._reader, refused)):
+            if not part:
+                continue
             try:
                 self._take_pieces(source, part, is_common, pieces)
             except DieselfsError as error:

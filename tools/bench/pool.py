@@ -12,8 +12,10 @@ or memcached of one node has been killed, and the readers of the others read eve
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from subprocess import Popen
 
 from bench.figures import Aim, Quantity, Run, Side, Trial
 from bench.peers import lmdb_lack, make_lmdb
@@ -42,6 +44,7 @@ from bench.pool_rivals import (
 from bench.readers import Reader, read_together
 from bench.reading_files import shares_of
 from bench.scale import FULL, Scale
+from bench.stopwatch import family_processor_s
 from bench.trees import can_drop_caches, drop_caches, shuffled
 from dieselfs.limits import GIB, LIBRARY_MEMORY_BYTES, MIB
 from lab.network import Host, Unsuitable
@@ -92,6 +95,7 @@ def _title(stage: Stage, hosts: Sequence[Host], what: str) -> str:
 # -- reading ---------------------------------------------------------------------------------------------
 
 
+Process = Popen[bytes]
 Ask = Callable[[Host, Sequence[str]], Reader]
 """What reads a share of the files on a host."""
 
@@ -114,7 +118,11 @@ def _reading(
             database = folder / "data.mdb"
             make_lmdb(stage.tree, database)
             gets[LMDB] = (single, partial(_lmdb_gets, database))
-        yield read_trial(stage, hosts, "one by one", gets, rounds, lacks)
+        servers = {fleet.name: fleet.processes for fleet in fleets}
+        if NUTCRACKER in servers:
+            servers[NUTCRACKER] = [*servers[NUTCRACKER], *servers[MEMCACHED]]
+        servers |= dict.fromkeys((JOB, JOB_SMALL, JOB_PLAN), job.daemons)
+        yield read_trial(stage, hosts, "one by one", gets, servers, rounds, lacks)
         for batch in BATCHES:
             batches: dict[str, tuple[Sequence[str], Ask]] = {
                 JOB: (paths, partial(_library_batches, job, LIBRARY_MEMORY_BYTES, batch)),
@@ -122,7 +130,7 @@ def _reading(
                 JOB_PLAN: (paths, partial(_planned, job, batch)),
                 **{fleet.name: (paths, partial(_cache_batches, fleet, batch)) for fleet in fleets},
             }
-            yield read_trial(stage, hosts, f"{batch} at a time", batches, rounds, lacks)
+            yield read_trial(stage, hosts, f"{batch} at a time", batches, servers, rounds, lacks)
 
 
 def _library_gets(job: RunningJob, memory_bytes: int, host: Host, share: Sequence[str]) -> Reader:
@@ -156,18 +164,31 @@ def read_trial(
     hosts: Sequence[Host],
     what: str,
     ways: Mapping[str, tuple[Sequence[str], Ask]],
+    servers: Mapping[str, Sequence[Process]],
     rounds: int,
     lacks: Mapping[str, str],
 ) -> Trial:
+    """`servers`: who answers on the nodes, by the name of the side; their processor seconds are counted."""
     most = max(len(paths) for paths, _ in ways.values())
     sides = []
     for name, (paths, ask) in ways.items():
         shares = zip(hosts, shares_of(paths, len(hosts)), strict=True)
-        run = partial(read_together, [on_host(host, ask(host, share)) for host, share in shares], len(paths))
+        readers = [on_host(host, ask(host, share)) for host, share in shares]
+        run = partial(_read, readers, len(paths), servers.get(name, ()))
         size_bytes = len(paths) * stage.tree.file_bytes
         title = name if len(paths) == most else f"{name} ({len(paths):,} files)"
         sides.append(Side(title, run, len(paths), "files", size_bytes, READ_AIM if name == JOB else None))
     return Trial(_title(stage, hosts, what), sides, rounds, MEMCACHED, lacks)
+
+
+def _read(readers: Sequence[Reader], files: int, servers: Sequence[Process]) -> Run:
+    before_s = _processor_s(servers)
+    run = read_together(readers, files)
+    return replace(run, parts={**run.parts, "servers": _processor_s(servers) - before_s}) if servers else run
+
+
+def _processor_s(processes: Sequence[Process]) -> float:
+    return sum(family_processor_s(process.pid) for process in processes)
 
 
 def _filled_fleets(

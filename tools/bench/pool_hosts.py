@@ -31,7 +31,7 @@ from lab.network import Host, Network
 DATASET = "pool"
 LOAD_TIMEOUT_S = 60.0
 JOIN_TIMEOUT_S = 90.0
-_POLL_S = 0.005
+_POLL_S = 0.02
 _numbers = count(1)
 
 

@@ -38,7 +38,7 @@ def test_a_side_that_reads_some_of_the_files_is_compared_by_rate_and_says_how_ma
     paths = stage.tree.paths()
     hosts = [cast(Any, None)] * 2
     ways = {JOB: (paths, ask), JOB_SMALL: (paths[:2], ask)}
-    trial = read_trial(stage, hosts, "one by one", ways, 3, {MEMCACHED: "lacking"})
+    trial = read_trial(stage, hosts, "one by one", ways, {}, 3, {MEMCACHED: "lacking"})
     assert asked == [paths[::2], paths[1::2], paths[:1], paths[1:2]]
     assert [(side.name, side.amount) for side in trial.sides] == [(JOB, 8), (f"{JOB_SMALL} (2 files)", 2)]
     assert trial.title == "2 nodes, 8 files of 4,096 bytes, one by one"
