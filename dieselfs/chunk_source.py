@@ -38,9 +38,8 @@ class Excerpts:
         return len(self.starts)
 
     def __iter__(self) -> Iterator[memoryview]:
-        content = self.content
-        for start, length in zip(self.starts, self.lengths, strict=True):
-            yield content[start : start + length]
+        content, places = self.content, zip(self.starts, self.lengths, strict=True)
+        return iter([content[start : start + length] for start, length in places])
 
     def __getitem__(self, number: int) -> memoryview:
         start = self.starts[number]

@@ -109,9 +109,10 @@ class ChunkReader:
         )
 
 
-def first_damaged(extents: Iterable[ExtentRef], pieces: Iterable[bytes | memoryview]) -> ExtentRef | None:
+def first_damaged(extents: Sequence[ExtentRef], pieces: Iterable[bytes | memoryview]) -> ExtentRef | None:
     """The first extent whose bytes do not have its checksum, or None."""
-    for extent, piece in zip(extents, pieces, strict=True):
-        if xxh3_64_intdigest(piece) != extent.checksum:
-            return extent
-    return None
+    checksums = [xxh3_64_intdigest(piece) for piece in pieces]
+    if checksums == [extent.checksum for extent in extents]:
+        return None
+    pairs = zip(extents, checksums, strict=True)
+    return next(extent for extent, checksum in pairs if checksum != extent.checksum)

@@ -23,6 +23,9 @@ from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.reception import Reception
 from dieselfs_client.shelf import Shelf
 
+Here = list[tuple[Asked, memoryview]]
+"""What is asked of chunks that are here, with their payloads."""
+
 
 class JobKeys:
     """The one key that lets peers in."""
@@ -103,13 +106,14 @@ class PeerService:
             self.figures.refused += 1
             await connection.send(encode_refusal(method, sequence, error))
             return
-        states, bulk = await self._pieces(asked)
-        length_bytes = sum(map(len, bulk))
+        states, here = await self._pieces(asked)
+        length_bytes = sum(each.length_bytes for each, _ in here)
         reply = thrift.Pieces(states=bytes(states), bulk_length=length_bytes)
         self.figures.answered_bytes += length_bytes
-        await connection.send(encode_reply(method, sequence, reply), bulk)
+        pieces = (piece for each, payload in here for piece in each.of(payload))  # cut as they are sent
+        await connection.send(encode_reply(method, sequence, reply), pieces)
 
-    async def _pieces(self, asked: Sequence[Asked]) -> tuple[list[State], list[memoryview]]:
+    async def _pieces(self, asked: Sequence[Asked]) -> tuple[list[State], Here]:
         """What is here in time, in the order that it was asked for."""
         payloads: dict[int, memoryview | State] = {}
         missing: list[int] = []
@@ -141,20 +145,20 @@ class PeerService:
 
     def _told(
         self, asked: Sequence[Asked], payloads: dict[int, memoryview | State]
-    ) -> tuple[list[State], list[memoryview]]:
+    ) -> tuple[list[State], Here]:
         states: list[State] = []
-        bulk: list[memoryview] = []
+        here: Here = []
         for each in asked:
             payload = payloads[each.chunk]
             if isinstance(payload, State):
                 states.append(payload)
             else:
                 states.append(State.HERE)
-                bulk += each.of(payload)
+                here.append((each, payload))
                 if not each.is_whole:
                     self._shelf.handed_out(each.chunk, each.ranges)
         self.figures.chunks += len(states)
         self.figures.chunks_here += states.count(State.HERE)
         self.figures.chunks_later += states.count(State.LATER)
         self.figures.chunks_elsewhere += states.count(State.ELSEWHERE)
-        return states, bulk
+        return states, here

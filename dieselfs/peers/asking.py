@@ -3,9 +3,12 @@
 Chunks go by their numbers in the snapshot, which both have.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -50,15 +53,16 @@ class Wanted:
 
 def encode_wanted(wanted: Sequence[Wanted]) -> dict[str, object]:
     """The arguments of `get_pieces`, but for the digest."""
-    ranges = [
-        number for each in wanted for extent in each.extents for number in (extent.offset, extent.length)
-    ]
+    ranges = [*chain.from_iterable(_range_of(extent) for each in wanted for extent in each.extents)]
     return {
         "chunks": np.array([each.chunk for each in wanted], U32).tobytes(),
         "counts": np.array([len(each.extents) for each in wanted], U32).tobytes(),
-        "ranges": np.array(ranges, U32).tobytes(),
+        "ranges": struct.pack(f"<{len(ranges)}I", *ranges),
         "is_common": any(each.is_common for each in wanted),
     }
+
+
+_range_of = attrgetter("offset", "length")
 
 
 @dataclass(frozen=True, slots=True)

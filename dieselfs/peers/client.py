@@ -181,40 +181,40 @@ class PeerClient:
         reply = self._call(peer, "get_warmth", {"is_to_warm": is_to_warm}, None)
         return Warmth(reply.kept_bytes, reply.wanted_bytes, reply.damaged_chunks)
 
-    def pieces(self, peer: Member, wanted: Sequence[Wanted]) -> list[tuple[Wanted, State, memoryview]]:
-        """Ask a peer for pieces: each with what became of it, and if it is here its pieces, joined.
+    def pieces(
+        self, peer: Member, wanted: Sequence[Wanted], arrived: Callable[[Wanted, memoryview], None]
+    ) -> list[State]:
+        """Ask a peer for pieces. Returns what became of each chunk; of those that are here, `arrived` gets the pieces,
+        joined, while others are on their way. It raises ProtocolError if they are not what is wanted, and is quick, as
+        nobody else can ask this peer meanwhile.
 
-        What arrives is *not verified*: tell `lied` if it is wrong. Raises Unavailable when the peer does not answer,
-        or not as it should, after a bounded wait; it is avoided then, and for as long as it is, this raises at once.
+        Raises Unavailable when the peer does not answer, or not as it should, after a bounded wait; it is avoided then,
+        and for as long as it is, this raises at once.
         """
-        replies: list[bytes] = []
 
-        def destination(reply: Any) -> memoryview:
+        def destination(reply: Any) -> Iterator[memoryview]:
             lengths = _lengths(wanted, reply.states)
             if reply.bulk_length != sum(lengths):
                 raise ProtocolError(f"{reply.bulk_length} bytes are announced where {sum(lengths)} belong")
-            replies.append(reply.states)
-            received.append(np.empty(reply.bulk_length, np.uint8).data)
-            return received[0]
+            # One memory for all: large enough for large pages, each of which comes at once.
+            left = np.empty(reply.bulk_length, np.uint8).data
+            for each, state, length in zip(wanted, reply.states, lengths, strict=True):
+                if state == State.HERE:
+                    view, left = left[:length], left[length:]
+                    yield view
+                    arrived(each, view)
 
-        received: list[memoryview] = []
-        self._call(peer, "get_pieces", encode_wanted(wanted), destination)
-        states, view = replies[0], received[0]
-        pieces = []
-        start = 0
-        for each, state, length in zip(wanted, states, _lengths(wanted, states), strict=True):
-            pieces.append((each, State(state), view[start : start + length]))
-            start += length
+        reply = self._call(peer, "get_pieces", encode_wanted(wanted), destination)
         with self._lock:
-            self._figures.received_bytes += len(view)
-        return pieces
+            self._figures.received_bytes += reply.bulk_length
+        return [*map(State, reply.states)]
 
     def _call(
         self,
         peer: Member,
         method: str,
         arguments: dict[str, object],
-        destination: Callable[[Any], memoryview] | None,
+        destination: Callable[[Any], Iterator[memoryview]] | None,
         is_ping: bool = False,
     ) -> Any:
         with self._turn(peer) as line:

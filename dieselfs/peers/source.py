@@ -19,7 +19,7 @@ from xxhash import xxh3_128_intdigest
 
 from dieselfs.cache.member import Member
 from dieselfs.chunk_source import Brought, Excerpts, NodeSource
-from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.errors import Damaged, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     PEER_AGAIN_S,
     PEER_BATCH_BYTES,
@@ -236,15 +236,11 @@ class PooledSource:
         patience_end_s = self._clock() + self._patience_s
         while left and self._clock() < patience_end_s:
             batch = _batch(left)
-            later: list[Wanted] = []
-            try:
-                for each, state, view in self._peers.pieces(peer, batch):
-                    if state == State.LATER:
-                        later.append(each)
-                    elif state == State.HERE:
-                        yield each, self._verified(peer, each, view)
-            except Unavailable:
+            came, states = self._take(peer, batch)
+            yield from came
+            if not states:
                 return
+            later = [each for each, state in zip(batch, states, strict=True) if state == State.LATER]
             if len(later) < len(batch):
                 patience_end_s = self._clock() + self._patience_s
             else:
@@ -252,12 +248,25 @@ class PooledSource:
             left = left[len(batch) :] + later
         late += left
 
-    def _verified(self, peer: Member, wanted: Wanted, view: memoryview) -> Excerpts:
-        """What a peer has sent. Raises Unavailable if it is not what is wanted: then it is not to be asked again."""
-        excerpts = _joined(wanted, view)
+    def _take(
+        self, peer: Member, batch: Sequence[Wanted]
+    ) -> tuple[list[tuple[Wanted, Excerpts]], list[State]]:
+        """One request: what has come, and what became of each; of none, if the peer is not to be asked again."""
+        came: list[tuple[Wanted, Excerpts]] = []
+
+        def arrived(wanted: Wanted, content: memoryview) -> None:
+            came.append((wanted, self._verified(wanted, content)))
+
+        try:
+            return came, self._peers.pieces(peer, batch, arrived)
+        except Unavailable:
+            return came, []
+
+    def _verified(self, wanted: Wanted, content: memoryview) -> Excerpts:
+        """What a peer has sent. Raises ProtocolError if it is not what is wanted."""
+        excerpts = _joined(wanted, content)
         if not self._is_right(wanted, excerpts):
-            self._peers.lied(peer.node)
-            raise Unavailable(f"node {peer.node} has sent other bytes than those of the chunk")
+            raise ProtocolError(f"other bytes than those of chunk {wanted.chunk}")
         with self._lock:
             self._figures.asked += _count(wanted)
             self._figures.asked_bytes += wanted.length_bytes

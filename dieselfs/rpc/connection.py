@@ -146,12 +146,13 @@ class Connection:
         arguments: dict[str, object],
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
-        destination: memoryview | Callable[[Any], memoryview] | None = None,
+        destination: memoryview | Callable[[Any], Iterator[memoryview]] | None = None,
         total_s: float = math.inf,
     ) -> tuple[Any, bytearray | None]:
         """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if
         it announces any. With a `destination` they go there instead, and must have its length; it may be a function
-        that gets the reply, and makes room for what it announces, or raises ProtocolError.
+        that gets the reply, and yields one piece of memory after the other, each of which is full when it is asked for
+        the next; or it raises ProtocolError.
 
         `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises what the server refuses
         with (the connection lives on), or ProtocolError, Unavailable, or Damaged for bytes of another length (it is
@@ -161,11 +162,8 @@ class Connection:
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX, timeout_s)
         length = getattr(reply, "bulk_length", None)
         if callable(destination):
-            try:
-                destination = destination(reply)
-            except BaseException:
-                self.close()
-                raise
+            self._receive_parts(destination(reply), length or 0)
+            return reply, None
         if destination is not None and length != len(destination):
             self.close()
             raise Damaged(f"the server at {self.address} has {length} bytes where {len(destination)} belong")
@@ -201,6 +199,19 @@ class Connection:
                 os.close(descriptor)
             raise
         return reply, descriptors[0] if descriptors else None
+
+    def _receive_parts(self, parts: Iterator[memoryview], length: int) -> None:
+        try:
+            for part in parts:
+                length -= len(part)
+                if length < 0:
+                    break
+                self._receive_into(part)
+            if length:
+                raise ProtocolError(f"the server at {self.address} has other lengths than it announced")
+        except BaseException:  # what is still on its way belongs to nobody
+            self.close()
+            raise
 
     def _exchange(
         self,

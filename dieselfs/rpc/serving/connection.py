@@ -3,7 +3,8 @@
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import trio
 
@@ -95,26 +96,31 @@ class ClientConnection:
         while taken < length:
             taken += await self._receive_into(scratch[: length - taken])
 
-    async def send(self, message: bytes, bulk: Sequence[Buffer] = ()) -> None:
-        """Send a reply and the bulk bytes behind it. If the kernel takes all at once, no other task runs meanwhile."""
+    async def send(self, message: bytes, bulk: Iterable[Buffer] = ()) -> None:
+        """Send a reply and the bulk bytes behind it, which are taken from `bulk` as they are sent. If the kernel takes
+        all at once, no other task runs meanwhile.
+        """
         framed = frame(message)
-        for parcel in _parcels([framed, *bulk]):
+        for parcel, parcel_bytes in _parcels(chain([framed], bulk)):
             if isinstance(self._stream, trio.SocketStream):
-                await self._send_together(self._stream.socket, parcel)
+                await self._send_together(self._stream.socket, parcel, parcel_bytes)
             else:
                 with trio.fail_after(BULK_IDLE_TIMEOUT_S):
                     await self._stream.send_all(b"".join(parcel))
-            self.bulk_bytes_sent += sum(map(len, parcel))
+            self.bulk_bytes_sent += parcel_bytes
         self.bulk_bytes_sent -= len(framed)
 
-    async def _send_together(self, connected: trio.socket.SocketType, views: list[memoryview]) -> None:
-        """Send all of these without joining them first: the kernel does that."""
+    async def _send_together(
+        self, connected: trio.socket.SocketType, views: list[Buffer], length: int
+    ) -> None:
+        """Send all of these, so many bytes, without joining them first: the kernel does that."""
         try:
             try:
                 sent = os.writev(connected.fileno(), views)
             except BlockingIOError:
                 sent = 0
-            while views := _left(views, sent):
+            while sent < length:
+                views, length = _left(views, sent), length - sent
                 with trio.fail_after(BULK_IDLE_TIMEOUT_S):
                     sent = await connected.sendmsg(views)
         except OSError as error:
@@ -133,7 +139,7 @@ class ClientConnection:
         self.bulk_bytes_sent += length
 
 
-def _left(views: list[memoryview], sent: int) -> list[memoryview]:
+def _left(views: list[Buffer], sent: int) -> list[Buffer]:
     """What is still to be sent when so many bytes are."""
     done = 0
     while done < len(views) and sent >= len(views[done]):
@@ -141,22 +147,25 @@ def _left(views: list[memoryview], sent: int) -> list[memoryview]:
         done += 1
     views = views[done:]
     if sent:
-        views[0] = views[0][sent:]
+        views[0] = memoryview(views[0])[sent:]
     return views
 
 
-def _parcels(bulk: Sequence[Buffer]) -> Iterator[list[memoryview]]:
-    """The same bytes in the same order, in lists of pieces that are sent with one call."""
-    parcel: list[memoryview] = []
+def _parcels(bulk: Iterable[Buffer]) -> Iterator[tuple[list[Buffer], int]]:
+    """The same bytes in the same order, in lists of pieces that are sent with one call, each with its length."""
+    parcel: list[Buffer] = []
     parcel_bytes = 0
     for buffer in bulk:
-        view = memoryview(buffer)
-        for start in range(0, len(view), _SEND_BYTES):
-            piece = view if len(view) <= _SEND_BYTES else view[start : start + _SEND_BYTES]
-            if parcel and (parcel_bytes + len(piece) > _SEND_BYTES or len(parcel) == _PIECES_MAX):
-                yield parcel
-                parcel, parcel_bytes = [], 0
-            parcel.append(piece)
-            parcel_bytes += len(piece)
+        size = len(buffer)
+        if parcel_bytes + size > _SEND_BYTES or len(parcel) == _PIECES_MAX:
+            if parcel:
+                yield parcel, parcel_bytes
+            parcel, parcel_bytes = [], 0
+            while size > _SEND_BYTES:
+                yield [memoryview(buffer)[:_SEND_BYTES]], _SEND_BYTES
+                buffer = memoryview(buffer)[_SEND_BYTES:]
+                size -= _SEND_BYTES
+        parcel.append(buffer)
+        parcel_bytes += size
     if parcel:
-        yield parcel
+        yield parcel, parcel_bytes

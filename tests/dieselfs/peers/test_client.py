@@ -70,9 +70,12 @@ def at_port(port: int) -> Member:
 
 
 def ask(peers: PeerClient, peer: Member, snapshot: Snapshot, chunk: int = 0) -> bytes:
-    ((_, state, view),) = peers.pieces(peer, [Wanted.whole(snapshot, chunk)])
+    came: list[bytes] = []
+    (state,) = peers.pieces(
+        peer, [Wanted.whole(snapshot, chunk)], lambda _, content: came.append(bytes(content))
+    )
     assert state == State.HERE
-    return bytes(view)
+    return came[0]
 
 
 # -- peers that do not answer --------------------------------------------------------------------------------
