@@ -19,6 +19,8 @@ mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "dieselfs"  # the same figures give the same file
 mpl.rcParams["svg.fonttype"] = "none"
 
+_THIN = 3
+"""One of so many points is enough for single runs, and makes a small file."""
 _COLOURS = {"its job": "#c0392b", "another job": "#2980b9"}
 
 
@@ -45,7 +47,7 @@ def draw(sides: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], file: Pat
 def _curves(panel: Axes, rates: Sequence[Rates], label: str, colour: str) -> None:
     seconds = np.linspace(-BEFORE_S, AFTER_S, len(rates[0]), endpoint=False)
     for each in rates:
-        panel.plot(seconds, each, color=colour, alpha=0.2, linewidth=0.5)
+        panel.plot(seconds[::_THIN], each[::_THIN], color=colour, alpha=0.2, linewidth=0.5)
     panel.plot(seconds, np.mean(rates, axis=0), color=colour, linewidth=1.4, label=label)
 
 
