@@ -225,6 +225,8 @@ WARM_LOADS_AT_ONCE_MAX = 2
 """Chunks that a node fetches before anybody asks for them, at one moment, beside those that readers wait for."""
 WARM_SHARE = 0.8
 """Of its time that each of these loads is at work; then it rests, whoever else uses the network and the store."""
+WARM_QUIET_S = 0.1
+"""Nothing is fetched ahead until nobody has waited for a fetch of his own for so long."""
 WARM_AGAIN_S = 5.0
 """After a load that failed; it is tried again when all others are done."""
 WARMTH_TIMEOUT_S = 1.5

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 import trio
 
@@ -11,9 +12,8 @@ class Foreground:
 
     def __init__(self) -> None:
         self._waiting = 0
-        self._quiet = (
-            trio.Event()
-        )  # set, and made anew for the next, when the last one has what he waited for
+        self._quiet = trio.Event()  # set, and made anew, when the last one has what he waited for
+        self._quiet_since_s = -inf
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -24,6 +24,7 @@ class Foreground:
         finally:
             self._waiting -= 1
             if not self._waiting:
+                self._quiet_since_s = trio.current_time()
                 self._quiet.set()
                 self._quiet = trio.Event()
 
@@ -32,9 +33,12 @@ class Foreground:
         """Whether nobody waits."""
         return not self._waiting
 
-    async def quiet(self) -> None:
-        """Until nobody waits; at once, without a checkpoint, if that is so already. Whoever reads may be there again
-        after the next checkpoint.
+    async def quiet(self, for_s: float) -> None:
+        """Until nobody has waited for so many seconds: who reads one thing after the other waits for the next in a
+        moment. At once, without a checkpoint, if that is so already.
         """
-        while self._waiting:
-            await self._quiet.wait()
+        while self._waiting or (left_s := self._quiet_since_s + for_s - trio.current_time()) > 0:
+            if self._waiting:
+                await self._quiet.wait()
+            else:
+                await trio.sleep(left_s)

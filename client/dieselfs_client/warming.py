@@ -1,8 +1,8 @@
 """Warming: what memory can keep is fetched before anybody asks, in the background, and gives way to whoever reads.
 
     which chunk next     in an order of the node's own, of those that are not here and for which there is room
-    when                 while nobody waits for a fetch of his own; a lane works WARM_SHARE of its time, and all of
-                         them together no faster than a rate, if there is one
+    when                 while nobody has waited for a fetch of his own for a moment; a lane works WARM_SHARE of its
+                         time, and all of them together no faster than a rate, if there is one
 
 Each load runs in a lane of its own beside those of readers, so that none of them ever waits for its turn behind it.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import trio
 
 from dieselfs.errors import Damaged, DieselfsError
-from dieselfs.limits import WARM_AGAIN_S, WARM_LOADS_AT_ONCE_MAX, WARM_SHARE
+from dieselfs.limits import WARM_AGAIN_S, WARM_LOADS_AT_ONCE_MAX, WARM_QUIET_S, WARM_SHARE
 from dieselfs_client.foreground import Foreground
 
 _log = logging.getLogger(__name__)
@@ -127,9 +127,9 @@ class Warming:
 
     async def _turn(self, length_bytes: int) -> None:
         """Until nobody waits for anything, and the rate allows so many bytes more."""
-        await self._foreground.quiet()
+        await self._foreground.quiet(WARM_QUIET_S)
         while (wait_s := self._free_s - trio.current_time()) > 0:
             await trio.sleep(wait_s)
-            await self._foreground.quiet()
+            await self._foreground.quiet(WARM_QUIET_S)
         if self._pace.rate_bytes:
             self._free_s = trio.current_time() + length_bytes / self._pace.rate_bytes
