@@ -23,10 +23,12 @@ FILE_BYTES = 16_384
 MEMORY = "24MiB"
 """Of each node: as much as the dataset, most of it for what the node owns. So nearly every read asks another node."""
 FILES_PER_CHUNK = 8
-NODES = 4
+NODES = 5
 SEEDS = range(5)
-KILLED_AFTER_READS_MAX = 200
-READS = 50
+KILLED_AFTER_READS_MAX = 50
+FILES_PER_S = 50
+"""Of each reader: it leaves the machine time for all the rest."""
+READS = 25
 """Of each reader, to show that it goes on: they go to all nodes of the job."""
 SLOW_BYTES_PER_S = 1_000
 """A file takes longer than a peer may take to answer."""
@@ -98,7 +100,7 @@ def test_a_node_that_is_killed_costs_the_others_no_read(job: Job) -> None:
         chance = random.Random(seed)
         lost = chance.choice(job.nodes)
         others = [node for node in job.nodes if node is not lost]
-        with load(job.nodes, readers_each=2, seed=seed) as readers:
+        with load(job.nodes, readers_each=2, seed=seed, files_per_s=FILES_PER_S) as readers:
             readers.wait_for_reads(others, chance.randrange(KILLED_AFTER_READS_MAX))
             lost.host.kill()
             readers.wait_for_reads(others, READS)
@@ -107,37 +109,27 @@ def test_a_node_that_is_killed_costs_the_others_no_read(job: Job) -> None:
             readers.wait_for_reads(others, READS)
             check_that_all_is_well(readers, others)
             read_once(str(lost.place), "0")
-    with load(job.nodes):
+    with load(job.nodes, files_per_s=FILES_PER_S):
         wait_until_trusted(others, lost)
 
 
-def test_nodes_that_fall_silent_take_their_shares_back(cluster: Cluster, job: Job) -> None:
-    *others, stopped, cut_off = job.nodes
-    with load(others, readers_each=2) as readers:
+def test_nodes_that_stop_are_cut_off_or_slow_take_their_shares_back(cluster: Cluster, job: Job) -> None:
+    net = cluster.net
+    *others, stopped, cut_off, slow = job.nodes
+    with load(others, readers_each=2, files_per_s=FILES_PER_S) as readers:
         stopped.host.stop()
-        cluster.net.cut_off(cut_off.host)
+        net.cut_off(cut_off.host)
+        net.rate(slow.host, SLOW_BYTES_PER_S)
         try:
-            for lost in (stopped, cut_off):
+            for lost in (stopped, cut_off, slow):
                 wait_until_doubted(others, lost)
             readers.wait_for_reads(others, READS)
         finally:
-            cluster.net.heal(cut_off.host)
+            net.rate(slow.host, None)
+            net.heal(cut_off.host)
             stopped.host.resume()
-        for lost in (stopped, cut_off):
+        for lost in (stopped, cut_off, slow):
             wait_until_trusted(others, lost)
-        check_that_all_is_well(readers, others)
-
-
-def test_a_node_on_a_slow_link_is_avoided(cluster: Cluster, job: Job) -> None:
-    *others, slow = job.nodes
-    with load(others, readers_each=2) as readers:
-        cluster.net.rate(slow.host, SLOW_BYTES_PER_S)
-        try:
-            wait_until_doubted(others, slow)
-            readers.wait_for_reads(others, READS)
-        finally:
-            cluster.net.rate(slow.host, None)
-        wait_until_trusted(others, slow)
         check_that_all_is_well(readers, others)
 
 
@@ -155,14 +147,14 @@ def test_what_connections_do_to_the_bytes_of_a_node_reaches_no_reader(
     cluster: Cluster, hosts: list[Host], stored: Stored
 ) -> None:
     with ExitStack() as stack:
-        job = stack.enter_context(Job("proxied", cluster, stored.name, hosts, memory=MEMORY))
+        job = stack.enter_context(Job("proxied", cluster, stored.name, hosts[:4], memory=MEMORY))
         job.mount()
         *others, asked = job.nodes
         port = asked.port()
         altered, cut, stalled = (
             stack.enter_context(intercepted(node.host, asked.host, port)) for node in others
         )
-        readers = stack.enter_context(load(others, readers_each=2))
+        readers = stack.enter_context(load(others, readers_each=2, files_per_s=FILES_PER_S))
         assert not any(doubts(node, asked) for node in others)
         for proxy in (altered, cut, stalled):
             wait_for(partial(is_used, proxy), "bytes pass")

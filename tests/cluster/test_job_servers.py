@@ -17,7 +17,7 @@ FILES = 384
 FILE_BYTES = 16_384
 FILES_PER_CHUNK = 8
 NODES = 3
-STORAGE_BYTES_PER_S = 1_000_000
+STORAGE_BYTES_PER_S = 2_000_000
 """Slow enough for chunks to be on their way when the server dies."""
 
 
