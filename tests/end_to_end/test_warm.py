@@ -92,6 +92,18 @@ def test_one_command_warms_all_nodes_of_a_job(server: RunningServer, dlcmd: Dlcm
         assert loads(places) == CHUNKS
 
 
+def test_a_mount_that_is_attached_to_its_node_speaks_for_the_job_as_well(
+    server: RunningServer, dlcmd: Dlcmd
+) -> None:
+    with job_mounts(server, "warmed", dlcmd.folder / "nodes", ["node-0", "node-1", "node-0"]) as places:
+        (attached,) = (place for place in places if not stats_of(place)["job"]["is_master"])
+        summary = dlcmd("warm", attached, "--wait", "100%", "--timeout", PATIENCE, "--json").summary
+        assert (sorted(summary["nodes"]), summary["unknown"]) == (["node-0", "node-1"], [])
+        assert summary["kept_bytes"] == summary["wanted_bytes"] == FILES * FILE_BYTES
+        node = json.loads((attached / ".dieselfs/warm").read_text())["node"]
+        assert node["kept_bytes"] == summary["nodes"]["node-0"]["kept_bytes"]
+
+
 def test_when_the_time_is_over_it_says_how_far_it_is(
     server: RunningServer, dlcmd: Dlcmd, place: Path
 ) -> None:
