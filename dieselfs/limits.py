@@ -148,8 +148,10 @@ PEER_FETCHES_MAX = 16
 """Chunks that a node fetches for one request before it answers; for others, it is to be asked again."""
 PEER_ANSWER_BYTES_MAX = CHUNK_PAYLOAD_BYTES_MAX
 """Pieces in one answer, together."""
-PEER_BATCH_BYTES = 16 * MIB
-"""What is asked for in one request, unless it is one chunk: others wait for the connection meanwhile."""
+PEER_BATCH_BYTES = 8 * MIB
+"""What is asked for in one request, unless it is one chunk: others wait for the connection meanwhile, and each of the
+parcels that a mount has on their way takes so much memory.
+"""
 PEER_REQUESTS_AT_ONCE_MAX = 8
 """Peers that one batch of pieces is asked from at one moment."""
 PEER_PINGS_AT_ONCE_MAX = 32

@@ -27,7 +27,7 @@ from dieselfs.peers.source import Found, PooledSource
 
 CHUNKS = 16
 REQUEST_CHUNKS = 4
-"""Whose pieces are asked for at once: 16 MiB, as much as nodes ask each other for in one request."""
+"""Whose pieces are asked for at once: 16 MiB, two requests."""
 RANKS = 4
 """Each wants one file in so many of a chunk; it asks for those of so many more chunks at once."""
 PASSES = 4
