@@ -63,6 +63,7 @@ class Reads:
 
         Raises NotFound or InvalidInput for an inode that is no file.
         """
+        pieces = self._core.pieces(inode, offset, size)
         if self._stock is not None:
             node = inode - 1
             self._stock.noticed(node)
@@ -70,7 +71,6 @@ class Reads:
             if held is not None:
                 self.figures.at_once += 1
                 return [held[offset : offset + size]]
-        pieces = self._core.pieces(inode, offset, size)
         buffers = self._resident(pieces)
         end = offset + size
         if self._read_order.goes_on(inode, offset, end):
