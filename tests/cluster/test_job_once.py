@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from itertools import count
 
 import pytest
 
-from lab.cluster import Cluster, Storage, running_cluster
+from lab.cluster import Cluster, Storage
 from lab.job import Job, JobNode, Stored, store
 from lab.namespace import wait_for
-from lab.network import Host, Network
+from lab.network import Host
 from lab.reader import read_once
-from tests.support.network import skipping
 
 FILES = 256
 FILE_BYTES = 32_768
@@ -24,23 +23,13 @@ ATTEMPTS = 3
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Of its own, for all tests of this module."""
-    with ExitStack() as stack:
-        with skipping():
-            net = stack.enter_context(Network())
-            running = stack.enter_context(running_cluster(net))
-        yield running
+def hosts(shared_cluster: Cluster) -> list[Host]:
+    return [shared_cluster.net.host(f"node-{number}") for number in range(NODES_MAX)]
 
 
 @pytest.fixture(scope="module")
-def hosts(cluster: Cluster) -> list[Host]:
-    return [cluster.net.host(f"node-{number}") for number in range(NODES_MAX)]
-
-
-@pytest.fixture(scope="module")
-def stored(cluster: Cluster, hosts: list[Host]) -> Stored:
-    return store(cluster, hosts[0], "photos", FILES, FILE_BYTES, FILES_PER_CHUNK)
+def stored(shared_cluster: Cluster, hosts: list[Host]) -> Stored:
+    return store(shared_cluster, hosts[0], "photos", FILES, FILE_BYTES, FILES_PER_CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -115,16 +104,21 @@ def read_twice(job: Job, stored: Stored, is_warmed: bool) -> bool:
 @pytest.mark.parametrize("policy", ["on-demand", "oneshot"])
 @pytest.mark.parametrize("nodes", [1, 2, 4, NODES_MAX])
 def test_each_chunk_leaves_the_servers_once(
-    cluster: Cluster, hosts: list[Host], stored: Stored, numbers: Iterator[int], nodes: int, policy: str
+    shared_cluster: Cluster,
+    hosts: list[Host],
+    stored: Stored,
+    numbers: Iterator[int],
+    nodes: int,
+    policy: str,
 ) -> None:
     is_shown = False
     for _ in range(ATTEMPTS):
-        before_bytes = sent_bytes(cluster)
-        with Job(f"job-{next(numbers)}", cluster, stored.name, hosts[:nodes], policy=policy) as job:
+        before_bytes = sent_bytes(shared_cluster)
+        with Job(f"job-{next(numbers)}", shared_cluster, stored.name, hosts[:nodes], policy=policy) as job:
             is_shown = read_twice(job, stored, policy == "oneshot")
             job.unmount()
         if is_shown:
-            beside_chunks = sent_bytes(cluster) - before_bytes - stored.chunk_bytes
+            beside_chunks = sent_bytes(shared_cluster) - before_bytes - stored.chunk_bytes
             assert 0 <= beside_chunks < nodes * stored.snapshot_bytes + FILES_PER_CHUNK * FILE_BYTES
             break
     assert is_shown, f"nodes found each other silent in each of {ATTEMPTS} runs"

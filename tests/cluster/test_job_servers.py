@@ -1,17 +1,11 @@
 """A server dies while the nodes of a job fetch from it: another one takes its place, for bytes and for the roll."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
-import pytest
-
 from dieselfs.limits import READ_TIMEOUT_S
-from lab.cluster import ETCD_PORT, Cluster, running_cluster, start_etcd, wait_until_registered
+from lab.cluster import ETCD_PORT, Cluster
 from lab.job import Job, store
 from lab.load import load
-from lab.network import Host, Network
+from lab.network import Host
 from lab.reader import read_once
-from tests.support.network import skipping
 
 FILES = 384
 FILE_BYTES = 16_384
@@ -32,8 +26,8 @@ def check_that_a_server_is_replaced(cluster: Cluster, servers: str) -> None:
         with load(job.nodes) as readers:
             cluster.busiest().host.kill()
             readers.wait_for_reads(job.nodes, FILES)
-            verdict = readers.verdict(job.nodes)
-            assert verdict.failures == () and verdict.worst_s < READ_TIMEOUT_S
+        verdict = readers.verdict(job.nodes)
+        assert verdict.failures == () and verdict.worst_s < READ_TIMEOUT_S
         lost.host.kill()
         job.mount(lost)  # which takes its place on the roll
         job.wait_until_complete()
@@ -45,21 +39,5 @@ def test_a_server_of_the_list_is_replaced_by_the_other(cluster: Cluster) -> None
     check_that_a_server_is_replaced(cluster, cluster.servers)
 
 
-@pytest.fixture
-def etcd(net: Network) -> Host:
-    with skipping():
-        return start_etcd(net)
-
-
-@pytest.fixture
-def registered(net: Network, etcd: Host) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        with skipping():
-            options = ["--etcd", f"{etcd.address}:{ETCD_PORT}"]
-            running = stack.enter_context(running_cluster(net, options=options))
-        wait_until_registered(running)
-        yield running
-
-
-def test_a_server_that_etcd_knows_is_replaced_by_the_other(registered: Cluster, etcd: Host) -> None:
-    check_that_a_server_is_replaced(registered, f"etcd://{etcd.address}:{ETCD_PORT}")
+def test_a_server_that_etcd_knows_is_replaced_by_the_other(registered_cluster: Cluster, etcd: Host) -> None:
+    check_that_a_server_is_replaced(registered_cluster, f"etcd://{etcd.address}:{ETCD_PORT}")

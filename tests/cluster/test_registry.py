@@ -3,16 +3,13 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
 from dieselfs.limits import READ_TIMEOUT_S
-from lab.cluster import ETCD_PORT, Cluster, running_cluster, start_etcd, wait_until_registered
+from lab.cluster import ETCD_PORT, Cluster
 from lab.network import Host, Network
 from tests.support.dlcmd import COMMAND
-from tests.support.network import skipping
 
 READER = """
 import sys
@@ -24,19 +21,8 @@ for path in sys.stdin:
 
 
 @pytest.fixture
-def etcd(net: Network) -> Host:
-    with skipping():
-        return start_etcd(net)
-
-
-@pytest.fixture
-def cluster(net: Network, etcd: Host) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        with skipping():
-            options = ["--etcd", f"{etcd.address}:{ETCD_PORT}"]
-            running = stack.enter_context(running_cluster(net, options=options))
-        wait_until_registered(running)
-        yield running
+def cluster(registered_cluster: Cluster) -> Cluster:
+    return registered_cluster
 
 
 def test_a_node_reads_on_without_etcd_and_without_the_server_that_it_used(

@@ -57,9 +57,9 @@ def test_what_happens_to_one_job_is_nothing_to_the_other(cluster: Cluster) -> No
             for node in others:
                 wait_for(partial(has_lost, node, lost), f"{node.name} knows that {lost.name} is gone")
             readers.wait_for_reads(second.nodes, READS)
-            verdict = readers.verdict(second.nodes)
-            assert verdict.failures == () and verdict.worst_s < PEER_CALL_TIMEOUT_S
-            assert others_readers.verdict(others).failures == ()
+        verdict = readers.verdict(second.nodes)
+        assert verdict.failures == () and verdict.worst_s < PEER_CALL_TIMEOUT_S
+        assert others_readers.verdict(others).failures == ()
         for node in second.nodes:
             stats = node.stats()
             assert (stats["doubted"], stats["peers"]["failures"]) == ([], 0)

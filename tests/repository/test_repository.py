@@ -81,8 +81,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/lab/cluster.py": "tests/cluster/test_failover.py and tests/cluster/test_registry.py run on it",
     "tools/lab/interception.py": "tests/cluster/test_job_faults.py turns bits between nodes with it",
     "tools/lab/job.py": "tests/cluster/test_job_once.py mounts jobs of 1 to 8 nodes",
-    "tools/lab/load.py": "tests/cluster/test_job_faults.py reads on while nodes are lost",
-    "tools/lab/reader.py": "the program of the readers of tests/cluster/test_job_faults.py",
     "tools/lab/mounts.py": "tests/client/mount/test_mounting.py clears mounts that live and that are dead",
     "tools/lab/redis_process.py": "tests/server/metadata/test_redis_link.py kills and starts it again",
     "tools/lab/server.py": "every test over a running server",

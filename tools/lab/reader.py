@@ -72,13 +72,15 @@ def read_until(mountpoint: str, record: Path, stop: Path, seed: int, files_per_s
             now_s = time.monotonic()
             moment.reads += 1
             moment.worst_s = max(moment.worst_s, now_s - began_s)
+            moment.ended_s = now_s
             if now_s - moment.began_s >= BIN_S:
-                moment.ended_s = now_s
                 print(json.dumps(asdict(moment)), file=lines, flush=True)
                 moment = Moment(now_s)
             while now_s - began_s < pause_s:
                 time.sleep(began_s + pause_s - now_s)
                 now_s = time.monotonic()
+        if moment.reads:
+            print(json.dumps(asdict(moment)), file=lines, flush=True)
 
 
 if __name__ == "__main__":
