@@ -2,7 +2,9 @@
 
 On each node runs a daemon of the job, a memcached, a nutcracker and a redis-server, with equal memory, and one process
 that reads; all readers together read each file once. At the beginning everything is in the memory of the job (or of the
-rival), and nothing in that of the reader, whose library keeps what it maps and gets, within its limit.
+rival), and nothing in that of the reader, whose library keeps what it maps and gets, within its limit: so whole chunks
+go from node to node, and once it has read for a while (*read before*), it has all of them. A library of 32 MiB keeps
+next to nothing; with it, both sides use as much memory.
 
 Loading: the job fetches chunks from its server, whose store is a folder; every node puts its share of the files into
 memcached, as it reads them from the same local file system. Both with the kernel's caches dropped. Recovery: the daemon
@@ -26,7 +28,9 @@ from bench.pool_readers import (
     cache_gets,
     cache_refiller,
     library_batches,
+    library_batches_again,
     library_gets,
+    library_gets_again,
     library_plan,
     lmdb_gets,
     on_host,
@@ -63,7 +67,8 @@ NODE_MEMORY_BYTES = 1 * GIB
 SMALL_MEMORY_BYTES = 32 * MIB
 """A library that keeps next to nothing, as with a dataset that is much larger than its memory."""
 
-JOB, JOB_SMALL, JOB_PLAN = "dieselfs", "dieselfs, library of 32 MiB", "dieselfs, chunk-wise order"
+JOB, JOB_PLAN = "dieselfs", "dieselfs, chunk-wise order"
+JOB_AGAIN, JOB_SMALL = "dieselfs, read before", "dieselfs, library of 32 MiB"
 LMDB = "LMDB, on the node itself"
 READ_AIM = Aim(Quantity.RATIO, 2.1, of=(MEMCACHED,))
 LOAD_AIM = Aim(Quantity.RATIO, 10, of=(MEMCACHED,))
@@ -111,6 +116,7 @@ def _reading(
         single, small = paths[::SINGLE_SHARE], paths[::SMALL_SHARE]
         gets: dict[str, tuple[Sequence[str], Ask]] = {
             JOB: (single, partial(_library_gets, job, LIBRARY_MEMORY_BYTES)),
+            JOB_AGAIN: (single, partial(_library_gets_again, job)),
             JOB_SMALL: (small, partial(_library_gets, job, SMALL_MEMORY_BYTES)),
             **{fleet.name: (single, partial(_cache_gets, fleet)) for fleet in fleets},
         }
@@ -121,13 +127,14 @@ def _reading(
         servers = {fleet.name: fleet.processes for fleet in fleets}
         if NUTCRACKER in servers:
             servers[NUTCRACKER] = [*servers[NUTCRACKER], *servers[MEMCACHED]]
-        servers |= dict.fromkeys((JOB, JOB_SMALL, JOB_PLAN), job.daemons)
+        servers |= dict.fromkeys((JOB, JOB_PLAN, JOB_AGAIN, JOB_SMALL), job.daemons)
         yield read_trial(stage, hosts, "one by one", gets, servers, rounds, lacks)
         for batch in BATCHES:
             batches: dict[str, tuple[Sequence[str], Ask]] = {
                 JOB: (paths, partial(_library_batches, job, LIBRARY_MEMORY_BYTES, batch)),
                 JOB_SMALL: (small, partial(_library_batches, job, SMALL_MEMORY_BYTES, batch)),
                 JOB_PLAN: (paths, partial(_planned, job, batch)),
+                JOB_AGAIN: (paths, partial(_library_batches_again, job, batch)),
                 **{fleet.name: (paths, partial(_cache_batches, fleet, batch)) for fleet in fleets},
             }
             yield read_trial(stage, hosts, f"{batch} at a time", batches, servers, rounds, lacks)
@@ -141,6 +148,14 @@ def _library_batches(
     job: RunningJob, memory_bytes: int, batch: int, host: Host, share: Sequence[str]
 ) -> Reader:
     return partial(library_batches, job, memory_bytes, batch, share)
+
+
+def _library_gets_again(job: RunningJob, host: Host, share: Sequence[str]) -> Reader:
+    return partial(library_gets_again, job, share)
+
+
+def _library_batches_again(job: RunningJob, batch: int, host: Host, share: Sequence[str]) -> Reader:
+    return partial(library_batches_again, job, batch, share)
 
 
 def _planned(job: RunningJob, batch: int, host: Host, share: Sequence[str]) -> Reader:

@@ -56,6 +56,19 @@ def library_batches(job: RunningJob, memory_bytes: int, batch: int, paths: Seque
     return partial(_get_batches, _opened(job, memory_bytes), batch, paths)
 
 
+def library_gets_again(job: RunningJob, paths: Sequence[str]) -> Work:
+    """As `library_gets`, of files that were read before: the library has their chunks, unless that is too much."""
+    dataset = _opened(job)
+    _get_batches(dataset, FILL_FILES, paths)
+    return partial(_get_each, dataset.get, paths)
+
+
+def library_batches_again(job: RunningJob, batch: int, paths: Sequence[str]) -> Work:
+    dataset = _opened(job)
+    _get_batches(dataset, FILL_FILES, paths)
+    return partial(_get_batches, dataset, batch, paths)
+
+
 def library_plan(job: RunningJob, batch: int, rank: int, world: int) -> Work:
     """The share of one rank of an epoch in the chunk-wise order, which is worked out meanwhile."""
     dataset = _opened(job)
@@ -127,7 +140,7 @@ def _refill(cache: MemcachedCache, folder: Path, paths: Sequence[str]) -> int:
         found = cache.get_what_lives(batch)
         missing = [path for path in batch if path not in found]
         if missing:
-            cache.set_many(_contents(folder, missing))
+            cache.set_where_one_lives(_contents(folder, missing))
     return len(paths)
 
 

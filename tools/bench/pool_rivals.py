@@ -27,6 +27,9 @@ _THREADS = 2
 """Of each memcached; the machine has as many processors, and several servers."""
 
 
+_TRIES_MAX = 3
+
+
 class Cache(Protocol):
     """A client of a rival, for one process."""
 
@@ -37,8 +40,6 @@ class Cache(Protocol):
         ...
 
     def set_many(self, contents: Mapping[str, bytes]) -> None: ...
-
-    def clear(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,16 @@ class MemcachedCache:
         except self._failure:
             return {}
 
-    def clear(self) -> None:
-        self._client.flush_all()
+    def set_where_one_lives(self, contents: Mapping[str, bytes]) -> None:
+        """As `set_many`, where a server may have gone: then the client notices, and tries once more."""
+        left = list(contents)
+        for _ in range(_TRIES_MAX):
+            try:
+                left = self._client.set_multi({path: contents[path] for path in left})
+            except self._failure:
+                continue
+            if not left:
+                return
 
 
 class RedisCache:
@@ -207,10 +216,6 @@ class RedisCache:
         for number, shard in enumerate(self._shards(contents)):
             if shard:
                 self._clients[number].mset({path: contents[path] for path in shard})
-
-    def clear(self) -> None:
-        for client in self._clients:
-            client.flushall()
 
     def _client(self, path: str) -> Any:
         return self._clients[crc32(path.encode()) % len(self._clients)]
