@@ -53,7 +53,8 @@ class Wanted:
 
 def encode_wanted(wanted: Sequence[Wanted]) -> dict[str, object]:
     """The arguments of `get_pieces`, but for the digest."""
-    ranges = [*chain.from_iterable(_range_of(extent) for each in wanted for extent in each.extents)]
+    extents = chain.from_iterable(each.extents for each in wanted)
+    ranges = [*chain.from_iterable(map(_range_of, extents))]
     return {
         "chunks": np.array([each.chunk for each in wanted], U32).tobytes(),
         "counts": np.array([len(each.extents) for each in wanted], U32).tobytes(),

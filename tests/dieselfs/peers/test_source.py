@@ -111,6 +111,47 @@ def test_a_batch_is_one_request_to_each_owner(packed: PackedDataset) -> None:
     assert not direct.fetched_chunks and not direct.fetched_extents
 
 
+def test_what_is_here_is_not_held_back_by_what_is_not(packed: PackedDataset) -> None:
+    wanted = {chunk: extents(packed, chunk)[:2] for chunk in range(CHUNKS)}
+    with (
+        running_node(packed, "a") as a,
+        running_node(packed, "b") as b,
+        running_node(packed, "c") as c,
+    ):
+        owners = [None, b.member, c.member]
+        b.gate.clear()
+        with pooled(packed, a, lambda chunk: owners[chunk % 3], packed.source()) as source:
+            arriving = source.fetch_many(wanted)
+            first = {next(arriving)[0] for chunk in wanted if chunk % 3 != 1}
+            assert first == {chunk for chunk in wanted if chunk % 3 != 1}
+            b.gate.set()
+            assert {chunk for chunk, _ in arriving} == {chunk for chunk in wanted if chunk % 3 == 1}
+
+
+def test_whoever_lets_go_of_what_arrives_leaves_a_source_that_goes_on(packed: PackedDataset) -> None:
+    wanted = {chunk: extents(packed, chunk) for chunk in range(CHUNKS)}
+    with (
+        running_node(packed, "a") as a,
+        running_node(packed, "b") as b,
+        pooled(packed, a, lambda chunk: b.member if chunk % 2 else None, packed.source()) as source,
+    ):
+        for _ in range(4):
+            arriving = source.fetch_many(wanted)
+            next(arriving)
+            del arriving
+        brought = dict(source.fetch_many(wanted))
+        assert all(len(contents(brought[chunk])) == FILES_EACH for chunk in wanted)
+
+
+def test_which_chunks_are_asked_for_together(packed: PackedDataset) -> None:
+    with (
+        running_node(packed, "a") as a,
+        running_node(packed, "b") as b,
+        pooled(packed, a, lambda chunk: b.member if chunk % 2 else None, packed.source()) as source,
+    ):
+        assert source.together([5, 2, 3, 0]) == [[5, 3], [2, 0]]
+
+
 def test_single_extents_come_from_their_owner(packed: PackedDataset) -> None:
     direct = packed.source()
     with (
