@@ -52,8 +52,15 @@ def job(shared_cluster: Cluster, hosts: list[Host], stored: Stored) -> Iterator[
         yield job
 
 
-def doubts(node: JobNode, other: JobNode) -> bool:
-    return other.name in node.stats()["doubted"]
+def is_trusted(node: JobNode, other: JobNode) -> bool:
+    """Whether `node` asks the other one for all its chunks."""
+    stats = node.stats()
+    return other.name in stats["members"] and other.name not in stats["doubted"]
+
+
+def is_avoided(node: JobNode, other: JobNode) -> bool:
+    """Whether it has been found out, or is off the roll by now: then nobody asks it."""
+    return not is_trusted(node, other)
 
 
 def answered(node: JobNode) -> int:
@@ -67,19 +74,15 @@ def check_that_all_is_well(readers: Readers, nodes: list[JobNode]) -> None:
     assert verdict.worst_s < READ_TIMEOUT_S
 
 
-def wait_until_doubted(nodes: list[JobNode], lost: JobNode) -> None:
+def wait_until_avoided(nodes: list[JobNode], lost: JobNode) -> None:
     for node in nodes:
-        wait_for(partial(doubts, node, lost), f"{node.name} doubts {lost.name}", RETURN_TIMEOUT_S)
+        wait_for(partial(is_avoided, node, lost), f"{node.name} avoids {lost.name}", RETURN_TIMEOUT_S)
 
 
 def wait_until_trusted(nodes: list[JobNode], lost: JobNode) -> None:
     """Until it has its share back, and is asked for it."""
-
-    def is_trusted(node: JobNode) -> bool:
-        return not doubts(node, lost)
-
     for node in nodes:
-        wait_for(partial(is_trusted, node), f"{node.name} trusts {lost.name}", RETURN_TIMEOUT_S)
+        wait_for(partial(is_trusted, node, lost), f"{node.name} trusts {lost.name}", RETURN_TIMEOUT_S)
     before = answered(lost)
     wait_for(lambda: answered(lost) > before, f"{lost.name} is asked", RETURN_TIMEOUT_S)
 
@@ -93,7 +96,7 @@ def test_a_node_that_is_killed_costs_the_others_no_read(job: Job) -> None:
             readers.wait_for_reads(others, chance.randrange(KILLED_AFTER_READS_MAX))
             lost.host.kill()
             readers.wait_for_reads(others, READS)
-            wait_until_doubted(others, lost)
+            wait_until_avoided(others, lost)
             job.mount(lost)
             readers.wait_for_reads(others, READS)
             read_once(str(lost.place), "0")
@@ -113,7 +116,7 @@ def test_nodes_that_stop_are_cut_off_or_slow_take_their_shares_back(
         net.rate(slow.host, SLOW_BYTES_PER_S)
         try:
             for lost in (stopped, cut_off, slow):
-                wait_until_doubted(others, lost)
+                wait_until_avoided(others, lost)
             readers.wait_for_reads(others, READS)
         finally:
             net.rate(slow.host, None)
@@ -145,7 +148,7 @@ def test_what_connections_do_to_the_bytes_of_a_node_reaches_no_reader(
             altered.alter_after(FILE_BYTES)
             cut.cut_after(FILE_BYTES)
             stalled.stall()
-            wait_until_doubted(others, asked)
+            wait_until_avoided(others, asked)
             assert (altered.passed().alterations, cut.passed().cuts) == (1, 1)
             assert all(node.stats()["peers"]["failures"] for node in others)
             readers.wait_for_reads(others, READS)

@@ -18,6 +18,7 @@ FILES = 256
 FILE_BYTES = 32_768
 FILES_PER_CHUNK = 8
 NODES_MAX = 8
+WARM_TIMEOUT_S = 60.0
 ATTEMPTS = 3
 """A machine that lets a node wait for seconds makes the others take it for dead; that is not what this is about."""
 
@@ -89,7 +90,7 @@ def read_twice(job: Job, stored: Stored, is_warmed: bool) -> bool:
     job.mount()
     if is_warmed:
         for node in job.nodes:
-            wait_for(partial(is_warm, node), f"{node.name} is warm")
+            wait_for(partial(is_warm, node), f"{node.name} is warm", WARM_TIMEOUT_S)
         assert sum(node.loads() for node in job.nodes) == stored.chunks
     read_everywhere(job)
     loads = [node.loads() for node in job.nodes]

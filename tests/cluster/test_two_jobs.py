@@ -27,7 +27,9 @@ def files_of(folder: Path) -> dict[str, int]:
 
 
 def has_lost(node: JobNode, lost: JobNode) -> bool:
-    return lost.name in node.stats()["doubted"]
+    """Whether it has been found out, or is off the roll by now."""
+    stats = node.stats()
+    return lost.name in stats["doubted"] or lost.name not in stats["members"]
 
 
 def test_what_happens_to_one_job_is_nothing_to_the_other(cluster: Cluster) -> None:
