@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.chunk_source import Brought
 from dieselfs.errors import Unavailable
 from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.meta.snapshot import ExtentRef
@@ -80,6 +81,14 @@ class SwitchedSource:
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         return [self.fetch_extent(extent) for extent in extents]
+
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+    ) -> Iterator[tuple[int, Brought]]:
+        return self._source.fetch_many(wanted, is_common)
+
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        return self._source.together(chunks)
 
 
 @pytest.fixture
