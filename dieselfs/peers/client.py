@@ -294,7 +294,8 @@ class PeerClient:
                     return connection
                 connection.close()
         address, timeout_s = line.peer.address, self._connect_timeout_s
-        return Connection(open_socket(address, None, timeout_s), address, self._key, timeout_s)
+        # Two answers; a stranger at this address might send them byte by byte.
+        return Connection(open_socket(address, None, timeout_s), address, self._key, timeout_s, 2 * timeout_s)
 
     def _give_back(self, line: _Line, connection: Connection) -> None:
         with self._lock:

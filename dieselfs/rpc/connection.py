@@ -99,8 +99,9 @@ class Connection:
         address: Address,
         key: auth.Key | None,
         timeout_s: float = CONNECT_TIMEOUT_S,
+        total_s: float = math.inf,
     ) -> None:
-        """Take over `sock` and prove who we are. `timeout_s` bounds each wait for bytes to move.
+        """Take over `sock` and prove who we are. `timeout_s` bounds each wait for bytes to move, `total_s` all of them.
 
         Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
         """
@@ -108,7 +109,7 @@ class Connection:
         self.address = address
         self._sequence = count(1)
         self._timeout_s = timeout_s
-        self._deadline_s = math.inf
+        self._deadline_s = time.monotonic() + total_s
         self._arrived = memoryview(bytearray(_RECEIVE_BYTES))
         self._taken = self._filled = 0  # what has arrived and is not taken yet lies between
         self.gives_files = False

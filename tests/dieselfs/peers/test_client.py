@@ -2,9 +2,10 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dieselfs.peers.asking import State, Wanted, decode_wanted
 from dieselfs.peers.client import PeerClient
 from dieselfs.peers.source import PooledSource
 from dieselfs.rpc.address import TcpAddress
+from dieselfs.rpc.framing import frame
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
@@ -37,6 +39,7 @@ SHORT_S = 0.2
 """A wait that is to end by its limit."""
 LONG_S = 60.0
 """One that is not."""
+SLOW_GREETING_BYTES = 3000
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +118,28 @@ def test_a_silent_peer_costs_one_wait_however_many_want_something(packed: Packed
         with ThreadPoolExecutor(8) as threads:
             assert all(threads.map(fails, range(24)))
         assert peers.figures()["requests"] == 1
+        peers.close()
+
+
+def test_a_stranger_that_answers_byte_by_byte_is_not_waited_for(packed: PackedDataset) -> None:
+    with socket.socket() as listening, ThreadPoolExecutor(1) as threads:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+
+        def answer() -> int:
+            """A greeting that would take a minute; how much of it was sent."""
+            greeting, sent = frame(bytes(SLOW_GREETING_BYTES)), 0
+            connection, _ = listening.accept()
+            with connection, suppress(ConnectionError):
+                while sent < len(greeting):
+                    sent += connection.send(greeting[sent : sent + 1])
+                    time.sleep(LONG_S / len(greeting))
+            return sent
+
+        sent = threads.submit(answer)
+        peers = peer_client(packed, silence_s=SHORT_S)
+        fail(peers, at_port(listening.getsockname()[1]), packed.snapshot)
+        assert peers.is_avoided("liar") and sent.result(LONG_S) < SLOW_GREETING_BYTES
         peers.close()
 
 
