@@ -24,7 +24,7 @@ from dieselfs.cache.payloads import Payload
 from dieselfs.cache.segment import Memory
 from dieselfs.chunk_source import Excerpts, NodeSource
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S
+from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S, PEER_PINGS_AT_ONCE_MAX
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.asking import Wanted
 from dieselfs.peers.client import PeerClient
@@ -99,6 +99,8 @@ class _Parts:
         shelf = MasterShelf(snapshot, node)
         self.source = PooledSource(snapshot, self.ownership.owner, shelf, self.peers, server)
         self.errands = ThreadPoolExecutor(1, "attachment")
+        self.pinging = ThreadPoolExecutor(PEER_PINGS_AT_ONCE_MAX, "pings")
+        self.pings: dict[str, Future[bool]] = {}  # by node; used by the thread for errands alone
         self.errand: Future[None] | None = None
         self.due_s = clock() + NODE_MEMBERS_INTERVAL_S
 
@@ -221,10 +223,13 @@ class Attachment:
         """Learn who is there, and let those prove themselves who are avoided."""
         if not self._learn(parts) and self._keeper is not None and not self._is_closed:
             self._keeper.ensure(0.0)
-        due = parts.peers.due()
+        for node in [node for node, ping in parts.pings.items() if ping.done()]:
+            parts.pings.pop(node).result()  # nor one in this
+        # All at the same time: when a rack is lost, nobody waits behind the others.
+        due = set(parts.peers.due()).difference(parts.pings)
         for member in self._members:
-            if member.node in due:
-                parts.peers.ping(member)
+            if member.node in due and len(parts.pings) < PEER_PINGS_AT_ONCE_MAX:
+                parts.pings[member.node] = parts.pinging.submit(parts.peers.ping, member)
 
     def _learn(self, parts: _Parts) -> bool:
         """Ask the master of this node for the members; whether it has answered."""
@@ -243,5 +248,6 @@ class Attachment:
     def _guard(self) -> Lock:
         """The lock: a new one in a forked child, where a thread of the parent may have held the old one forever."""
         if self._process_id != os.getpid():
-            self._process_id, self._lock = os.getpid(), Lock()
+            # In this order: who sees that the process is this one takes the lock at once.
+            self._lock, self._process_id = Lock(), os.getpid()
         return self._lock

@@ -7,14 +7,23 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from dieselfs.cache.member import Member
 from dieselfs.cache.node_socket import NodeClient
-from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_AVOIDED_S, NODE_MEMBERS_INTERVAL_S, PEER_RETURN_S
+from dieselfs.limits import (
+    JOB_MASTER_WAIT_S,
+    NODE_AVOIDED_S,
+    NODE_MEMBERS_INTERVAL_S,
+    PEER_AVOIDED_MAX_S,
+    PEER_RETURN_S,
+)
 from dieselfs.peers.attachment import Attachment
+from dieselfs.peers.client import PeerClient
 from dieselfs.rpc.address import TcpAddress
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.node_master import running_master
@@ -207,6 +216,30 @@ def test_a_peer_that_is_avoided_proves_itself_while_others_read(packed: PackedDa
         attached.until(lambda: not attached.to.peers.is_avoided("other"))
         attached.clock.now_s += PEER_RETURN_S
         assert attached.own_chunks() == own
+        attached.to.close()
+
+
+def test_peers_that_are_lost_together_are_not_waited_for_one_after_the_other(
+    packed: PackedDataset, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [replace(ME, node=f"lost-{number}") for number in range(3)]
+    together = Barrier(len(lost))
+    asked: list[str] = []
+
+    def ping(peers: PeerClient, peer: Member) -> bool:
+        if peer.node not in asked:
+            together.wait(PATIENCE_S)  # raises unless the others are asked meanwhile
+            asked.append(peer.node)
+        return False
+
+    monkeypatch.setattr(PeerClient, "ping", ping)
+    with running_master(packed, path, [ME, *lost]):
+        attached = Attached(packed, path)
+        attached.own_chunks()
+        for member in lost:
+            attached.to.peers.lied(member.node)
+        attached.clock.now_s += PEER_AVOIDED_MAX_S
+        attached.until(lambda: len(asked) == len(lost))
         attached.to.close()
 
 
