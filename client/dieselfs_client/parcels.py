@@ -4,6 +4,7 @@ Most of a chunk comes as the whole of it: one checksum instead of many. Other pi
 chunks that come in the same request: one to each node of a job, or one for each chunk where a server is asked.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -11,7 +12,7 @@ import numpy as np
 import trio
 
 from dieselfs.chunk_source import Brought, Excerpts
-from dieselfs.errors import DieselfsError
+from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs_client.pieces import Indices, Pieces
 from dieselfs_client.residency import ChunkResidency
@@ -24,6 +25,8 @@ Parcel = dict[int, Pieces]
 
 Content = tuple[memoryview, Indices]
 """The bytes of pieces of one chunk, and where each begins in them."""
+
+_log = logging.getLogger(__name__)
 
 
 class PieceSource(Protocol):
@@ -85,8 +88,15 @@ class Parcels:
 
     def _arriving(self, parcel: Parcel, is_common: bool) -> Iterator[tuple[int, Content | DieselfsError]]:
         wanted = {chunk: pieces.extents() for chunk, pieces in parcel.items()}
-        for chunk, brought in self._source.fetch_many(wanted, is_common):
-            if isinstance(brought, Excerpts):
-                yield chunk, (brought.content, np.array(brought.starts, np.int64))
-            else:
-                yield chunk, brought
+        left = set(wanted)
+        try:
+            for chunk, brought in self._source.fetch_many(wanted, is_common):
+                left.discard(chunk)
+                if isinstance(brought, Excerpts):
+                    yield chunk, (brought.content, np.array(brought.starts, np.int64))
+                else:
+                    yield chunk, brought
+        except Exception as error:  # a bug in a source costs what it did not bring, not the mount
+            _log.exception("fetching ahead of readers failed")
+            for chunk in left:
+                yield chunk, Unavailable(f"fetching failed: {error!r}")

@@ -1,12 +1,14 @@
 """Pieces travel together where they are answered together, and every one of them arrives."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
 import trio
 
-from dieselfs.errors import Damaged, DieselfsError
+from dieselfs.chunk_source import Brought
+from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.meta.snapshot import ExtentRef
 from dieselfs_client.parcels import Content, Parcel, Parcels
 from dieselfs_client.pieces import PieceTable
 from dieselfs_client.residency import ChunkResidency
@@ -33,10 +35,14 @@ def packed() -> PackedDataset:
     return pack_entries(entries, chunk_bytes=FILES_EACH * FILE_BYTES)
 
 
-def run(packed: PackedDataset, scenario: Callable[[Parcels, TwoOwners], Awaitable[None]]) -> None:
+def run(
+    packed: PackedDataset,
+    scenario: Callable[[Parcels, TwoOwners], Awaitable[None]],
+    kind: type[TwoOwners] = TwoOwners,
+) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            source = TwoOwners(packed.snapshot, packed.source().payloads)
+            source = kind(packed.snapshot, packed.source().payloads)
             residency = ChunkResidency(packed.snapshot, source, 1 << 20, nursery)
             with trio.fail_after(30):
                 await scenario(Parcels(packed.snapshot, residency, source), source)
@@ -97,3 +103,24 @@ def test_all_of_a_parcel_arrives_and_damage_costs_only_its_chunk(packed: PackedD
         source.payloads[2][0] ^= 1
 
     run(packed, scenario)
+
+
+def test_a_fault_of_a_source_costs_what_it_did_not_bring(packed: PackedDataset) -> None:
+    class Faulty(TwoOwners):
+        def fetch_many(
+            self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+        ) -> Iterator[tuple[int, Brought]]:
+            yield next(iter(super().fetch_many(wanted, is_common)))
+            raise RuntimeError("no thread can be started")
+
+    async def scenario(parcels: Parcels, source: TwoOwners) -> None:
+        came: dict[int, bool] = {}
+
+        async def arrived(chunk: int, content: Content | DieselfsError) -> None:
+            came[chunk] = not isinstance(content, Unavailable)
+
+        parcel = pieces(packed, 0, 1) | pieces(packed, 2, 3) | pieces(packed, 4, 5)
+        await parcels.fetch(parcel, is_common=False, arrived=arrived)
+        assert came == {0: True, 2: False, 4: False}
+
+    run(packed, scenario, Faulty)
