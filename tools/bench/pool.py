@@ -192,7 +192,9 @@ def read_trial(
         run = partial(_read, readers, len(paths), servers.get(name, ()))
         size_bytes = len(paths) * stage.tree.file_bytes
         title = name if len(paths) == most else f"{name} ({len(paths):,} files)"
-        sides.append(Side(title, run, len(paths), "files", size_bytes, READ_AIM if name == JOB else None))
+        sides.append(
+            Side(title, run, len(paths), "files", size_bytes, READ_AIM if name in (JOB, JOB_AGAIN) else None)
+        )
     return Trial(_title(stage, hosts, what), sides, rounds, MEMCACHED, lacks)
 
 
