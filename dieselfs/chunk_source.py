@@ -67,11 +67,7 @@ class ChunkSource(Protocol):
 
 
 class NodeSource(ChunkSource, Protocol):
-    """Also many extents, of one chunk or of many, in as few requests as can be."""
-
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        """The bytes of extents of one chunk. Raises Damaged, which names the chunk, or Unavailable."""
-        ...
+    """Also many extents, in as few requests as can be."""
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False

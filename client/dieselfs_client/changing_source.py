@@ -25,9 +25,6 @@ class ChangingSource:
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         return self._current().fetch_extent(extent)
 
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        return self._current().fetch_extents(chunk, extents)
-
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
     ) -> Iterator[tuple[int, Brought]]:

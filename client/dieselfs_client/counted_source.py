@@ -46,11 +46,6 @@ class CountedSource:
         self._count_ranges([len(data)])
         return data
 
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        pieces = self._source.fetch_extents(chunk, extents)
-        self._count_ranges([*map(len, pieces)])
-        return pieces
-
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
     ) -> Iterator[tuple[int, Brought]]:

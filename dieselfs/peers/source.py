@@ -119,11 +119,7 @@ class PooledSource:
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         """The bytes of one extent. Raises as `fetch_chunk`."""
-        return self.fetch_extents(extent.chunk, [extent])[0]
-
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        """The bytes of extents of one chunk. Raises as `fetch_chunk`."""
-        return [bytes(piece) for piece in self._had(Wanted.pieces(chunk, extents))] if extents else []
+        return bytes(self._had(Wanted.pieces(extent.chunk, [extent]))[0])
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False

@@ -22,7 +22,6 @@ def test_each_request_goes_to_the_source_of_the_moment_and_ends_there() -> None:
     changing.fetch_chunk_into(chunk, memoryview(payload))
     assert changing.fetch_chunk(chunk) == payload
     assert changing.fetch_extent(extent) == CONTENT
-    assert changing.fetch_extents(chunk, [extent]) == [CONTENT]
     assert changing.together([chunk]) == [[chunk]]
-    assert second.fetched_chunks == [chunk] * 2 and second.fetched_extents == [extent] * 2
+    assert second.fetched_chunks == [chunk] * 2 and second.fetched_extents == [extent]
     assert not first.fetched_chunks

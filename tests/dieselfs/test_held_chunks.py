@@ -59,9 +59,6 @@ class Server(ChunkReader):
     def fetch_chunk(self, chunk: int) -> bytearray:
         return bytearray(self.source.fetch_chunk(chunk))
 
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        return self.source.fetch_extents(chunk, extents)
-
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
     ) -> Iterator[tuple[int, Brought]]:

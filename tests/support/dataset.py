@@ -94,15 +94,12 @@ class MemoryChunkSource:
             raise Damaged(f"chunk {name}: payload offset {extent.offset}: checksum of a piece does not match")
         return data
 
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        return [self.fetch_extent(extent) for extent in extents]
-
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
     ) -> Iterator[tuple[int, Brought]]:
         for chunk, extents in wanted.items():
             try:
-                content = b"".join(self.fetch_extents(chunk, extents))
+                content = b"".join(map(self.fetch_extent, extents))
             except DieselfsError as error:
                 yield chunk, error
             else:

@@ -79,9 +79,6 @@ class SwitchedSource:
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         return self._source.fetch_extent(extent)
 
-    def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
-        return [self.fetch_extent(extent) for extent in extents]
-
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
     ) -> Iterator[tuple[int, Brought]]:
