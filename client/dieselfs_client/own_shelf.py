@@ -7,7 +7,7 @@ import numpy as np
 import trio
 
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.limits import FETCHES_AT_ONCE_MAX
+from dieselfs.limits import FETCHES_AT_ONCE_MAX, PEER_PATIENCE_S
 from dieselfs.peers.asking import Wanted
 from dieselfs.peers.source import Found
 from dieselfs_client.shelf import Shelf
@@ -18,14 +18,19 @@ Result = TypeVar("Result")
 class OwnShelf:
     """Blocks; safe to use from many threads, but not from that of trio. `token`: of the trio run of the shelf."""
 
-    def __init__(self, shelf: Shelf, token: trio.lowlevel.TrioToken) -> None:
+    def __init__(
+        self, shelf: Shelf, token: trio.lowlevel.TrioToken, patience_s: float = PEER_PATIENCE_S
+    ) -> None:
+        """A chunk that is not there after `patience_s` is waited for no longer, as that of a peer."""
         self._shelf = shelf
         self._token = token
+        self._patience_s = patience_s
 
     def find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Found]]:
         """The payload of the chunk of each; what is not on the shelf is fetched, a few ahead of whoever takes it.
 
-        A chunk that is wanted whole is always fetched. What comes back is verified, and stays readable.
+        A chunk that is wanted whole is always fetched. What comes back is verified, and stays readable. None for what
+        is not worth it, or still on its way when it was waited for long enough: many others may have come before.
         """
         missing = []
         for each in wanted:
@@ -59,12 +64,14 @@ class OwnShelf:
             for each in wanted
         ]
 
-    async def _fetch(self, wanted: Wanted, ahead: Sequence[Wanted]) -> memoryview:
-        """A chunk, and word that those are wanted next."""
+    async def _fetch(self, wanted: Wanted, ahead: Sequence[Wanted]) -> memoryview | None:
+        """A chunk if it comes in time, and word that those are wanted next."""
         for each in ahead:
             self._shelf.start(each.chunk)
-        payload = await self._shelf.payload(wanted.chunk)
-        if wanted.extents:
+        payload = None
+        with trio.move_on_after(self._patience_s):
+            payload = await self._shelf.payload(wanted.chunk)
+        if payload is not None and wanted.extents:
             ranges = [(extent.offset, extent.length) for extent in wanted.extents]
             self._shelf.handed_out(wanted.chunk, np.array(ranges, np.int64))
         return payload

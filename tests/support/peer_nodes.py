@@ -35,6 +35,7 @@ class PeerNode:
     server: ChunkSource
     gate: Event = field(default_factory=Event)
     times_warmed: int = 0
+    own_patience_s: float = START_TIMEOUT_S
     member: Member = field(init=False)
     shelf: Shelf = field(init=False)
     own: OwnShelf = field(init=False)
@@ -63,7 +64,7 @@ class PeerNode:
     ) -> None:
         async with trio.open_nursery() as nursery:
             self.shelf = Shelf(self.packed.snapshot, self.fetch, room_bytes, transit_bytes, nursery)
-            self.own = OwnShelf(self.shelf, trio.lowlevel.current_trio_token())
+            self.own = OwnShelf(self.shelf, trio.lowlevel.current_trio_token(), self.own_patience_s)
             self.service = PeerService(self.packed.snapshot, self.shelf, key, answer_s, self.warmth)
             async with open_listeners(TcpAddress("127.0.0.1", 0)) as (listener,):
                 port = listener.socket.getsockname()[1]
@@ -82,9 +83,10 @@ def running_node(
     transit_bytes: int = ROOM_BYTES,
     answer_s: float = 10.0,
     server: ChunkSource | None = None,
+    own_patience_s: float = START_TIMEOUT_S,
 ) -> Iterator[PeerNode]:
     """A node, until the end of the block. It answers when it has everything, unless `answer_s` says otherwise."""
-    node = PeerNode(packed, server or packed.source())
+    node = PeerNode(packed, server or packed.source(), own_patience_s=own_patience_s)
     node.gate.set()
     scopes: SimpleQueue[tuple[trio.CancelScope, trio.lowlevel.TrioToken]] = SimpleQueue()
 

@@ -191,6 +191,15 @@ def test_what_a_peer_does_not_get_in_time_comes_from_a_server(packed: PackedData
             assert source.figures()["from_servers"] == 1
 
 
+def test_what_the_own_shelf_does_not_get_in_time_comes_from_a_server(packed: PackedDataset) -> None:
+    """It may have to fetch for many other nodes first."""
+    with running_node(packed, "a", own_patience_s=0.1) as a:
+        a.gate.clear()
+        with pooled(packed, a, lambda _: None, packed.source()) as source:
+            assert bytes(source.fetch_chunk(2)) == payload(packed, 2)
+            assert source.figures()["from_servers"] == 1
+
+
 class Timed(MemoryChunkSource):
     """A server that takes its time, by a clock that it shares."""
 
