@@ -18,7 +18,7 @@ from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
 from dieselfs.cache.secret import JobSecret, find_secret
 from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
-from dieselfs.limits import JOB_GATHER_TIMEOUT_S
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.client import PeerClient
 from dieselfs.peers.ownership import Ownership
@@ -165,6 +165,7 @@ class Pool:
             try:
                 await self._gather(1 if is_going_on else max(self._terms.nodes, 1))
                 nursery.start_soon(self._warming.run)
+                nursery.start_soon(self._keep_own)
                 if is_oneshot:
                     self.warm()
                 await keep_probing(self._peers, self._members)
@@ -210,6 +211,17 @@ class Pool:
         self._shelf.drop(set(kept).difference(self._ownership.own_among(kept).tolist()))
         self._warming.look_again()
         self._on_change(self.members)
+
+    async def _keep_own(self) -> None:
+        """When a node that was doubted is well again, what was fetched in its place makes room for what is owned."""
+        doubted: frozenset[str] = frozenset()
+        while True:
+            before, doubted = doubted, self._peers.doubted()
+            if before - doubted:
+                owner = self._ownership.owner
+                self._shelf.drop([chunk for chunk in self._shelf.chunks() if owner(chunk) is not None])
+                self._warming.look_again()
+            await trio.sleep(PEER_PROBE_INTERVAL_S)
 
     def _order(self) -> list[int]:
         """The chunks that this node owns, each node beginning at another place of its share."""

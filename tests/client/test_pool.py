@@ -11,6 +11,7 @@ from dieselfs.cache.job import Job
 from dieselfs.cache.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
+from dieselfs.peers import suspicion
 from dieselfs_client.pool import Pool, PoolTerms
 from tests.support.server import RunningServer, running_server
 
@@ -139,6 +140,25 @@ def test_when_a_node_goes_the_others_read_on(server: RunningServer) -> None:
         await nodes[0].read_all()
 
     play(server, 3, scenario)
+
+
+def test_what_was_fetched_in_the_place_of_a_node_leaves_when_that_is_back(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspicion, "PEER_RETURN_S", 0.1)
+
+    async def scenario(nodes: list[Node]) -> None:
+        pool = nodes[0].pool
+        for chunk in range(nodes[0].data.snapshot.chunk_count):
+            await pool.shelf.segment(chunk)
+        own = pool.stats()["own_chunks"]
+        assert len(pool.shelf.chunks()) > own
+        pool.peers.dawdled("node-1")
+        while len(pool.shelf.chunks()) > own:
+            await trio.sleep(0.01)
+        await nodes[0].read_all()
+
+    play(server, 2, scenario, memory=160 * MIB)
 
 
 def test_more_than_fits_passes_through(server: RunningServer) -> None:
