@@ -159,7 +159,7 @@ class Dataset:
         """
         reader = self._reader or self._reading()
         if isinstance(paths, ShuffledPaths) and paths.snapshot is reader.chunks.snapshot:
-            return reader.read_many(paths.nodes, is_common=True)  # whose names nobody needs
+            return reader.read_many(paths.nodes, is_common=paths.world > 1)  # whose names nobody needs
         return reader.get_many(paths)
 
     def get_nodes(

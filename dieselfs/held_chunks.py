@@ -254,6 +254,9 @@ class HeldChunks:
         would_keep = self.payloads.would_keep(payload_bytes)
         if is_shared and (would_keep or is_common):
             return True
+        if is_common and self._job is not None:
+            # Of n readers each wants an n-th: whole, the job would send every chunk n times.
+            return sum(extent.length for extent in extents) * _WHOLE_SHARE >= payload_bytes
         earlier_bytes = self._asked_bytes.pop(chunk, 0)
         if earlier_bytes and would_keep:
             return True

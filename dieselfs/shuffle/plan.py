@@ -215,22 +215,25 @@ class Share(Deal):
     @cached_property
     def paths(self) -> "ShuffledPaths":
         """The paths of all its files, in order."""
-        return ShuffledPaths(self.plan.snapshot, self.nodes())
+        return ShuffledPaths(self.plan.snapshot, self.nodes(), self.world)
 
 
 class ShuffledPaths(Sequence[str]):
-    """Paths of an epoch, in order, made when asked for. `nodes` are their numbers in the snapshot."""
+    """Paths of an epoch, in order, made when asked for. `nodes` are their numbers in the snapshot; `world` is how many
+    ranks share the epoch, of whom one reads these.
+    """
 
-    def __init__(self, snapshot: Snapshot, nodes: Nodes) -> None:
+    def __init__(self, snapshot: Snapshot, nodes: Nodes, world: int = 1) -> None:
         self.snapshot = snapshot
         self.nodes = nodes
+        self.world = world
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return ShuffledPaths(self.snapshot, self.nodes[index])
+            return ShuffledPaths(self.snapshot, self.nodes[index], self.world)
         return os.fsdecode(self.snapshot.path(int(self.nodes[index])))
 
 

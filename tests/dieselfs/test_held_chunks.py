@@ -183,6 +183,20 @@ def test_of_a_shared_chunk_a_plan_is_read_from_memory_at_once(packed: PackedData
         assert running.held.figures().shared_chunks == 1
 
 
+def test_of_a_chunk_of_another_node_a_rank_of_a_plan_takes_its_pieces(packed: PackedDataset) -> None:
+    with process(packed) as running:
+        other = min({*range(CHUNKS)} - running.own)
+        files = [other * FILES_EACH + number for number in range(FILES_EACH)]
+        for number in range(0, FILES_EACH, 4):
+            assert running.reads(files[number : number + 4], is_common=True) == {other}
+        figures = running.held.figures()
+        assert figures.fetched_chunks == 0 and figures.peer_bytes == CHUNK_BYTES and adds_up(figures)
+        assert running.reads(files[: FILES_EACH // 4], is_common=True) == {
+            other
+        }  # unless it is much at one time
+        assert running.held.figures().fetched_chunks == 1
+
+
 def test_what_nobody_has_comes_from_the_server(packed: PackedDataset) -> None:
     with process(packed) as running:
         own = running.own
