@@ -16,7 +16,7 @@ Buffer = bytes | bytearray | memoryview
 
 _DESCRIPTOR = struct.Struct("i")
 _RECEIVE_BYTES = 64 * KIB
-_SEND_BYTES = 1 * MIB
+_SEND_BYTES = 4 * MIB
 _PIECES_MAX = 1024
 """Of one call to send: more, the kernel does not take."""
 
@@ -115,14 +115,15 @@ class ClientConnection:
     ) -> None:
         """Send all of these, so many bytes, without joining them first: the kernel does that."""
         try:
-            try:
-                sent = os.writev(connected.fileno(), views)
-            except BlockingIOError:
-                sent = 0
-            while sent < length:
-                views, length = _left(views, sent), length - sent
-                with trio.fail_after(BULK_IDLE_TIMEOUT_S):
-                    sent = await connected.sendmsg(views)
+            sent = _write(connected, views)
+            if sent == length:
+                return
+            with trio.fail_after(BULK_IDLE_TIMEOUT_S) as idle:
+                while length := length - sent:
+                    views = _left(views, sent)
+                    await trio.lowlevel.wait_writable(connected)
+                    sent = _write(connected, views)
+                    idle.deadline = trio.current_time() + BULK_IDLE_TIMEOUT_S
         except OSError as error:
             raise trio.BrokenResourceError(f"the client is gone: {error.strerror}") from error
 
@@ -137,6 +138,14 @@ class ClientConnection:
             sent = await self._stream.socket.sendmsg([framed], [rights])
             await self._stream.send_all(framed[sent:])
         self.bulk_bytes_sent += length
+
+
+def _write(connected: trio.socket.SocketType, views: list[Buffer]) -> int:
+    """Give the kernel what it takes of these; returns how many bytes that is."""
+    try:
+        return os.writev(connected.fileno(), views)
+    except BlockingIOError:
+        return 0
 
 
 def _left(views: list[Buffer], sent: int) -> list[Buffer]:
