@@ -15,14 +15,14 @@ from contextlib import closing
 from pathlib import Path
 
 import dieselfs.errors
-from dieselfs.cache.node_socket import runtime_folder, socket_path
+from dieselfs.cache.node_socket import NodeClient, runtime_folder, socket_path
 from dieselfs.errors import MountError, NotFound, Unavailable
 from dieselfs.limits import CACHE_STOP_TIMEOUT_S, MOUNT_START_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.connection import reachable_path
 from dieselfs_client.cache_daemon import READY
 from dieselfs_client.job_options import NO_JOB, JobOptions
-from dieselfs_client.job_part import lock_of
+from dieselfs_client.job_part import lock_of, path_of
 from dieselfs_client.options import POLICIES
 from dieselfs_client.pool import PoolTerms
 
@@ -119,6 +119,13 @@ def find(snapshot: Snapshot, terms: PoolTerms | None = None) -> int | None:
         credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         process: int = _CREDENTIALS.unpack(credentials)[0]
         return process
+
+
+def members(snapshot: Snapshot, terms: PoolTerms) -> list[str] | None:
+    """The nodes of a job as the master of this node knows them; None if there is none that answers."""
+    with closing(NodeClient(path_of(snapshot, terms), snapshot.digest)) as node:
+        told = node.members()
+    return None if told is None or told.members is None else sorted(member.node for member in told.members)
 
 
 def stop(snapshot: Snapshot, terms: PoolTerms | None = None, timeout_s: float = CACHE_STOP_TIMEOUT_S) -> int:

@@ -7,6 +7,7 @@ control.unmount("/mnt/imagenet")
 """
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -14,8 +15,10 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import dieselfs.errors
 from dieselfs.errors import InvalidInput, MountError, Unavailable
@@ -41,6 +44,7 @@ from dieselfs_client.options import MountOptions, format_options
 from dieselfs_client.supervision import Supervision, supervision_of, supervisions
 
 READY = "ready"
+_STATS = Path(".dieselfs/stats")
 _REPORT_BYTES_MAX = 64 << 10
 _POLL_S = 0.02
 
@@ -201,6 +205,15 @@ def mounted_place(mountpoint: str | os.PathLike[str]) -> str:
     if record is None or record.filesystem != FILESYSTEM_TYPE:
         raise MountError(f"{place}: no dataset is mounted there; dlcmd mounts lists what is")
     return place
+
+
+def job_of(place: str) -> Mapping[str, Any] | None:
+    """What a mount (`mounted_place`) tells of its job in `.dieselfs/stats`; None if it is of none, or does not tell."""
+    try:
+        told: Mapping[str, Any] | None = json.loads(Path(place, _STATS).read_bytes())["job"]
+    except (OSError, ValueError, KeyError):  # a dataset may have a folder of its own under that name
+        return None
+    return told
 
 
 def _wait_for_end(process: int, timeout_s: float) -> None:

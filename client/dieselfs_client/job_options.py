@@ -1,12 +1,13 @@
 """Which job a daemon belongs to, as every command says it: `--job NAME`, `-o job=NAME`. No I/O."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, Self, TypeVar
 
 import click
+
+from dieselfs.cache.job import count_nodes, found_again
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -41,7 +42,11 @@ class JobOptions:
 
     def absolute(self) -> Self:
         """The same for a process that works in another folder."""
-        return replace(self, job_secret=self.job_secret and os.path.abspath(self.job_secret))
+        return replace(self, job_secret=self.job_secret and found_again(self.job_secret))
+
+    def nodes(self, environment: Mapping[str, str]) -> int:
+        """How many nodes the job should have; 0 if nobody knows. Raises InvalidInput."""
+        return self.job_nodes or count_nodes(environment)
 
 
 NO_JOB = JobOptions()

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from dieselfs.cache.job import AUTO, Job, count_nodes, find_job
+from dieselfs.cache.job import AUTO, Job, find_job
 from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
 from dieselfs.cache.secret import JobSecret, find_secret
 from dieselfs.cache.warmth import Warmth
@@ -72,8 +72,7 @@ def terms_of(
             "job=auto: neither Slurm, torchrun nor Open MPI speaks of a job here; give it a name: job=NAME"
         )
     secret = find_secret(options.job_secret, client.settings.key_file, dataset, job.name)
-    nodes = options.job_nodes or count_nodes(environment)
-    return PoolTerms(job, secret, nodes, options.job_host, memory_bytes)
+    return PoolTerms(job, secret, options.nodes(environment), options.job_host, memory_bytes)
 
 
 class Pool:

@@ -64,6 +64,11 @@ class Output:
         if not self.is_json and not self.is_quiet:
             self._print(text)
 
+    def aside(self, text: str) -> None:
+        """What goes on just now, on stderr; -q leaves it out, and JSON too."""
+        if not self.is_json and not self.is_quiet:
+            print(text, file=sys.stderr, flush=True)
+
     def summary(self, text: str, fields: Mapping[str, object], exit_code: int = 0) -> int:
         """The last line; an empty `text` is not printed. Returns `exit_code`, which is what a command returns."""
         if self.is_json:

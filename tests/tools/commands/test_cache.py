@@ -34,6 +34,7 @@ def test_it_takes_part_in_a_job(dlcmd: Dlcmd, pets: str) -> None:
     assert (would["job"], would["node"], would["dry_run"]) == ("train", "a", True)
     started = dlcmd("cache", pets, "--memory", "64M", *job, "--json").summary
     try:
+        assert started["members"] == [started["node"]]
         assert "job train" in dlcmd("cache", pets, *job, exit_code=EXIT_USAGE).stderr
         assert "no daemon shares" in dlcmd("cache", pets, "--stop", exit_code=EXIT_NOT_FOUND).stderr
     finally:

@@ -87,7 +87,12 @@ def test_a_mount_takes_part_in_a_job(
     secret = dlcmd.folder / "secret"
     secret.touch(0o600)
     secret.write_text("0123456789abcdef" * 4)
-    dlcmd("mount", pets, place, "--job", "train", "--job-secret", "secret", "-o", "job_node=a,job_rank=3")
+    ran = dlcmd(
+        *("mount", pets, place, "--json", "--job", "train"),
+        *("--job-secret", "secret", "-o", "job_node=a,job_rank=3"),
+    )
+    told = {name: ran.summary[name] for name in ("job", "node", "nodes", "members")}
+    assert told == {"job": "train", "node": "a", "nodes": 0, "members": ["a"]}
     job = json.loads((place / ".dieselfs/stats").read_text())["job"]
     assert (job["name"], job["node"], job["members"], job["is_master"]) == ("train", "a", ["a"], True)
     assert (place / "train" / "cat.txt").read_bytes() == b"xxxxx"

@@ -11,7 +11,7 @@ from dieselfs_client import cache_control
 from dieselfs_client.job_options import JobOptions, job_options
 from dieselfs_client.options import POLICIES
 from dieselfs_client.pool import terms_of
-from dieselfs_tools import options
+from dieselfs_tools import gathering, options
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import format_size
 
@@ -71,6 +71,8 @@ def cache(
         return session.output.summary(text, {**fields, "process": process}, EXIT_OK)
     if is_dry_run:
         return session.output.summary(f"would share dl://{dataset} on this node", fields, EXIT_OK)
+    if terms is not None:
+        gathering.announce(session.output, job, os.environ)
     process = cache_control.start(
         dataset,
         memory_bytes,
@@ -80,6 +82,9 @@ def cache(
         job=job,
         warm_rate_bytes=warm_rate_bytes,
     )
+    if terms is not None:
+        members = cache_control.members(data.snapshot, terms)
+        fields |= gathering.report(session.output, terms.job.name, terms.nodes, members)
     stop = shlex.join(["dlcmd", "cache", dataset, *job.arguments(), "--stop"])
     text = f"dl://{dataset} is shared on this node; to end it: {stop}"
     return session.output.summary(text, {**fields, "process": process}, EXIT_OK)

@@ -1,5 +1,6 @@
 """`dlcmd mount`: see a dataset as a folder."""
 
+import os
 from dataclasses import asdict
 
 import click
@@ -10,7 +11,7 @@ from dieselfs_client import control
 from dieselfs_client.job_options import JobOptions, job_options
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.options import DRIVERS, KERNEL, POLICIES, MountOptions, parse_options
-from dieselfs_tools import options
+from dieselfs_tools import gathering, options
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import format_size
 
@@ -99,6 +100,12 @@ def mount(
     if is_dry_run:
         prepare_mountpoint(place)
         return session.output.summary(f"would mount dl://{dataset} on {place}", {"dry_run": True, **fields})
+    if chosen.job is not None:
+        gathering.announce(session.output, chosen, os.environ)
     process = control.mount(dataset, mountpoint, chosen)
+    if job_told := control.job_of(place):
+        nodes = chosen.nodes(os.environ)
+        members = gathering.report(session.output, job_told["name"], nodes, job_told["members"])
+        fields |= {**members, "node": job_told["node"]}
     text = f"dl://{dataset} is mounted on {place}; to end it: dlcmd umount {mountpoint}"
     return session.output.summary(text, {**fields, "process": process}, EXIT_OK)
