@@ -63,6 +63,10 @@ class Unavailable(DieselfsError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class NoRoom(Unavailable):
+    """This process has no memory or no descriptor left for more. Others may have."""
+
+
 class StorageFull(DieselfsError):
     """The server has no room left. What was acknowledged is safe; what was under way is not stored."""
 

@@ -198,6 +198,14 @@ NODE_MEMBERS_INTERVAL_S = 1.0
 NODE_READERS_MAX = 1024
 """Connections of readers that one daemon has."""
 
+SPARE_SHARE = 0.25
+DESCRIPTORS_SPARE_MAX = PEER_CLIENTS_MAX + 2 * NODE_READERS_MAX
+MAPPINGS_SPARE_MAX = 4_096
+"""Each chunk on a shelf is a descriptor and a mapping. This share of what a process may have of either, and no more
+than so many, is not for chunks, but for connections and what is handed out; for libraries, threads, and what is on its
+way.
+"""
+
 # Mount ------------------------------------------------------------------------------------------------
 READ_TIMEOUT_S = 30.0
 """A read through the mount is answered within this time, with its bytes or with EIO."""

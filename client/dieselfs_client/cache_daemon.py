@@ -32,7 +32,8 @@ from dieselfs_client.memory import TRANSIT_BYTES, TRANSIT_SHARE, granted, room_b
 from dieselfs_client.options import ON_DEMAND, ONESHOT, POLICIES
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
 from dieselfs_client.pool import PoolTerms, terms_of
-from dieselfs_client.sharing import ChunkSharing, allow_descriptors, listening
+from dieselfs_client.segment_room import usable_bytes
+from dieselfs_client.sharing import ChunkSharing, listening
 from dieselfs_client.shelf import Shelf
 from dieselfs_client.warming import Pace, Warming
 
@@ -55,9 +56,9 @@ async def serve(
 
     Raises AlreadyExists if another daemon shares them there, AccessDenied, MountError.
     """
+    memory_bytes = usable_bytes(memory_bytes, snapshot)
     transit_bytes = min(TRANSIT_BYTES, int(memory_bytes * TRANSIT_SHARE))
     holder = holder_name(str(path), os.getpid())
-    allow_descriptors()
     with (
         trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
         listening(path) as listener,

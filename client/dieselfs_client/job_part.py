@@ -33,7 +33,7 @@ from dieselfs_client.mastership import Mastership
 from dieselfs_client.member_list import MemberList
 from dieselfs_client.membership import Members
 from dieselfs_client.pool import Pool, PoolTerms
-from dieselfs_client.sharing import ChunkSharing, allow_descriptors, bound
+from dieselfs_client.sharing import ChunkSharing, bound
 from dieselfs_client.warming import Pace
 
 _log = logging.getLogger(__name__)
@@ -179,7 +179,6 @@ class JobPart:
     async def _share(self, pool: Pool) -> None:
         """Let the other processes of the node attach, once they can be told who is there."""
         await pool.gathered.wait()
-        allow_descriptors()
         try:
             self._members = MemberList(pool.members)
             self._sharing = ChunkSharing(pool.shelf, self._snapshot, self._members)

@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 import trio
 
-from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.errors import DieselfsError, NoRoom, Unavailable
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, PEER_PATIENCE_S
 from dieselfs.peers.asking import Wanted
 from dieselfs.peers.source import Found
@@ -30,7 +30,8 @@ class OwnShelf:
         """The payload of the chunk of each; what is not on the shelf is fetched, a few ahead of whoever takes it.
 
         A chunk that is wanted whole is always fetched. What comes back is verified, and stays readable. None for what
-        is not worth it, or still on its way when it was waited for long enough: many others may have come before.
+        is not worth it, or has no room in this process, or is still on its way when it was waited for long enough: many
+        others may have come before.
         """
         missing = []
         for each in wanted:
@@ -49,6 +50,8 @@ class OwnShelf:
         for place, each in enumerate(missing):
             try:
                 yield each, self._run(self._fetch, each, missing[place + 1 : place + FETCHES_AT_ONCE_MAX])
+            except NoRoom:  # which is no reason for a reader to go without
+                yield each, None
             except DieselfsError as error:
                 yield each, error
 

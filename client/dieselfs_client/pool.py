@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import trio
@@ -34,6 +34,7 @@ from dieselfs_client.memory import shelf_transit_bytes
 from dieselfs_client.own_shelf import OwnShelf
 from dieselfs_client.peer_probing import keep_probing
 from dieselfs_client.peer_service import PeerService
+from dieselfs_client.segment_room import usable_bytes
 from dieselfs_client.shelf import Shelf
 from dieselfs_client.warming import Pace, Warming, rotated
 
@@ -93,6 +94,7 @@ class Pool:
         """
         foreground = foreground or Foreground()
         reader = ChunkReader(client, snapshot)
+        terms = replace(terms, memory_bytes=usable_bytes(terms.memory_bytes, snapshot))
         self._terms = terms
         self._client = client
         self._snapshot = snapshot

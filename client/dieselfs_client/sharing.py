@@ -7,7 +7,6 @@ else. What a reader has mapped stays in memory until it lets go, whatever become
 import fcntl
 import logging
 import os
-import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -113,13 +112,6 @@ def bound(path: Path) -> Iterator[trio.socket.SocketType]:
             yield trio.socket.from_stdlib_socket(listener)
         finally:
             path.unlink(missing_ok=True)
-
-
-def allow_descriptors() -> None:
-    """Let this process have as many descriptors as the system allows: each chunk that is shared is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class ChunkSharing:

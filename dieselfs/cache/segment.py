@@ -16,7 +16,7 @@ import os
 import weakref
 from typing import Any, Protocol
 
-from dieselfs.errors import Damaged, Unavailable
+from dieselfs.errors import Damaged, NoRoom, Unavailable
 
 _F_SEAL_FUTURE_WRITE = 0x10
 """Of Linux 5.1; Python's `fcntl` does not name it."""
@@ -89,7 +89,7 @@ class Segment:
 
     @classmethod
     def create(cls, length_bytes: int) -> "Segment":
-        """New memory for at least one byte, to be filled through `view`. Raises Unavailable when there is none, or no
+        """New memory for at least one byte, to be filled through `view`. Raises NoRoom when there is none, or no
         descriptor.
         """
         descriptor = -1
@@ -100,7 +100,7 @@ class Segment:
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
-            raise Unavailable(f"no memory for a chunk of {length_bytes} bytes: {error.strerror}") from None
+            raise NoRoom(f"no room for a chunk of {length_bytes} bytes: {error.strerror}") from None
 
     @classmethod
     def adopt(cls, descriptor: int, length_bytes: int) -> "Segment":

@@ -12,6 +12,7 @@ from dieselfs.cache.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.peers import suspicion
+from dieselfs_client import segment_room
 from dieselfs_client.pool import Pool, PoolTerms
 from tests.support.server import RunningServer, running_server
 
@@ -159,6 +160,19 @@ def test_what_was_fetched_in_the_place_of_a_node_leaves_when_that_is_back(
         await nodes[0].read_all()
 
     play(server, 2, scenario, memory=160 * MIB)
+
+
+def test_a_process_that_may_hold_few_chunks_reads_all_of_them(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_room, "allow_descriptors", lambda: 5)
+
+    async def scenario(nodes: list[Node]) -> None:
+        await nodes[0].read_all()
+        shelf = nodes[0].pool.shelf
+        assert 0 < shelf.kept_bytes + shelf.transit_bytes <= 5 * FILES_PER_CHUNK * FILE_BYTES
+
+    play(server, 1, scenario)
 
 
 def test_more_than_fits_passes_through(server: RunningServer) -> None:

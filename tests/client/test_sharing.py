@@ -1,7 +1,6 @@
 """The daemon's end of the socket, and the library that reads through it."""
 
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -38,7 +37,7 @@ from dieselfs.reader import ChunkReader
 from dieselfs.rpc.address import TcpAddress
 from dieselfs_client import sharing
 from dieselfs_client.member_list import MemberList
-from dieselfs_client.sharing import ChunkSharing, allow_descriptors, listening
+from dieselfs_client.sharing import ChunkSharing, listening
 from tests.client.conftest import FILES
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.server import RunningServer
@@ -288,16 +287,6 @@ def test_a_long_path_is_no_obstacle(path: Path) -> None:
     deep = path.parent / ("x" * 120) / "daemon.sock"
     with listening(deep):
         assert deep.is_socket()
-
-
-def test_a_daemon_may_have_as_many_descriptors_as_the_system_allows() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] - 1, limits[1]))
-        allow_descriptors()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture

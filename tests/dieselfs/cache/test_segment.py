@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.cache.segment import Segment, map_sealed
-from dieselfs.errors import Damaged, Unavailable
+from dieselfs.errors import Damaged, NoRoom, Unavailable
 
 CONTENT = bytes(range(256)) * 33 + b"end"
 
@@ -124,5 +124,5 @@ def test_a_forked_child_reads_the_same_memory() -> None:
 
 
 def test_no_memory_is_one_clear_error() -> None:
-    with pytest.raises(Unavailable, match="no memory for a chunk of"):
+    with pytest.raises(NoRoom, match="no room for a chunk of"):
         Segment.create(1 << 62)
