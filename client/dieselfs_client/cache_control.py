@@ -54,6 +54,7 @@ def start(
     the daemon takes part in that, and the other nodes are waited for. Raises AlreadyExists if one does so already, what
     `dieselfs.connect` raises or the job refuses the node with, and Unavailable if it takes too long.
     """
+    job.check()
     command = [sys.executable, "-P", "-m", "dieselfs_client.cache_daemon", dataset]
     command += ["--memory", str(memory_bytes), "--policy", policy]
     command += ["--warm-rate", str(warm_rate_bytes)]

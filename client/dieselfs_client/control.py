@@ -133,6 +133,7 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
     if location.path:
         raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
+    options.check()
     check_driver(options.driver)
     prepare_mountpoint(place)
     return location.state

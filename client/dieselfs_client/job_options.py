@@ -7,7 +7,8 @@ from typing import Any, Self, TypeVar
 
 import click
 
-from dieselfs.cache.job import count_nodes, found_again
+from dieselfs.cache.job import JobSettings, count_nodes, found_again
+from dieselfs.errors import InvalidInput
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -44,6 +45,30 @@ class JobOptions:
         """The same for a process that works in another folder."""
         return replace(self, job_secret=self.job_secret and found_again(self.job_secret))
 
+    def check(self) -> None:
+        """Raises InvalidInput if something is said of a job, and no job is."""
+        if self.job is None and (given := self.arguments()):
+            raise InvalidInput(f"{given[0]} belongs to a job: give --job NAME as well (with -o: job=NAME)")
+
+    def configured(self, told: JobSettings, environment: Mapping[str, str]) -> Self:
+        """The same, with what is configured where nothing else is said; an empty `job` means none. Raises as `check`.
+
+        A job that is configured as `auto` is none where no launcher has started us; one that an option asks for is.
+        """
+        name = told.name if self.job is None and told.is_in_force(environment) else self.job
+        if not name:
+            alone = replace(self, job=None)
+            alone.check()
+            return alone
+        return replace(
+            self,
+            job=name,
+            job_nodes=self.job_nodes or told.nodes,
+            job_node=self.job_node or told.node,
+            job_host=self.job_host or told.host,
+            job_secret=self.job_secret or told.secret,
+        )
+
     def nodes(self, environment: Mapping[str, str]) -> int:
         """How many nodes the job should have; 0 if nobody knows. Raises InvalidInput."""
         return self.job_nodes or count_nodes(environment)
@@ -56,7 +81,8 @@ _OPTIONS = (
     click.option(
         "--job",
         metavar="NAME",
-        help="Pool the memory of the nodes of this job; auto: the one that Slurm, torchrun or Open MPI has started.",
+        help="Pool the memory of the nodes of this job; auto: the one that Slurm, torchrun or Open MPI has started. "
+        "[DIESELFS_JOB, the configuration file]",
     ),
     click.option(
         "--job-nodes",

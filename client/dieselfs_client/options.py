@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
+from dieselfs.cache.job import found_again
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import MIB, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
 from dieselfs.sizes import parse_size
@@ -60,9 +61,11 @@ class MountOptions(JobOptions):
 
     def absolute(self) -> "MountOptions":
         """The same for a process that works in another folder."""
-        paths = {name: getattr(self, name) for name in ("key_file", "home", "log_file", "job_secret")}
+        paths = {name: getattr(self, name) for name in ("key_file", "home", "log_file")}
         return replace(
-            self, **{name: os.path.abspath(path) for name, path in paths.items() if path is not None}
+            self,
+            job_secret=self.job_secret and found_again(self.job_secret),
+            **{name: os.path.abspath(path) for name, path in paths.items() if path is not None},
         )
 
 

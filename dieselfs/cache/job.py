@@ -12,7 +12,7 @@ from typing import Any
 
 from dieselfs.cache.member import RANK_MAX, check_job_name, check_node_name
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import JOB_NAME_CHARACTERS_MAX
+from dieselfs.limits import JOB_NAME_CHARACTERS_MAX, MIB, MOUNT_MEMORY_BYTES_MIN
 from dieselfs.sizes import parse_size
 
 AUTO = "auto"
@@ -55,11 +55,30 @@ class JobSettings:
         return cls(
             settings.get("job"),
             secret and found_again(secret),
-            parse_size(settings.get("job_memory", "0")),
-            _number(settings, "job_nodes", "") if "job_nodes" in settings else 0,
+            _memory_bytes(settings.get("job_memory", "0")),
+            _number(settings, "job_nodes", _in_environment("job_nodes")) if "job_nodes" in settings else 0,
             settings.get("job_node"),
             settings.get("job_host"),
         )
+
+    def is_in_force(self, environment: _Environment) -> bool:
+        """Whether there is a job: `auto` is none for what no launcher has started."""
+        return bool(self.name) and (self.name != AUTO or _name_in(environment) is not None)
+
+
+def _in_environment(setting: str) -> str:
+    return f" (in the environment: DIESELFS_{setting.upper()})"
+
+
+def _memory_bytes(text: str) -> int:
+    where = "job_memory" + _in_environment("job_memory")
+    try:
+        memory_bytes = parse_size(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from None
+    if 0 < memory_bytes < MOUNT_MEMORY_BYTES_MIN:
+        raise InvalidInput(f"{where} is {text}, and must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
+    return memory_bytes
 
 
 def found_again(path: str) -> str:

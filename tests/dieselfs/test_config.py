@@ -74,7 +74,15 @@ def test_a_job_is_configured_like_everything_else(tmp_path: Path) -> None:
     assert settings(tmp_path).job == JobSettings()
 
 
-@pytest.mark.parametrize("wrong", ['job_memory = "much"', 'job_nodes = "four"', "job_nodes = 4"])
-def test_what_cannot_be_said_of_a_job(tmp_path: Path, wrong: str) -> None:
-    with pytest.raises(InvalidInput):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ('job_memory = "much"', "DIESELFS_JOB_MEMORY.: 'much' is not a size"),
+        ('job_memory = "1MiB"', "DIESELFS_JOB_MEMORY. is 1MiB, and must be at least 8MiB"),
+        ('job_nodes = "four"', "DIESELFS_JOB_NODES. is 'four', and should be a number"),
+        ("job_nodes = 4", "must be text in quotes"),
+    ],
+)
+def test_what_cannot_be_said_of_a_job(tmp_path: Path, wrong: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
         settings(tmp_path, wrong)

@@ -32,9 +32,11 @@ class Session:
             self._closing.callback(self._client.close)
         return self._client
 
-    def dataset(self, name: str) -> Dataset:
-        """A dataset that exists. Raises NotFound."""
-        dataset = dieselfs.connect(name, server=self.server, key_file=self.key_file)
+    def dataset(self, name: str, generation: int = 0, job: str | None = None) -> Dataset:
+        """A dataset that exists; `generation` and `job` as for `dieselfs.connect`. Raises NotFound."""
+        dataset = dieselfs.connect(
+            name, server=self.server, key_file=self.key_file, generation=generation, job=job
+        )
         # Closed with what was put and not flushed thrown away: a verb that has not come to its flush has failed.
         self._closing.push(dataset)
         return dataset

@@ -44,6 +44,18 @@ def test_it_takes_part_in_a_job(dlcmd: Dlcmd, pets: str) -> None:
     assert "neither Slurm" in dlcmd("cache", pets, "--job", "auto", exit_code=EXIT_USAGE).stderr
 
 
+def test_a_job_that_is_configured_is_the_default(dlcmd: Dlcmd, pets: str) -> None:
+    secret = dlcmd.folder / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    told = {"DIESELFS_JOB": "train", "DIESELFS_JOB_SECRET": "secret", "DIESELFS_JOB_NODE": "a"}
+    would = Dlcmd(dlcmd.home, dlcmd.folder, told)("cache", "-n", pets, "--json").summary
+    assert (would["job"], would["node"]) == ("train", "a")
+    auto = Dlcmd(dlcmd.home, dlcmd.folder, {**told, "DIESELFS_JOB": "auto"})
+    assert "job" not in auto("cache", "-n", pets, "--json").summary
+    assert "give --job" in dlcmd("cache", pets, "--job-rank", "0", exit_code=EXIT_USAGE).stderr
+
+
 def test_what_does_not_go_together(dlcmd: Dlcmd, pets: str) -> None:
     assert "--stop" in dlcmd("cache", pets, "--stop", "--memory", "1G", exit_code=EXIT_USAGE).stderr
     assert dlcmd("cache", "dl://nothing", exit_code=EXIT_NOT_FOUND).stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, MountError
+from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_tools.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
@@ -97,6 +98,23 @@ def test_a_mount_takes_part_in_a_job(
     assert (job["name"], job["node"], job["members"], job["is_master"]) == ("train", "a", ["a"], True)
     assert (place / "train" / "cat.txt").read_bytes() == b"xxxxx"
     dlcmd("umount", place)
+
+
+def test_a_job_that_is_configured_is_the_default(
+    dlcmd: Dlcmd, pets: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(dlcmd.folder))
+    secret = dlcmd.folder / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    told = {"JOB": "train", "JOB_SECRET": "~/secret", "JOB_NODE": "a", "JOB_MEMORY": "64MiB"}
+    configured = Dlcmd(dlcmd.home, dlcmd.folder, {f"DIESELFS_{name}": value for name, value in told.items()})
+    summary = configured("mount", pets, place, "--json", "--job-node", "b").summary
+    assert (summary["job"], summary["node"]) == ("train", "b")
+    assert json.loads((place / ".dieselfs/info").read_text())["options"]["memory_bytes"] == 64 * MIB
+    dlcmd("umount", place)
+    said = dlcmd("mount", pets, place, "--job-nodes", "3", exit_code=EXIT_USAGE).stderr
+    assert "--job-nodes belongs to a job: give --job NAME" in said
 
 
 def test_an_older_generation_can_be_mounted(dlcmd: Dlcmd, pets: str, place: Path) -> None:

@@ -56,7 +56,9 @@ def cache(
     They find it by themselves. A mount does not need it: it has memory of its own. With --job, it is this node's part
     in the memory of the job, for the programs of the job alone.
     """
-    data = session.dataset(dataset)
+    configured = session.settings().job
+    job = job.configured(configured, os.environ)
+    data = session.dataset(dataset, job="")
     fields = {"dataset": dataset, "generation": data.generation, "dry_run": is_dry_run}
     terms = None
     if job.job is not None:
@@ -75,7 +77,7 @@ def cache(
         gathering.announce(session.output, job, os.environ)
     process = cache_control.start(
         dataset,
-        memory_bytes,
+        memory_bytes or (configured.memory_bytes if job.job else 0),
         policy,
         server=session.server,
         key_file=session.key_file,

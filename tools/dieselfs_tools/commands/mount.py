@@ -1,7 +1,7 @@
 """`dlcmd mount`: see a dataset as a folder."""
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
@@ -80,7 +80,7 @@ def mount(
 
     The command returns when the mount can be used; 'dlcmd umount' ends it.
     """
-    chosen = MountOptions(  # the environment and the configuration are read by the daemon as by us
+    chosen = MountOptions(  # but for the job, environment and configuration are read by the daemon as by us
         server=session.server,
         key_file=session.key_file,
         generation=generation,
@@ -94,8 +94,12 @@ def mount(
     )
     for text in others:
         chosen = parse_options(text, chosen)
+    configured = session.settings().job
+    chosen = chosen.configured(configured, os.environ)
+    if chosen.job is not None and not chosen.memory_bytes:
+        chosen = replace(chosen, memory_bytes=configured.memory_bytes)
     place = resolved_mountpoint(mountpoint)
-    data = session.dataset(dataset)
+    data = session.dataset(dataset, job="")
     fields = {"dataset": dataset, "mountpoint": place, "generation": generation or data.generation}
     if is_dry_run:
         prepare_mountpoint(place)
