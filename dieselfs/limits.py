@@ -136,12 +136,15 @@ PEER_SILENCE_S = 3.0
 """A peer whose bytes do not move for this long is dead, stopped, or cut off."""
 PEER_CALL_TIMEOUT_S = 10.0
 """One that needs longer for an answer, or for others' answers before, is too slow to be asked."""
-PEER_ANSWER_S = 0.5
-"""A peer answers within this time, with what it has by then."""
+PEER_ANSWER_S = 0.05
+"""A peer answers within this time, with what it has by then: others wait for the connection meanwhile."""
 PEER_PATIENCE_S = 15.0
 """What a peer has not fetched within this time is fetched from a server."""
 PEER_AGAIN_S = 0.01
-"""Between asking a peer for what it has not fetched yet, and asking again: it is the peer that waits."""
+PEER_AGAIN_MAX_S = 0.16
+"""Between asking a peer for what it has not fetched yet, and asking again: the first figure, then twice as long each
+time, up to the second. So a thousand nodes that wait for one chunk of a slow one ask it 5,000 times a second.
+"""
 PEER_CHUNKS_MAX = 1_024
 """Of which pieces are asked for in one request."""
 PEER_FETCHES_MAX = 16
@@ -277,6 +280,7 @@ assert JOB_NAME_CHARACTERS_MAX + NODE_NAME_CHARACTERS_MAX < MEMBER_BYTES_MAX
 assert JOB_LEASE_INTERVALS * JOB_INTERVAL_S_MIN < JOB_LEASE_S_MIN
 assert 2 * JOB_ANSWER_TIMEOUT_S < JOB_LEASE_S_MIN
 assert PEER_ANSWER_S < PEER_SILENCE_S / 2  # an answer that is only late is not taken for silence
+assert FETCHES_AT_ONCE_MAX * PEER_ANSWER_S < PEER_AVOIDED_S  # what several callers want is fetched together
 assert PEER_CONNECT_TIMEOUT_S + PEER_SILENCE_S < PEER_CALL_TIMEOUT_S < PEER_PATIENCE_S
 assert PEER_PATIENCE_S + PEER_CALL_TIMEOUT_S < READ_TIMEOUT_S
 assert JOB_MASTER_WAIT_S + 2 * NODE_HELLO_TIMEOUT_S < READ_TIMEOUT_S

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from threading import Lock, Semaphore
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from dieselfs.limits import (
 )
 from dieselfs.peers.asking import State, Wanted, encode_wanted
 from dieselfs.peers.suspicion import Suspicion
+from dieselfs.peers.turns import Turns
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.connection import Connection, open_socket
 
@@ -49,7 +50,7 @@ class _Line:
 
     def __init__(self, peer: Member, connections_max: int, now_s: float) -> None:
         self.peer = peer
-        self.turns = Semaphore(connections_max)
+        self.turns = Turns(connections_max)
         # The client's lock guards both.
         self.heard_s = now_s  # when it last answered
         self.idle: list[Connection] = []
@@ -182,11 +183,16 @@ class PeerClient:
         return Warmth(reply.kept_bytes, reply.wanted_bytes, reply.damaged_chunks)
 
     def pieces(
-        self, peer: Member, wanted: Sequence[Wanted], arrived: Callable[[Wanted, memoryview], None]
+        self,
+        peer: Member,
+        wanted: Sequence[Wanted],
+        arrived: Callable[[Wanted, memoryview], None],
+        is_again: bool = False,
     ) -> list[State]:
         """Ask a peer for pieces. Returns what became of each chunk; of those that are here, `arrived` gets the pieces,
         joined, while others are on their way. It raises ProtocolError if they are not what is wanted, and is quick, as
-        nobody else can ask this peer meanwhile.
+        nobody else can ask this peer meanwhile. `is_again`: all of it was on its way there when it was last asked for,
+        so that others go first.
 
         Raises Unavailable when the peer does not answer, or not as it should, after a bounded wait; it is avoided then,
         and for as long as it is, this raises at once.
@@ -204,7 +210,7 @@ class PeerClient:
                     yield view
                     arrived(each, view)
 
-        reply = self._call(peer, "get_pieces", encode_wanted(wanted), destination)
+        reply = self._call(peer, "get_pieces", encode_wanted(wanted), destination, is_again=is_again)
         with self._lock:
             self._figures.received_bytes += reply.bulk_length
         return [*map(State, reply.states)]
@@ -216,8 +222,9 @@ class PeerClient:
         arguments: dict[str, object],
         destination: Callable[[Any], Iterator[memoryview]] | None,
         is_ping: bool = False,
+        is_again: bool = False,
     ) -> Any:
-        with self._turn(peer) as line:
+        with self._turn(peer, is_again) as line:
             if not is_ping:
                 if self.is_avoided(peer.node):  # it may have failed while we waited for our turn
                     raise Unavailable(f"node {peer.node} is not asked for the moment")
@@ -263,7 +270,7 @@ class PeerClient:
     # -- connections -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _turn(self, peer: Member) -> Iterator[_Line]:
+    def _turn(self, peer: Member, is_again: bool) -> Iterator[_Line]:
         """One of the calls to this peer that there may be at a time. Raises Unavailable when it is too long until then,
         which is nothing against the peer.
         """
@@ -279,12 +286,12 @@ class PeerClient:
                     stale.is_closed = True
                     for connection in stale.idle:
                         connection.close()
-        if not line.turns.acquire(timeout=self._call_timeout_s):
+        if not line.turns.take(self._call_timeout_s, is_again):
             raise Unavailable(f"node {peer.node} is being asked by others all the time")
         try:
             yield line
         finally:
-            line.turns.release()
+            line.turns.give_back()
 
     def _connection(self, line: _Line) -> Connection:
         with self._lock:

@@ -21,6 +21,7 @@ from dieselfs.cache.member import Member
 from dieselfs.chunk_source import Brought, Excerpts, NodeSource
 from dieselfs.errors import Damaged, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
+    PEER_AGAIN_MAX_S,
     PEER_AGAIN_S,
     PEER_BATCH_BYTES,
     PEER_CHUNKS_MAX,
@@ -230,22 +231,27 @@ class PooledSource:
         """A peer, again and again while it fetches; what it still fetches in the end is added to `late`."""
         left = list(wanted)
         patience_end_s = self._clock() + self._patience_s
+        pause_s = PEER_AGAIN_S
+        asked: set[int] = set()
         while left and self._clock() < patience_end_s:
             batch = _batch(left)
-            came, states = self._take(peer, batch)
+            came, states = self._take(peer, batch, asked.issuperset(each.chunk for each in batch))
             yield from came
             if not states:
                 return
             later = [each for each, state in zip(batch, states, strict=True) if state == State.LATER]
+            asked.update(each.chunk for each in later)
             if len(later) < len(batch):
                 patience_end_s = self._clock() + self._patience_s
+                pause_s = PEER_AGAIN_S
             else:
-                self._pause(PEER_AGAIN_S)
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, PEER_AGAIN_MAX_S)
             left = left[len(batch) :] + later
         late += left
 
     def _take(
-        self, peer: Member, batch: Sequence[Wanted]
+        self, peer: Member, batch: Sequence[Wanted], is_again: bool
     ) -> tuple[list[tuple[Wanted, Excerpts]], list[State]]:
         """One request: what has come, and what became of each; of none, if the peer is not to be asked again."""
         came: list[tuple[Wanted, Excerpts]] = []
@@ -254,7 +260,7 @@ class PooledSource:
             came.append((wanted, self._verified(wanted, content)))
 
         try:
-            return came, self._peers.pieces(peer, batch, arrived)
+            return came, self._peers.pieces(peer, batch, arrived, is_again)
         except Unavailable:
             return came, []
 

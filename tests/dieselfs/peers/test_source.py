@@ -1,14 +1,17 @@
 """Nodes that ask each other, over real sockets: what comes is right, and comes from where it should."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Barrier
 
 import pytest
 
 from dieselfs.cache.member import Member
 from dieselfs.chunk_source import Brought, Excerpts, NodeSource
 from dieselfs.errors import Damaged, Unavailable
+from dieselfs.limits import PEER_AGAIN_MAX_S, PEER_ANSWER_S
 from dieselfs.meta.snapshot import ExtentRef
 from dieselfs.peers.client import PeerClient
 from dieselfs.peers.source import PooledSource
@@ -181,6 +184,70 @@ def test_a_peer_that_still_fetches_is_asked_again(packed: PackedDataset) -> None
         assert asked[:3] == [1, 2, 3] and source.figures()["from_peers"] == 1
         source.close()
         peers.close()
+
+
+def test_what_is_there_does_not_wait_behind_others_loads(packed: PackedDataset) -> None:
+    there, cold = 0, [*range(1, CHUNKS)] * 2
+    with (
+        running_node(packed, "a") as a,
+        running_node(packed, "b", answer_s=0.25) as b,
+        pooled(packed, a, lambda _: b.member, packed.source(), patience_s=60.0) as source,
+        ThreadPoolExecutor(len(cold)) as threads,
+    ):
+        source.fetch_chunk(there)
+        b.gate.clear()
+        before = b.service.figures.chunks_later
+        waiting = [threads.submit(source.fetch_chunk, chunk) for chunk in cold]
+        while b.service.figures.chunks_later < before + len(cold) + 1:  # all have asked, and ask again
+            time.sleep(0.01)
+        requests = b.service.figures.requests
+        assert bytes(source.fetch_chunk(there)) == payload(packed, there)
+        assert b.service.figures.requests - requests < len(cold) / 2, "no more than was under way"
+        assert not any(each.done() for each in waiting)
+        b.gate.set()
+        assert [bytes(each.result()) for each in waiting] == [payload(packed, chunk) for chunk in cold]
+
+
+class Together(MemoryChunkSource):
+    """Brings nothing before so many chunks are asked for at the same time."""
+
+    def __init__(self, packed: PackedDataset, count: int) -> None:
+        super().__init__(packed.snapshot, packed.source().payloads)
+        self.barrier = Barrier(count)
+
+    def fetch_chunk(self, chunk: int) -> bytes:
+        self.barrier.wait(20)
+        return super().fetch_chunk(chunk)
+
+
+def test_loads_that_several_callers_ask_for_run_together(packed: PackedDataset) -> None:
+    with (
+        running_node(packed, "a") as a,
+        running_node(packed, "b", answer_s=PEER_ANSWER_S, server=Together(packed, CHUNKS)) as b,
+        pooled(packed, a, lambda _: b.member, packed.source()) as source,
+        ThreadPoolExecutor(CHUNKS) as threads,
+    ):
+        found = [*map(bytes, threads.map(source.fetch_chunk, range(CHUNKS)))]
+        assert found == [payload(packed, chunk) for chunk in range(CHUNKS)]
+        assert source.figures()["from_peers"] == CHUNKS
+
+
+def test_a_peer_that_fetches_for_long_is_asked_more_and_more_seldom(packed: PackedDataset) -> None:
+    pauses: list[float] = []
+    with running_node(packed, "a") as a, running_node(packed, "b", answer_s=0.01) as b:
+        b.gate.clear()
+
+        def pause(pause_s: float) -> None:
+            pauses.append(pause_s)
+            if len(pauses) == 7:
+                b.gate.set()
+
+        peers = client(packed)
+        source = PooledSource(packed.snapshot, lambda _: b.member, a.own, peers, packed.source(), pause=pause)
+        assert bytes(source.fetch_chunk(1)) == payload(packed, 1)
+        source.close()
+        peers.close()
+    assert pauses[:6] == [0.01, 0.02, 0.04, 0.08, PEER_AGAIN_MAX_S, PEER_AGAIN_MAX_S]
 
 
 def test_what_a_peer_does_not_get_in_time_comes_from_a_server(packed: PackedDataset) -> None:
