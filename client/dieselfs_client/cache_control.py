@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import dieselfs.errors
@@ -19,6 +19,7 @@ from dieselfs.cache.node_socket import NodeClient, runtime_folder, socket_path
 from dieselfs.errors import MountError, NotFound, Unavailable
 from dieselfs.limits import CACHE_STOP_TIMEOUT_S, MOUNT_START_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.names import SCHEME
 from dieselfs.rpc.connection import reachable_path
 from dieselfs_client.cache_daemon import READY
 from dieselfs_client.job_options import NO_JOB, JobOptions
@@ -26,6 +27,8 @@ from dieselfs_client.job_part import lock_of, path_of
 from dieselfs_client.options import POLICIES
 from dieselfs_client.pool import PoolTerms
 
+_DAEMON = "dieselfs_client.cache_daemon"
+_GENERATION = "--generation"
 _CREDENTIALS = struct.Struct("3i")
 _REPORT_BYTES_MAX = 64 << 10
 
@@ -47,17 +50,19 @@ def start(
     job: JobOptions = NO_JOB,
     warm_rate_bytes: int = 0,
     timeout_s: float = MOUNT_START_TIMEOUT_S,
+    generation: int = 0,
 ) -> int:
     """Have a daemon share the chunks of a dataset (`name` or `name@tag`) on this node; returns its process ID.
 
-    `memory_bytes` 0: 1 GiB, or less where the system allows less; `warm_rate_bytes`: as in `MountOptions`. With a job,
-    the daemon takes part in that, and the other nodes are waited for. Raises AlreadyExists if one does so already, what
-    `dieselfs.connect` raises or the job refuses the node with, and Unavailable if it takes too long.
+    `memory_bytes` 0: 1 GiB, or less where the system allows less; `warm_rate_bytes`, `generation`: see `MountOptions`,
+    and with a generation it is found again by `generations`. With a job, the daemon takes part in that, and the other
+    nodes are waited for. Raises AlreadyExists if one does so already, what `dieselfs.connect` raises or the job refuses
+    the node with, and Unavailable if it takes too long.
     """
     job.check()
-    command = [sys.executable, "-P", "-m", "dieselfs_client.cache_daemon", dataset]
+    command = [sys.executable, "-P", "-m", _DAEMON, dataset]
     command += ["--memory", str(memory_bytes), "--policy", policy]
-    command += ["--warm-rate", str(warm_rate_bytes)]
+    command += ["--warm-rate", str(warm_rate_bytes), _GENERATION, str(generation)]
     for option, value in (("--server", server), ("--key-file", key_file), ("--home", home)):
         if value is not None:
             command += [option, value if option == "--server" else os.path.abspath(value)]
@@ -120,6 +125,26 @@ def find(snapshot: Snapshot, terms: PoolTerms | None = None) -> int | None:
         credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         process: int = _CREDENTIALS.unpack(credentials)[0]
         return process
+
+
+def generations(dataset: str) -> list[int]:
+    """With which generations of a dataset daemons of this user were started on this node, of whatever job; sorted."""
+    found = set()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        place = Path("/proc", process)
+        with suppress(OSError):  # it has just ended, or is not ours to look at
+            if place.stat().st_uid == os.getuid():
+                found.add(_started_with(os.fsdecode((place / "cmdline").read_bytes()).split("\0"), dataset))
+    return sorted(found - {0})
+
+
+def _started_with(words: list[str], dataset: str) -> int:
+    """The generation that a daemon of the dataset was started with by this command line; 0 if it is none."""
+    with suppress(ValueError, IndexError):
+        location = words[words.index(_DAEMON) + 1].removeprefix(SCHEME)
+        if location.partition("@")[0] == dataset:
+            return int(words[words.index(_GENERATION) + 1])
+    return 0
 
 
 def members(snapshot: Snapshot, terms: PoolTerms) -> list[str] | None:

@@ -44,6 +44,24 @@ def test_it_takes_part_in_a_job(dlcmd: Dlcmd, pets: str) -> None:
     assert "neither Slurm" in dlcmd("cache", pets, "--job", "auto", exit_code=EXIT_USAGE).stderr
 
 
+def test_it_is_found_when_the_dataset_has_a_newer_generation(dlcmd: Dlcmd, pets: str) -> None:
+    older = dlcmd("cache", pets, "--memory", "64M", "--json").summary
+    try:
+        dlcmd("put", "-q", "pets/train/cat.txt", f"dl://{pets}/again")
+        newer = dlcmd("cache", pets, "--memory", "64M", "--json").summary
+        try:
+            assert older["generation"] < newer["generation"]
+            said = dlcmd("cache", pets, "--stop", exit_code=EXIT_USAGE).stderr
+            assert f"generations {older['generation']}, {newer['generation']} of {pets} are shared" in said
+        finally:
+            generation = str(newer["generation"])
+            stopped = dlcmd("cache", pets, "--stop", "--generation", generation, "--json").summary
+        assert stopped["process"] == newer["process"]
+    finally:
+        stopped = dlcmd("cache", pets, "--stop", "--json").summary
+    assert (stopped["process"], stopped["generation"]) == (older["process"], older["generation"])
+
+
 def test_a_job_that_is_configured_is_the_default(dlcmd: Dlcmd, pets: str) -> None:
     secret = dlcmd.folder / "secret"
     secret.touch(0o600)

@@ -2,15 +2,18 @@
 
 import os
 import shlex
+from contextlib import suppress
 
 import click
 
-from dieselfs.errors import EXIT_OK, InvalidInput
+from dieselfs.dataset import Dataset
+from dieselfs.errors import EXIT_OK, InvalidInput, NotFound
 from dieselfs.limits import MOUNT_MEMORY_BYTES
+from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client import cache_control
 from dieselfs_client.job_options import JobOptions, job_options
 from dieselfs_client.options import POLICIES
-from dieselfs_client.pool import terms_of
+from dieselfs_client.pool import PoolTerms, terms_of
 from dieselfs_tools import gathering, options
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import format_size
@@ -23,6 +26,9 @@ from dieselfs_tools.units import format_size
     "dlcmd cache imagenet --stop",
 )
 @click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
+@click.option(
+    "--generation", type=click.IntRange(0), default=0, help="Which generation of the dataset. [the newest]"
+)
 @click.option(
     "--memory",
     "memory_bytes",
@@ -44,6 +50,7 @@ from dieselfs_tools.units import format_size
 def cache(
     session: Session,
     dataset: str,
+    generation: int,
     memory_bytes: int,
     policy: str,
     warm_rate_bytes: int,
@@ -54,12 +61,13 @@ def cache(
     """Hold a dataset's chunks in memory for all programs of yours on this node that read it with the library.
 
     They find it by themselves. A mount does not need it: it has memory of its own. With --job, it is this node's part
-    in the memory of the job, for the programs of the job alone.
+    in the memory of the job, for the programs of the job alone. --stop finds the daemon also if the dataset has got a
+    newer generation since.
     """
     configured = session.settings().job
     job = job.configured(configured, os.environ)
-    data = session.dataset(dataset, job="")
-    fields = {"dataset": dataset, "generation": data.generation, "dry_run": is_dry_run}
+    data = session.dataset(dataset, generation, job="")
+    fields: dict[str, object] = {"dataset": dataset, "generation": data.generation, "dry_run": is_dry_run}
     terms = None
     if job.job is not None:
         terms = terms_of(job, data.client, data.snapshot.dataset, 0, os.environ)
@@ -67,10 +75,13 @@ def cache(
     if is_stopped:
         if memory_bytes:
             raise InvalidInput("--stop does not go with --memory")
+        is_named = bool(generation) or "@" in dataset
+        snapshot = data.snapshot if is_named else _shared(session, data, terms)
         end = cache_control.find if is_dry_run else cache_control.stop
-        process = end(data.snapshot, terms)
+        process = end(snapshot, terms)
         text = f"dl://{dataset} {'would not be' if is_dry_run else 'is not'} shared any more"
-        return session.output.summary(text, {**fields, "process": process}, EXIT_OK)
+        fields |= {"generation": snapshot.generation, "process": process}
+        return session.output.summary(text, fields, EXIT_OK)
     if is_dry_run:
         return session.output.summary(f"would share dl://{dataset} on this node", fields, EXIT_OK)
     if terms is not None:
@@ -83,6 +94,7 @@ def cache(
         key_file=session.key_file,
         job=job,
         warm_rate_bytes=warm_rate_bytes,
+        generation=data.generation,
     )
     if terms is not None:
         members = cache_control.members(data.snapshot, terms)
@@ -90,3 +102,17 @@ def cache(
     stop = shlex.join(["dlcmd", "cache", dataset, *job.arguments(), "--stop"])
     text = f"dl://{dataset} is shared on this node; to end it: {stop}"
     return session.output.summary(text, {**fields, "process": process}, EXIT_OK)
+
+
+def _shared(session: Session, data: Dataset, terms: PoolTerms | None) -> Snapshot:
+    """The generation that a daemon shares; the newest if none does. Raises InvalidInput if several do."""
+    snapshots = [data.snapshot]
+    for generation in cache_control.generations(data.name):
+        if generation != data.generation:
+            with suppress(NotFound):
+                snapshots.append(session.dataset(data.name, generation, job="").snapshot)
+    found = [snapshot for snapshot in snapshots if cache_control.find(snapshot, terms) is not None]
+    if len(found) > 1:
+        there = ", ".join(str(number) for number in sorted(snapshot.generation for snapshot in found))
+        raise InvalidInput(f"generations {there} of {data.name} are shared: say which with --generation")
+    return found[0] if found else data.snapshot
