@@ -179,6 +179,9 @@ def _reason(error: Any) -> str:
 
 
 def _import_client() -> tuple[Any, Any]:
+    # gRPC's own handling of forks gives up while another thread asks, and what it leaves half done ends the child now
+    # and then. Forks of this process never use gRPC (`is_usable`), so it is not needed.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         import grpc
         import pyetcd
