@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trio
 
 from dieselfs.cache.member import Member
@@ -212,7 +213,8 @@ class JobPart:
         nodes = {job.node: None, **await self._warmth.of_others()}
         if self._pool is not None:
             nodes[job.node] = self._pool.warmth()
-        return JobState(job.name, job.node, nodes)
+        dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype=np.int64))
+        return JobState(job.name, job.node, nodes, dataset_bytes)
 
     def _others(self) -> list[Member]:
         """Who is to be asked: the other masters; and that of this node, if it is another process."""

@@ -19,11 +19,14 @@ from dieselfs.limits import (
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The job called `name`: its `nodes`, None for one that does not answer, and which of them is this `node`."""
+    """The job called `name`: its `nodes`, None for one that does not answer, and which of them is this `node`; how much
+    the whole dataset is.
+    """
 
     name: str
     node: str
     nodes: Mapping[str, Warmth | None]
+    dataset_bytes: int
 
     def fields(self) -> dict[str, Any]:
         """For JSON."""
@@ -31,10 +34,11 @@ class JobState:
         unknown = sorted(self.nodes.keys() - known.keys())
         own = known.get(self.node)
         return {
+            "dataset_bytes": self.dataset_bytes,
             "node": warmth_fields(own) if own else None,
             "job": {
                 "name": self.name,
-                **warmth_fields(together(known.values(), len(unknown))),
+                **warmth_fields(together(known.values(), len(unknown), self.dataset_bytes)),
                 "nodes": {node: warmth_fields(warmth) for node, warmth in known.items()},
                 "unknown": unknown,
             },

@@ -163,7 +163,8 @@ class Node:
     async def warmth(self) -> dict[str, Any]:
         """How much of what memory can keep is there: on this node, and in its whole job."""
         if self._job is None:
-            return {"node": warmth_fields(self._stock.warmth()), "job": None}
+            own = warmth_fields(self._stock.warmth())
+            return {"dataset_bytes": self._dataset_bytes, "node": own, "job": None}
         return (await self._job.warmth()).fields()
 
     def warm(self) -> None:

@@ -153,12 +153,17 @@ class Shelf:
             await self.segment(chunk, lane)
 
     def warmth(self, own: npt.NDArray[np.int64]) -> Warmth:
-        """How much is kept, of what could be of these chunks."""
+        """How much is kept of these chunks, of what could be. Others that are kept take room, and count for nothing:
+        they are here in the place of a node that is silent, and leave when it is well.
+        """
         here = np.fromiter([*self._kept, *self._damaged], np.int64)
         lacking = np.setdiff1d(own, here, assume_unique=True)
-        lengths = self._snapshot.column("chunk_payload_lengths")[lacking]
+        lengths = self._snapshot.column("chunk_payload_lengths")
+        kept = np.intersect1d(own, np.fromiter(self._kept, np.int64), assume_unique=True)
+        kept_bytes = int(lengths[kept].sum(dtype=np.int64))
+        kept_max_bytes = self._kept_max_bytes - (self.kept_bytes - kept_bytes)
         damaged = len(np.intersect1d(own, np.fromiter(self._damaged, np.int64)))
-        return Warmth.of(self.kept_bytes, self._kept_max_bytes, lengths, damaged)
+        return Warmth.of(kept_bytes, kept_max_bytes, lengths[lacking], damaged)
 
     # ----------------------------------------------------------------------------------------------------
 

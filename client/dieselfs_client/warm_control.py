@@ -15,12 +15,15 @@ _WARM = Path(".dieselfs/warm")
 
 @dataclass(frozen=True, slots=True)
 class MountWarmth:
-    """How warm a mount is, or the job that it belongs to. `nodes`: of that job, those who answer; `unknown`: others."""
+    """How warm a mount is, or the job that it belongs to. `nodes`: of that job, those who answer; `unknown`: others.
+    `dataset_bytes`: how much the whole dataset is, whether memory has room for it or not; None if it was not told.
+    """
 
     whole: Warmth
     nodes: Mapping[str, Warmth]
     unknown: tuple[str, ...] = ()
     job: str | None = None
+    dataset_bytes: int | None = None
 
     @property
     def warm_nodes(self) -> int:
@@ -48,12 +51,12 @@ def warm(place: str) -> MountWarmth:
 
 def parsed(told: Mapping[str, Any]) -> MountWarmth:
     """What stands in `.dieselfs/warm`."""
-    job = told["job"]
+    job, dataset_bytes = told["job"], told.get("dataset_bytes")  # a daemon of an older version does not say
     if job is None:
         own = _warmth(told["node"])
-        return MountWarmth(own, {"": own})
+        return MountWarmth(own, {"": own}, dataset_bytes=dataset_bytes)
     nodes = {node: _warmth(fields) for node, fields in job["nodes"].items()}
-    return MountWarmth(_warmth(job), nodes, tuple(job["unknown"]), job["name"])
+    return MountWarmth(_warmth(job), nodes, tuple(job["unknown"]), job["name"], dataset_bytes)
 
 
 def _warmth(fields: Mapping[str, Any]) -> Warmth:

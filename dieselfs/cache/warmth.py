@@ -33,14 +33,15 @@ class Warmth:
         return self.kept_bytes / self.wanted_bytes if self.wanted_bytes else 1.0
 
 
-def together(known: Collection[Warmth], unknown: int) -> Warmth:
+def together(known: Collection[Warmth], unknown: int, dataset_bytes: int) -> Warmth:
     """The warmth of several memories. Those that nobody knows are taken to be empty, and as large as the others are on
-    average: so they may be warmer than is told, and never colder.
+    average, as far as the dataset has so much: so they may be warmer than is told, and never colder.
     """
     wanted_bytes = sum(each.wanted_bytes for each in known)
-    average_bytes = wanted_bytes // len(known) if known else 0
+    rest_bytes = max(dataset_bytes - wanted_bytes, 0)
+    unknown_bytes = min(unknown * wanted_bytes // len(known), rest_bytes) if known else rest_bytes
     return Warmth(
         sum(each.kept_bytes for each in known),
-        wanted_bytes + unknown * average_bytes,
+        wanted_bytes + unknown_bytes,
         sum(each.damaged_chunks for each in known),
     )

@@ -103,10 +103,10 @@ async def test_each_node_is_told_once_and_the_late_as_soon_as_they_answer(
 
 
 def test_what_it_tells_of_a_job() -> None:
-    told = JobState("training", "b", {"b": HALF, "a": Warmth(100, 100, 1), "c": None}).fields()
+    told = JobState("training", "b", {"b": HALF, "a": Warmth(100, 100, 1), "c": None}, 999).fields()
     fields = told["job"]
     assert told["node"] == fields["nodes"]["b"] and fields["name"] == "training"
     assert (fields["kept_bytes"], fields["wanted_bytes"], fields["share"]) == (150, 300, 0.5)
-    assert fields["damaged_chunks"] == 1
+    assert (fields["damaged_chunks"], told["dataset_bytes"]) == (1, 999)
     assert fields["unknown"] == ["c"] and list(fields["nodes"]) == ["a", "b"]
     assert fields["nodes"]["b"] == {"kept_bytes": 50, "wanted_bytes": 100, "damaged_chunks": 0, "share": 0.5}

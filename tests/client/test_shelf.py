@@ -1,10 +1,12 @@
 from collections.abc import Awaitable, Callable
 from threading import Event
 
+import numpy as np
 import pytest
 import trio
 
 from dieselfs.cache.segment import Segment
+from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import Unavailable
 from dieselfs_client.flights import FAILURE_MEMORY_S
 from dieselfs_client.shelf import Shelf
@@ -145,3 +147,18 @@ def test_who_gives_up_leaves_the_fetch_in_the_air(packed: PackedDataset) -> None
         await shelf.segment(2)
 
     assert run(packed, scenario).fetched == [2]
+
+
+def test_what_is_kept_in_the_place_of_another_node_takes_room_and_counts_for_nothing(
+    packed: PackedDataset,
+) -> None:
+    async def scenario(shelf: Shelf, source: Source) -> None:
+        lane = trio.CapacityLimiter(1)
+        for chunk in (0, 5, 6):
+            await shelf.bring(chunk, lane)
+        own = np.array([0, 1, 2, 3])
+        assert shelf.warmth(own) == Warmth(CHUNK_BYTES, 2 * CHUNK_BYTES)
+        shelf.drop([5, 6])
+        assert shelf.warmth(own) == Warmth(CHUNK_BYTES, 4 * CHUNK_BYTES)
+
+    run(packed, scenario, kept=4)

@@ -126,7 +126,10 @@ def test_nodes_that_do_not_answer_are_named(server: RunningServer, dlcmd: Dlcmd)
             while told["job"]["unknown"] == []:  # as long as the answer of before is fresh
                 told = json.loads((places[0] / ".dieselfs/warm").read_text())
             assert told["job"]["unknown"] == ["node-1"] and list(told["job"]["nodes"]) == ["node-0"]
-            assert told["node"]["share"] == 1 and told["job"]["share"] == 0.5
+            assert told["node"]["share"] == 1
+            known_bytes, dataset_bytes = told["node"]["kept_bytes"], told["dataset_bytes"]
+            assert dataset_bytes == FILES * FILE_BYTES > known_bytes
+            assert told["job"]["wanted_bytes"] == min(2 * known_bytes, dataset_bytes)
         finally:
             os.kill(supervision.daemon, signal.SIGCONT)
 

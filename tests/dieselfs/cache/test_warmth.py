@@ -25,6 +25,12 @@ def test_it_is_warm_when_nothing_more_can_come(
 
 def test_those_that_are_not_known_are_taken_to_be_cold() -> None:
     known = [Warmth(100, 100), Warmth(50, 200, 1)]
-    assert together(known, 0) == Warmth(150, 300, 1)
-    assert together(known, 2) == Warmth(150, 600, 1)
-    assert together([], 3).kept_bytes == 0
+    assert together(known, 0, 900) == Warmth(150, 300, 1)
+    assert together(known, 2, 900) == Warmth(150, 600, 1)
+    assert together([], 3, 900) == Warmth(0, 900)
+
+
+def test_those_that_are_not_known_want_no_more_than_the_dataset_has() -> None:
+    known = [Warmth(100, 100), Warmth(50, 200)]
+    assert together(known, 2, 400) == Warmth(150, 400)
+    assert together(known, 2, 200) == Warmth(150, 300), "two take a chunk for theirs, for a moment"

@@ -2,8 +2,11 @@
 
 import pytest
 
+from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import EXIT_USAGE, InvalidInput
-from dieselfs_tools.commands.warm import parse_share
+from dieselfs_client.warm_control import MountWarmth
+from dieselfs_tools.commands.warm import parse_share, rest_of
+from dieselfs_tools.output import Output
 from tests.support.dlcmd import Dlcmd
 
 
@@ -16,6 +19,22 @@ def test_a_part_is_a_percentage(text: str, share: float) -> None:
 def test_what_is_no_part_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="is not a part"):
         parse_share(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted_bytes", "damaged", "unknown", "said"),
+    [
+        (100, 0, (), ""),
+        (60, 0, (), "; the dataset has 100 B, and the rest does not fit"),
+        (60, 1, (), "; the dataset has 100 B, and the rest is damaged, or does not fit"),
+        (60, 0, ("node-1",), ""),
+    ],
+)
+def test_what_does_not_fit_is_said(
+    wanted_bytes: int, damaged: int, unknown: tuple[str, ...], said: str
+) -> None:
+    found = MountWarmth(Warmth(60, wanted_bytes, damaged), {}, unknown, dataset_bytes=100)
+    assert rest_of(Output(), found) == said
 
 
 def test_a_folder_that_is_no_mount_is_refused(dlcmd: Dlcmd) -> None:

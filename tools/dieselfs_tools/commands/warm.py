@@ -9,6 +9,7 @@ from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs_client import control, warm_control
 from dieselfs_client.warm_control import MountWarmth
 from dieselfs_tools import options
+from dieselfs_tools.output import Output
 from dieselfs_tools.progress import Reading, shown
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import count, format_duration
@@ -88,9 +89,18 @@ def _wait(
     return found
 
 
+def rest_of(output: Output, found: MountWarmth) -> str:
+    """What a dataset has beyond what can be in memory, in words; nothing while a node is silent, which may have it."""
+    dataset_bytes = found.dataset_bytes or 0
+    if found.unknown or dataset_bytes <= found.whole.wanted_bytes:
+        return ""
+    why = "is damaged, or does not fit" if found.whole.damaged_chunks else "does not fit"
+    return f"; the dataset has {output.size(dataset_bytes)}, and the rest {why}"
+
+
 def _end(session: Session, place: str, found: MountWarmth, share: float | None, timeout_s: int | None) -> int:
     output, whole = session.output, found.whole
-    sizes = f"{output.size(whole.kept_bytes)} of {output.size(whole.wanted_bytes)}"
+    sizes = f"{output.size(whole.kept_bytes)} of {output.size(whole.wanted_bytes)}{rest_of(output, found)}"
     of = f"job {found.job}, {len(found.nodes) + len(found.unknown)} nodes" if found.job else place
     for node in found.unknown:
         output.error(f"node {node} does not answer; it is taken to be cold")
@@ -110,6 +120,7 @@ def _end(session: Session, place: str, found: MountWarmth, share: float | None, 
         "job": found.job,
         **asdict(whole),
         "share": whole.share,
+        "dataset_bytes": found.dataset_bytes,
         "nodes": {node: {**asdict(each), "share": each.share} for node, each in found.nodes.items() if node},
         "unknown": list(found.unknown),
     }
