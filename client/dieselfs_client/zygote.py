@@ -105,31 +105,52 @@ def _be_daemon(
 ) -> NoReturn:
     code = EXIT_BUG
     try:
-        guardian = Guardian(tether)
-        name_process("dieselfs-daemon")
-        if log_file is not None:
-            open_log(log_file)  # the one of the zygote may have been put aside by now
-        try:
-            trio.run(
-                serve,
-                opened.snapshot,
-                opened.source,
-                mountpoint,
-                options,
-                _nothing,
-                opened.pin,
-                guardian,
-                opened.client,
-            )
-            code = EXIT_OK
-        except DieselfsError as error:
-            _fail(tether, error, log_file)
-            code = error.exit_code
+        guardian = _guardian_when_due(tether)
+        code = _served(guardian, tether, opened, mountpoint, options, log_file) if guardian else EXIT_OK
     except BaseException:  # whatever it is: it must not go on as if it were the zygote
         _log.exception("the daemon ended by a fault of its own")
     finally:
         logging.shutdown()
         os._exit(code)
+
+
+def _guardian_when_due(tether: Tether) -> Guardian | None:
+    """When it is this daemon's turn; None if the supervisor is gone before that."""
+    try:
+        return Guardian(tether)
+    except ConnectionError as error:
+        _log.info("a daemon that stood by ends: %s", error)
+        return None
+
+
+def _served(
+    guardian: Guardian,
+    tether: Tether,
+    opened: Opened,
+    mountpoint: str,
+    options: MountOptions,
+    log_file: Path | None,
+) -> int:
+    """The exit code, once there is nothing left to serve."""
+    name_process("dieselfs-daemon")
+    if log_file is not None:
+        open_log(log_file)  # the one of the zygote may have been put aside by now
+    try:
+        trio.run(
+            serve,
+            opened.snapshot,
+            opened.source,
+            mountpoint,
+            options,
+            _nothing,
+            opened.pin,
+            guardian,
+            opened.client,
+        )
+    except DieselfsError as error:
+        _fail(tether, error, log_file)
+        return error.exit_code
+    return EXIT_OK
 
 
 def _nothing() -> None:
