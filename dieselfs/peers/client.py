@@ -92,8 +92,11 @@ class PeerClient:
         self.keep(())
 
     def keep(self, members: Collection[Member]) -> None:
-        """These are the members now: close the connections to all others. One that is new may prove itself at once."""
+        """These are the members now: close the connections to all others, and forget what was held against them. One
+        that is new may prove itself at once.
+        """
         with self._lock:
+            self._suspicion.keep({member.node for member in members})
             for member in members:
                 if member not in self._members:
                     self._suspicion.renewed(member.node)
@@ -148,12 +151,14 @@ class PeerClient:
             self._figures.failures += 1
             self._suspicion.lied(node)
 
-    def dawdled(self, node: str) -> None:
+    def dawdled(self, peer: Member) -> None:
         """A peer did not get in all its time what a server has brought at once: avoid it."""
-        _log.warning("node %s is slow, and is avoided for a while", node)
         with self._lock:
             self._figures.failures += 1
-            self._suspicion.failed(node)
+            if self._has_left(peer):
+                return
+            self._suspicion.failed(peer.node)
+        _log.warning("node %s is slow, and is avoided for a while", peer.node)
 
     def figures(self) -> dict[str, int]:
         with self._lock:
@@ -253,7 +258,9 @@ class PeerClient:
     def _note_failure(self, line: _Line, error: DieselfsError, is_ping: bool) -> None:
         with self._lock:
             is_lie = isinstance(error, ProtocolError)
-            if is_lie:
+            if self._has_left(line.peer):
+                pass  # its successor has done nothing
+            elif is_lie:
                 self._suspicion.lied(line.peer.node)
             else:
                 self._suspicion.failed(line.peer.node)
@@ -267,6 +274,10 @@ class PeerClient:
         if not is_ping:
             _log.warning("node %s is avoided for a while: %s", line.peer.node, error)
 
+    def _has_left(self, peer: Member) -> bool:
+        """Whether a peer is no member any more, with the lock; until somebody tells who the members are, all are."""
+        return bool(self._members) and peer not in self._members
+
     # -- connections -------------------------------------------------------------------------------------
 
     @contextmanager
@@ -277,6 +288,8 @@ class PeerClient:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("this node no longer asks others")
+            if self._has_left(peer):
+                raise Unavailable(f"node {peer.node} has left the job, or begun anew")
             line = self._lines.get(peer.node)
             is_other = line is not None and line.peer != peer
             if line is None or is_other:  # another address, or a new incarnation

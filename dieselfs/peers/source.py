@@ -205,7 +205,7 @@ class PooledSource:
             if peer is not None and each in late and isinstance(brought, Excerpts):
                 late.clear()  # of all that it did not bring, the first will do
                 if self._clock() - began_s < self._patience_s * SERVER_SHARE:
-                    self._peers.dawdled(peer.node)
+                    self._peers.dawdled(peer)
             yield each.chunk, brought
 
     # -- the three ways ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ it is well again doubles that time. One that returns is asked for a part of its 
 first: its memory may be empty, and all at once would be too much for it, and for the servers behind it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from dieselfs.limits import PEER_AVOIDED_MAX_S, PEER_AVOIDED_S, PEER_RETURN_S
@@ -68,6 +68,11 @@ class Suspicion:
         suspect = self._suspects.get(node)
         if suspect is not None:
             suspect.avoided_s, suspect.due_s = PEER_AVOIDED_S, self._clock()
+
+    def keep(self, nodes: Collection[str]) -> None:
+        """These are the members now: nothing is held against others any more."""
+        for node in self._suspects.keys() - set(nodes):
+            del self._suspects[node]
 
     def share(self, node: str) -> float:
         """The part of its chunks that a peer may be asked for: 0 while it is avoided, 1 when it is well."""

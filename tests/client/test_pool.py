@@ -154,7 +154,7 @@ def test_what_was_fetched_in_the_place_of_a_node_leaves_when_that_is_back(
             await pool.shelf.segment(chunk)
         own = pool.stats()["own_chunks"]
         assert len(pool.shelf.chunks()) > own
-        pool.peers.dawdled("node-1")
+        pool.peers.dawdled(next(member for member in pool.members if member.node == "node-1"))
         while len(pool.shelf.chunks()) > own:
             await trio.sleep(0.01)
         await nodes[0].read_all()

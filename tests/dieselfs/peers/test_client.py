@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,34 @@ def test_a_new_incarnation_may_prove_itself_at_once(packed: PackedDataset) -> No
     peers.keep([at_port(2)])
     assert peers.due() == ["liar"]
     peers.close()
+
+
+def test_what_was_held_against_a_node_that_has_left_is_forgotten(packed: PackedDataset) -> None:
+    peers = peer_client(packed)
+    me = replace(at_port(1), node="me")
+    peers.keep([me, at_port(2)])
+    peers.lied("liar")
+    peers.keep([me])
+    assert not peers.doubted()
+    peers.dawdled(at_port(2))  # by a thread that still knows it
+    with pytest.raises(Unavailable, match="has left"):
+        ask(peers, at_port(2), packed.snapshot)
+    assert not peers.doubted()
+    peers.close()
+
+
+def test_an_old_incarnation_that_fails_is_not_held_against_the_new_one(packed: PackedDataset) -> None:
+    with silent_port(accepts=8) as port, ThreadPoolExecutor(1) as threads:
+        old, new = at_port(port), replace(at_port(port), incarnation=bytes(15) + b"1")
+        peers = peer_client(packed, silence_s=1.0)
+        peers.keep([old])
+        asking = threads.submit(ask, peers, old, packed.snapshot)
+        while not peers.figures()["requests"]:
+            time.sleep(0.001)
+        peers.keep([new])
+        assert isinstance(asking.exception(), Unavailable)
+        assert not peers.is_avoided("liar")
+        peers.close()
 
 
 def test_those_of_whom_nothing_was_heard_are_looked_at_when_a_peer_fails(packed: PackedDataset) -> None:
