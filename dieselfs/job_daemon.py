@@ -154,7 +154,8 @@ class JobDaemon:
 def _spawned(command: Sequence[str], log: Path) -> int:
     """The ID of a new process, which lives on when we end. Raises OSError."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # It sees the modules that we see, also where dieselfs runs from a checkout.
+    # It sees the modules that we see, also where dieselfs runs from a checkout; and it begins in our folder, from which
+    # the paths in settings, environment and configuration file are meant.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     with open(log, "ab", opener=_private_opener) as output:
         process = subprocess.Popen(
@@ -163,7 +164,6 @@ def _spawned(command: Sequence[str], log: Path) -> int:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            cwd="/",
             env=environment,
         )
     process.returncode = 0  # it is waited for by its ID, and nobody is to be warned that it lives

@@ -87,6 +87,13 @@ def node() -> Iterator[Node]:
     shutil.rmtree(folder)
 
 
+def test_it_begins_where_the_program_is(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    node.daemon("import pathlib; pathlib.Path('here').touch(); print(0, flush=True)").ensure(0.0)
+    node.until_started(1)
+    assert (tmp_path / "here").exists(), "paths in its settings are meant from there"
+
+
 def is_answered(node: Node) -> bool:
     return JobDaemon._is_answered(node.daemons[0])
 
