@@ -7,6 +7,7 @@ control.unmount("/mnt/imagenet")
 """
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -191,10 +192,15 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
         try:
             unmount_from_kernel(place, lazily)
             break
-        except MountError:
+        except MountError as error:
             # The mount itself has some of its files open now and then, to fill the page cache.
             if time.monotonic() > deadline_s:
-                raise
+                if os.strerror(errno.EBUSY) not in str(error):
+                    raise
+                raise MountError(
+                    f"{error}: files on it are open, or somebody is in it; close them, "
+                    f"or let them be read to the end: dlcmd umount --lazy {place}"
+                ) from None
             time.sleep(_POLL_S)
     if supervision is not None and not lazily:
         _wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)

@@ -77,23 +77,37 @@ _IGNORED = {
 _IGNORED_PREFIXES = ("x-", "X-", "comment=", "user=")
 _COMMA = re.compile(r"(?<!\\),")
 
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise ValueError("it is a whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("it is a number of seconds") from None
+
+
 _VALUE_PARSERS: dict[str, Callable[[str], object]] = {
     "server": str,
     "key_file": str,
     "home": str,
-    "generation": int,
+    "generation": _whole_number,
     "memory": parse_size,
     "policy": str,
     "warm_rate": parse_size,
     "driver": str,
-    "uid": int,
-    "gid": int,
-    "timeout": float,
+    "uid": _whole_number,
+    "gid": _whole_number,
+    "timeout": _seconds,
     "log_file": str,
     "job": str,
-    "job_nodes": int,
+    "job_nodes": _whole_number,
     "job_node": str,
-    "job_rank": int,
+    "job_rank": _whole_number,
     "job_host": str,
     "job_secret": str,
 }

@@ -123,7 +123,7 @@ def _check_master(own: Lease, application: Application) -> None:
     if present.incarnation != caller.incarnation:
         raise AlreadyExists(
             f"node {caller.node} of the job has a new master, rank {present.rank} at {present.address}; "
-            "if that is another machine, give each its own name (--node)"
+            "if that is another machine, give each its own name (--job-node)"
         )
 
 

@@ -35,6 +35,19 @@ def test_what_makes_no_sense_is_refused(text: str) -> None:
         parse_options(text, MountOptions())
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("job=oj,job_nodes=x", "mount option job_nodes=x: it is a whole number"),
+        ("uid=-1", "mount option uid=-1: it is a whole number"),
+        ("timeout=soon", "mount option timeout=soon: it is a number of seconds"),
+    ],
+)
+def test_what_is_no_number_is_said_with_its_option(text: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{said}$"):
+        parse_options(text, MountOptions())
+
+
 def test_sloppy_passes_over_what_is_unknown_only() -> None:
     assert parse_options("colour=red,noexec", MountOptions(), is_sloppy=True) == MountOptions(noexec=True)
     with pytest.raises(InvalidInput):
