@@ -28,6 +28,7 @@ from dieselfs.peers.source import PooledSource, PoolFigures
 from dieselfs.reader import ChunkReader
 from dieselfs.rpc.client import ServerClient
 from dieselfs_client.changing_source import ChangingSource
+from dieselfs_client.counted_source import CountedSource
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.job_warmth import JobState, JobWarmth
 from dieselfs_client.mastership import Mastership
@@ -79,7 +80,8 @@ class JobPart:
         self._socket = path_of(snapshot, terms)
         self._claim = Mastership(lock, terms.job.rank)
         self._reader = ChunkReader(client, snapshot)
-        self._source = ChangingSource(self._reader)
+        self._alone = CountedSource(self._reader)
+        self._source = ChangingSource(self._alone)
         self._attachment: Attachment | None = None
         self._attached_source: PooledSource | None = None
         self._pool: Pool | None = None
@@ -231,9 +233,24 @@ class JobPart:
 
     # -- what it tells -----------------------------------------------------------------------------------
 
+    def _asked(self) -> dict[str, int]:
+        """What was asked for while attached; and before that, of a server alone."""
+        alone = self._alone.figures()
+        count, length_bytes = (
+            alone["chunks"] + alone["ranges"],
+            alone["chunk_bytes"] + alone["range_bytes"],
+        )
+        asked = asdict(
+            PoolFigures(asked=count, asked_bytes=length_bytes, from_servers=count, server_bytes=length_bytes)
+        )
+        if self._attached_source is not None:
+            for name, more in self._attached_source.figures().items():
+                asked[name] += more
+        return asked
+
     def stats(self) -> dict[str, Any]:
         """For `.dieselfs/stats`: as `Pool.stats`, with what was asked for while attached, or just that."""
-        asked = asdict(PoolFigures()) if self._attached_source is None else self._attached_source.figures()
+        asked = self._asked()
         if self._pool is not None:
             stats = self._pool.stats()
             sharing = self._sharing

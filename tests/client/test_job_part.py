@@ -1,7 +1,7 @@
 """Daemons of a job in one process, over a real server: masters, those attached, and who comes after a master."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -126,6 +126,20 @@ async def test_the_second_daemon_of_a_node_gets_its_bytes_from_the_first(
         assert {each.stat().st_mode & 0o777 for each in runtime.iterdir()} == {0o600}
         assert {each.suffix for each in runtime.iterdir()} == {".sock", ".job"}
     assert {each.suffix for each in runtime.iterdir()} == {".job"}
+
+
+async def test_what_is_read_before_there_is_a_master_to_attach_to_is_counted(server: RunningServer) -> None:
+    async with machine(server) as node:
+        with (
+            Dataset(server.settings(), "parts") as data,
+            closing(lock_of(data.snapshot, TERMS)) as lock,
+        ):
+            assert lock.try_lead()
+            daemon = await node.start(in_rank(1))
+            await daemon.read_all()
+            asked = daemon.part.stats()["asked"]
+            assert not daemon.is_master and asked["server_bytes"] == asked["asked_bytes"] > 0
+            assert asked["from_servers"] == asked["asked"] == data.snapshot.chunk_count
 
 
 async def test_when_the_master_goes_the_next_rank_takes_its_place_and_reads_go_on(
