@@ -6,6 +6,7 @@ many as each has processes of the job p x (n - 1) for n processes, as in the pap
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -193,11 +194,12 @@ class PeerClient:
         wanted: Sequence[Wanted],
         arrived: Callable[[Wanted, memoryview], None],
         is_again: bool = False,
+        turn_s: float = math.inf,
     ) -> list[State]:
         """Ask a peer for pieces. Returns what became of each chunk; of those that are here, `arrived` gets the pieces,
         joined, while others are on their way. It raises ProtocolError if they are not what is wanted, and is quick, as
         nobody else can ask this peer meanwhile. `is_again`: all of it was on its way there when it was last asked for,
-        so that others go first.
+        so that others go first. A turn is waited for no longer than `turn_s`.
 
         Raises Unavailable when the peer does not answer, or not as it should, after a bounded wait; it is avoided then,
         and for as long as it is, this raises at once.
@@ -215,7 +217,8 @@ class PeerClient:
                     yield view
                     arrived(each, view)
 
-        reply = self._call(peer, "get_pieces", encode_wanted(wanted), destination, is_again=is_again)
+        arguments = encode_wanted(wanted)
+        reply = self._call(peer, "get_pieces", arguments, destination, is_again=is_again, turn_s=turn_s)
         with self._lock:
             self._figures.received_bytes += reply.bulk_length
         return [*map(State, reply.states)]
@@ -228,8 +231,10 @@ class PeerClient:
         destination: Callable[[Any], Iterator[memoryview]] | None,
         is_ping: bool = False,
         is_again: bool = False,
+        turn_s: float = math.inf,
     ) -> Any:
-        with self._turn(peer, is_again) as line:
+        with self._turn(peer, is_again, turn_s) as line:
+            began_s = self._clock()
             if not is_ping:
                 if self.is_avoided(peer.node):  # it may have failed while we waited for our turn
                     raise Unavailable(f"node {peer.node} is not asked for the moment")
@@ -244,7 +249,7 @@ class PeerClient:
                         (),
                         self._silence_s,
                         destination,
-                        self._call_timeout_s,
+                        self._call_timeout_s - (self._clock() - began_s),  # connecting was part of it
                     )
                     with self._lock:
                         line.heard_s = self._clock()
@@ -281,7 +286,7 @@ class PeerClient:
     # -- connections -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _turn(self, peer: Member, is_again: bool) -> Iterator[_Line]:
+    def _turn(self, peer: Member, is_again: bool, turn_s: float) -> Iterator[_Line]:
         """One of the calls to this peer that there may be at a time. Raises Unavailable when it is too long until then,
         which is nothing against the peer.
         """
@@ -299,7 +304,7 @@ class PeerClient:
                     stale.is_closed = True
                     for connection in stale.idle:
                         connection.close()
-        if not line.turns.take(self._call_timeout_s, is_again):
+        if not line.turns.take(min(turn_s, self._call_timeout_s), is_again):
             raise Unavailable(f"node {peer.node} is being asked by others all the time")
         try:
             yield line

@@ -235,7 +235,8 @@ class PooledSource:
         asked: set[int] = set()
         while left and self._clock() < patience_end_s:
             batch = _batch(left)
-            came, states = self._take(peer, batch, asked.issuperset(each.chunk for each in batch))
+            left_s = patience_end_s - self._clock()
+            came, states = self._take(peer, batch, asked.issuperset(each.chunk for each in batch), left_s)
             yield from came
             if not states:
                 return
@@ -251,7 +252,7 @@ class PooledSource:
         late += left
 
     def _take(
-        self, peer: Member, batch: Sequence[Wanted], is_again: bool
+        self, peer: Member, batch: Sequence[Wanted], is_again: bool, turn_s: float
     ) -> tuple[list[tuple[Wanted, Excerpts]], list[State]]:
         """One request: what has come, and what became of each; of none, if the peer is not to be asked again."""
         came: list[tuple[Wanted, Excerpts]] = []
@@ -260,7 +261,7 @@ class PooledSource:
             came.append((wanted, self._verified(wanted, content)))
 
         try:
-            return came, self._peers.pieces(peer, batch, arrived, is_again)
+            return came, self._peers.pieces(peer, batch, arrived, is_again, max(turn_s, 0.0))
         except Unavailable:
             return came, []
 

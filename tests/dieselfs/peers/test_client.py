@@ -227,6 +227,21 @@ def test_an_old_incarnation_that_fails_is_not_held_against_the_new_one(packed: P
         peers.close()
 
 
+def test_who_has_no_time_left_does_not_wait_for_his_turn(packed: PackedDataset) -> None:
+    with silent_port(accepts=8) as port, ThreadPoolExecutor(1) as threads:
+        peers = peer_client(packed, silence_s=1.0)
+        asking = threads.submit(ask, peers, at_port(port), packed.snapshot)
+        while not peers.figures()["requests"]:
+            time.sleep(0.001)
+        with pytest.raises(Unavailable, match="all the time"):
+            peers.pieces(
+                at_port(port), [Wanted.whole(packed.snapshot, 0)], lambda _, content: None, turn_s=0.0
+            )
+        assert not peers.is_avoided("liar")  # that is nothing against it
+        assert isinstance(asking.exception(), Unavailable)
+        peers.close()
+
+
 def test_those_of_whom_nothing_was_heard_are_looked_at_when_a_peer_fails(packed: PackedDataset) -> None:
     clock = Clock()
     with running_node(packed, "b") as b, silent_port(8) as port:
