@@ -19,6 +19,8 @@ from tests.support.server import RunningServer, running_server
 CHUNKS = 12
 FILES_PER_CHUNK = 8
 FILE_BYTES = 512 * 1024
+ROOM_FOR_ALL = 160 * MIB
+"""A node keeps every chunk with so much, should chance give it all of them."""
 SECRET = JobSecret(bytes(32))
 job_numbers = count()
 """Each scenario is a job of its own: nodes of another may be on its roll for a while."""
@@ -73,18 +75,20 @@ def play(
     memory: int = 64 * MIB,
 ) -> None:
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            job = f"job-{next(job_numbers)}"
-            nodes = [await start(server, nursery, job, number, size, memory) for number in range(size)]
-            try:
+        nodes: list[Node] = []
+        job = f"job-{next(job_numbers)}"
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(size):
+                    nodes.append(await start(server, nursery, job, number, size, memory))
                 with trio.fail_after(120):
                     for node in nodes:
                         await node.pool.gathered.wait()
                     await scenario(nodes)
-            finally:
                 nursery.cancel_scope.cancel()
-        for node in nodes:
-            node.data.close()
+        finally:
+            for node in nodes:
+                node.data.close()
 
     trio.run(main)
 
@@ -124,7 +128,7 @@ def test_what_a_node_owns_can_be_fetched_before_anybody_asks(server: RunningServ
         await nodes[0].read_all()
         assert loads(nodes) == nodes[0].data.snapshot.chunk_count
 
-    play(server, 2, scenario)
+    play(server, 2, scenario, memory=ROOM_FOR_ALL)
 
 
 def test_when_a_node_goes_the_others_read_on(server: RunningServer) -> None:
@@ -159,7 +163,7 @@ def test_what_was_fetched_in_the_place_of_a_node_leaves_when_that_is_back(
             await trio.sleep(0.01)
         await nodes[0].read_all()
 
-    play(server, 2, scenario, memory=160 * MIB)
+    play(server, 2, scenario, memory=ROOM_FOR_ALL)
 
 
 def test_a_process_that_may_hold_few_chunks_reads_all_of_them(

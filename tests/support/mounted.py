@@ -44,8 +44,12 @@ class RunningMount:
         os.kill(self.process.pid, signum)
 
     def wait(self) -> int | None:
-        """Wait for the process to end; its exit code, None if it does not end."""
+        """Wait for the process to end; its exit code, None if it does not end. What it logged is printed unless all is
+        well: a test that wanted that shows it.
+        """
         self.process.join(STOP_TIMEOUT_S)
+        if self.process.exitcode != 0:
+            print(self.log())
         return self.process.exitcode
 
 
