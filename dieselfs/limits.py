@@ -125,6 +125,8 @@ JOB_ANSWER_TIMEOUT_S = 4.0
 """A member waits this long for a server, and so has time to ask another before its lease ends."""
 JOB_LEAVE_TIMEOUT_S = 2.0
 """A member that leaves waits no longer for a server to hear of it; its lease ends by itself."""
+JOB_AGAIN_S_MAX = 60.0
+"""A member whose name is another's by now asks to come back after twice as long each time, up to this."""
 JOB_SECRET_FILE_BYTES_MAX = 4 * KIB
 PEER_CONNECTIONS_MAX = 1
 """From one node of a job to each other one, unless it has more processes: so p nodes with n processes have p x (n - 1).

@@ -1,7 +1,8 @@
 """A node's membership in a job: registers, renews, learns of every change, and leaves at the end.
 
 While the servers are away, the last list stands: peers find out by themselves who is dead, and a list that shrank
-because nobody could be asked would only move chunks for nothing. The transport is an argument, the clock is trio's.
+because nobody could be asked would only move chunks for nothing. So it does for a node that is put out of the job,
+because its name is another's by now: it tries to come back. The transport is an argument, the clock is trio's.
 """
 
 import logging
@@ -17,7 +18,7 @@ from dieselfs.cache.member import Member, Terms
 from dieselfs.cache.roll import Roll
 from dieselfs.cache.secret import JobSecret
 from dieselfs.errors import AccessDenied, AlreadyExists, DieselfsError, InvalidInput, Unavailable
-from dieselfs.limits import JOB_INTERVAL_S_MIN, JOB_LEAVE_TIMEOUT_S
+from dieselfs.limits import JOB_AGAIN_S_MAX, JOB_INTERVAL_S_MIN, JOB_LEAVE_TIMEOUT_S
 from dieselfs.rpc.client import ServerClient
 
 JITTER = 0.2
@@ -57,13 +58,17 @@ class RemoteRoll:
 
 @dataclass(frozen=True, slots=True)
 class MembershipStatistics:
-    """`asked` = `answered` + `unanswered`, but for a call under way. `strangers` were on the roll, not of the job."""
+    """`asked` = `answered` + `unanswered`, but for a call under way. `strangers` were on the roll, not of the job.
+
+    `out`: why this node is out of its job at the moment; empty if it is not.
+    """
 
     asked: int = 0
     answered: int = 0
     unanswered: int = 0
     changes: int = 0
     strangers: int = 0
+    out: str = ""
 
 
 class Membership:
@@ -93,6 +98,7 @@ class Membership:
         self._changed = trio.Event()
         self._statistics = MembershipStatistics()
         self._is_away = False
+        self._again_s = 0.0  # after which a node asks that is out of the job; 0: it is not
 
     @property
     def members(self) -> Members:
@@ -111,44 +117,60 @@ class Membership:
         while not self._version or len(self._members) < nodes:
             await self._changed.wait()
 
-    async def run(self) -> None:
+    async def run(self, is_going_on: bool = False) -> None:
         """Be a member until cancelled; then leave, and wait no longer than JOB_LEAVE_TIMEOUT_S for it.
 
-        Raises what the server refuses the first call with. Later only AlreadyExists: the node has a new master, or the
-        others read another snapshot by now. Whatever else goes wrong is logged, and tried again after an interval.
+        Raises what the server refuses the first call with, unless somebody reads through this node already
+        (`is_going_on`). Whatever goes wrong later is logged, and tried again: after an interval; or if the node is put
+        out of the job (AlreadyExists: it has a new master, or the others read another snapshot by now), after twice as
+        long each time, up to JOB_AGAIN_S_MAX.
         """
         try:
             while True:
-                await self._ask()
-                await trio.sleep(self._interval_s * (1 - JITTER * self._uniform()))
+                await self._ask(is_going_on)
+                await trio.sleep((self._again_s or self._interval_s) * (1 - JITTER * self._uniform()))
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(JOB_LEAVE_TIMEOUT_S):
                 await self._leave()
 
-    async def _ask(self) -> None:
+    async def _ask(self, is_going_on: bool) -> None:
         self._count(asked=1)
         try:
             roll = await self._roll.join(self._secret.seal(self._me, self._terms), self._version)
-        except AlreadyExists:
-            self._count(unanswered=1)
-            raise
         except DieselfsError as error:
             self._count(unanswered=1)
-            if not self._version and not isinstance(error, Unavailable):
+            if not self._version and not is_going_on and not isinstance(error, Unavailable):
                 raise
-            if not self._is_away:
-                _log.warning("job %s: %s; the last list of its nodes stands", self._terms.job, error)
-            self._is_away = True
+            self._do_without(error)
             return
-        if self._is_away:
-            _log.info("job %s: the server answers again", self._terms.job)
-        self._is_away = False
+        self._go_on()
         self._count(answered=1)
         is_first, self._version, self._interval_s = not self._version, roll.version, roll.interval_s
         if roll.members is not None:
             self._take(roll.members)
         if is_first:
             self._wake()
+
+    def _do_without(self, error: DieselfsError) -> None:
+        """The last list of the nodes stands."""
+        if isinstance(error, AlreadyExists):
+            if not self._again_s:
+                _log.warning("job %s: this node is out, and tries to come back: %s", self._terms.job, error)
+            again_s = 2 * max(self._again_s, self._interval_s)
+            self._again_s = min(again_s, max(self._interval_s, JOB_AGAIN_S_MAX))
+            self._statistics = replace(self._statistics, out=str(error))
+        elif not self._is_away:
+            _log.warning("job %s: %s; the last list of its nodes stands", self._terms.job, error)
+            self._is_away = True
+
+    def _go_on(self) -> None:
+        """A server has answered, and this node is a member."""
+        if self._is_away:
+            _log.info("job %s: the server answers again", self._terms.job)
+        if self._again_s:
+            _log.info("job %s: this node is back", self._terms.job)
+        self._is_away, self._again_s = False, 0.0
+        self._statistics = replace(self._statistics, out="")
 
     def _take(self, sealed: tuple[bytes, ...]) -> None:
         opened: dict[bytes, Member] = {}

@@ -17,7 +17,7 @@ from dieselfs.cache.job import AUTO, Job, find_job
 from dieselfs.cache.member import INCARNATION_BYTES, Member, Terms
 from dieselfs.cache.secret import JobSecret, find_secret
 from dieselfs.cache.warmth import Warmth
-from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
+from dieselfs.errors import DieselfsError, InvalidInput
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.client import PeerClient
@@ -146,10 +146,10 @@ class Pool:
 
     async def run(self, is_oneshot: bool = False, is_going_on: bool = False) -> None:
         """Be a member of the job until cancelled; then leave it. `is_going_on`: the nodes were waited for by another
-        daemon before, so that only the list of those who are there is.
+        daemon before, so that only the list of those who are there is; and what reads through this one already goes on
+        doing so if the server refuses the member.
 
-        Raises what the server refuses the member with, and Unavailable if nobody can listen. When the node has another
-        master by now, it goes on alone.
+        Raises what the server refuses the member with, and Unavailable if nobody can listen.
         """
         async with open_listeners(self._me.address) as listeners, trio.open_nursery() as nursery:
             port = listeners[0].socket.getsockname()[1]
@@ -162,7 +162,7 @@ class Pool:
             )
             for listener in listeners:
                 nursery.start_soon(self._service.serve, listener)
-            nursery.start_soon(self._be_member, me, nursery)
+            nursery.start_soon(self._be_member, me, nursery, is_going_on)
             try:
                 await self._gather(1 if is_going_on else max(self._terms.nodes, 1))
                 nursery.start_soon(self._warming.run)
@@ -176,17 +176,14 @@ class Pool:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _be_member(self, me: Member, nursery: trio.Nursery) -> None:
+    async def _be_member(self, me: Member, nursery: trio.Nursery, is_going_on: bool) -> None:
         snapshot, terms = self._snapshot, self._terms
         on = Terms(snapshot.dataset, terms.job.name, snapshot.generation, snapshot.digest)
         roll = RemoteRoll(self._client, on, terms.secret)
         self._membership = Membership(roll, terms.secret, on, me, self._change)
         try:
-            await self._membership.run()
+            await self._membership.run(is_going_on)
         except DieselfsError as error:
-            if isinstance(error, AlreadyExists) and len(self._membership.members) > 1:
-                _log.warning("this node leaves the job: %s", error)
-                return
             self._refusal = error  # raised by itself, and not in the group that a nursery makes of it
             nursery.cancel_scope.cancel()
 

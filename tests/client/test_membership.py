@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import trio
@@ -112,21 +113,51 @@ async def test_a_server_that_is_away_from_the_beginning_leaves_the_node_alone(
 
 
 @pytest.mark.parametrize(
-    ("answers", "end"),
-    [
-        ([], AlreadyExists("another snapshot")),
-        ([], AccessDenied("no right")),
-        ([], NotFound("no dataset")),
-        ([Roll(7, 1.0, sealed("n1"))], AlreadyExists("a new master")),
-    ],
+    "end", [AlreadyExists("another snapshot"), AccessDenied("no right"), NotFound("no dataset")]
 )
-async def test_what_ends_it(
-    autojump_clock: trio.testing.MockClock, answers: list[Answer], end: DieselfsError
+async def test_what_a_node_cannot_begin_with(
+    autojump_clock: trio.testing.MockClock, end: DieselfsError
 ) -> None:
-    roll = ScriptedRoll(*answers, end)
+    roll = ScriptedRoll(end)
     with pytest.raises(type(end)):
         await membership(roll).run()
-    assert len(roll.asked) == len(answers) + 1 and roll.left == 1
+    assert len(roll.asked) == 1 and roll.left == 1
+
+
+async def test_a_node_that_is_put_out_comes_back_when_it_can(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = AlreadyExists("node n1 has a new master")
+    both = sealed("n1", "n2")
+    roll = ScriptedRoll(Roll(7, 1.0, both), *(out,) * 9, Roll(9, 1.0, both), out, Roll(10, 1.0, both))
+    me = membership(roll)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(me.run)
+        await trio.sleep(100)
+        assert me.statistics().out == "node n1 has a new master"
+        assert names(me.members) == ["n1", "n2"], "the last list stands"
+        await trio.sleep(300)
+        assert me.statistics().out == ""
+        nursery.cancel_scope.cancel()
+    times_s = [time_s for time_s, *_ in roll.asked]
+    waits_s = [after_s - before_s for before_s, after_s in pairwise(times_s)]
+    assert waits_s[:13] == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 1, 2, 1]
+    counted = me.statistics()
+    assert counted.unanswered == 10 and counted.asked == counted.answered + counted.unanswered
+    said = [record.message for record in caplog.records if "this node is" in record.message]
+    assert len([message for message in said if "is out" in message and "new master" in message]) == 2
+
+
+async def test_a_node_that_is_read_through_is_not_refused_for_good(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    roll = ScriptedRoll(
+        AlreadyExists("another snapshot"), AccessDenied("no right"), Roll(7, 1.0, sealed("n1"))
+    )
+    me = membership(roll)
+    with trio.move_on_after(10):
+        await me.run(is_going_on=True)
+    assert me.statistics().answered > 0 and me.statistics().out == ""
 
 
 async def test_whoever_waits_hears_of_the_first_answer_even_if_nobody_else_is_there(
