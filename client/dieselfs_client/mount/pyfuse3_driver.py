@@ -74,6 +74,8 @@ class Pyfuse3Driver(pyfuse3.Operations):
             raise MountError(f"libfuse cannot serve the mount: {error}") from None
         try:
             await pyfuse3.main(max_tasks=REQUESTS_AT_ONCE_MAX)
+        except* ConnectionAbortedError:
+            pass  # unmounted while a request was taken: libfuse knows only ENODEV for that
         finally:
             pyfuse3.close(unmount=False)
 

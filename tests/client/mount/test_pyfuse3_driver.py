@@ -1,8 +1,9 @@
 """What this driver says to libfuse, request by request. What programs see is in `test_mounted_*.py`."""
 
 import errno
+import os
 import stat
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 
 import pytest
 import trio
@@ -35,9 +36,25 @@ def source(packed: PackedDataset) -> MemoryChunkSource:
 
 @pytest.fixture
 def driver(packed: PackedDataset, source: MemoryChunkSource, nursery: trio.Nursery) -> Pyfuse3Driver:
+    return driver_of(-1, packed, source, nursery)
+
+
+@pytest.fixture
+def connected(
+    packed: PackedDataset, source: MemoryChunkSource, nursery: trio.Nursery
+) -> Iterator[Pyfuse3Driver]:
+    """With a device, if none that anybody has mounted."""
+    device = os.open(os.devnull, os.O_RDWR)
+    yield driver_of(device, packed, source, nursery)
+    os.close(device)
+
+
+def driver_of(
+    device: int, packed: PackedDataset, source: MemoryChunkSource, nursery: trio.Nursery
+) -> Pyfuse3Driver:
     core = MountCore(packed.snapshot)
     reads = Reads(core, ChunkResidency(packed.snapshot, source, 1 << 20, nursery))
-    return Pyfuse3Driver(-1, core, reads, simple_control(packed.snapshot), USER, GROUP)
+    return Pyfuse3Driver(device, core, reads, simple_control(packed.snapshot), USER, GROUP)
 
 
 async def inode_of(driver: Pyfuse3Driver, *names: bytes) -> int:
@@ -115,3 +132,39 @@ async def test_every_fault_is_an_errno(
 async def test_totals(driver: Pyfuse3Driver) -> None:
     totals = await driver.statfs(CONTEXT)
     assert (totals.f_frsize * totals.f_blocks, totals.f_files, totals.f_bavail) == (512, 3, 0)
+
+
+def fail_to_receive(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have libfuse get this error from the device, while other tasks of pyfuse3 answer and wait."""
+
+    async def receive() -> None:
+        await trio.lowlevel.checkpoint()
+        raise OSError(code, "fuse_session_receive_buf failed")
+
+    async def main(max_tasks: int) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            nursery.start_soon(receive)
+
+    def init(operations: object, mountpoint: str, options: set[str]) -> None:
+        descriptor = int(mountpoint.rpartition("/")[2])
+        monkeypatch.setattr(pyfuse3, "close", lambda unmount: os.close(descriptor))
+
+    monkeypatch.setattr(pyfuse3, "init", init)
+    monkeypatch.setattr(pyfuse3, "main", main)
+
+
+async def test_a_connection_that_is_cut_while_a_request_is_taken_is_the_end_of_the_mount(
+    connected: Pyfuse3Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_receive(errno.ECONNABORTED, monkeypatch)
+    await connected.run()
+
+
+async def test_a_connection_that_fails_does_not_end_as_if_nothing_was_wrong(
+    connected: Pyfuse3Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_receive(errno.ENOMEM, monkeypatch)
+    with pytest.raises(ExceptionGroup) as caught:
+        await connected.run()
+    assert caught.group_contains(OSError, match=f"Errno {errno.ENOMEM}")
