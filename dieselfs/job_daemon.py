@@ -3,8 +3,8 @@ files and starts processes.
 
 A node that has a mount in the job, or `dlcmd cache`, has a master already. Else the first program that reads starts
 one, unless one of a smaller rank does so within MASTER_PATIENCE_S. It belongs to none of them: it ends when no program
-of the job has been on the node for a while, and is started again should it die. It is started as a program, so that the
-layers stay apart.
+of the job has been on the node for a while, and is started again should it die, or hang. It is started as a program, so
+that the layers stay apart.
 """
 
 import fcntl
@@ -16,11 +16,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dieselfs.cache.master_watch import MasterWatch
 from dieselfs.cache.member import RANK_MAX
 from dieselfs.cache.node_lock import NodeLock, lock_path
-from dieselfs.cache.node_socket import NodeConnection
 from dieselfs.errors import DieselfsError
-from dieselfs.limits import JOB_MASTER_WAIT_S, JOB_START_INTERVAL_S, MASTER_PATIENCE_S, MASTER_POLL_S
+from dieselfs.limits import (
+    JOB_MASTER_WAIT_S,
+    JOB_START_INTERVAL_S,
+    MASTER_PATIENCE_S,
+    MASTER_POLL_S,
+)
 
 _DOUBLINGS_MAX = 4
 """A daemon that does not come about is started more and more seldom."""
@@ -48,7 +53,7 @@ class JobDaemon:
         this program; `command`: the program that becomes the master; `log`: where it writes what it has to say.
         """
         self._path = path
-        self._digest = digest
+        self._watch = MasterWatch(path, digest, clock=clock)
         self._rank = rank
         self._command = command
         self._log = log
@@ -71,7 +76,7 @@ class JobDaemon:
         Whatever goes wrong is logged: readers do without, and ask again later.
         """
         end_s = self._clock() + wait_s
-        while not self._is_answered():
+        while not self._watch.look():
             is_hopeful = self._start_if_due()
             if not is_hopeful or self._clock() >= end_s:
                 return
@@ -80,16 +85,10 @@ class JobDaemon:
 
     def close(self) -> None:
         """Let go of the master. May be called again."""
+        self._watch.close()
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.close()
-
-    def _is_answered(self) -> bool:
-        try:
-            NodeConnection(self._path, self._digest).close()
-        except DieselfsError:
-            return False
-        return True
 
     def _start_if_due(self) -> bool:
         """Start a master if it is for this program to do so now; whether there will be one soon, by whomever."""

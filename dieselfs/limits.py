@@ -173,6 +173,8 @@ MASTER_POLL_S = 0.2
 """How often a process that waits to be the master of its node looks whether there is one."""
 MASTER_PATIENCE_S = 2.0
 """A process with a smaller rank that lives is waited for this long, while its node has no master."""
+MASTER_SILENCE_S = 20.0
+"""A master that says nothing to the processes of its node for so long is killed. By then it is off the roll, too."""
 JOB_MASTER_WAIT_S = 20.0
 """The first read of a process waits so long until its node has a master, and the master its members."""
 JOB_START_INTERVAL_S = 5.0
@@ -286,5 +288,6 @@ assert FETCHES_AT_ONCE_MAX * PEER_ANSWER_S < PEER_AVOIDED_S  # what several call
 assert PEER_CONNECT_TIMEOUT_S + PEER_SILENCE_S < PEER_CALL_TIMEOUT_S < PEER_PATIENCE_S
 assert PEER_PATIENCE_S + PEER_CALL_TIMEOUT_S < READ_TIMEOUT_S
 assert JOB_MASTER_WAIT_S + 2 * NODE_HELLO_TIMEOUT_S < READ_TIMEOUT_S
+assert JOB_LEASE_S_MIN + JOB_INTERVAL_S_MIN < MASTER_SILENCE_S
 assert JOB_NODES_MAX <= PEER_CLIENTS_MAX
 assert PEER_CHUNKS_MAX * 8 + RANGES_PER_REQUEST_MAX * 8 < FRAME_BYTES_MAX

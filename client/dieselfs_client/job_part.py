@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import trio
 
+from dieselfs.cache.master_watch import MasterWatch
 from dieselfs.cache.member import Member
 from dieselfs.cache.node_lock import NodeLock, lock_path
-from dieselfs.cache.node_socket import NodeClient, NodeConnection, job_socket_path, runtime_folder
+from dieselfs.cache.node_socket import NodeClient, job_socket_path, runtime_folder
 from dieselfs.cache.warmth import Warmth
 from dieselfs.chunk_source import NodeSource
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_POLL_S
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_POLL_S, MASTER_SILENCE_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.attachment import Attachment
 from dieselfs.peers.client import PeerFigures
@@ -67,9 +68,10 @@ class JobPart:
         nursery: trio.Nursery,
         foreground: Foreground | None = None,
         pace: Pace | None = None,
+        silence_s: float = MASTER_SILENCE_S,
     ) -> None:
         """As `Pool`, which is made when this daemon is the master: at once, if nobody else is. `lock`: see `lock_of`;
-        it is closed when the part is over.
+        it is closed when the part is over. `silence_s`: a master that says nothing for so long is killed.
         """
         self._snapshot = snapshot
         self._client = client
@@ -78,6 +80,7 @@ class JobPart:
         self._foreground = foreground
         self._pace = pace
         self._socket = path_of(snapshot, terms)
+        self._watch = MasterWatch(self._socket, snapshot.digest, silence_s)
         self._claim = Mastership(lock, terms.job.rank)
         self._reader = ChunkReader(client, snapshot)
         self._alone = CountedSource(self._reader)
@@ -134,25 +137,22 @@ class JobPart:
             _log.info("job %s: the master of this node is gone; this daemon takes over", self._terms.job.name)
             self._make_pool()
         finally:
+            self._watch.close()
             attachment.close()  # after another source has taken its place
 
     async def _attach(self, attachment: Attachment) -> None:
+        """Use the master as soon as it answers, which it does once the nodes are there; then see that it goes on to."""
         with trio.move_on_after(JOB_GATHER_TIMEOUT_S):
-            while not await trio.to_thread.run_sync(self._is_answered):
+            while not await trio.to_thread.run_sync(self._watch.look):
                 await trio.sleep(MASTER_POLL_S)
         # The first use asks for the members, and so belongs into a thread.
         self._attached_source = await trio.to_thread.run_sync(lambda: attachment.source)
         self._attachment = attachment
         self._source.change(lambda: attachment.source)
         self.gathered.set()
-
-    def _is_answered(self) -> bool:
-        """Whether the master answers, which it does once the nodes are there."""
-        try:
-            NodeConnection(self._socket, self._snapshot.digest).close()
-        except DieselfsError:
-            return False
-        return True
+        while True:
+            await trio.sleep(self._watch.interval_s)
+            await trio.to_thread.run_sync(self._watch.look)
 
     # -- master ------------------------------------------------------------------------------------------
 
@@ -265,6 +265,7 @@ class JobPart:
             "name": self._terms.job.name,
             "node": self._terms.job.node,
             "is_master": False,
+            "master_silent_s": round(self._watch.silent_s, 1),
             "members": sorted(member.node for member in self._attachment.members) if self._attachment else [],
             "doubted": sorted(peers.doubted()) if peers else [],
             "asked": asked,

@@ -87,8 +87,21 @@ class _HasOptions(Protocol):
 
 def peer_user(connection: _HasOptions) -> int:
     """The user ID of the process at the other end of a Unix socket."""
+    return _credentials(connection)[1]
+
+
+def peer_process(connection: _HasOptions) -> int:
+    """The ID of the process at the other end of a Unix socket, or of the one that listens there; 0 if it cannot be seen
+    from here, because it is in another container.
+    """
+    return _credentials(connection)[0]
+
+
+def _credentials(connection: _HasOptions) -> tuple[int, int]:
+    """`(process, user)`."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
+    process, user, _ = _CREDENTIALS.unpack(credentials)
+    return int(process), int(user)
 
 
 @dataclass(frozen=True, slots=True)

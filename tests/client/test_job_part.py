@@ -1,20 +1,26 @@
 """Daemons of a job in one process, over a real server: masters, those attached, and who comes after a master."""
 
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 import trio
 
+from dieselfs.cache import master_watch
 from dieselfs.cache.job import Job
 from dieselfs.cache.node_socket import NodeClient, runtime_folder
-from dieselfs.cache.secret import JobSecret
+from dieselfs.cache.secret import JobSecret, read_secret_file
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists
-from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MIB
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_SILENCE_S, MIB
+from dieselfs_client import cache_control
+from dieselfs_client.job_options import JobOptions
 from dieselfs_client.job_part import JobPart, lock_of, path_of
 from dieselfs_client.pool import PoolTerms
 from tests.support.server import RunningServer, running_server
@@ -71,16 +77,17 @@ class Machine:
         self._server = server
         self._nursery = nursery
 
-    async def start(self, terms: PoolTerms) -> Daemon:
-        daemon: Daemon = await self._nursery.start(self._run, terms)
+    async def start(self, terms: PoolTerms, silence_s: float = MASTER_SILENCE_S) -> Daemon:
+        daemon: Daemon = await self._nursery.start(self._run, terms, silence_s)
         return daemon
 
-    async def _run(self, terms: PoolTerms, *, task_status: trio.TaskStatus[Daemon]) -> None:
+    async def _run(self, terms: PoolTerms, silence_s: float, *, task_status: trio.TaskStatus[Daemon]) -> None:
         ended = trio.Event()
         with Dataset(self._server.settings(), "parts") as data:
             try:
                 async with trio.open_nursery() as nursery:
-                    part = JobPart(data.snapshot, data.client, terms, lock_of(data.snapshot, terms), nursery)
+                    lock = lock_of(data.snapshot, terms)
+                    part = JobPart(data.snapshot, data.client, terms, lock, nursery, silence_s=silence_s)
                     part.start()
                     task_status.started(Daemon(data, part, nursery, ended))
             finally:
@@ -172,6 +179,35 @@ async def test_when_the_master_goes_the_next_rank_takes_its_place_and_reads_go_o
         again = await node.start(in_rank(0))
         await again.part.gathered.wait()
         assert not again.is_master, "the chunks are in the memory of another"
+
+
+async def test_a_master_that_is_stopped_is_killed_and_the_next_takes_its_place(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    options = JobOptions(TERMS.job.name, 1, TERMS.job.node, 0, TERMS.host, str(secret))
+    terms = in_rank(1, replace(TERMS, secret=read_secret_file(secret)))
+    start = partial(cache_control.start, "parts", 64 * MIB, server=server.unix, job=options)
+    stopped = await trio.to_thread.run_sync(start)
+    try:
+        async with machine(server) as node:
+            heir = await node.start(terms, silence_s=1.0)
+            await heir.part.gathered.wait()
+            await heir.read_all()
+            stats = heir.part.stats()
+            assert stats["asked"]["own"] == stats["asked"]["asked"] and stats["master_silent_s"] == 0
+            os.kill(stopped, signal.SIGSTOP)
+            monkeypatch.setattr(master_watch, "NODE_HELLO_TIMEOUT_S", 0.1)
+            while not heir.is_master:
+                await trio.sleep(0.01)
+            assert f"process {stopped}, has said nothing for" in caplog.text
+            await heir.read_all()
+            assert heir.part.stats()["asked"]["failed"] == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGKILL)
 
 
 async def test_whoever_takes_over_does_not_wait_for_nodes_that_are_gone(server: RunningServer) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.cache import master_watch
+from dieselfs.cache.master_watch import MasterWatch
 from dieselfs.cache.node_lock import NodeLock, lock_path
 from dieselfs.job_daemon import JobDaemon
-from dieselfs.limits import JOB_START_INTERVAL_S, MASTER_PATIENCE_S, MASTER_POLL_S
+from dieselfs.limits import JOB_START_INTERVAL_S, MASTER_PATIENCE_S, MASTER_POLL_S, MASTER_SILENCE_S
 from tests.support.scripted_daemon import greeting, scripted_daemon
 
 DIGEST = bytes(range(32))
@@ -95,7 +97,7 @@ def test_it_begins_where_the_program_is(node: Node, tmp_path: Path, monkeypatch:
 
 
 def is_answered(node: Node) -> bool:
-    return JobDaemon._is_answered(node.daemons[0])
+    return MasterWatch(node.path, DIGEST).look()
 
 
 def test_the_first_who_needs_a_master_starts_one_and_the_others_find_it(node: Node) -> None:
@@ -130,6 +132,25 @@ def test_a_master_that_dies_is_started_again(node: Node) -> None:
     node.let_time_pass()
     daemon.ensure(PATIENCE_S)
     assert is_answered(node) and len(node.started()) == 2
+
+
+def test_a_master_that_is_stopped_is_killed_and_another_started(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.daemon().ensure(PATIENCE_S)
+    (stopped,) = node.started()
+    os.kill(stopped, signal.SIGSTOP)
+    node.let_time_pass()
+    daemon = node.daemon(is_clock_real=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(master_watch, "NODE_HELLO_TIMEOUT_S", 0.02)
+        while "it is killed" not in caplog.text:
+            daemon.ensure(0.0)
+            assert node.now_s <= MASTER_SILENCE_S
+            node.pause(MASTER_SILENCE_S / 4)
+    while len(node.started()) < 2:
+        daemon.ensure(0.0)
+    os.waitpid(stopped, 0)
 
 
 def test_what_fails_is_said_and_tried_again_more_and_more_seldom(
