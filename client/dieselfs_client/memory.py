@@ -24,6 +24,10 @@ PROGRAM_BYTES = 160 * MIB
 TABLE_BYTES_PER_NODE = 40
 WINDOW_BYTES = 2 * DEFAULT_GROUP_CHUNKS * CHUNK_TARGET_BYTES
 """Two groups: one that is read and one that is fetched."""
+SPAN_BYTES = 64 * MIB
+"""Of a plan that other nodes read as well, what a node has fetched together is this much, where its shares of several
+groups come to it: else on n nodes a request has a share of a share of a group, which shrinks with the square of n.
+"""
 WINDOW_SHARE = 0.8
 """The window takes no more of what is left once the fixed parts have theirs."""
 TRANSIT_BYTES = FETCHES_AT_ONCE_MAX * CHUNK_TARGET_BYTES
@@ -32,8 +36,6 @@ SHELF_SHARE = 0.75
 """What others may ask for is worth more than what only this node reads again."""
 SHELF_TRANSIT_SHARE = 0.4
 """Of a shelf, at most, for chunks that it cannot keep: they are there until those who need them have had them."""
-SHELF_TRANSIT_CHUNKS_MIN = 32
-"""If there is room; with many nodes, what one owns of two groups is less, and all of them are a little ahead."""
 OWNED_SPREADS = 4
 """A node may own so many standard deviations more chunks than its part, by chance."""
 CHUNKS_MIN = 2
@@ -98,12 +100,22 @@ def owned_chunks_most(chunks: int, nodes: int) -> float:
 
 
 def shelf_transit_bytes(shelf_bytes: int, nodes: int) -> int:
-    """So much of a shelf is for chunks that it cannot keep: what one of some nodes owns of two groups, as all of them
+    """So much of a shelf is for chunks that it cannot keep: what one of some nodes owns of two spans, as all of them
     read one and fetch another. Without that, chunks would have to come from the servers more than once in an epoch; so
     it comes before what could be kept, which saves a chunk once.
     """
-    chunks = max(owned_chunks_most(2 * DEFAULT_GROUP_CHUNKS, nodes), SHELF_TRANSIT_CHUNKS_MIN)
+    span_chunks = max(DEFAULT_GROUP_CHUNKS, nodes * SPAN_BYTES // CHUNK_TARGET_BYTES)
+    chunks = owned_chunks_most(2 * span_chunks, nodes)
     return min(int(shelf_bytes * SHELF_TRANSIT_SHARE), int(chunks * CHUNK_TARGET_BYTES))
+
+
+def span_bytes(allotment: Allotment, plans: int) -> int:
+    """How much the shares of several groups may have that are fetched together, where so many plans share the window:
+    a quarter of it, as one span is read, one lags behind it, and two are ahead; and a quarter of what passes through
+    the shelf, as each node owns as much as it reads. 0 where no shelf brings what is asked for together.
+    """
+    of_shelf = int(allotment.shelf * SHELF_TRANSIT_SHARE)
+    return min(SPAN_BYTES, allotment.window // max(plans, 1) // 4, of_shelf // 4)
 
 
 def shelf_bytes_for(owned_bytes: int, nodes: int) -> int:

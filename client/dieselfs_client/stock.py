@@ -24,7 +24,7 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.plan import Share
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.holdings import Holdings
-from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment
+from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment, span_bytes
 from dieselfs_client.parcels import Content, Parcel, Parcels, PieceSource
 from dieselfs_client.pieces import Pieces, PieceTable
 from dieselfs_client.plan_reads import PlanReads
@@ -284,7 +284,7 @@ class Stock:
                     break
                 continue
             is_enough = self._has_its_part(window) or self._is_ahead_of_others(window)
-            span = None if is_enough else window.next_span(self._span_bytes())
+            span = None if is_enough else await self._next_span(window)
             if span is None:
                 plan.is_ahead.set()
                 await moved.wait()
@@ -312,6 +312,16 @@ class Stock:
         if len(self._plans) >= PLANS_MAX and _key(new) not in self._plans:
             self._forget(min(self._plans.values(), key=lambda plan: plan.window.quiet_since_s))
 
+    async def _next_span(self, window: PlanWindow) -> Span | None:
+        """What to fetch next; groups are worked out one by one, and others have their turn in between."""
+        while window.gather(self._together_bytes(window)):
+            await trio.lowlevel.checkpoint()
+        return window.next_span(self._span_bytes())
+
+    def _together_bytes(self, window: PlanWindow) -> int:
+        """How much several groups may have that are fetched together."""
+        return span_bytes(self._allotment, len(self._plans)) if window.is_common else 0
+
     def _span_bytes(self) -> int:
         """Half of the window, which the plans share; if all can be kept there is no window, and nothing to save."""
         room = self._allotment.window or self._allotment.kept
@@ -324,10 +334,13 @@ class Stock:
 
     def _is_ahead_of_others(self, window: PlanWindow) -> bool:
         """Whether a plan that other nodes read as well is far enough ahead. As each of them holds its share of a group,
-        what this one holds says how many groups pass through the memory of all.
+        what this one holds says how many groups pass through the memory of all. And what is fetched together is begun
+        when there is room for all of it: little by little, it would be many requests again.
         """
         if not window.is_common or window.spans_ahead() < COMMON_SPANS_AHEAD:
             return False
+        if not self.holdings.has_room(self._together_bytes(window)):
+            return True
         return window.held_bytes() >= self._allotment.shelf * SHELF_TRANSIT_SHARE / 2
 
     async def _bring_span(self, plan: _Following, span: Span) -> None:

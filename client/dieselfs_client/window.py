@@ -1,8 +1,8 @@
 """The part of a plan that a node holds: what is to be fetched next, and what its readers have done with. No I/O.
 
 The readers of a plan (the ranks of one node) read the same order, each its own share. What they will read is cut into
-*spans*, stretches of positions that never reach over the end of a group; while one is read, the next is fetched (double
-buffering, as the paper on asynchronous I/O has it, section III).
+*spans*: a group, or part of one, or several together where the node's shares of them are small. While one is read, the
+next is fetched (double buffering, as the paper on asynchronous I/O has it, section III).
 """
 
 from collections.abc import Callable, Iterator
@@ -70,6 +70,18 @@ class _Reader:
         return self.share.positions(count_before(max(first, self.position)), count_before(end))
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Stretch:
+    """Positions from `first` up to `end`, and which of them the node's readers read."""
+
+    first: int
+    end: int
+    by_reader: list[tuple[_Reader, Numbers]]
+    positions: Numbers
+    nodes: Numbers
+    length_bytes: int
+
+
 @dataclass(eq=False, slots=True)
 class _Wire:
     """Which reader a tripwire belongs to, and at which position."""
@@ -93,6 +105,7 @@ class PlanWindow:
     _readers: list[_Reader] = field(default_factory=list)
     _wires: dict[int, _Wire] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
+    _gathered: list[_Stretch] = field(default_factory=list)  # groups for the next span, from `ahead` on
     # Spans that are to be handed out once more, with what is still held of them; then, files that are held twice.
     _recalled: list[tuple[Span, Numbers]] = field(default_factory=list)
     _surplus: list[Numbers] = field(default_factory=list)
@@ -112,7 +125,7 @@ class PlanWindow:
             span = self._spans.pop()
             self._recalled.append((span, self._held_of(span)))
             self.ahead = span.first
-        self.ahead = min(self.ahead, start)
+        self._go_to(min(self.ahead, start))
         self.behind = min(self.behind, self.ahead)
         self._readers.append(_Reader(share, start, seen_s=self.clock(), number=number, told=start))
         self._has_retreated = False
@@ -151,29 +164,56 @@ class PlanWindow:
 
     # -- ahead of the readers ------------------------------------------------------------------------------
 
+    def gather(self, bytes_max: int) -> bool:
+        """Work out one more of the groups that the next span will have: several that have no more than `bytes_max` of
+        files together, or one, as for readers who have just begun. False when it has all. A group of a large job takes
+        some milliseconds, so that others should have their turn in between.
+        """
+        length_bytes = sum(stretch.length_bytes for stretch in self._gathered)
+        first = self._gathered[-1].end if self._gathered else self.ahead
+        is_full = self._gathered and (length_bytes >= bytes_max or not self._spans)
+        if is_full or first >= len(self.plan) or self._has_retreated or self._is_far_enough():
+            return False
+        group = self._group_from(first)
+        if self._gathered and length_bytes + group.length_bytes > bytes_max:
+            return False
+        self._gathered.append(group)
+        return True
+
     def next_span(self, bytes_max: int) -> Span | None:
-        """The next positions to fetch, with at most `bytes_max` of files; None for now if that is far enough ahead."""
+        """The next positions to fetch, with at most `bytes_max` of files: the groups that were gathered, or the next.
+        None for now if that is far enough ahead.
+        """
         while self.ahead < len(self.plan) and not self._has_retreated and not self._is_far_enough():
-            first = self.ahead
-            end = int(self.plan.group_bounds()[self.plan.group_of(first) + 1])
-            by_reader = [(reader, reader.positions(first, end)) for reader in self._readers]
-            positions = np.unique(np.concatenate([positions for _, positions in by_reader]))
-            if len(positions):
-                nodes = self.plan.nodes_at(positions).astype(np.int64)
+            stretch = _joined(self._gathered or [self._group_from(self.ahead)])
+            end, positions, nodes = stretch.end, stretch.positions, stretch.nodes
+            if stretch.length_bytes > bytes_max:
                 charges = np.cumsum(self.charge(nodes))
-                if charges[-1] > bytes_max:
-                    # Equal parts, rather than a large one and a rest.
-                    parts = -(-int(charges[-1]) // max(bytes_max, 1))
-                    count = max(int(np.searchsorted(charges, charges[-1] / parts, side="right")), 1)
-                    if count < len(positions):
-                        end = int(positions[count])
-                        positions, nodes = positions[:count], nodes[:count]
-                extra = self._watch(positions, nodes, by_reader)
-                self._spans.append(Span(first, end, positions, nodes, extra))
-                self.ahead = end
+                # Equal parts, rather than a large one and a rest.
+                parts = -(-stretch.length_bytes // max(bytes_max, 1))
+                count = max(int(np.searchsorted(charges, stretch.length_bytes / parts, side="right")), 1)
+                if count < len(positions):
+                    end = int(positions[count])
+                    positions, nodes = positions[:count], nodes[:count]
+            self._go_to(end)
+            if len(positions):
+                extra = self._watch(positions, nodes, stretch.by_reader)
+                self._spans.append(Span(stretch.first, end, positions, nodes, extra))
                 return self._spans[-1]
-            self.ahead = end
         return None
+
+    def _group_from(self, first: int) -> _Stretch:
+        """What is left of a group from a position on."""
+        end = int(self.plan.group_bounds()[self.plan.group_of(first) + 1])
+        by_reader = [(reader, reader.positions(first, end)) for reader in self._readers]
+        positions = np.unique(np.concatenate([positions for _, positions in by_reader]))
+        nodes = self.plan.nodes_at(positions).astype(np.int64)
+        return _Stretch(first, end, by_reader, positions, nodes, int(self.charge(nodes).sum()))
+
+    def _go_to(self, position: int) -> None:
+        """The next span begins here."""
+        self.ahead = position
+        self._gathered = []
 
     def spans_ahead(self) -> int:
         """How many spans that were handed out have not been read, as far as will be known."""
@@ -247,7 +287,7 @@ class PlanWindow:
             ):
                 reader.position, reader.seen_s = position, now_s
                 reader.overtaking.reset()
-                self.ahead = max(self.ahead, self.position)
+                self._go_to(max(self.ahead, self.position))
                 self._has_retreated = False
                 return True
         return False
@@ -310,7 +350,7 @@ class PlanWindow:
             return np.empty(0, np.int64)
         self._has_retreated = True
         span = self._spans.pop()
-        self.ahead = span.first
+        self._go_to(span.first)
         return span.nodes
 
     def _held(self) -> list[Numbers]:
@@ -328,6 +368,24 @@ class PlanWindow:
         self._surplus.clear()
         self._wires.clear()
         return nodes
+
+
+def _joined(stretches: list[_Stretch]) -> _Stretch:
+    """Some that follow one another, as one."""
+    if len(stretches) == 1:
+        return stretches[0]
+    by_reader = [
+        (reader, np.concatenate([stretch.by_reader[place][1] for stretch in stretches]))
+        for place, (reader, _) in enumerate(stretches[0].by_reader)
+    ]
+    return _Stretch(
+        stretches[0].first,
+        stretches[-1].end,
+        by_reader,
+        np.concatenate([stretch.positions for stretch in stretches]),
+        np.concatenate([stretch.nodes for stretch in stretches]),
+        sum(stretch.length_bytes for stretch in stretches),
+    )
 
 
 def _who(share: Share) -> tuple[int, ...]:

@@ -7,14 +7,17 @@ from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES
 from dieselfs_client.memory import (
     PROGRAM_BYTES,
     SHELF_TRANSIT_SHARE,
+    SPAN_BYTES,
     TABLE_BYTES_PER_NODE,
     WINDOW_BYTES,
+    Allotment,
     allot,
     cgroup_limits,
     granted,
     room_bytes,
     shelf_bytes_for,
     shelf_transit_bytes,
+    span_bytes,
 )
 
 CHUNK = 4 * MIB
@@ -42,12 +45,26 @@ def test_the_parts_never_take_more_than_the_whole(memory_mib: int, dataset_mib: 
     assert allotment.tables == 100_000 * TABLE_BYTES_PER_NODE
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 8, 64])
-def test_what_a_node_owns_of_two_groups_passes_through_its_shelf(nodes: int) -> None:
+@pytest.mark.parametrize("nodes", [2, 3, 8, 64, 1024])
+def test_what_a_node_owns_of_two_spans_passes_through_its_shelf(nodes: int) -> None:
     transit = shelf_transit_bytes(64 * GIB, nodes)
-    assert transit > WINDOW_BYTES / nodes, "on the average, with room for what chance adds"
+    two_spans = max(WINDOW_BYTES / nodes, 2 * SPAN_BYTES)
+    assert transit > 1.2 * two_spans, "on the average, with room for what chance adds"
     assert transit < WINDOW_BYTES
     assert shelf_transit_bytes(100 * MIB, nodes) == 100 * MIB * SHELF_TRANSIT_SHARE
+
+
+@pytest.mark.parametrize("plans", [1, 3])
+@pytest.mark.parametrize("shelf_mib", [0, 100, 300, 16384])
+@pytest.mark.parametrize("window_mib", [0, 50, 800])
+def test_four_spans_of_each_plan_fit_into_the_window_and_pass_through_the_shelf(
+    window_mib: int, shelf_mib: int, plans: int
+) -> None:
+    allotment = Allotment(0, 0, 0, window_mib * MIB, 0, shelf_mib * MIB)
+    together = span_bytes(allotment, plans)
+    assert 4 * together * plans <= allotment.window
+    assert 3 * together <= shelf_transit_bytes(allotment.shelf, 1024)
+    assert together == SPAN_BYTES or shelf_mib < 1024 or window_mib < 800
 
 
 @pytest.mark.parametrize("owned_bytes", [10 * MIB, 700 * MIB, 90 * GIB])

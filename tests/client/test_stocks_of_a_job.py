@@ -21,7 +21,7 @@ from dieselfs.peers.client import PeerClient
 from dieselfs.peers.ownership import Ownership
 from dieselfs.peers.source import PooledSource
 from dieselfs.shuffle.plan import Plan, Share
-from dieselfs_client.memory import Allotment
+from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment
 from dieselfs_client.parcels import WHOLE_SHARE
 from dieselfs_client.pieces import PAGE_BYTES, Pieces
 from dieselfs_client.residency import ChunkResidency
@@ -42,7 +42,8 @@ KEPT_CHUNKS = 4
 TRANSIT_CHUNKS = 36
 """Of each node: more than it owns of any two groups. All together hold a quarter of the dataset."""
 assert 4 * NODES * (KEPT_CHUNKS + TRANSIT_CHUNKS) == CHUNKS
-WINDOW_BYTES = 6 * GROUP_CHUNKS * FILES_EACH * PAGE_BYTES // NODES
+SHARE_BYTES = GROUP_CHUNKS * FILES_EACH * PAGE_BYTES // NODES
+WINDOW_BYTES = 6 * SHARE_BYTES
 """Six shares of a group: always room for all of the next one."""
 MISSED_MAX = FILES // 500
 """A reader is heard of at tripwires only; where they lie far apart it is a little ahead of what was fetched."""
@@ -134,7 +135,7 @@ async def settle(readers: list[Reader]) -> None:
 
 @contextmanager
 def nodes_of_a_job(
-    packed: PackedDataset, server: MemoryChunkSource, transit_chunks: int
+    packed: PackedDataset, server: MemoryChunkSource, kept_chunks: int, transit_chunks: int
 ) -> Iterator[list[PeerNode]]:
     with ExitStack() as stack:
         yield [
@@ -142,7 +143,7 @@ def nodes_of_a_job(
                 running_node(
                     packed,
                     f"node-{number}",
-                    room_bytes=KEPT_CHUNKS * CHUNK_BYTES,
+                    room_bytes=kept_chunks * CHUNK_BYTES,
                     transit_bytes=transit_chunks * CHUNK_BYTES,
                     server=server,
                 )
@@ -152,7 +153,11 @@ def nodes_of_a_job(
 
 
 def reader_on(
-    node: PeerNode, all_nodes: list[PeerNode], server: MemoryChunkSource, nursery: trio.Nursery
+    node: PeerNode,
+    all_nodes: list[PeerNode],
+    server: MemoryChunkSource,
+    groups_together: int,
+    nursery: trio.Nursery,
 ) -> Reader:
     snapshot = node.packed.snapshot
     peers = PeerClient(
@@ -162,7 +167,10 @@ def reader_on(
     ownership.change([each.member for each in all_nodes])
     source = PooledSource(snapshot, ownership.owner, node.own, peers, server)
     pages = SetPages(snapshot)
-    allotment = Allotment(0, 0, 8 * CHUNK_BYTES, WINDOW_BYTES, 0)
+    # A little more than these groups: the shares of a node differ by a few files.
+    span = int((groups_together + 0.2) * SHARE_BYTES)
+    shelf = int(4.1 * span / SHELF_TRANSIT_SHARE) if groups_together > 1 else 0
+    allotment = Allotment(0, 0, 8 * CHUNK_BYTES, max(4 * span, WINDOW_BYTES), 0, shelf)
     residency = ChunkResidency(snapshot, source, allotment.transit, nursery)
     return Reader(node, peers, source, pages, Stock(snapshot, residency, source, pages, allotment, nursery))
 
@@ -171,20 +179,25 @@ def play(
     packed: PackedDataset,
     scenario: Callable[[list[Reader], MemoryChunkSource], Awaitable[None]],
     transit_chunks: int = TRANSIT_CHUNKS,
+    kept_chunks: int = KEPT_CHUNKS,
+    groups_together: int = 1,
 ) -> list[Reader]:
-    """Play a scenario; what comes from the server directly, and not through a shelf, is counted there, too."""
+    """Play a scenario; what comes from the server directly, and not through a shelf, is counted there, too.
+
+    `groups_together`: so many have the memory to be fetched together.
+    """
     readers: list[Reader] = []
     server = packed.source()
 
     async def main(nodes: list[PeerNode]) -> None:
         async with trio.open_nursery() as nursery:
-            readers.extend(reader_on(node, nodes, server, nursery) for node in nodes)
+            readers.extend(reader_on(node, nodes, server, groups_together, nursery) for node in nodes)
             try:
                 await scenario(readers, server)
             finally:
                 nursery.cancel_scope.cancel()
 
-    with nodes_of_a_job(packed, server, transit_chunks) as nodes:
+    with nodes_of_a_job(packed, server, kept_chunks, transit_chunks) as nodes:
         try:
             trio.run(main, nodes, clock=trio.testing.MockClock())
         finally:
@@ -234,29 +247,52 @@ def test_each_chunk_leaves_the_server_once_in_every_epoch(
     play(packed, scenario)
 
 
-def test_what_a_node_needs_of_a_group_is_one_request_to_each_peer(packed: PackedDataset) -> None:
-    async def scenario(readers: list[Reader], server: MemoryChunkSource) -> None:
-        assert await read_epoch(readers, 0, seed=5, step=16) < MISSED_MAX
+@pytest.mark.parametrize("groups_together", [1, 4])
+def test_what_a_node_needs_of_a_span_is_one_request_to_each_peer(
+    packed: PackedDataset, groups_together: int
+) -> None:
+    before: list[int] = []
 
-    readers = play(packed, scenario)
-    plan = Plan(packed.snapshot, 5, 0, GROUP_CHUNKS)
+    async def scenario(readers: list[Reader], server: MemoryChunkSource) -> None:
+        await read_epoch(readers, 0, seed=5, step=16)  # from now on all is on the shelves
+        before.extend(reader.peers.figures()["requests"] for reader in readers)
+        assert await read_epoch(readers, 1, seed=5, step=16) < MISSED_MAX
+
+    readers = play(packed, scenario, kept_chunks=CHUNKS, groups_together=groups_together)
     for rank, reader in enumerate(readers):
-        owners = Ownership(packed.snapshot, reader.node.member, reader.peers)
-        owners.change([each.node.member for each in readers])
-        nodes = plan.share(rank=rank, world=NODES).nodes()
-        chunks = [packed.snapshot.extents(int(node))[0].chunk for node in nodes]
-        whole = {chunk for chunk, files in Counter(chunks).items() if files >= WHOLE_SHARE * FILES_EACH}
-        groups = [
-            plan.group_of(int(position)) for position in plan.share(rank=rank, world=NODES).positions(0, None)
-        ]
-        asked = {
-            (group, owner.node)
-            for group, chunk in zip(groups, chunks, strict=True)
-            if chunk not in whole and (owner := owners.owner(chunk)) is not None
-        }
-        assert GROUPS < len(asked) <= GROUPS * (NODES - 1)
-        from_peers = sum(owners.owner(chunk) is not None for chunk in whole)
-        assert reader.peers.figures()["requests"] == len(asked) + from_peers
+        least, whole = requests_needed(
+            readers, rank, Plan(packed.snapshot, 5, 1, GROUP_CHUNKS), groups_together
+        )
+        spans = 1 + -(-(GROUPS - 1) // groups_together)
+        assert GROUPS / groups_together < least <= spans * (NODES - 1)
+        assert reader.peers.figures()["requests"] - before[rank] == least + whole
+
+
+def requests_needed(readers: list[Reader], rank: int, plan: Plan, groups_together: int) -> tuple[int, int]:
+    """One to each owner for the first group, and then for so many together; and one for each chunk of which so much is
+    wanted that it is fetched whole.
+    """
+    snapshot, reader, share = plan.snapshot, readers[rank], plan.share(rank=rank, world=NODES)
+    owners = Ownership(snapshot, reader.node.member, reader.peers)
+    owners.change([each.node.member for each in readers])
+    chunks = [snapshot.extents(int(node))[0].chunk for node in share.nodes()]
+    whole = {chunk for chunk, files in Counter(chunks).items() if files >= WHOLE_SHARE * FILES_EACH}
+    spans = [-(-plan.group_of(position) // groups_together) for position in share.positions().tolist()]
+    asked = {
+        (span, owner.node)
+        for span, chunk in zip(spans, chunks, strict=True)
+        if chunk not in whole and (owner := owners.owner(chunk)) is not None
+    }
+    return len(asked), sum(owners.owner(chunk) is not None for chunk in whole)
+
+
+def test_groups_that_are_fetched_together_leave_the_server_once_too(packed: PackedDataset) -> None:
+    async def scenario(readers: list[Reader], server: MemoryChunkSource) -> None:
+        assert await read_epoch(readers, 0, seed=1, step=16) < MISSED_MAX
+        assert len(set(server.fetched_chunks)) == len(server.fetched_chunks) == CHUNKS
+        assert not server.fetched_extents
+
+    play(packed, scenario, transit_chunks=2 * TRANSIT_CHUNKS, groups_together=3)
 
 
 def test_nodes_that_are_out_of_step_cost_loads_and_no_byte_is_wrong(packed: PackedDataset) -> None:

@@ -51,11 +51,16 @@ def read(window: PlanWindow, share: Share, upto: int) -> None:
             window.noticed(node)
 
 
-def spans(window: PlanWindow, bytes_max: int = ALL) -> list[Span]:
-    found = []
-    while (span := window.next_span(bytes_max)) is not None:
+def spans(window: PlanWindow, bytes_max: int = ALL, together_bytes: int = 0) -> list[Span]:
+    """All that are to be fetched now; `together_bytes`: as many groups together as come to no more than this."""
+    found: list[Span] = []
+    while True:
+        while window.gather(together_bytes):
+            pass
+        span = window.next_span(bytes_max)
+        if span is None:
+            return found
         found.append(span)
-    return found
 
 
 def test_two_spans_are_handed_out_and_the_next_when_the_first_is_read(plan: Plan) -> None:
@@ -127,6 +132,37 @@ def test_a_span_larger_than_the_memory_is_cut_into_equal_parts(plan: Plan) -> No
     alone.join(plan.share())
     tiny = alone.next_span(1)
     assert tiny is not None and len(tiny.nodes) == 1, "a file at least, whatever the memory"
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 8])
+def test_small_shares_of_several_groups_are_one_span_but_for_the_first(plan: Plan, groups: int) -> None:
+    window, share = window_of(plan), plan.share(3, 10, 40)
+    window.join(share)
+    together_bytes = 4096 * (groups * GROUP_FILES // 10 + 10)
+    found = spans(window, ALL, together_bytes)
+    while window.ahead < len(plan):
+        read(window, share, window.ahead - 1)
+        found += spans(window, ALL, together_bytes)
+    ends = [span.end // GROUP_FILES for span in found]
+    assert ends == sorted({1, 8, *range(1 + groups, 8, groups)}), (
+        "a reader who begins waits for one group only"
+    )
+    assert np.concatenate([span.nodes for span in found]).tolist() == share.nodes().tolist()
+
+
+def test_groups_that_were_gathered_are_forgotten_when_a_reader_joins(plan: Plan) -> None:
+    window, shares = window_of(plan), [plan.share(rank, 2, 64) for rank in (0, 1)]
+    window.join(shares[0])
+    first = window.next_span(ALL)
+    assert first is not None
+    assert window.gather(ALL) and window.gather(ALL)
+    window.join(shares[1], position=first.end)
+    (both,) = spans(window, ALL, ALL)
+    assert sorted(both.nodes.tolist()) == sorted(
+        node
+        for share in shares
+        for node in share.nodes(share.count_before(first.end), share.count_before(both.end)).tolist()
+    )
 
 
 def test_ranks_of_one_node_share_a_window(plan: Plan) -> None:
@@ -229,10 +265,11 @@ def test_other_reads_do_not_move_the_window(plan: Plan) -> None:
     world=st.integers(1, 5),
     start=st.integers(0, FILES),
     room=st.sampled_from([4096 * 50, 4096 * 300, ALL]),
+    together=st.sampled_from([0, 4096 * 300, 4096 * 2500, ALL]),
     steps=st.lists(st.integers(1, 700), max_size=30),
 )
 def test_everything_is_handed_out_once_and_comes_back_once(
-    packed: PackedDataset, world: int, start: int, room: int, steps: list[int]
+    packed: PackedDataset, world: int, start: int, room: int, together: int, steps: list[int]
 ) -> None:
     plan = Plan(packed.snapshot, seed=world, group_chunks=GROUP_CHUNKS)
     window, share = window_of(plan), plan.share(world - 1, world, 32, start)
@@ -241,14 +278,14 @@ def test_everything_is_handed_out_once_and_comes_back_once(
     back: list[int] = []
     position = start
     for step in [*steps, FILES]:
-        while (span := window.next_span(room)) is not None:
+        for span in spans(window, room, together):
             handed += span.nodes.tolist()
         position = min(position + step, window.ahead)
         read(window, share, position)
         for nodes in window.passed():
             back += nodes.tolist()
     while not window.is_finished:
-        while (span := window.next_span(room)) is not None:
+        for span in spans(window, room, together):
             handed += span.nodes.tolist()
         read(window, share, window.ahead)
         for nodes in window.passed():
