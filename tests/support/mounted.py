@@ -19,6 +19,7 @@ import trio
 
 from dieselfs.chunk_source import NodeSource
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client import daemon
 from dieselfs_client.daemon import open_log, serve
 from dieselfs_client.options import MountOptions
 from lab.mounts import clear
@@ -66,6 +67,11 @@ def _serve(
     if sabotage is not None:
         sabotage()
     trio.run(serve, Snapshot(content, "snapshot"), source, mountpoint, options, ready.set)
+
+
+def serve_what_is_open(grace_s: float) -> None:
+    """For `sabotage`: after an order to stop, files that are open are served for so long."""
+    daemon.STOP_GRACE_S = grace_s
 
 
 @contextmanager

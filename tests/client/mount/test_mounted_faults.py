@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from dieselfs.meta.snapshot import ExtentRef
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.options import PYFUSE3, MountOptions
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
-from tests.support.mounted import mounted
+from tests.support.mounted import mounted, serve_what_is_open
 
 CHUNK_BYTES = 64 << 10
 FILE_BYTES = 16 << 10
@@ -200,7 +201,8 @@ def test_a_daemon_with_a_hanging_source_ends(
     options: MountOptions, packed: PackedDataset, source: SwitchedSource, tmp_path: Path
 ) -> None:
     source.hangs.on()
-    with mounted(packed, tmp_path, source, options) as running, ThreadPoolExecutor(1) as pool:
+    for_an_hour = partial(serve_what_is_open, 3600.0)
+    with mounted(packed, tmp_path, source, options, for_an_hour) as running, ThreadPoolExecutor(1) as pool:
         error = pool.submit(read_error, running.path, 4)
         while not source.is_hanging.is_on:
             time.sleep(0.01)
