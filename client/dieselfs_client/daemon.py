@@ -25,6 +25,7 @@ from dieselfs_client.arena import Arena
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.guardian import Guardian, Order
 from dieselfs_client.job_part import JobPart, lock_of
+from dieselfs_client.legacy import Legacy
 from dieselfs_client.logbook import Logbook
 from dieselfs_client.memory import Allotment
 from dieselfs_client.mount.connection import Connection, cannot_resend, connect
@@ -227,7 +228,8 @@ class _Service:
         """Take part in the job."""
         assert self.client is not None
         pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        self.part = JobPart(self.snapshot, self.client, terms, lock, nursery, foreground, pace)
+        legacy = None if self.guardian is None else Legacy(self.guardian, self.snapshot)
+        self.part = JobPart(self.snapshot, self.client, terms, lock, nursery, foreground, pace, legacy)
         self.part.start(self.options.policy == ONESHOT, is_going_on=is_taken_over)
         return self.part
 

@@ -32,6 +32,7 @@ from dieselfs_client.changing_source import ChangingSource
 from dieselfs_client.counted_source import CountedSource
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.job_warmth import JobState, JobWarmth
+from dieselfs_client.legacy import Legacy
 from dieselfs_client.mastership import Mastership
 from dieselfs_client.member_list import MemberList
 from dieselfs_client.membership import Members
@@ -68,6 +69,7 @@ class JobPart:
         nursery: trio.Nursery,
         foreground: Foreground | None = None,
         pace: Pace | None = None,
+        legacy: Legacy | None = None,
         silence_s: float = MASTER_SILENCE_S,
     ) -> None:
         """As `Pool`, which is made when this daemon is the master: at once, if nobody else is. `lock`: see `lock_of`;
@@ -79,6 +81,7 @@ class JobPart:
         self._nursery = nursery
         self._foreground = foreground
         self._pace = pace
+        self._legacy = legacy
         self._socket = path_of(snapshot, terms)
         self._watch = MasterWatch(self._socket, snapshot.digest, silence_s)
         self._claim = Mastership(lock, terms.job.rank)
@@ -125,6 +128,8 @@ class JobPart:
 
     async def _attend(self) -> None:
         """Be attached until this daemon is the master."""
+        if self._legacy is not None:
+            self._legacy.renounce()
         node = NodeClient(self._socket, self._snapshot.digest)
         key, name = self._terms.secret.peer_key(), self._terms.job.node
         attachment = Attachment(self._snapshot, self._reader, node, name, key)
@@ -165,6 +170,7 @@ class JobPart:
             self._foreground,
             self._pace,
             self._tell,
+            self._legacy,
         )
         self._pool = pool
         self._source.change(lambda: pool.source)

@@ -29,6 +29,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.serving.reception import open_listeners
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.job_options import JobOptions
+from dieselfs_client.legacy import Legacy
 from dieselfs_client.membership import Members, Membership, RemoteRoll
 from dieselfs_client.memory import shelf_transit_bytes
 from dieselfs_client.own_shelf import OwnShelf
@@ -88,9 +89,11 @@ class Pool:
         foreground: Foreground | None = None,
         pace: Pace | None = None,
         on_change: Callable[[Members], None] = lambda members: None,
+        legacy: Legacy | None = None,
     ) -> None:
         """`nursery` runs what is fetched; when it is cancelled, all of that is abandoned. `foreground`: those for whom
         this node fetches; `pace`: how fast it is warmed. `on_change` gets every new list of `members`, in `run`.
+        `legacy`: of the shelf.
         """
         foreground = foreground or Foreground()
         reader = ChunkReader(client, snapshot)
@@ -106,6 +109,7 @@ class Pool:
             transit_bytes,
             nursery,
             foreground=foreground,
+            legacy=legacy,
         )
         self._warming = Warming(self._shelf, self._order, snapshot.chunk_payload_length, foreground, pace)
         key = terms.secret.peer_key()

@@ -20,23 +20,28 @@ from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.flights import Flights
 from dieselfs_client.foreground import Foreground
+from dieselfs_client.legacy import Legacy
 from dieselfs_client.reads import ASKED_CHUNKS_MAX, REQUEST_BYTES, WHOLE_SHARE
 from dieselfs_client.transit import Ranges, Transit
 
 
 @dataclass(slots=True)
 class ShelfFigures:
-    """Counts since the start. `loads`: chunks that were fetched; `hits`: times that one was there already."""
+    """Counts since the start. `loads`: chunks that were fetched; `hits`: times that one was there already; `inherited`:
+    chunks that the daemon before has left.
+    """
 
     loads: int = 0
     load_bytes: int = 0
     hits: int = 0
+    inherited: int = 0
 
 
 class Shelf:
     """Used from one trio thread. `fetch` brings a chunk, verified and sealed; it blocks, and raises DieselfsError.
 
-    Fetches run in `nursery`: cancelling it abandons them.
+    Fetches run in `nursery`: cancelling it abandons them. What the daemon before has left in `legacy` is kept at once;
+    and what is kept is left there.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Shelf:
         timeout_s: float = READ_TIMEOUT_S,
         fetches_at_once: int = FETCHES_AT_ONCE_MAX,
         foreground: Foreground | None = None,
+        legacy: Legacy | None = None,
     ) -> None:
         self.figures = ShelfFigures()
         self._snapshot = snapshot
@@ -64,7 +70,10 @@ class Shelf:
         self._coming: dict[int, int] = {}  # the bytes of chunks on their way that will be kept
         self._kept: dict[int, Segment] = {}
         self._transit = Transit(snapshot, transit_bytes)
+        self._legacy = legacy
         self.kept_bytes = 0
+        if legacy is not None:
+            self._inherit(legacy)
 
     def _name(self, chunk: int) -> str:
         return f"chunk {chunk_name(self._snapshot.chunk_id(chunk))}"
@@ -147,8 +156,7 @@ class Shelf:
         """Fetch a chunk that there is room for, as `segment`; one that is here on its way through stays."""
         segment = self._transit.take(chunk) if self.has_room(chunk) else None
         if segment is not None:
-            self._kept[chunk] = segment
-            self.kept_bytes += len(segment)
+            self._keep(chunk, segment)
         elif self.lacks(chunk):
             await self.segment(chunk, lane)
 
@@ -177,7 +185,24 @@ class Shelf:
             segment = self._kept.pop(chunk, None)
             if segment is not None:
                 self.kept_bytes -= len(segment)
+                if self._legacy is not None:
+                    self._legacy.drop(chunk)
             self._transit.take(chunk)
+
+    def _keep(self, chunk: int, segment: Segment) -> None:
+        self._kept[chunk] = segment
+        self.kept_bytes += len(segment)
+        if self._legacy is not None:
+            self._legacy.keep(chunk, segment)
+
+    def _inherit(self, legacy: Legacy) -> None:
+        for chunk, segment in legacy.take():
+            if self.has_room(chunk):
+                self._kept[chunk] = segment
+                self.kept_bytes += len(segment)
+                self.figures.inherited += 1
+            else:
+                legacy.drop(chunk)
 
     def _depart(self, chunk: int) -> None:
         if self.has_room(chunk):
@@ -193,8 +218,7 @@ class Shelf:
         self.figures.loads += 1
         self.figures.load_bytes += len(segment)
         if is_kept:
-            self._kept[chunk] = segment
-            self.kept_bytes += len(segment)
+            self._keep(chunk, segment)
         else:
             self._transit.add(chunk, segment)
         return False

@@ -50,6 +50,10 @@ EXIT_OK, EXIT_BUG = 0, 70
 SNAPSHOT = "snapshot"
 DEVICE = "device"
 """Names of what is kept. Zygotes get the first, daemons all others."""
+CHUNK = "chunk-"
+"""So begin the names of what takes memory. It is let go of when a daemon is killed by somebody else: the kernel does
+that where memory is short, and would go on to the next process if nothing came free.
+"""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -332,6 +336,8 @@ class Supervisor:
             self._note(f"daemon {daemon.pid} {daemon.end}" if daemon.pid else "no daemon was forked")
             self._state = self._state._replace(restarts=self._state.restarts + 1)
             was_killed = daemon.status in (None, signal.SIGKILL) and daemon.killed_s is None
+            if was_killed:
+                close_all({name: self._kept.pop(name) for name in [*self._kept] if name.startswith(CHUNK)})
             reason = self._patience.note_death(now_s, daemon.is_ready, was_killed)
             if reason is not None:
                 text = f"{self._state.mountpoint}: {reason}; it is unmounted"

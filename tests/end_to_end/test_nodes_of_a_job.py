@@ -1,16 +1,19 @@
 """What becomes of a node of a job, over real mounts: its name is taken by another machine, its daemon dies."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dieselfs.dataset import Dataset
+from dieselfs_client import control
+from dieselfs_client.supervision import supervision_of
 from lab.namespace import wait_for
 from tests.support.job_mounts import job_mounts, stats_of
 from tests.support.server import RunningServer, running_server
-from tests.support.small_chunks import FILES, content, store
+from tests.support.small_chunks import CHUNKS, FILES, content, store
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
@@ -39,6 +42,12 @@ def read_all(place: Path) -> None:
         assert (place / str(number)).read_bytes() == content(number)
 
 
+def daemon_of(place: Path) -> int:
+    supervision = supervision_of(str(place))
+    assert supervision is not None
+    return supervision.daemon
+
+
 def out(place: Path) -> str:
     """Why its node is out of the job."""
     why: str = stats_of(place)["job"]["membership"]["out"]
@@ -59,3 +68,31 @@ def test_a_machine_whose_name_was_taken_reads_on_and_comes_back_when_it_is_free(
         read_all(place)
         log = Path(f"{place}.log").read_text()
         assert "this node is out, and tries to come back" in log and "this node is back" in log
+
+
+def end_daemon(place: Path, number: signal.Signals) -> None:
+    """Send a signal that it dies of; returns when there is another."""
+    daemon = daemon_of(place)
+    os.kill(daemon, number)
+    wait_for(lambda: daemon_of(place) not in (0, daemon), "there is another")
+
+
+def test_what_a_node_has_in_memory_outlives_its_daemons(
+    server: RunningServer, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folders[0]))
+    with job_mounts(server, DATASET, folders[0], ["node-0"]) as (place,):
+        read_all(place)
+        assert stats_of(place)["job"]["shelf"]["loads"] == CHUNKS
+        end_daemon(place, signal.SIGSEGV)
+        crashed = stats_of(place)["job"]
+        control.upgrade(place)
+        for job in (crashed, stats_of(place)["job"]):
+            assert job["is_master"] and job["warmth"] == 1
+            assert (job["shelf"]["inherited"], job["shelf"]["loads"]) == (CHUNKS, 0)
+        with job_mounts(server, DATASET, folders[1], ["node-0"]) as (attached,):
+            read_all(attached)
+            assert stats_of(attached)["job"]["asked"]["own"] == CHUNKS
+        assert stats_of(place)["job"]["shelf"]["loads"] == 0
+        end_daemon(place, signal.SIGKILL)
+        assert stats_of(place)["job"]["shelf"]["inherited"] == 0, "whoever kills it may need the memory"
