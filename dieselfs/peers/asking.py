@@ -5,7 +5,7 @@ Chunks go by their numbers in the snapshot, which both have.
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
 from operator import attrgetter
@@ -40,10 +40,12 @@ class Wanted:
     length_bytes: int
     extents: Sequence[ExtentRef] = ()
     is_common: bool = False
+    destination: memoryview | None = field(default=None, compare=False)
+    """Memory of this length, where it is to go if it comes over a network; without it, to new memory."""
 
     @classmethod
-    def whole(cls, snapshot: Snapshot, chunk: int) -> "Wanted":
-        return cls(chunk, snapshot.chunk_payload_length(chunk))
+    def whole(cls, snapshot: Snapshot, chunk: int, destination: memoryview | None = None) -> "Wanted":
+        return cls(chunk, snapshot.chunk_payload_length(chunk), destination=destination)
 
     @classmethod
     def pieces(cls, chunk: int, extents: Sequence[ExtentRef], is_common: bool = False) -> "Wanted":

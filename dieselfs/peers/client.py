@@ -197,9 +197,9 @@ class PeerClient:
         turn_s: float = math.inf,
     ) -> list[State]:
         """Ask a peer for pieces. Returns what became of each chunk; of those that are here, `arrived` gets the pieces,
-        joined, while others are on their way. It raises ProtocolError if they are not what is wanted, and is quick, as
-        nobody else can ask this peer meanwhile. `is_again`: all of it was on its way there when it was last asked for,
-        so that others go first. A turn is waited for no longer than `turn_s`.
+        joined, at their destination if they have one, while others are on their way. It raises ProtocolError if they
+        are not what is wanted, and is quick, as nobody else can ask this peer meanwhile. `is_again`: all of it was on
+        its way there when it was last asked for, so that others go first. A turn is waited for no longer than `turn_s`.
 
         Raises Unavailable when the peer does not answer, or not as it should, after a bounded wait; it is avoided then,
         and for as long as it is, this raises at once.
@@ -209,11 +209,16 @@ class PeerClient:
             lengths = _lengths(wanted, reply.states)
             if reply.bulk_length != sum(lengths):
                 raise ProtocolError(f"{reply.bulk_length} bytes are announced where {sum(lengths)} belong")
+            homeless = (
+                length for each, length in zip(wanted, lengths, strict=True) if each.destination is None
+            )
             # One memory for all: large enough for large pages, each of which comes at once.
-            left = np.empty(reply.bulk_length, np.uint8).data
+            left = np.empty(sum(homeless), np.uint8).data
             for each, state, length in zip(wanted, reply.states, lengths, strict=True):
                 if state == State.HERE:
-                    view, left = left[:length], left[length:]
+                    view = each.destination
+                    if view is None:
+                        view, left = left[:length], left[length:]
                     yield view
                     arrived(each, view)
 

@@ -115,8 +115,10 @@ class PooledSource:
         return self._had(Wanted.whole(self._snapshot, chunk)).content
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
-        """As `fetch_chunk`, into memory of the payload's length."""
-        destination[:] = self.fetch_chunk(chunk)
+        """As `fetch_chunk`, into memory of the payload's length; if it raises, what is there then means nothing."""
+        content = self._had(Wanted.whole(self._snapshot, chunk, destination)).content
+        if content is not destination:  # it was on our own shelf
+            destination[:] = content
 
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         """The bytes of one extent. Raises as `fetch_chunk`."""
@@ -305,9 +307,15 @@ class PooledSource:
         for each in wanted:
             if not each.extents:
                 try:
-                    yield each, _whole(memoryview(self._server.fetch_chunk(each.chunk)))
+                    yield each, _whole(self._served_whole(each))
                 except DieselfsError as error:
                     yield each, error
+
+    def _served_whole(self, wanted: Wanted) -> memoryview:
+        if wanted.destination is None:
+            return memoryview(self._server.fetch_chunk(wanted.chunk))
+        self._server.fetch_chunk_into(wanted.chunk, wanted.destination)
+        return wanted.destination
 
     def _failed(self, wanted: Wanted, error: DieselfsError) -> DieselfsError:
         with self._lock:

@@ -418,6 +418,22 @@ def test_a_silent_peer_costs_no_read(packed: PackedDataset) -> None:
         assert peers.figures()["requests"] == 1
 
 
+def test_what_has_a_destination_goes_there_and_nowhere_else(packed: PackedDataset) -> None:
+    place = memoryview(bytearray(CHUNK_BYTES))
+    wanted = [
+        Wanted.whole(packed.snapshot, 0),
+        Wanted.whole(packed.snapshot, 1, place),
+        Wanted.pieces(2, packed.snapshot.extents(packed.snapshot.find(b"2"))),
+    ]
+    came: dict[int, memoryview] = {}
+    peers = peer_client(packed)
+    with running_node(packed) as node:
+        states = peers.pieces(node.member, wanted, lambda each, content: came.update({each.chunk: content}))
+        peers.close()
+    assert states == [State.HERE] * 3 and came[1] is place
+    assert [*map(bytes, came.values())] == [bytes([chunk]) * CHUNK_BYTES for chunk in range(3)]
+
+
 def test_received_bytes_are_counted(packed: PackedDataset) -> None:
     with running_node(packed, "b") as b:
         peers = peer_client(packed)

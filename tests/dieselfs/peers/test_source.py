@@ -168,6 +168,21 @@ def test_single_extents_come_from_their_owner(packed: PackedDataset) -> None:
     assert not direct.fetched_extents
 
 
+@pytest.mark.parametrize("from_where", ["shelf", "peer", "server"])
+def test_a_chunk_comes_into_memory_that_is_given(packed: PackedDataset, from_where: str) -> None:
+    direct = packed.source()
+    with running_node(packed, "a") as a, running_node(packed, "b") as b:
+        peers = client(packed)
+        if from_where == "server":
+            peers.lied("b")
+        owner = None if from_where == "shelf" else b.member
+        with pooled(packed, a, lambda _: owner, direct, peers) as source:
+            place = bytearray(len(payload(packed, 1)))
+            source.fetch_chunk_into(1, memoryview(place))
+            assert place == payload(packed, 1)
+    assert direct.fetched_chunks == ([1] if from_where == "server" else [])
+
+
 def test_a_peer_that_still_fetches_is_asked_again(packed: PackedDataset) -> None:
     with running_node(packed, "a") as a, running_node(packed, "b", answer_s=0.01) as b:
         b.gate.clear()
