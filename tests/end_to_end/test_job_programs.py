@@ -14,14 +14,18 @@ from pathlib import Path
 
 import pytest
 
+import dieselfs
 from dieselfs.dataset import Dataset
+from dieselfs.errors import NotFound
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.snapshot_cache import GENERATIONS_KEPT
 from tests.support.job_daemons import end_job_daemons, job_daemons
 from tests.support.server import RunningServer, running_server
+from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, store
 
 DATASET = "pictures"
-FILES = 400
-FILE_BYTES = 100_000
+MEMORY_BYTES = 2 << 20
+"""Of a program: so little that it has to ask again and again."""
 NODES = 2
 PROCESSES_EACH = 2
 WORLD = NODES * PROCESSES_EACH
@@ -36,11 +40,11 @@ def is_right(path, content):
     return len(content) == FILE_BYTES and content == int(path).to_bytes(4, "little") * (len(content) // 4)
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-with dieselfs.connect("DATASET", memory_bytes=8 << 20) as data:  # so that it has to ask again and again
+with dieselfs.connect("DATASET", memory_bytes=MEMORY_BYTES) as data:
     path = 0
     while data.statistics().job_nodes < NODES:
         assert is_right(path, data.get(f"{path}"))
-        path = (path + 50) % FILES
+        path = (path + FILES // 8) % FILES
         time.sleep(0.05)
     print(json.dumps(asdict(data.statistics())), flush=True)
     for line in sys.stdin:
@@ -51,6 +55,7 @@ with dieselfs.connect("DATASET", memory_bytes=8 << 20) as data:  # so that it ha
         print(json.dumps(asdict(data.statistics())), flush=True)
 """
 PROGRAM = PROGRAM.replace("FILE_BYTES", f"{FILE_BYTES}").replace("FILES", f"{FILES}")
+PROGRAM = PROGRAM.replace("MEMORY_BYTES", f"{MEMORY_BYTES}")
 PROGRAM = PROGRAM.replace("NODES", f"{NODES}").replace("DATASET", DATASET)
 
 
@@ -58,8 +63,7 @@ PROGRAM = PROGRAM.replace("NODES", f"{NODES}").replace("DATASET", DATASET)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
         with Dataset(server.settings(), DATASET, is_created=False) as data:
-            for number in range(FILES):
-                data.put(f"{number}", number.to_bytes(4, "little") * (FILE_BYTES // 4))
+            store(data, tmp_path_factory.mktemp("files"))
         yield server
 
 
@@ -194,6 +198,7 @@ def test_each_chunk_leaves_the_server_once(nodes: Nodes, programs: list[Program]
     by_themselves_bytes = sum(
         figures["server_bytes"] for figures in second
     )  # if they had to wait too long at first
+    assert nodes.snapshot.chunk_count == CHUNKS, "enough for each node to own some"
     payload_bytes = int(nodes.snapshot.column("chunk_payload_lengths").sum(dtype="int64"))
     assert given_bytes(nodes.server) - nodes.given_bytes == payload_bytes + by_themselves_bytes
 
@@ -214,3 +219,32 @@ def test_a_daemon_that_is_killed_fails_no_read_and_is_started_again(
         epoch += 1
         assert epoch < 1000
     read_epoch(programs, epoch)
+
+
+def test_a_snapshot_that_the_servers_have_no_more_is_handed_to_the_daemon(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}
+    for name, value in {**nodes.environment(0), **alone}.items():
+        monkeypatch.setenv(name, value)
+    key_file = str(nodes.server.user("late", changing="read"))
+    with (
+        Dataset(nodes.server.settings(), "changing", is_created=False) as writer,
+        ExitStack() as stack,
+    ):
+        writer.put("first", b"1")
+        writer.flush()
+        data = stack.enter_context(dieselfs.connect("changing", key_file=key_file))
+        generation, snapshot_file = data.generation, Path(data.snapshot.source)
+        for number in range(2 * GENERATIONS_KEPT):
+            writer.put(f"{number}", b"2")
+            assert writer.flush() == writer.generation > generation
+        snapshot_file.unlink()
+        with (
+            dieselfs.connect("changing", key_file=key_file, generation=generation, job="") as other,
+            pytest.raises(NotFound),
+        ):
+            other.ls()
+        assert data.get("first") == b"1"
+        figures = data.statistics()
+        assert figures.job_nodes == 1 and figures.node_bytes > 0 == figures.server_bytes, nodes.log()
