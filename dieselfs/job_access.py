@@ -4,7 +4,9 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dieselfs.cache.job import AUTO, Job, find_job
@@ -16,6 +18,8 @@ from dieselfs.job_daemon import JobDaemon
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.peers.attachment import Attachment
 from dieselfs.reader import ChunkReader
+
+STANDARD_INPUT = "/proc/self/fd/0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,25 @@ class JobAccess:
         fingerprint = self.secret.fingerprint()
         path = job_socket_path(runtime_folder(), snapshot.dataset, snapshot.digest, self.job, fingerprint)
         daemon = JobDaemon(
-            path, snapshot.digest, self.job.rank, self.daemon_command(snapshot), self._log_path()
+            path,
+            snapshot.digest,
+            self.job.rank,
+            self.daemon_command(snapshot),
+            self._log_path(),
+            supply=partial(open_snapshot, snapshot),
         )
         node = NodeClient(path, snapshot.digest)
         return Attachment(snapshot, reader, node, self.job.node, self.secret.peer_key(), daemon)
 
     def daemon_command(self, snapshot: Snapshot) -> list[str]:
-        """The program that becomes the master of this node."""
+        """The program that becomes the master of this node. It is given our snapshot (`open_snapshot`): the servers may
+        have put newer ones in its place by then.
+        """
         settings, told = self.settings, self.settings.job
         command = [sys.executable, "-P", "-m", "dieselfs_client.cache_daemon", self.location, "--until-idle"]
         options = {
             "--generation": snapshot.generation,
+            "--snapshot": STANDARD_INPUT,
             "--memory": told.memory_bytes,
             "--server": settings.server or EMBEDDED,
             "--key-file": settings.key_file and os.path.abspath(settings.key_file),
@@ -92,3 +104,13 @@ class JobAccess:
         """Where that writes its log."""
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
         return state / "dieselfs" / f"job-{self.job.name}-{self.job.node}.log"
+
+
+def open_snapshot(snapshot: Snapshot) -> int:
+    """A descriptor of the file of a snapshot, or of a copy in memory if that was cleared away. Raises OSError."""
+    with suppress(OSError):
+        return os.open(snapshot.source, os.O_RDONLY | os.O_CLOEXEC)
+    copy = os.memfd_create("dieselfs-snapshot", os.MFD_CLOEXEC)
+    with open(copy, "wb", closefd=False) as file:
+        file.write(snapshot.content)
+    return copy

@@ -33,6 +33,11 @@ _DOUBLINGS_MAX = 4
 _log = logging.getLogger(__name__)
 
 
+def open_nothing() -> int:
+    """A descriptor of an empty file. Raises OSError."""
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
 class JobDaemon:
     """A program's hold on the master of its node: while it has it, the master does not end for want of readers.
 
@@ -48,15 +53,18 @@ class JobDaemon:
         log: Path,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        supply: Callable[[], int] = open_nothing,
     ) -> None:
         """`path`: the socket of the master (`job_socket_path`), which has the snapshot with this `digest`; `rank`: of
-        this program; `command`: the program that becomes the master; `log`: where it writes what it has to say.
+        this program; `command`: the program that becomes the master; `log`: where it writes what it has to say;
+        `supply`: opens what it has as its standard input, and raises OSError.
         """
         self._path = path
         self._watch = MasterWatch(path, digest, clock=clock)
         self._rank = rank
         self._command = command
         self._log = log
+        self._supply = supply
         self._clock = clock
         self._pause = pause
         self._process: int | None = None  # started here, and not known to have ended
@@ -127,7 +135,7 @@ class JobDaemon:
             if started.st_size and time.time() - started.st_mtime < interval_s:
                 return
             os.pwrite(descriptor, b"\n", 0)  # the time of this is what counts
-            self._process = _spawned(self._command, self._log)
+            self._process = _spawned(self._command, self._log, self._supply)
             self._young_until_s = self._clock() + JOB_MASTER_WAIT_S
             _log.info("started the daemon of this node, process %d (log: %s)", self._process, self._log)
         except BlockingIOError:  # another program is doing it
@@ -150,16 +158,16 @@ class JobDaemon:
         return has_ended
 
 
-def _spawned(command: Sequence[str], log: Path) -> int:
+def _spawned(command: Sequence[str], log: Path, supply: Callable[[], int]) -> int:
     """The ID of a new process, which lives on when we end. Raises OSError."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # It sees the modules that we see, also where dieselfs runs from a checkout; and it begins in our folder, from which
     # the paths in settings, environment and configuration file are meant.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    with open(log, "ab", opener=_private_opener) as output:
+    with open(log, "ab", opener=_private_opener) as output, open(supply(), "rb") as supplied:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=supplied,
             stdout=output,
             stderr=output,
             start_new_session=True,

@@ -1,7 +1,7 @@
 """A node's daemon without a mount: holds chunks in memory, and shares them with processes that read with the library.
 
     python -m dieselfs_client.cache_daemon DATASET --memory BYTES --policy POLICY [--report-fd N] ...
-    python -m dieselfs_client.cache_daemon DATASET --memory BYTES --job NAME [--until-idle] ...
+    python -m dieselfs_client.cache_daemon DATASET --memory BYTES --job NAME [--until-idle] [--snapshot FILE] ...
 
 It ends at SIGTERM or SIGINT; what readers have mapped stays theirs. `cache_control` starts and stops it. With a job it
 takes part in that, and serves its processes alone.
@@ -152,6 +152,7 @@ async def unused(lock: NodeLock) -> None:
 @click.option("--policy", type=click.Choice(POLICIES), default=POLICIES[0])
 @click.option("--warm-rate", "warm_rate_bytes", type=int, default=0)
 @click.option("--generation", type=int, default=0)
+@click.option("--snapshot", "snapshot_file", help="The snapshot itself, whatever is newer by now.")
 @click.option("--server")
 @click.option("--key-file")
 @click.option("--home")
@@ -164,6 +165,7 @@ def main(
     policy: str,
     warm_rate_bytes: int,
     generation: int,
+    snapshot_file: str | None,
     server: str | None,
     key_file: str | None,
     home: str | None,
@@ -188,6 +190,8 @@ def main(
         with connect(
             dataset, server=server, key_file=key_file, home=home, generation=generation, job=""
         ) as opened:
+            if snapshot_file is not None:
+                opened.load_meta(snapshot_file, is_stale_allowed=True)
             snapshot, client, pace = opened.snapshot, opened.client, Pace(rate_bytes=warm_rate_bytes)
             _log.info("%s: %d MiB of memory", dataset, memory_bytes // MIB)
             if job.job is None:

@@ -1,5 +1,6 @@
 """What a program is told of its job, and what it makes of that."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from dieselfs.cache.job import JobSettings
 from dieselfs.cache.secret import read_secret_file
 from dieselfs.config import Settings
 from dieselfs.errors import AccessDenied, InvalidInput
-from dieselfs.job_access import JobAccess
+from dieselfs.job_access import JobAccess, open_snapshot
 from dieselfs.meta.snapshot import Snapshot
 from tests.support.dataset import TreeEntry, pack_entries
 
@@ -66,6 +67,7 @@ def test_the_daemon_is_told_what_the_program_was_told(secret: Path, snapshot: Sn
     assert command[4:6] == ["imagenet", "--until-idle"]
     assert options == {
         "--generation": f"{snapshot.generation}",
+        "--snapshot": "/proc/self/fd/0",
         "--memory": f"{1 << 30}",
         "--server": "tcp://a:1",
         "--job": "torchrun-10.0.0.1-29500",
@@ -73,3 +75,19 @@ def test_the_daemon_is_told_what_the_program_was_told(secret: Path, snapshot: Sn
         "--job-node": "rack-1",
         "--job-secret": str(secret),
     }
+
+
+@pytest.mark.parametrize("is_cleared_away", [False, True])
+def test_the_daemon_is_given_the_snapshot_itself(
+    snapshot: Snapshot, tmp_path: Path, is_cleared_away: bool
+) -> None:
+    path = tmp_path / "snapshot"
+    path.write_bytes(snapshot.content)
+    ours = Snapshot.open(path)
+    if is_cleared_away:
+        path.unlink()
+    descriptor = open_snapshot(ours)
+    theirs = Snapshot.open(f"/proc/self/fd/{descriptor}")
+    os.close(descriptor)
+    theirs.verify()
+    assert theirs.digest == snapshot.digest
