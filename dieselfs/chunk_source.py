@@ -49,6 +49,9 @@ class Excerpts:
 Brought = Excerpts | DieselfsError
 """What came of the extents of a chunk, in the order in which they were wanted; or why they cannot be had."""
 
+Arrival = dict[int, Brought]
+"""What came together, by chunk."""
+
 
 class ChunkSource(Protocol):
     """Chunks, and single extents of them."""
@@ -71,8 +74,9 @@ class NodeSource(ChunkSource, Protocol):
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
-        """The bytes of extents of many chunks: each chunk once, as soon as it is here, in whatever order.
+    ) -> Iterator[Arrival]:
+        """The bytes of extents of many chunks: each chunk once, as soon as it is here, in whatever order; what one
+        answer brings comes together.
 
         `is_common`: others will soon want the rest of these chunks, so that it pays to have them whole in the memory of
         a job. Nothing is asked before the first is taken; whoever takes no more lets go of the iterator.

@@ -160,14 +160,15 @@ class HeldChunks:
     ) -> None:
         asked_bytes = failed_bytes = 0
         error: DieselfsError | None = None
-        for chunk, brought in source.fetch_many(wanted, is_common):
-            length_bytes = sum(extent.length for extent in wanted[chunk])
-            asked_bytes += length_bytes
-            if isinstance(brought, DieselfsError):
-                error = error or brought
-                failed_bytes += length_bytes
-            else:
-                pieces.update(zip(wanted[chunk], map(bytes, brought), strict=True))
+        for arrival in source.fetch_many(wanted, is_common):
+            for chunk, brought in arrival.items():
+                length_bytes = sum(extent.length for extent in wanted[chunk])
+                asked_bytes += length_bytes
+                if isinstance(brought, DieselfsError):
+                    error = error or brought
+                    failed_bytes += length_bytes
+                else:
+                    pieces.update(zip(wanted[chunk], map(bytes, brought), strict=True))
         self._count_from(source, asked_bytes, failed_bytes, fetched_piece_bytes=asked_bytes - failed_bytes)
         if error is not None:
             raise error

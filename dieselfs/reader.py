@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from dieselfs.cache.segment import Segment
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.chunk_source import Brought, Excerpts
+from dieselfs.chunk_source import Arrival, Excerpts
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs.rpc.client import ServerClient
@@ -80,13 +80,13 @@ class ChunkReader:
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
+    ) -> Iterator[Arrival]:
         """The bytes of extents of many chunks, one request after the other, or why they cannot be had."""
         for chunk, extents in wanted.items():
             try:
-                yield chunk, self._fetch_joined(chunk, extents)
+                yield {chunk: self._fetch_joined(chunk, extents)}
             except DieselfsError as error:
-                yield chunk, error
+                yield {chunk: error}
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         """Each chunk by itself: a server is asked for extents of one at a time."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from dieselfs.chunk_source import Brought, NodeSource
+from dieselfs.chunk_source import Arrival, NodeSource
 from dieselfs.meta.snapshot import ExtentRef
 
 
@@ -27,7 +27,7 @@ class ChangingSource:
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
+    ) -> Iterator[Arrival]:
         return self._current().fetch_many(wanted, is_common)
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from threading import Lock
 
-from dieselfs.chunk_source import Brought, Excerpts, NodeSource
+from dieselfs.chunk_source import Arrival, Excerpts, NodeSource
 from dieselfs.meta.snapshot import ExtentRef
 
 
@@ -48,11 +48,12 @@ class CountedSource:
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
-        for chunk, brought in self._source.fetch_many(wanted, is_common):
-            if isinstance(brought, Excerpts):
-                self._count_ranges(brought.lengths)
-            yield chunk, brought
+    ) -> Iterator[Arrival]:
+        for arrival in self._source.fetch_many(wanted, is_common):
+            for brought in arrival.values():
+                if isinstance(brought, Excerpts):
+                    self._count_ranges(brought.lengths)
+            yield arrival
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return self._source.together(chunks)

@@ -4,8 +4,8 @@ A *piece* is the part of a file that lies in one chunk (an extent of the snapsho
 """
 
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,13 @@ class Pieces:
             self.lengths[chosen],
             self.checksums[chosen],
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Pieces"]) -> "Pieces":
+        """Of several, one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def by_chunk(self) -> Iterator[tuple[int, "Pieces"]]:
         """The pieces of each chunk by themselves, in order of their offsets; the chunk touched first comes first."""

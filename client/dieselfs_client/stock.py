@@ -25,7 +25,7 @@ from dieselfs.shuffle.plan import Share
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.holdings import Holdings
 from dieselfs_client.memory import SHELF_TRANSIT_SHARE, Allotment, span_bytes
-from dieselfs_client.parcels import Content, Parcel, Parcels, PieceSource
+from dieselfs_client.parcels import Arrived, Parcel, Parcels, PieceSource
 from dieselfs_client.pieces import Pieces, PieceTable
 from dieselfs_client.plan_reads import PlanReads
 from dieselfs_client.residency import ChunkResidency
@@ -364,9 +364,9 @@ class Stock:
                 is_ahead.set()
 
         async def bring(parcel: Parcel, token: object) -> None:
-            async def arrived(chunk: int, content: Content | DieselfsError) -> None:
-                await self._arrived(chunk, parcel[chunk], content)
-                done([chunk])
+            async def arrived(came: Arrived) -> None:
+                await self._arrived(parcel, came)
+                done(came)
 
             try:
                 with self._foreground.waiting():
@@ -421,15 +421,16 @@ class Stock:
 
     # -- what arrives ------------------------------------------------------------------------------------
 
-    async def _arrived(self, chunk: int, pieces: Pieces, content: Content | DieselfsError) -> None:
-        """Push pieces of a chunk. What failed is left to those who read it."""
-        if isinstance(content, DieselfsError):
-            self.figures.failed_parcels += 1
-            _log.warning("files fetched ahead of their readers: %s", content)
-            return
-        if self.holdings.is_kept(chunk):
-            self._note_push(chunk)
-        await self._put(pieces, *content)
+    async def _arrived(self, parcel: Parcel, came: Arrived) -> None:
+        """Push pieces of chunks. What failed is left to those who read it."""
+        for chunk, content in came.items():
+            if isinstance(content, DieselfsError):
+                self.figures.failed_parcels += 1
+                _log.warning("files fetched ahead of their readers: %s", content)
+            elif self.holdings.is_kept(chunk):
+                self._note_push(chunk)
+        for pieces, (payload, starts) in self._parcels.joined(parcel, came):
+            await self._put(pieces, payload, starts)
 
     async def _put(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
         """Put what is wanted and not in stock yet into the page cache, but for the tripwires, whose bytes stay here.

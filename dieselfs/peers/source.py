@@ -18,7 +18,7 @@ from typing import Protocol
 from xxhash import xxh3_128_intdigest
 
 from dieselfs.cache.member import Member
-from dieselfs.chunk_source import Brought, Excerpts, NodeSource
+from dieselfs.chunk_source import Arrival, Brought, Excerpts, NodeSource
 from dieselfs.errors import Damaged, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     PEER_AGAIN_MAX_S,
@@ -126,7 +126,7 @@ class PooledSource:
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
+    ) -> Iterator[Arrival]:
         """The bytes of extents of many chunks, or for each chunk why they cannot be had; one request to each owner, all
         at the same time.
 
@@ -138,7 +138,7 @@ class PooledSource:
             if extents:
                 groups.setdefault(self._owner(chunk), []).append(Wanted.pieces(chunk, extents, is_common))
             else:
-                yield chunk, Excerpts.joined(memoryview(b""), ())
+                yield {chunk: Excerpts.joined(memoryview(b""), ())}
         if len(groups) > 1:
             yield from self._bring_together(groups)
         else:
@@ -152,10 +152,8 @@ class PooledSource:
             groups.setdefault(self._owner(chunk), []).append(chunk)
         return list(groups.values())
 
-    def _bring_together(
-        self, groups: Mapping[Member | None, Sequence[Wanted]]
-    ) -> Iterator[tuple[int, Brought]]:
-        arrived: SimpleQueue[tuple[int, Brought] | BaseException | None] = SimpleQueue()
+    def _bring_together(self, groups: Mapping[Member | None, Sequence[Wanted]]) -> Iterator[Arrival]:
+        arrived: SimpleQueue[Arrival | BaseException | None] = SimpleQueue()
         is_abandoned = False
 
         def bring(peer: Member | None, group: Sequence[Wanted]) -> None:
@@ -184,12 +182,13 @@ class PooledSource:
             is_abandoned = True
 
     def _had(self, wanted: Wanted) -> Excerpts:
-        (_, brought), *_ = self._bring(self._owner(wanted.chunk), [wanted])
+        (arrival,) = self._bring(self._owner(wanted.chunk), [wanted])
+        (brought,) = arrival.values()
         if isinstance(brought, DieselfsError):
             raise brought
         return brought
 
-    def _bring(self, peer: Member | None, wanted: Sequence[Wanted]) -> Iterator[tuple[int, Brought]]:
+    def _bring(self, peer: Member | None, wanted: Sequence[Wanted]) -> Iterator[Arrival]:
         """From the owner of all these, and what it does not have from a server."""
         left = {each.chunk: each for each in wanted}
         late: list[Wanted] = []
@@ -199,20 +198,21 @@ class PooledSource:
             came = iter(())
         else:
             came = self._ask(peer, wanted, late)
-        for each, brought in came:
-            del left[each.chunk]
-            yield each.chunk, brought
+        for together in came:
+            for each, _ in together:
+                del left[each.chunk]
+            yield {each.chunk: brought for each, brought in together}
         began_s = self._clock()
         for each, brought in self._serve(list(left.values())):
             if peer is not None and each in late and isinstance(brought, Excerpts):
                 late.clear()  # of all that it did not bring, the first will do
                 if self._clock() - began_s < self._patience_s * SERVER_SHARE:
                     self._peers.dawdled(peer)
-            yield each.chunk, brought
+            yield {each.chunk: brought}
 
     # -- the three ways ----------------------------------------------------------------------------------
 
-    def _find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Brought]]:
+    def _find(self, wanted: Sequence[Wanted]) -> Iterator[list[tuple[Wanted, Brought]]]:
         """On our own shelf."""
         for each, found in self._own.find(wanted):
             if isinstance(found, memoryview):
@@ -221,15 +221,15 @@ class PooledSource:
                     self._figures.asked_bytes += each.length_bytes
                     self._figures.own += _count(each)
                     self._figures.own_bytes += each.length_bytes
-                yield each, _cut(each, found)
+                yield [(each, _cut(each, found))]
             elif found is None or (isinstance(found, Damaged) and each.extents):
                 continue  # these pieces may be whole all the same
             else:
-                yield each, self._failed(each, found)
+                yield [(each, self._failed(each, found))]
 
     def _ask(
         self, peer: Member, wanted: Sequence[Wanted], late: list[Wanted]
-    ) -> Iterator[tuple[Wanted, Brought]]:
+    ) -> Iterator[list[tuple[Wanted, Brought]]]:
         """A peer, again and again while it fetches; what it still fetches in the end is added to `late`."""
         left = list(wanted)
         patience_end_s = self._clock() + self._patience_s
@@ -239,7 +239,8 @@ class PooledSource:
             batch = _batch(left)
             left_s = patience_end_s - self._clock()
             came, states = self._take(peer, batch, asked.issuperset(each.chunk for each in batch), left_s)
-            yield from came
+            if came:
+                yield came
             if not states:
                 return
             later = [each for each, state in zip(batch, states, strict=True) if state == State.LATER]
@@ -255,9 +256,9 @@ class PooledSource:
 
     def _take(
         self, peer: Member, batch: Sequence[Wanted], is_again: bool, turn_s: float
-    ) -> tuple[list[tuple[Wanted, Excerpts]], list[State]]:
+    ) -> tuple[list[tuple[Wanted, Brought]], list[State]]:
         """One request: what has come, and what became of each; of none, if the peer is not to be asked again."""
-        came: list[tuple[Wanted, Excerpts]] = []
+        came: list[tuple[Wanted, Brought]] = []
 
         def arrived(wanted: Wanted, content: memoryview) -> None:
             came.append((wanted, self._verified(wanted, content)))
@@ -302,8 +303,8 @@ class PooledSource:
         of_pieces = {each.chunk: each for each in wanted if each.extents}
         if of_pieces:
             extents = {chunk: each.extents for chunk, each in of_pieces.items()}
-            for chunk, brought in self._server.fetch_many(extents):
-                yield of_pieces[chunk], brought
+            for arrival in self._server.fetch_many(extents):
+                yield from ((of_pieces[chunk], brought) for chunk, brought in arrival.items())
         for each in wanted:
             if not each.extents:
                 try:

@@ -14,7 +14,8 @@ def test_each_request_goes_to_the_source_of_the_moment_and_ends_there() -> None:
     (extent,) = PACKED.snapshot.extents(PACKED.snapshot.require(b"a"))
     under_way = changing.fetch_many({extent.chunk: [extent]})
     changing.change(lambda: second)
-    ((chunk, brought),) = under_way
+    (arrival,) = under_way
+    ((chunk, brought),) = arrival.items()
     assert chunk == extent.chunk and isinstance(brought, Excerpts) and bytes(brought[0]) == CONTENT
     assert first.fetched_extents == [extent] and not second.fetched_extents
 

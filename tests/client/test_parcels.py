@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import trio
 
-from dieselfs.chunk_source import Brought
+from dieselfs.chunk_source import Arrival
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.meta.snapshot import ExtentRef
-from dieselfs_client.parcels import Content, Parcel, Parcels
+from dieselfs_client.parcels import Arrived, Parcel, Parcels
 from dieselfs_client.pieces import PieceTable
 from dieselfs_client.residency import ChunkResidency
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
@@ -79,12 +79,13 @@ def test_all_of_a_parcel_arrives_and_damage_costs_only_its_chunk(packed: PackedD
         parcel = pieces(packed, 4, 1, 6) | pieces(packed, 2, 0, 5) | pieces(packed, 0, 7)
         came: dict[int, list[bytes] | type[DieselfsError]] = {}
 
-        async def arrived(chunk: int, content: Content | DieselfsError) -> None:
-            if isinstance(content, DieselfsError):
-                came[chunk] = type(content)
-                return
-            payload, starts = content
-            came[chunk] = [bytes(payload[start : start + FILE_BYTES]) for start in starts.tolist()]
+        async def arrived(arrival: Arrived) -> None:
+            for chunk, content in arrival.items():
+                if isinstance(content, DieselfsError):
+                    came[chunk] = type(content)
+                else:
+                    payload, starts = content
+                    came[chunk] = [bytes(payload[start : start + FILE_BYTES]) for start in starts.tolist()]
 
         await parcels.fetch(parcel, is_common=True, arrived=arrived)
         assert came == {
@@ -105,19 +106,39 @@ def test_all_of_a_parcel_arrives_and_damage_costs_only_its_chunk(packed: PackedD
     run(packed, scenario)
 
 
+def test_what_comes_together_is_joined_unless_it_is_large(packed: PackedDataset) -> None:
+    async def scenario(parcels: Parcels, source: TwoOwners) -> None:
+        parcel = pieces(packed, 4, 1, 6) | pieces(packed, 2, 0) | pieces(packed, 0, 3) | pieces(packed, 5)
+        came: Arrived = {}
+        for chunk, of_chunk in parcel.items():
+            content = b"".join(source.fetch_extent(extent) for extent in of_chunk.extents())
+            came[chunk] = memoryview(content), np.arange(len(of_chunk)) * FILE_BYTES
+        came[2] = Unavailable("not this one")
+        joined = [*parcels.joined(parcel, came)]
+        assert [set(each.chunks.tolist()) for each, _ in joined] == [{4, 0}, {5}], (
+            "as large as a chunk at most"
+        )
+        for each, (payload, starts) in joined:
+            for node, start in zip(each.nodes.tolist(), starts.tolist(), strict=True):
+                name = int(packed.snapshot.name(node))
+                assert payload[start : start + FILE_BYTES] == bytes([name]) * FILE_BYTES
+
+    run(packed, scenario)
+
+
 def test_a_fault_of_a_source_costs_what_it_did_not_bring(packed: PackedDataset) -> None:
     class Faulty(TwoOwners):
         def fetch_many(
             self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-        ) -> Iterator[tuple[int, Brought]]:
+        ) -> Iterator[Arrival]:
             yield next(iter(super().fetch_many(wanted, is_common)))
             raise RuntimeError("no thread can be started")
 
     async def scenario(parcels: Parcels, source: TwoOwners) -> None:
         came: dict[int, bool] = {}
 
-        async def arrived(chunk: int, content: Content | DieselfsError) -> None:
-            came[chunk] = not isinstance(content, Unavailable)
+        async def arrived(arrival: Arrived) -> None:
+            came.update((chunk, not isinstance(content, Unavailable)) for chunk, content in arrival.items())
 
         parcel = pieces(packed, 0, 1) | pieces(packed, 2, 3) | pieces(packed, 4, 5)
         await parcels.fetch(parcel, is_common=False, arrived=arrived)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dieselfs.cache.payloads import LOOKUP_BYTES, LOOKUP_SHARE, TRANSIT_BYTES, TRANSIT_SHARE
-from dieselfs.chunk_source import Brought, Excerpts
+from dieselfs.chunk_source import Arrival, Excerpts
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.file_reader import FileReader, ReadStatistics
@@ -55,11 +55,12 @@ class CountingChunks(ChunkReader):
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
-        for chunk, brought in super().fetch_many(wanted, is_common):
-            assert isinstance(brought, Excerpts)
-            self.fetched_bytes += sum(brought.lengths)
-            yield chunk, brought
+    ) -> Iterator[Arrival]:
+        for arrival in super().fetch_many(wanted, is_common):
+            for brought in arrival.values():
+                assert isinstance(brought, Excerpts)
+                self.fetched_bytes += sum(brought.lengths)
+            yield arrival
 
 
 class Reading:

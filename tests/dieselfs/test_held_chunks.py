@@ -11,7 +11,7 @@ import pytest
 
 from dieselfs.cache.member import Member
 from dieselfs.cache.node_socket import NodeClient
-from dieselfs.chunk_source import Brought
+from dieselfs.chunk_source import Arrival
 from dieselfs.config import Settings
 from dieselfs.errors import Damaged
 from dieselfs.file_reader import FileReader
@@ -61,7 +61,7 @@ class Server(ChunkReader):
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
+    ) -> Iterator[Arrival]:
         return self.source.fetch_many(wanted, is_common)
 
     @property

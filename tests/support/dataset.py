@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, Preamble, decode_header, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
-from dieselfs.chunk_source import Brought, Excerpts
+from dieselfs.chunk_source import Arrival, Excerpts
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, PieceTable
@@ -96,14 +96,14 @@ class MemoryChunkSource:
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
+    ) -> Iterator[Arrival]:
         for chunk, extents in wanted.items():
             try:
                 content = b"".join(map(self.fetch_extent, extents))
             except DieselfsError as error:
-                yield chunk, error
+                yield {chunk: error}
             else:
-                yield chunk, Excerpts.joined(memoryview(content), extents)
+                yield {chunk: Excerpts.joined(memoryview(content), extents)}
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return [[chunk] for chunk in chunks]

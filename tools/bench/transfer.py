@@ -152,8 +152,9 @@ class AskingNode:
         """For the files of one of so many ranks; how many bytes came."""
         wanted = {chunk: self._extents[chunk][rank::ranks] for chunk in chunks}
         total_bytes = 0
-        for _, pieces in self._source.fetch_many(wanted):
-            if isinstance(pieces, DieselfsError):
-                raise pieces
-            total_bytes += sum(map(len, pieces))
+        for arrival in self._source.fetch_many(wanted):
+            for pieces in arrival.values():
+                if isinstance(pieces, DieselfsError):
+                    raise pieces
+                total_bytes += sum(map(len, pieces))
         return total_bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.chunk_source import Brought
+from dieselfs.chunk_source import Arrival
 from dieselfs.errors import Unavailable
 from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.meta.snapshot import ExtentRef
@@ -82,7 +82,7 @@ class SwitchedSource:
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
-    ) -> Iterator[tuple[int, Brought]]:
+    ) -> Iterator[Arrival]:
         return self._source.fetch_many(wanted, is_common)
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -411,7 +412,7 @@ def test_a_silent_peer_costs_no_read(packed: PackedDataset) -> None:
     peers = peer_client(packed, SHORT_S)
     with silent_port(8) as port, pooled(packed, peers, at_port(port)) as source:
         wanted = {n: packed.snapshot.extents(packed.snapshot.find(b"%d" % n)) for n in range(CHUNKS)}
-        brought = dict(source.fetch_many(wanted))
+        brought = ChainMap(*source.fetch_many(wanted))
         for n, excerpts in brought.items():
             assert isinstance(excerpts, Excerpts) and [*map(bytes, excerpts)] == [bytes([n]) * CHUNK_BYTES]
         assert len(brought) == CHUNKS
