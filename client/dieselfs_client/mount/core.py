@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.limits import KIB
 from dieselfs.meta.snapshot import ROOT, ExtentRef, Snapshot
 from dieselfs.names import printable
 
 STAT_BLOCK_BYTES = 512
 """Unit of `st_blocks`, whatever the block size."""
 IO_BLOCK_BYTES = 4096
+FOLDER_BLOCK_BYTES = 256 * KIB
+"""The `st_blksize` of a folder. So much of a listing most programs ask for at once, which is 32 KiB otherwise."""
 ROOT_INODE = ROOT + 1
 CONTROL_FOLDER = b".dieselfs"
 """The folder in the root with which a mount is asked about itself; it hides what a dataset has of that name."""
@@ -47,6 +50,11 @@ class FilesystemTotals:
 
     total_bytes: int
     entries: int
+
+
+def io_block_bytes(mode: int) -> int:
+    """What `st_blksize` shows."""
+    return FOLDER_BLOCK_BYTES if stat.S_ISDIR(mode) else IO_BLOCK_BYTES
 
 
 @dataclass(frozen=True, eq=False, slots=True)

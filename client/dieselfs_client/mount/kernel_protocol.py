@@ -4,6 +4,7 @@ The kernel sends one request per read of `/dev/fuse` and takes one reply per wri
 byte order. All that is cached is cached for `FOREVER_S`: a mount shows one frozen generation.
 """
 
+import stat
 import struct
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
@@ -15,11 +16,13 @@ import numpy.typing as npt
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import NAME_BYTES_MAX, READ_BYTES_MAX
 from dieselfs_client.mount.core import (
+    FOLDER_BLOCK_BYTES,
     IO_BLOCK_BYTES,
     STAT_BLOCK_BYTES,
     Attributes,
     FilesystemTotals,
     Siblings,
+    io_block_bytes,
 )
 
 MAJOR = 7
@@ -163,6 +166,7 @@ assert (IN_HEADER_BYTES, OUT_HEADER_BYTES, DIRENT_BYTES, DIRENT_PLUS_BYTES) == (
 assert (_ENTRY_OUT.size, _ATTR_OUT.size, _INIT_OUT.size, _STATFS_OUT.size) == (128, 104, 64, 80)
 
 _S = 1_000_000_000
+_FOLDER_TYPE = stat.S_IFDIR >> 12
 _PADDING = tuple(bytes(-length % 8) for length in range(NAME_BYTES_MAX + 1))
 
 
@@ -288,7 +292,7 @@ class Encoder:
         return (
             *(of.inode, of.size, of.blocks),
             *(second, second, second, ns, ns, ns),
-            *(of.mode, 1, self._user, self._group, 0, IO_BLOCK_BYTES, 0),
+            *(of.mode, 1, self._user, self._group, 0, io_block_bytes(of.mode), 0),
         )
 
     def entry(self, of: Attributes, name_valid_s: int = FOREVER_S) -> bytes:
@@ -312,6 +316,7 @@ class Encoder:
             attributes[f"{time}_s"] = seconds
             attributes[f"{time}_ns"] = ns
         attributes["mode"] = entries.modes
+        attributes["block_size"][entries.modes >> 12 == _FOLDER_TYPE] = FOLDER_BLOCK_BYTES
         _fill_dirents(records["dirent"], entries, first_position)
         return _join_names(records, entries.names)
 

@@ -25,6 +25,7 @@ from dieselfs_client.mount.core import (
     STAT_BLOCK_BYTES,
     Attributes,
     MountCore,
+    io_block_bytes,
 )
 from dieselfs_client.mount.failures import Failures, Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
@@ -107,7 +108,7 @@ class Pyfuse3Driver(pyfuse3.Operations):
         entry.st_nlink = 1
         entry.st_uid, entry.st_gid = self._user, self._group
         entry.st_size = of.size
-        entry.st_blksize, entry.st_blocks = IO_BLOCK_BYTES, of.blocks
+        entry.st_blksize, entry.st_blocks = io_block_bytes(of.mode), of.blocks
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = of.mtime_ns
         return entry
 

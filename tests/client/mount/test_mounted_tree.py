@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dieselfs_client.mount.core import FOLDER_BLOCK_BYTES, IO_BLOCK_BYTES
 from dieselfs_client.options import MountOptions
 from tests.support.dataset import TreeEntry, pack_entries, pack_tree
 from tests.support.mounted import mounted
@@ -80,7 +81,7 @@ def test_stat_says_what_the_source_says(tree: Path, mount: Path) -> None:
                 os.getuid(),
                 os.getgid(),
                 1,
-                4096,
+                FOLDER_BLOCK_BYTES if stat.S_ISDIR(expected.st_mode) else IO_BLOCK_BYTES,
             )
             if not stat.S_ISDIR(expected.st_mode):
                 assert seen.st_size == expected.st_size, path

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 
 from dieselfs.errors import MountError
 from dieselfs.limits import PAGE_HELPER_STARTS_MAX
+from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client.arena import Arena
 from dieselfs_client.mount import page_cache
 from dieselfs_client.mount.control_tree import ControlTree
-from dieselfs_client.mount.core import MountCore
+from dieselfs_client.mount.core import MountCore, Siblings
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mounting import mount_device, unmount
@@ -29,6 +31,7 @@ from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, p
 from tests.support.page_cache import cached_pages, is_cached
 
 CHUNK_BYTES = 128 * 1024
+CROWD = 4000
 SIZES = {b"large": 300_000, b"empty": 0, b"tiny": 1, b"page": 4096, b"odd": 5000, b"folder/other": 9000}
 
 
@@ -41,6 +44,34 @@ def packed() -> PackedDataset:
     return pack_entries(
         [TreeEntry(path, 0o100644, 0, content(path)) for path in SIZES], chunk_bytes=CHUNK_BYTES
     )
+
+
+@pytest.fixture(scope="module")
+def crowd() -> PackedDataset:
+    """Many small files in two folders, in one chunk."""
+    return pack_entries(
+        [
+            TreeEntry(b"%s/%06d" % (folder, number), 0o100644, 0, b"%06d" % number)
+            for folder in (b"one", b"two")
+            for number in range(CROWD // 2)
+        ]
+    )
+
+
+class WatchedCore(MountCore):
+    """Counts what the kernel asks for."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(snapshot)
+        self.lookups = self.listings = 0
+
+    def lookup(self, folder: int, name: bytes) -> int:
+        self.lookups += 1
+        return super().lookup(folder, name)
+
+    def siblings(self, nodes: range) -> Siblings:
+        self.listings += 1
+        return super().siblings(nodes)
 
 
 class NoContents:
@@ -59,11 +90,12 @@ class Mount:
         self.arena = Arena(largest_payload_bytes(packed.snapshot), 3)
         self.pages = PageCache(device, str(path), packed.snapshot, self.arena)
         self.table = PieceTable(packed.snapshot)
+        self.core = WatchedCore(packed.snapshot)
 
     def serve(self) -> None:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
-                core = MountCore(self.snapshot)
+                core = self.core
                 residency = ChunkResidency(self.snapshot, self.source, 1 << 20, nursery)
                 control = ControlTree(self.snapshot, NoContents(), ErrorLog())  # type: ignore[arg-type]  # never asked
                 await KernelDriver(self.device, core, Reads(core, residency), control, 0, 0).run()
@@ -127,6 +159,57 @@ def test_payloads_in_the_arena_are_stored_from_there(mount: Mount) -> None:
     for path in SIZES:
         assert is_cached(mount.path / os.fsdecode(path))
         assert (mount.path / os.fsdecode(path)).read_bytes() == content(path)
+
+
+@pytest.fixture
+def crowded(crowd: PackedDataset, tmp_path: Path) -> Iterator[Mount]:
+    with mount_of(crowd, tmp_path / "crowded") as mount:
+        yield mount
+
+
+@pytest.fixture
+def failed_stores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many files the kernel did not know, for each order to store some."""
+    counts = []
+    original = page_cache._Helper.order
+
+    def order(helper: page_cache._Helper, message: bytes) -> npt.NDArray[np.uint32]:
+        failed = original(helper, message)
+        if message.startswith(b"S"):
+            counts.append(len(failed))
+        return failed
+
+    monkeypatch.setattr(page_cache._Helper, "order", order)
+    return counts
+
+
+def test_one_file_tells_that_the_kernel_knows_none_of_its_folder(
+    crowded: Mount, failed_stores: list[int]
+) -> None:
+    assert crowded.store_chunks() == CROWD * 6
+    assert failed_stores == [2, 0]
+    assert crowded.core.lookups == 2  # the folders
+    assert all(is_cached(crowded.path / f"{folder}/{CROWD // 2 - 1:06}") for folder in ("one", "two"))
+
+
+def test_what_somebody_has_listed_is_stored_at_once(crowded: Mount, failed_stores: list[int]) -> None:
+    assert len(os.listdir(crowded.path / "one")) == len(os.listdir(crowded.path / "two")) == CROWD // 2
+    asked = crowded.core.lookups, crowded.core.listings
+    assert crowded.store_chunks() == CROWD * 6
+    assert crowded.store_chunks() == CROWD * 6
+    assert failed_stores == [0, 0, 0]  # nothing is tried twice
+    assert (crowded.core.lookups, crowded.core.listings) == asked
+
+
+def test_one_file_that_was_opened_does_not_hide_that_the_others_are_unknown(
+    crowded: Mount, failed_stores: list[int]
+) -> None:
+    """It is the very one that is tried."""
+    for folder in ("one", "two"):
+        assert (crowded.path / folder / "000000").read_bytes() == b"000000"
+    assert crowded.store_chunks() == CROWD * 6
+    assert failed_stores == [0, CROWD - 2, 0]
+    assert is_cached(crowded.path / "one/000001")
 
 
 def test_files_that_the_kernel_never_heard_of_are_made_known(mount: Mount) -> None:
