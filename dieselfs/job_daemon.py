@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dieselfs.cache.master_watch import MasterWatch
 from dieselfs.cache.member import RANK_MAX
-from dieselfs.cache.node_lock import NodeLock, lock_path
+from dieselfs.cache.node_lock import NodeLock, lock_path, start_path
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import (
     JOB_MASTER_WAIT_S,
@@ -127,7 +127,7 @@ class JobDaemon:
     def _start(self) -> None:
         """Start the daemon, unless another program of this node has just done so. Raises OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._path.with_suffix(".start"), flags, 0o600)
+        descriptor = os.open(start_path(self._path), flags, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             started = os.fstat(descriptor)

@@ -179,6 +179,9 @@ JOB_MASTER_WAIT_S = 20.0
 """The first read of a process waits so long until its node has a master, and the master its members."""
 JOB_START_INTERVAL_S = 5.0
 """The programs of a node start a daemon no more often; it takes a lock of its own as soon as it runs."""
+NODE_LOCK_TIMEOUT_S = 5.0
+"""A file of locks that another process is removing is waited for this long. It takes no time, unless that is stopped.
+"""
 JOB_IDLE_S = 30.0
 """A daemon that programs of a job have started ends when none of them has been on the node for this long."""
 JOB_IDLE_POLL_S = 1.0

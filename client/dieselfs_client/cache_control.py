@@ -113,8 +113,11 @@ def find(snapshot: Snapshot, terms: PoolTerms | None = None) -> int | None:
     there is none.
     """
     if terms is not None:
-        with closing(lock_of(snapshot, terms)) as lock:
+        lock = lock_of(snapshot, terms)
+        try:
             return lock.cache_process()
+        finally:
+            lock.clear()
     path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         try:

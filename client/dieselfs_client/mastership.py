@@ -27,7 +27,7 @@ class Mastership:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._lock.close()
+        self._lock.clear()
         self.is_master = False
 
     def try_take(self, has_waited: bool = False) -> bool:

@@ -1,20 +1,23 @@
 """The locks of a job on a node: who is there, in which role, and that they end with whoever has them."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dieselfs.cache import node_lock
 from dieselfs.cache.job import Job
 from dieselfs.cache.member import RANK_MAX
-from dieselfs.cache.node_lock import NodeLock, lock_path
+from dieselfs.cache.node_lock import NodeLock, lock_path, start_path
 from dieselfs.cache.node_socket import job_socket_path
 from dieselfs.errors import AccessDenied, Unavailable
 
@@ -134,3 +137,67 @@ def test_a_folder_that_others_reach_into_is_refused(path: Path) -> None:
     path.parent.write_bytes(b"")
     with pytest.raises(Unavailable, match="lock of the job"):
         NodeLock(path)
+
+
+def test_the_last_removes_the_file(path: Path) -> None:
+    first, second = NodeLock(path), NodeLock(path)
+    first.be_candidate(1)
+    assert first.try_lead() and first.try_be_cache()
+    start_path(path).touch()
+    first.clear()
+    assert path.exists() and second.try_lead(), "somebody else has it open"
+    second.clear()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_somebody_else_has_put_in_its_place_is_not_removed(path: Path) -> None:
+    lock = NodeLock(path)
+    path.unlink()
+    with closing(NodeLock(path)) as other:
+        assert other.try_lead()
+        lock.clear()
+        assert path.exists()
+
+
+def test_who_opens_it_while_it_is_removed_waits_until_it_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_lock, "NODE_LOCK_TIMEOUT_S", 100.0)
+    remover = NodeLock(path)
+    assert remover._try_lock(fcntl.F_WRLCK, 0, length=0)
+    with ThreadPoolExecutor(1) as threads:
+        opening = threads.submit(NodeLock, path)
+        assert not wait([opening], 0.05).done
+        path.unlink()
+        with closing(opening.result(60)) as lock:
+            assert lock.try_lead() and path.exists()
+    remover.close()
+
+
+def test_one_that_is_never_removed_is_no_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_lock, "NODE_LOCK_TIMEOUT_S", 0.05)
+    with closing(NodeLock(path)) as remover:
+        assert remover._try_lock(fcntl.F_WRLCK, 0, length=0)  # and is stopped
+        with pytest.raises(Unavailable, match="does not come to an end"):
+            NodeLock(path)
+
+
+def test_there_is_one_master_however_often_the_file_is_removed(path: Path) -> None:
+    busy = path.with_suffix(".busy")
+    code = f"""
+import os
+from pathlib import Path
+from dieselfs.cache.node_lock import NodeLock
+times = 0
+while times < 100:
+    lock = NodeLock(Path({str(path)!r}))
+    if lock.try_lead():
+        os.close(os.open({str(busy)!r}, os.O_CREAT | os.O_EXCL))  # fails if there is another
+        os.unlink({str(busy)!r})
+        times += 1
+    lock.clear()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
+    assert [process.wait(100) for process in processes] == [0, 0, 0]
+    assert list(path.parent.iterdir()) == []
