@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -101,24 +102,63 @@ def test_exit_codes_of_the_helper(
     assert mount_at(str(mountpoint)) is None
 
 
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root and mount(8)")
-def test_mount_finds_its_helper(options: MountOptions, mountpoint: Path, tmp_path: Path) -> None:
-    """`mount -t dieselfs`, in a mount namespace in which the helper is installed in /sbin."""
-    helper = tmp_path / "mount.dieselfs"
+def with_mount(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a mount namespace in which the helper is installed in /sbin."""
+    helper = folder / "mount.dieselfs"
     helper.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{HELPER}' \"$@\"\n")
     helper.chmod(0o755)
-    script = f"""
+    install = f"""
 set -e
-mkdir {tmp_path}/sbin {tmp_path}/upper {tmp_path}/work
-mount -t tmpfs none {tmp_path}/upper
-mkdir {tmp_path}/upper/upper {tmp_path}/upper/work
-mount -t overlay none -o lowerdir=/usr/sbin,upperdir={tmp_path}/upper/upper,workdir={tmp_path}/upper/work /usr/sbin
+mkdir {folder}/sbin {folder}/upper {folder}/work
+mount -t tmpfs none {folder}/upper
+mkdir {folder}/upper/upper {folder}/upper/work
+mount -t overlay none -o lowerdir=/usr/sbin,upperdir={folder}/upper/upper,workdir={folder}/upper/work /usr/sbin
 cp {helper} /usr/sbin/
-mount -t dieselfs letters {mountpoint} -o server={options.server}
-cat {mountpoint}/train/7.txt
-until umount {mountpoint} 2>{tmp_path}/busy; do sleep 0.05; done  # its own files may be open for a moment
 """
-    done = run(["unshare", "--mount", "sh", "-c", script])
+    done = run(["unshare", "--mount", "sh", "-c", install + script])
     if "overlay" in done.stderr and done.returncode != 0:
         pytest.skip("this kernel has no overlay file system to install the helper in")
+    return done
+
+
+needs_mount = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("mount") is None, reason="needs root and mount(8)"
+)
+UNMOUNT = "until umount {0} 2>{1}/busy; do sleep 0.05; done  # its own files may be open for a moment\n"
+
+
+@needs_mount
+def test_mount_finds_its_helper(options: MountOptions, mountpoint: Path, tmp_path: Path) -> None:
+    """`mount -t dieselfs`."""
+    script = f"""
+mount -t dieselfs letters {mountpoint} -o server={options.server}
+cat {mountpoint}/train/7.txt
+"""
+    done = with_mount(tmp_path, script + UNMOUNT.format(mountpoint, tmp_path))
     assert (done.stdout.encode(), done.stderr, done.returncode) == (FILES["train/7.txt"], "", 0)
+
+
+@needs_mount
+def test_a_line_of_fstab_says_all_of_a_job(
+    options: MountOptions, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the environment nothing, which is another one at boot."""
+    monkeypatch.setenv("DIESELFS_JOB", "other")
+    monkeypatch.setenv("DIESELFS_JOB_NODE", "other")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    job = f"job=resnet,job_nodes=1,job_node=node-7,job_host=127.0.0.1,job_secret={secret}"
+    fstab = tmp_path / "fstab"
+    fstab.write_text(
+        f"letters  {mountpoint}  dieselfs  server={options.server},memory=64MiB,{job},_netdev,noauto  0  0\n"
+    )
+    script = f"""
+mount --fstab {fstab} {mountpoint}
+cat {mountpoint}/.dieselfs/stats
+"""
+    done = with_mount(tmp_path, script + UNMOUNT.format(mountpoint, tmp_path))
+    assert (done.stderr, done.returncode) == ("", 0)
+    told = json.loads(done.stdout)["job"]
+    assert (told["name"], told["node"], told["members"]) == ("resnet", "node-7", ["node-7"])
