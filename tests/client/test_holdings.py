@@ -107,7 +107,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBooks.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_what_a_plan_has_done_with_is_not_counted_nor_fetched() -> None:

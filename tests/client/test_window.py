@@ -260,7 +260,7 @@ def test_other_reads_do_not_move_the_window(plan: Plan) -> None:
     assert window.position == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     world=st.integers(1, 5),
     start=st.integers(0, FILES),

@@ -251,4 +251,4 @@ class DatasetMachine(RuleBasedStateMachine):
             assert self._read(again) == self.files
 
 
-MACHINE_SETTINGS = settings(max_examples=40, stateful_step_count=20, deadline=None, derandomize=True)
+MACHINE_SETTINGS = settings(max_examples=40, stateful_step_count=20)

@@ -66,8 +66,6 @@ def check_against_model(store: MetadataStore, headers: dict[bytes, ChunkHeader])
 
 _model_settings = settings(
     max_examples=150,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[
         HealthCheck.differing_executors,
         HealthCheck.too_slow,

@@ -31,7 +31,7 @@ def first_bad_by_names(paths: list[bytes]) -> int | None:
     return next((index for index, path in enumerate(paths) if path_fault(path) is not None), None)
 
 
-@settings(derandomize=True, max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(any_paths, max_size=8))
 @example([])
 @example([b""])
@@ -57,7 +57,6 @@ def test_block_by_block_is_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert first_bad(paths[:-1]) is None
 
 
-@settings(derandomize=True)
 @given(st.lists(st.binary(max_size=10)))
 def test_strings_round_trip(strings: list[bytes]) -> None:
     blob, ends = b"".join(strings), ends_of(strings)

@@ -5,7 +5,7 @@
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.fields import TEXT_BYTES_MAX, FieldsFault, pack_fields, unpack_fields
@@ -14,7 +14,6 @@ KINDS: dict[str, type] = {"name": str, "size": int, "data": bytes}
 FIELDS: dict[str, str | int | bytes] = {"name": "n", "size": 3, "data": b"abc"}
 
 
-@settings(derandomize=True)
 @given(st.text(max_size=60), st.integers(-(1 << 63), (1 << 64) - 1), st.binary())
 def test_round_trip(name: str, size: int, data: bytes) -> None:
     fields: dict[str, str | int | bytes] = {"name": name, "size": size, "data": data}

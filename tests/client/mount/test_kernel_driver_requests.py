@@ -167,7 +167,7 @@ def test_no_room_for_an_entry_is_not_the_end_of_the_folder() -> None:
     assert error_of(Opcode.READDIRPLUS, body) == errno.EINVAL
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(

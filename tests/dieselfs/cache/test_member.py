@@ -77,7 +77,7 @@ def test_other_bytes_are_no_member(card: bytes) -> None:
         Member.of(card)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(st.binary(max_size=80) | st.integers(0, len(MEMBER.card()) - 1).map(lambda i: MEMBER.card()[:i]))
 def test_whatever_comes_is_a_member_or_refused(card: bytes) -> None:
     try:

@@ -146,7 +146,7 @@ members_lists = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(members=members_lists, data=st.data())
 def test_a_node_that_goes_moves_only_what_it_owned(members: list[Node], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(members))
@@ -163,7 +163,7 @@ def test_a_node_that_goes_moves_only_what_it_owned(members: list[Node], data: st
     assert names(members[::-1], ids).tolist() == before.tolist()  # and the returning node has its old share
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(members=members_lists, memory_bytes=st.integers(1 << 20, 1 << 37), data=st.data())
 def test_a_node_that_grows_only_gains(members: list[Node], memory_bytes: int, data: st.DataObject) -> None:
     small = data.draw(st.sampled_from(members))
@@ -176,7 +176,7 @@ def test_a_node_that_grows_only_gains(members: list[Node], memory_bytes: int, da
     assert (after[before != after] == small.node).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(before=members_lists, after=members_lists, data=st.data())
 def test_owners_are_the_same_worked_out_from_those_before(
     before: list[Node], after: list[Node], data: st.DataObject
@@ -188,7 +188,7 @@ def test_owners_are_the_same_worked_out_from_those_before(
     assert Succession(old, new).owners(old.owners(ids), ids).tolist() == new.owners(ids).tolist()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(members=members_lists)
 def test_what_one_node_owns_can_be_found_alone(members: list[Node]) -> None:
     placement = Placement(members)

@@ -8,7 +8,7 @@ from dieselfs.cache.roll import ROLL_BYTES_MAX, decode_members, encode_members
 from dieselfs.errors import ProtocolError
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_members_come_back_as_they_were(members: list[bytes]) -> None:
     assert decode_members(bytearray(encode_members(members))) == tuple(members)

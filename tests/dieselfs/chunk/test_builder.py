@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.chunk import builder as builder_module
@@ -171,7 +171,6 @@ parts = st.binary(min_size=1, max_size=255).filter(
 )
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.lists(parts, min_size=1, max_size=3), st.binary(max_size=50)), max_size=20))
 def test_names_of_any_bytes_round_trip(entries: list[tuple[list[bytes], bytes]]) -> None:
     builder = ChunkBuilder()

@@ -389,7 +389,7 @@ def same_header(one: ChunkHeader, other: ChunkHeader) -> bool:
     ) and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in COLUMN_TYPES)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(headers(), st.binary(min_size=16, max_size=16))
 def test_any_possible_chunk_round_trips(made: tuple[ChunkHeader, bytes], chunk_id: bytes) -> None:
     header, payload = made
@@ -401,7 +401,7 @@ def test_any_possible_chunk_round_trips(made: tuple[ChunkHeader, bytes], chunk_i
     assert preamble.encode() == data[:PREAMBLE_BYTES]
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.builds(
         Preamble,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.chunk.ids import (
@@ -38,13 +38,11 @@ def test_fields_lie_where_the_format_says() -> None:
     assert chunk_name(chunk_id) == "OO7-V-81f03--V--9V--0k"
 
 
-@settings(derandomize=True)
 @given(chunk_ids, chunk_ids)
 def test_names_sort_as_the_ids_do(one: bytes, other: bytes) -> None:
     assert (chunk_name(one) < chunk_name(other)) == (one < other)
 
 
-@settings(derandomize=True)
 @given(chunk_ids)
 def test_names_round_trip_and_are_safe_in_file_names(chunk_id: bytes) -> None:
     name = chunk_name(chunk_id)
@@ -83,7 +81,6 @@ def test_texts_that_are_no_names(name: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-@settings(derandomize=True)
 @given(st.text(alphabet="-0AZ_az", min_size=22, max_size=22))
 def test_no_two_texts_name_one_chunk(name: str) -> None:
     try:

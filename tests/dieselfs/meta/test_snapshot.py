@@ -158,7 +158,7 @@ def test_following_links() -> None:
 # -- many at once ------------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.one_of(st.sampled_from([b"", b"folder03", *MANY]), st.binary(max_size=20)), max_size=50))
 def test_many_at_once_is_as_one_by_one(paths: list[bytes]) -> None:
     nodes = MANY_SNAPSHOT.find_many(paths)

@@ -69,7 +69,7 @@ def shown(snapshot: Snapshot) -> dict[bytes, Entry]:
     return entries
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(trees, roots)
 def test_a_snapshot_shows_what_the_model_says(tree: dict[bytes, Entry], root: Entry | None) -> None:
     if root is not None:
@@ -82,7 +82,7 @@ def test_a_snapshot_shows_what_the_model_says(tree: dict[bytes, Entry], root: En
     assert snapshot.header.total_bytes == sum(extent.length for entry in contents for extent in entry.extents)
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(trees)
 def test_numbers_depend_on_nothing_but_paths(tree: dict[bytes, Entry]) -> None:
     """Neither on where the bytes lie, nor on whether somebody made the folders, nor on modes and times."""
@@ -99,7 +99,7 @@ def test_numbers_depend_on_nothing_but_paths(tree: dict[bytes, Entry]) -> None:
     assert {other.path(node): node for node in range(len(other))} == numbers
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(trees)
 def test_the_same_content_gives_the_same_bytes(tree: dict[bytes, Entry]) -> None:
     assert snapshot_bytes(dict(reversed(tree.items())), 3) == snapshot_bytes(tree, 3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
@@ -199,7 +199,6 @@ def test_header_that_cannot_be(case: str) -> None:
     refused(decode, with_header(msgpack.packb(HOSTILE_FIELDS[case])), SOURCE)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.binary(max_size=60))
 def test_header_of_any_bytes(header: bytes) -> None:
     refused(decode, with_header(header), SOURCE)

@@ -4,7 +4,7 @@ import re
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
@@ -40,7 +40,6 @@ def test_the_text_is_as_its_page_says() -> None:
     assert str(PLAIN) == TEXT and Cursor.parse(TEXT) == PLAIN
 
 
-@settings(derandomize=True, deadline=None)
 @given(CURSORS)
 def test_every_cursor_is_read_as_it_was_written(cursor: Cursor) -> None:
     text = str(cursor)
@@ -56,7 +55,6 @@ def test_no_cursor_is_too_long_to_be_read() -> None:
     assert Cursor.parse(str(cursor)) == cursor
 
 
-@settings(derandomize=True, deadline=None)
 @given(CURSORS, st.data())
 def test_a_cursor_that_was_cut_or_changed_is_refused(cursor: Cursor, data: st.DataObject) -> None:
     text = str(cursor)

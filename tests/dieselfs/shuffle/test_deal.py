@@ -3,7 +3,7 @@
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
@@ -31,7 +31,6 @@ def in_steps(ranks: list[Deal]) -> list[int]:
     ]
 
 
-@settings(derandomize=True, deadline=None)
 @given(TOTALS, WORLDS, BATCHES, st.floats(0, 1), st.booleans())
 def test_each_rank_reads_what_the_page_says(
     total: int, world: int, batch: int, cut: float, drop_last: bool
@@ -44,7 +43,6 @@ def test_each_rank_reads_what_the_page_says(
         assert len(deal) == len(deal.positions())
 
 
-@settings(derandomize=True, deadline=None)
 @given(TOTALS, st.lists(st.tuples(WORLDS, BATCHES, st.floats(0, 1)), min_size=1, max_size=5))
 def test_ranks_and_batches_may_change_at_any_position(
     total: int, parts: list[tuple[int, int, float]]
@@ -60,7 +58,6 @@ def test_ranks_and_batches_may_change_at_any_position(
     assert read == list(range(total))
 
 
-@settings(derandomize=True, deadline=None)
 @given(TOTALS, WORLDS, BATCHES, st.integers(0, 20))
 def test_going_on_at_the_end_of_a_step_is_as_if_nobody_had_stopped(
     total: int, world: int, batch: int, step: int
@@ -72,7 +69,6 @@ def test_going_on_at_the_end_of_a_step_is_as_if_nobody_had_stopped(
         assert list(whole.batches())[len(whole.steps) - len(rest.steps) :] == list(rest.batches())
 
 
-@settings(derandomize=True, deadline=None)
 @given(TOTALS, WORLDS, BATCHES, st.integers(1, 5), st.floats(0, 1), st.booleans(), st.data())
 def test_workers_take_the_steps_of_their_rank_in_turn(
     total: int, world: int, batch: int, workers: int, cut: float, drop_last: bool, data: st.DataObject
@@ -101,7 +97,6 @@ def test_workers_take_the_steps_of_their_rank_in_turn(
             assert deal.count_before(place) == sum(position < place for position in positions)
 
 
-@settings(derandomize=True, deadline=None)
 @given(TOTALS, WORLDS, BATCHES)
 def test_the_ranks_of_a_step_differ_by_one_file_at_most(total: int, world: int, batch: int) -> None:
     for step in zip(*(deal.batches() for deal in deals(total, world, batch)), strict=True):
@@ -109,7 +104,6 @@ def test_the_ranks_of_a_step_differ_by_one_file_at_most(total: int, world: int, 
         assert max(sizes) - min(sizes) <= 1 and all(sizes) == (sum(sizes) >= world)
 
 
-@settings(derandomize=True, deadline=None)
 @given(TOTALS, WORLDS, BATCHES, st.floats(0, 1))
 def test_only_a_short_last_step_can_be_dropped(total: int, world: int, batch: int, cut: float) -> None:
     start = round(cut * total)

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
@@ -62,7 +62,6 @@ def test_every_epoch_is_a_permutation_of_the_files_in_whole_groups(
     assert order == order_of(SNAPSHOT, seed, epoch, group_chunks)
 
 
-@settings(derandomize=True, deadline=None)
 @given(NUMBERS, NUMBERS, st.integers(0, 1000))
 def test_the_order_is_that_of_its_page(seed: int, epoch: int, group_chunks: int) -> None:
     ids = [SNAPSHOT.chunk_id(chunk) for chunk in range(SNAPSHOT.chunk_count)]
@@ -70,7 +69,6 @@ def test_the_order_is_that_of_its_page(seed: int, epoch: int, group_chunks: int)
     assert order_of(SNAPSHOT, seed, epoch, group_chunks) == expected
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20, unique=True).map(sorted),
     st.dictionaries(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), max_size=60),

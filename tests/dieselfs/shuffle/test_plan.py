@@ -42,7 +42,6 @@ def whole_order(seed: int, epoch: int, group_chunks: int) -> list[int]:
     return reference_order.order(ids, first_chunks, seed, epoch, group_chunks)
 
 
-@settings(derandomize=True, deadline=None)
 @given(SEEDS, st.integers(0, 3), GROUPS, SKIPS)
 def test_a_plan_is_the_order_of_its_page_without_what_is_skipped(
     seed: int, epoch: int, group_chunks: int, skips: list[range]
@@ -55,7 +54,6 @@ def test_a_plan_is_the_order_of_its_page_without_what_is_skipped(
     assert other.nodes().tolist() == expected
 
 
-@settings(derandomize=True, deadline=None)
 @given(SEEDS, GROUPS, SKIPS, st.integers(-160, 160), st.integers(-160, 160), st.lists(st.integers(0, 149)))
 def test_any_positions_can_be_asked_for(
     seed: int, group_chunks: int, skips: list[range], first: int, end: int, positions: list[int]
@@ -67,7 +65,6 @@ def test_any_positions_can_be_asked_for(
     assert plan.nodes_at(inside).tolist() == [whole[position] for position in inside]
 
 
-@settings(derandomize=True, deadline=None)
 @given(SEEDS, GROUPS, SKIPS)
 def test_groups_cover_the_plan_and_name_the_chunks_that_they_need(
     seed: int, group_chunks: int, skips: list[range]
@@ -87,7 +84,7 @@ def test_groups_cover_the_plan_and_name_the_chunks_that_they_need(
     assert plan.payload_bytes_of_groups().tolist() == [group.payload_bytes for group in groups]
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     SEEDS,
     GROUPS,

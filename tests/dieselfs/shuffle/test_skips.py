@@ -1,7 +1,7 @@
 """Skips: what is left, and where it stands."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
@@ -14,7 +14,6 @@ RANGES = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None)
 @given(RANGES)
 def test_positions_close_up_behind_what_is_skipped(ranges: list[range]) -> None:
     skips = Skips(ranges)
@@ -26,7 +25,6 @@ def test_positions_close_up_behind_what_is_skipped(ranges: list[range]) -> None:
     assert int(skips.whole(len(left))) == 100  # the end stays the end
 
 
-@settings(derandomize=True, deadline=None)
 @given(RANGES)
 def test_ranges_are_joined_and_sorted(ranges: list[range]) -> None:
     skips = Skips(ranges)
