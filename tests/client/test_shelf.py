@@ -11,6 +11,7 @@ from dieselfs.errors import Unavailable
 from dieselfs_client.flights import FAILURE_MEMORY_S
 from dieselfs_client.shelf import Shelf
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
+from tests.support.still_time import run_in_still_time, time_flies
 
 CHUNKS = 8
 CHUNK_BYTES = 5000
@@ -60,13 +61,12 @@ def run(packed: PackedDataset, scenario: Scenario, kept: int = CHUNKS, transit: 
                 timeout_s=10,
             )
             try:
-                with trio.fail_after(20):
-                    await scenario(shelf, source)
+                await scenario(shelf, source)
             finally:
                 source.gate.set()
                 nursery.cancel_scope.cancel()
 
-    trio.run(main)
+    run_in_still_time(main)
     return source
 
 
@@ -132,7 +132,8 @@ def test_a_failure_is_told_and_forgotten_after_a_moment(packed: PackedDataset) -
                 await shelf.segment(2)
         assert source.fetched == [2]
         source.error = None
-        await trio.sleep(FAILURE_MEMORY_S * 1.2)
+        with time_flies():
+            await trio.sleep(FAILURE_MEMORY_S * 1.2)
         await shelf.segment(2)
 
     assert run(packed, scenario).fetched == [2, 2]
@@ -141,7 +142,7 @@ def test_a_failure_is_told_and_forgotten_after_a_moment(packed: PackedDataset) -
 def test_who_gives_up_leaves_the_fetch_in_the_air(packed: PackedDataset) -> None:
     async def scenario(shelf: Shelf, source: Source) -> None:
         source.gate.clear()
-        with trio.move_on_after(0.01):
+        with time_flies(), trio.move_on_after(0.01):
             await shelf.segment(2)
         source.gate.set()
         await shelf.segment(2)
