@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bench.pool_simulation_epoch import Traffic, traffic
+from bench.pool_simulation_epoch import Traffic, groups_together, traffic
 from bench.pool_simulation_links import Rates
 from bench.pool_simulation_recovery import Loss, Recovery, recovery
 from bench.pool_simulation_warming import Warmed, inherited, owned, warmed
@@ -27,23 +27,19 @@ JOBS = (
     (1024, 64, 10_000_000),
 )
 """Nodes, servers, chunks."""
+# As many chunks in a group as a span has: a node fetches the groups of one together.
 LOSSES = (
     Loss(16, 1, 100, False, 30, 45),
     Loss(16, 1, 100, True, 30, 45),
-    Loss(64, 1, 100, True, 30, 45),
-    Loss(256, 1, 1_024, True, 30, 45),
+    Loss(64, 1, 1_024, True, 30, 45),
+    Loss(256, 1, 4_096, True, 30, 45),
     Loss(1024, 1, 16_384, False, 30, 45),
     Loss(1024, 1, 16_384, True, 30, 45),
-    Loss(64, 16, 100, True, 20, 20),
+    Loss(64, 16, 1_024, True, 20, 20),
     Loss(1024, 16, 16_384, True, 15, 15),
 )
-GROUPS = (
-    *((16, 100, 110_000), (64, 100, 110_000), (256, 100, 110_000), (1024, 100, 110_000)),
-    *((256, 1_024, 110_000), (1024, 16_384, 110_000)),
-    *((16, 100, 4_096), (64, 100, 4_096), (256, 100, 4_096), (1024, 100, 4_096)),
-    *((256, 1_024, 4_096), (1024, 4_096, 4_096), (1024, 16_384, 4_096)),
-)
-"""Nodes, chunks of a group, bytes of a file."""
+READINGS = tuple((nodes, file_bytes) for file_bytes in (110_000, 4_096) for nodes in (8, 64, 256, 1024))
+"""Nodes, bytes of a file."""
 
 
 def rates(servers: int) -> Rates:
@@ -84,8 +80,8 @@ def warming_lines() -> Iterator[Sequence[str]]:
 
 
 TRAFFIC_HEADS = (
-    *("file", "nodes", "group", "a node's share", "requests for it", "bytes each", "requests a second"),
-    *("of a core", "busiest"),
+    *("file", "nodes", "groups together", "a node's share", "of chunks", "requests", "bytes each"),
+    *("requests a second", "of a core", "the order, of a core", "busiest"),
 )
 
 
@@ -93,14 +89,23 @@ def traffic_line(found: Traffic) -> Sequence[str]:
     return (
         f"{found.file_bytes:,}",
         f"{found.nodes:,}",
-        f"{found.group_chunks:,}",
+        f"{found.groups:,}",
         f"{found.share_bytes / 1e6:.1f} MB",
+        f"{found.chunks:,.0f}",
         f"{found.requests:,.0f}",
         f"{found.request_bytes / 1e3:,.0f} KB",
         f"{found.requests_per_s:,.0f}",
         f"{found.processor_share:.0%}",
+        f"{found.order_share:.0%}",
         f"{found.busiest:.1f}",
     )
+
+
+def traffic_lines() -> Iterator[Sequence[str]]:
+    """Each by single groups first, and then by as many as are fetched together."""
+    for nodes, file_bytes in READINGS:
+        for groups in sorted({1, groups_together(nodes)}):
+            yield traffic_line(traffic(nodes, file_bytes, groups))
 
 
 LOSS_HEADS = (
@@ -157,7 +162,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def main() -> None:
     table(WARMING_HEADS, warming_lines())
-    table(TRAFFIC_HEADS, (traffic_line(traffic(*group)) for group in GROUPS))
+    table(TRAFFIC_HEADS, traffic_lines())
     recoveries = [(loss, recovery(loss)) for loss in LOSSES]
     table(LOSS_HEADS, (loss_line(*each) for each in recoveries))
     table(RETURN_HEADS, (return_line(*each) for each in recoveries if each[1].trusted_s))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.pool_simulation_epoch import BATCH_FILES, group_shares, traffic
+from bench.pool_simulation_epoch import BATCH_FILES, group_shares, groups_together, traffic
 from bench.pool_simulation_links import Rates
 from bench.pool_simulation_recovery import Loss, recovery
 from bench.pool_simulation_warming import inherited, owned, warmed
@@ -50,11 +50,14 @@ def test_each_file_of_a_group_has_one_reader() -> None:
         assert counts.sum() == 128 and counts.max() - counts.min() <= BATCH_FILES
 
 
-def test_small_groups_make_small_requests() -> None:
-    small, large = traffic(16, 16, 4096), traffic(16, 256, 4096)
-    assert small.requests <= large.requests <= 15
-    assert large.request_bytes > 8 * small.request_bytes
-    assert small.busiest > large.busiest > 1
+def test_groups_that_are_fetched_together_make_few_and_large_requests() -> None:
+    alone, together = traffic(16, 4096, 1, group_chunks=16), traffic(16, 4096, 8, group_chunks=16)
+    assert alone.requests <= together.requests <= 15
+    assert together.chunks == pytest.approx(8 * alone.chunks, rel=0.1)
+    assert together.request_bytes > 4 * alone.request_bytes
+    assert together.requests_per_s < alone.requests_per_s / 4
+    assert alone.busiest > together.busiest > 1
+    assert (groups_together(8), groups_together(64), groups_together(1024)) == (1, 10, 163)
 
 
 LOSS = Loss(8, 1, 32, True, 6.0, 18.0)
