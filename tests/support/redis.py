@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from lab.redis_process import HOST, START_TIMEOUT_S, RedisProcess, free_ports, running_redis, wait_until
+from lab.ports import HOST, free_ports
+from lab.redis_process import START_TIMEOUT_S, RedisProcess, running_redis, wait_until
 
 __all__ = [
     "HOST",

@@ -2,18 +2,18 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
 import redis
 
-HOST = "127.0.0.1"
+from lab.ports import HOST, free_port
+
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.02
@@ -76,23 +76,10 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         Event().wait(_POLL_S)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, below 55536 (a cluster uses the port 10000 above as well)."""
-    with ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            probe = stack.enter_context(socket.socket())
-            probe.bind((HOST, 0))
-            port = probe.getsockname()[1]
-            if port < 55_536:
-                ports.append(port)
-        return ports
-
-
 @contextmanager
 def running_redis(folder: Path, *options: str) -> Iterator[RedisProcess]:
     folder.mkdir(parents=True, exist_ok=True)
-    process = RedisProcess(folder, free_ports(1)[0], options)
+    process = RedisProcess(folder, free_port(), options)
     try:
         process.start()
         yield process

@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from dieselfs.config import Settings
 from dieselfs.rpc.client import ServerClient
+from lab.ports import free_port
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
@@ -63,13 +63,6 @@ class RunningServer:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_TIMEOUT_S)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def start_server(folder: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()) -> RunningServer:
