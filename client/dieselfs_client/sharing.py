@@ -31,7 +31,7 @@ from dieselfs.cache.node_messages import (
     decode,
     encode,
 )
-from dieselfs.cache.node_socket import check_private, peer_user
+from dieselfs.cache.node_socket import check_private, is_at, peer_user
 from dieselfs.cache.segment import Segment
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, MountError, ProtocolError, Unavailable
 from dieselfs.limits import (
@@ -81,19 +81,33 @@ def listening(path: Path) -> Iterator[trio.socket.SocketType]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(path.parent)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(path.with_suffix(".lock"), flags, 0o600)
+        lock = _locked(path.with_suffix(".lock"))
+    except BlockingIOError:
+        raise AlreadyExists(f"another daemon shares these chunks already, at {path}") from None
     except OSError as error:
         raise MountError(f"cannot share chunks at {path}: {error.strerror}") from None
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyExists(f"another daemon shares these chunks already, at {path}") from None
         with bound(path) as listener:
             yield listener
     finally:
+        path.with_suffix(".lock").unlink(missing_ok=True)
         os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of the file, which is locked; for as long as it is open, nobody else has it. Raises BlockingIOError
+    if somebody has; OSError.
+    """
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+        if is_at(path, lock):
+            return lock
+        os.close(lock)  # a daemon that ended has just removed it
 
 
 @contextmanager

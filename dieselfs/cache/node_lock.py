@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dieselfs.cache.member import RANK_MAX
-from dieselfs.cache.node_socket import check_private
+from dieselfs.cache.node_socket import check_private, is_at
 from dieselfs.errors import Unavailable
 from dieselfs.limits import NODE_LOCK_TIMEOUT_S
 
@@ -66,7 +66,7 @@ class NodeLock:
             end_s = time.monotonic() + NODE_LOCK_TIMEOUT_S
             while time.monotonic() < end_s:
                 self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                if self._try_lock(fcntl.F_RDLCK, _PRESENT) and self._is_there():
+                if self._try_lock(fcntl.F_RDLCK, _PRESENT) and is_at(path, self._file):
                     return
                 os.close(self._file)  # somebody else is removing it
                 time.sleep(_PAUSE_S)
@@ -75,13 +75,6 @@ class NodeLock:
         raise Unavailable(
             f"the lock of the job, {path}: another process removes it, and does not come to an end"
         )
-
-    def _is_there(self) -> bool:
-        """Whether the file that we have open is the one that others find."""
-        try:
-            return os.path.samestat(os.fstat(self._file), os.lstat(self._path))
-        except FileNotFoundError:
-            return False
 
     def close(self) -> None:
         """Give up all locks."""
@@ -93,7 +86,7 @@ class NodeLock:
         """
         with suppress(OSError):  # then it stays
             self._try_lock(fcntl.F_UNLCK, _CACHE, fcntl.F_SETLK)
-            if self._try_lock(fcntl.F_WRLCK, 0, length=0) and self._is_there():
+            if self._try_lock(fcntl.F_WRLCK, 0, length=0) and is_at(self._path, self._file):
                 start_path(self._path).unlink(missing_ok=True)
                 self._path.unlink()
         os.close(self._file)

@@ -81,6 +81,14 @@ def check_private(folder: Path) -> None:
         raise AccessDenied(f"{folder} is not a folder that only this user can enter (mode 0700)")
 
 
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is the one that others find at `path`. One that is locked may have been removed before."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
 class _HasOptions(Protocol):
     def getsockopt(self, level: int, option: int, length: int, /) -> bytes: ...
 

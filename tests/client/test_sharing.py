@@ -1,5 +1,6 @@
 """The daemon's end of the socket, and the library that reads through it."""
 
+import fcntl
 import os
 import shutil
 import socket
@@ -281,6 +282,24 @@ def test_what_a_killed_daemon_left_behind_is_replaced(path: Path) -> None:
         dead.bind(str(path))
     with listening(path), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as reader:
         reader.connect(str(path))
+    assert list(path.parent.iterdir()) == [], "and one that ends leaves nothing behind"
+
+
+def test_a_lock_that_another_daemon_has_just_removed_is_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, lock = fcntl.flock, path.with_suffix(".lock")
+
+    def late_flock(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        lock.unlink()  # by the other one, between our opening and our locking
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late_flock)
+    with listening(path):
+        assert lock.exists()
+        with pytest.raises(AlreadyExists), listening(path):
+            pass
 
 
 def test_a_long_path_is_no_obstacle(path: Path) -> None:
