@@ -3,11 +3,11 @@
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,23 @@ from dieselfs_tools.dlcmd import main
 TIMEOUT_S = 120.0
 
 COMMAND = (sys.executable, "-m", "dieselfs_tools.dlcmd")
+
+_STRUCK = """
+import itertools, os, pkgutil, sys
+from dieselfs_tools.dlcmd import main
+process, signum, times = map(int, sys.argv[1:4])
+owner, _, name = sys.argv[4].rpartition(".")
+owner, calls = pkgutil.resolve_name(owner), itertools.count(1)
+original = getattr(owner, name)
+def call(*arguments, **more):
+    result = original(*arguments, **more)
+    if next(calls) == times:
+        os.kill(process or os.getpid(), signum)
+    return result
+setattr(owner, name, call)
+sys.argv[:5] = ["dlcmd"]
+main()
+"""
 
 # Forked from a process that has imported everything: otherwise most of the time of the tests would go into imports.
 _forks = multiprocessing.get_context("forkserver")
@@ -95,6 +112,26 @@ class Dlcmd:
             assert ran.stderr.startswith("dlcmd: ")
         return ran
 
+    def struck(
+        self, signum: signal.Signals, process: int, function: str, times: int, *arguments: str
+    ) -> tuple[int, list[str]]:
+        """Run one command in whose middle a process gets a signal (0: the command itself): when `function` (such as
+        `module:Class.method`) has returned so many times. Returns the exit code and what was said on stderr.
+        """
+        numbers = (str(process), str(int(signum)), str(times))
+        done = subprocess.run(
+            [sys.executable, "-c", _STRUCK, *numbers, function, *arguments],
+            cwd=self.folder,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return done.returncode, done.stderr.splitlines()
+
     def start(self, *arguments: str | bytes | Path, **options: Any) -> "subprocess.Popen[bytes]":
         """Start one command as a shell does, for those who want to meddle with it."""
         options = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL, **options}
@@ -114,11 +151,3 @@ def _run(words: list[str], folder: Path, environment: dict[str, str], streams: l
     os.environ.update(environment)
     sys.argv = ["dlcmd", *words]
     main()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Ask again and again until it is so; not for ever."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it does not come to be so"
-        time.sleep(0.005)

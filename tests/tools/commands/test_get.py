@@ -3,14 +3,13 @@
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
 from dieselfs.limits import MIB
-from tests.support.dlcmd import Dlcmd, wait_until
+from tests.support.dlcmd import Dlcmd
 from tests.support.server import running_server
 
 CONTENT = {"a/1", "a/2", "b"}
@@ -155,19 +154,17 @@ def test_a_full_disk_here_is_one_line_and_the_same_command_continues(
 
 
 def test_an_interrupted_get_leaves_whole_files_and_continues(dlcmd: Dlcmd, dataset: str) -> None:
-    source, out, files = dlcmd.folder / "many", dlcmd.folder / "out", 200
+    source, out, files = dlcmd.folder / "many", dlcmd.folder / "out", 60
     source.mkdir()
     for number in range(files):
         (source / str(number)).write_bytes(number.to_bytes(2, "little") * (MIB // 2))
     (source / "large").write_bytes(bytes(20 * MIB))
     dlcmd("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
     get = ("get", "-r", f"dl://{dataset}/", "out", "--jobs", "2")
-    process = dlcmd.start(*get, stderr=subprocess.PIPE)
-    wait_until(lambda: out.is_dir() and len(names(out)) > 3)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == EXIT_INTERRUPTED, err
-    assert err.splitlines()[-1].startswith(b"dlcmd: interrupted; run the same command again")
+    write_file = "dieselfs.destination:Destination.write_file"
+    code, said = dlcmd.struck(signal.SIGINT, 0, write_file, 4, *get)
+    assert code == EXIT_INTERRUPTED, said
+    assert said[-1].startswith("dlcmd: interrupted; run the same command again")
     written = names(out)
     assert 0 < len(written) < files and all(not name.startswith(".") for name in written)
     summary = dlcmd(*get, "--json").summary

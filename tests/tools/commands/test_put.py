@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,11 @@ from dieselfs.errors import (
 from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs_tools.comparison import compare_trees
-from tests.support.dlcmd import Dlcmd, wait_until
+from tests.support.dlcmd import Dlcmd
 from tests.support.server import running_server, start_server
 from tests.support.trees import odd_tree
+
+PUT_CHUNK = "dieselfs.rpc.client:ServerClient.put_chunk"
 
 
 def paths(dlcmd: Dlcmd, location: str) -> set[str]:
@@ -191,19 +192,13 @@ def many_files(folder: Path, files: int) -> Path:
 
 
 def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dataset: str) -> None:
-    files = 300
+    files = 60
     source = many_files(dlcmd.folder, files)
     put = ("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
-    process = dlcmd.start(*put, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    code, said = dlcmd.struck(signal.SIGINT, 0, PUT_CHUNK, 5, *put)
+    assert code == EXIT_INTERRUPTED, said
+    assert said[-1] == "dlcmd: interrupted; run the same command again, and it continues where it was"
     embedded = Settings.load(EMBEDDED, home=dlcmd.home)
-    wait_until(lambda: stored_files(embedded, dataset) > 0)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == EXIT_INTERRUPTED, (out, err)
-    assert (
-        err.splitlines()[-1]
-        == b"dlcmd: interrupted; run the same command again, and it continues where it was"
-    )
     before = stored_files(embedded, dataset)
     assert 0 < before < files
 
@@ -219,19 +214,17 @@ def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dat
 
 
 def test_a_put_survives_the_death_of_the_server(tmp_path: Path) -> None:
-    files = 200
+    files = 60
     many_files(tmp_path, files)
     server = start_server(tmp_path / "server")
     dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
     put = ("put", "-r", "many/", "dl://d/", "--chunk-size", "1M")
     try:
-        process = dlcmd.start(*put, stderr=subprocess.PIPE)
-        wait_until(lambda: stored_files(server.settings(), "d") > 0)
+        code, said = dlcmd.struck(signal.SIGKILL, server.process.pid, PUT_CHUNK, 5, *put)
     finally:
         server.kill()
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == EXIT_UNAVAILABLE
-    assert err.splitlines()[-1].startswith(b"dlcmd: ") and b"Traceback" not in err
+    assert code == EXIT_UNAVAILABLE
+    assert said[-1].startswith("dlcmd: ") and not any("Traceback" in line for line in said)
     with running_server(tmp_path / "server"):
         assert dlcmd(*put, "--json").summary["skipped"] > 0
         assert dlcmd("info", "--json", "dl://d").objects[0]["bytes"] == files * MIB
