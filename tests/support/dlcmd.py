@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,11 @@ def _run(words: list[str], folder: Path, environment: dict[str, str], streams: l
     os.environ.update(environment)
     sys.argv = ["dlcmd", *words]
     main()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Ask again and again until it is so; not for ever."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it does not come to be so"
+        time.sleep(0.005)
