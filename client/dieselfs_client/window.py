@@ -204,10 +204,11 @@ class PlanWindow:
 
     def _group_from(self, first: int) -> _Stretch:
         """What is left of a group from a position on."""
-        end = int(self.plan.group_bounds()[self.plan.group_of(first) + 1])
+        group = self.plan.group_of(first)
+        end = int(self.plan.group_bounds()[group + 1])
         by_reader = [(reader, reader.positions(first, end)) for reader in self._readers]
         positions = np.unique(np.concatenate([positions for _, positions in by_reader]))
-        nodes = self.plan.nodes_at(positions).astype(np.int64)
+        nodes = self.plan.nodes_of(group, positions).astype(np.int64)
         return _Stretch(first, end, by_reader, positions, nodes, int(self.charge(nodes).sum()))
 
     def _go_to(self, position: int) -> None:
@@ -299,7 +300,19 @@ class PlanWindow:
                 before = reader.share.count_before
                 read = reader.share.positions(before(reader.told), before(reader.position))
                 reader.told = reader.position
-                yield reader.number, self.plan.nodes_at(read).astype(np.int64)
+                yield reader.number, self._nodes_at(read)
+
+    def _nodes_at(self, positions: Numbers) -> Numbers:
+        """The files at some positions; what was handed out is not worked out again."""
+        found = [positions[:0]]
+        for span in self._spans:
+            within = positions[slice(*np.searchsorted(positions, (span.first, span.end)))]
+            places = np.searchsorted(span.positions, within)
+            if len(within) and places[-1] < len(span.positions) and (span.positions[places] == within).all():
+                found.append(span.nodes[places])
+        if sum(map(len, found)) < len(positions):
+            return self.plan.nodes_at(positions).astype(np.int64)
+        return np.concatenate(found)
 
     def passed(self) -> list[Numbers]:
         """Files that all readers have done with, and that were not returned before."""

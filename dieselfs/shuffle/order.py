@@ -145,11 +145,37 @@ class Order:
         cuts = np.searchsorted(self.bounds, marks[1:]).tolist()
         return np.concatenate([self._sorted(*cut) for cut in pairwise([first_group, *cuts, end_group])])
 
-    def _sorted(self, first_group: int, end_group: int) -> Nodes:
+    def nodes_at(self, group: int, places: Numbers) -> Nodes:
+        """The files at some places of a group, counted from its first. Where they are few, in a fifth of the time that
+        `nodes` takes: what cannot be at one of them is not sorted.
+        """
+        nodes, keys = self._with_keys(group, group + 1)
+        # Files whose keys begin alike are neighbours, and how many have each beginning tells at which places. As many
+        # bits as make one or two files of each.
+        bits = max(len(keys).bit_length() - 1, 1)
+        beginnings = (keys >> np.uint64(64 - bits)).astype(np.intp)
+        counts = np.bincount(beginnings, minlength=1 << bits)
+        at = np.searchsorted(np.cumsum(counts), places, side="right")
+        is_wanted = np.zeros(len(counts), np.bool_)
+        is_wanted[at] = True
+        left_out = np.cumsum(np.where(is_wanted, 0, counts))
+        chosen = np.flatnonzero(is_wanted[beginnings])
+        by_key = chosen[np.argsort(keys[chosen])]
+        found: Nodes = nodes[by_key[places - left_out[at]]]
+        return found
+
+    def _with_keys(self, first_group: int, end_group: int) -> tuple[Nodes, npt.NDArray[np.uint64]]:
+        """The files of some groups, chunk by chunk, and what they are sorted by within their group.
+
+        No two files have the same key, because `mix` is one-to-one: any sort gives the same order.
+        """
         size = self._group_chunks
         nodes = self._layout.files_of(self.chunks[first_group * size : end_group * size])
-        # No two files have the same key, because `mix` is one-to-one: any sort gives the same order.
-        by_key = np.argsort(mix(self._stream ^ mix(nodes.astype(np.uint64))))
+        return nodes, mix(self._stream ^ mix(nodes.astype(np.uint64)))
+
+    def _sorted(self, first_group: int, end_group: int) -> Nodes:
+        nodes, keys = self._with_keys(first_group, end_group)
+        by_key = np.argsort(keys)
         if end_group - first_group > 1:
             counts = np.diff(self.bounds[first_group : end_group + 1])
             groups = np.repeat(np.arange(len(counts)), counts)

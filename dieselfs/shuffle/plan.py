@@ -25,6 +25,8 @@ from dieselfs.shuffle.deal import Deal
 from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS, Layout, Nodes, Numbers, Order, chunks_of
 from dieselfs.shuffle.skips import Skips
 
+_FEW_SHARE = 4
+"""Of one file in so many it pays to work out the places by themselves."""
 _GROUPS_KEPT = 4
 """Groups whose order is remembered: those that a few readers are in, and the next."""
 
@@ -141,6 +143,15 @@ class Plan:
             nodes = self._order.nodes(first, last + 1)
         found: Nodes = nodes[places - self._order.bounds[first]]
         return found
+
+    def nodes_of(self, group: int, positions: Numbers) -> Nodes:
+        """As `nodes_at`, of one group. For who asks once for all that he reads of it: if that is little, less is worked
+        out than the order of the group, and nothing is remembered.
+        """
+        first, end = self._order.bounds[group : group + 2].tolist()
+        if len(positions) * _FEW_SHARE > end - first:
+            return self.nodes_at(positions)
+        return self._order.nodes_at(group, self.skips.whole(positions) - first)
 
     # -- groups ------------------------------------------------------------------------------------------
 

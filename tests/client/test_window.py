@@ -241,6 +241,8 @@ def test_a_reader_who_overtakes_the_window_is_found_again(plan: Plan) -> None:
     found = [window.is_overtaken(node) for node in share.nodes(2 * GROUP_FILES, reached).tolist()]
     assert any(found)
     assert reached - 100 < window.position <= reached
+    ((_, told),) = window.newly_read()
+    assert told.tolist() == plan.nodes(0, window.position).tolist(), "whether it was handed out or not"
     passed = np.concatenate(window.passed()).tolist()
     assert len(passed) > GROUP_FILES and passed == plan.nodes(0, len(passed)).tolist()
     assert spans(window)[0].first >= window.position

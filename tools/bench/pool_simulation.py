@@ -81,7 +81,7 @@ def warming_lines() -> Iterator[Sequence[str]]:
 
 TRAFFIC_HEADS = (
     *("file", "nodes", "groups together", "a node's share", "of chunks", "requests", "bytes each"),
-    *("requests a second", "of a core", "the order, of a core", "busiest"),
+    *("requests a second", "of a core", "the order", "busiest"),
 )
 
 

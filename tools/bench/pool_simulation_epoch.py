@@ -45,7 +45,7 @@ class GroupShares:
 class Traffic:
     """Of one node and one span, as means over the nodes but where it says otherwise; what a node reads of its own
     chunks is not counted. `chunks`: of how many it gets something. `busiest` is in relation to the mean: the most that
-    one node has to send. `order_share`: of a core, to work out the order of all files.
+    one node has to send. `order_share`: of a core, to find what it reads.
     """
 
     nodes: int
@@ -129,16 +129,17 @@ def traffic(nodes: int, file_bytes: int, groups: int, group_chunks: int = DEFAUL
         float(sent_bytes.mean() * spans_per_s),
         float((sent_bytes.max(axis=1) / sent_bytes.mean(axis=1)).mean()),
         requests_each * spans_per_s * (ASKING_S + ANSWERING_S),
-        _order_s(group_chunks, file_bytes) * groups * spans_per_s,
+        _order_s(nodes, group_chunks, file_bytes) * groups * spans_per_s,
     )
 
 
-def _order_s(group_chunks: int, file_bytes: int) -> float:
-    """Processor time to work out the order of one group: the best of a few, as others are at work."""
+def _order_s(nodes: int, group_chunks: int, file_bytes: int) -> float:
+    """Processor time to find what one node reads of one group: the best of a few, as others are at work."""
     order, _ = order_of(1, group_chunks, file_bytes, 1)
+    places = Deal(int(order.bounds[1]), rank=0, world=nodes, batch=BATCH_FILES * nodes).positions()
     times_s = []
-    for _ in range(3):
+    for _ in range(5):
         began_s = time.process_time()
-        order.nodes(0, 1)
+        order.nodes_at(0, places)
         times_s.append(time.process_time() - began_s)
     return min(times_s)

@@ -98,6 +98,17 @@ def test_a_group_can_be_had_without_the_others() -> None:
     assert order.nodes(2, 5).tolist() == whole[order.bounds[2] : order.bounds[5]]
 
 
+@given(NUMBERS, st.sampled_from([1, 3, 10, 0]), st.data())
+def test_some_places_of_a_group_are_as_in_all_of_it(
+    seed: int, group_chunks: int, data: st.DataObject
+) -> None:
+    order = Order(Layout.of(SNAPSHOT), seed, 0, group_chunks)
+    group = data.draw(st.integers(0, order.group_count - 1))
+    nodes = order.nodes(group, group + 1)
+    places = np.array(data.draw(st.lists(st.sampled_from(range(len(nodes))))) if len(nodes) else [], np.int64)
+    assert order.nodes_at(group, places).tolist() == nodes[places].tolist()
+
+
 def test_chunks_of_equal_keys_come_in_the_order_of_their_ids() -> None:
     # For any first half there is a second half that gives the same key: the mixer can be undone by search of its
     # argument, mix(first half) XOR second half.

@@ -2,7 +2,7 @@
 
 import os
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -63,6 +63,15 @@ def test_any_positions_can_be_asked_for(
     assert plan.nodes(first, end).tolist() == whole[first:end]
     inside = [position for position in positions if position < len(whole)]
     assert plan.nodes_at(inside).tolist() == [whole[position] for position in inside]
+
+
+@given(SEEDS, GROUPS, SKIPS, st.integers(1, 12))
+def test_what_a_rank_reads_of_a_group(seed: int, group_chunks: int, skips: list[range], world: int) -> None:
+    plan = Plan(SNAPSHOT, seed, 0, group_chunks, skips, LAYOUT)
+    share = plan.share(rank=world // 2, world=world)
+    for group, (first, end) in enumerate(pairwise(plan.group_bounds().tolist())):
+        positions = share.positions(share.count_before(first), share.count_before(end))
+        assert plan.nodes_of(group, positions).tolist() == plan.nodes_at(positions).tolist()
 
 
 @given(SEEDS, GROUPS, SKIPS)
