@@ -26,6 +26,10 @@ REQUEST_BYTES = 64 * KIB
 """What could be fetched in the time that a request takes by itself; counts as asked for."""
 ASKED_CHUNKS_MAX = 1024
 """So many chunks are remembered as asked for."""
+HELD_BACK_S = 0.1
+"""A reader of a plan who comes to files that are just being pushed is held back at the tripwire before them, but no
+longer than this. He would ask for them one by one, which costs several times as much, and slows the pushing.
+"""
 
 
 @dataclass(slots=True)
@@ -59,7 +63,8 @@ class Reads:
         self._asked_bytes: OrderedDict[int, int] = OrderedDict()
 
     def at_once(self, inode: int, offset: int, size: int) -> Buffers | None:
-        """Up to `size` bytes at `offset` of a file if all of them are in memory; empty at its end.
+        """Up to `size` bytes at `offset` of a file if all of them are in memory; empty at its end. None as well for a
+        tripwire at which a reader is to be held back.
 
         Raises NotFound or InvalidInput for an inode that is no file.
         """
@@ -69,6 +74,8 @@ class Reads:
             self._stock.noticed(node)
             held = self._stock.held(node)
             if held is not None:
+                if offset == 0 and self._stock.is_outrun(node):
+                    return None
                 self.figures.at_once += 1
                 return [held[offset : offset + size]]
         buffers = self._resident(pieces)
@@ -99,6 +106,9 @@ class Reads:
         is_done = False
         try:
             pieces = self._core.pieces(inode, offset, size)
+            if (held := await self._held_back(inode - 1)) is not None:
+                is_done = True
+                return [held[offset : offset + size]]
             for piece in pieces[1:]:
                 self._residency.prefetch(piece.extent.chunk)
             with trio.move_on_after(self._timeout_s):
@@ -110,6 +120,16 @@ class Reads:
             self.figures.waited += 1
             self.figures.waited_s += trio.current_time() - began_s
             self.figures.failed += not is_done
+
+    async def _held_back(self, node: int) -> memoryview | None:
+        """The bytes of a tripwire, when what its reader reads next is in stock; None for any other file."""
+        stock = self._stock
+        held = stock.held(node) if stock else None
+        if stock and held is not None:
+            with trio.move_on_after(HELD_BACK_S):
+                while stock.is_outrun(node):
+                    await stock.moved.wait()
+        return held
 
     async def _fetch_piece(self, piece: Piece) -> memoryview:
         extent = piece.extent

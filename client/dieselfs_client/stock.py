@@ -164,6 +164,15 @@ class Stock:
                 self.plan_reads.passed(reader, nodes)
         self._wake()
 
+    def is_outrun(self, node: int) -> bool:
+        """Whether the reader of a tripwire would come to files next that are still on their way."""
+        return self.is_busy and any(window.is_outrun(node) for window in self.windows)
+
+    @property
+    def moved(self) -> trio.Event:
+        """Set, and made anew, when more is in stock, or a reader moves on."""
+        return self._moved
+
     def keeps(self, chunk: int) -> bool:
         """Whether a chunk that a reader waits for is to be fetched whole at once, because it is kept."""
         push = self._pushes.get(chunk)
@@ -274,7 +283,8 @@ class Stock:
         window = plan.window
         while self._is_followed(plan):
             moved = self._moved
-            await self._drop(window.passed())
+            if passed := window.passed():  # what comes next does not wait for it
+                self._nursery.start_soon(self._drop, passed)
             if window.is_finished:
                 # What was read last may lag behind the last tripwire; and a reader may begin anew.
                 with trio.move_on_after(FINISHED_S):
@@ -362,6 +372,7 @@ class Stock:
             underway.difference_update(chunks)
             if not underway:
                 is_ahead.set()
+                plan.window.stocked(span)
 
         async def bring(parcel: Parcel, token: object) -> None:
             async def arrived(came: Arrived) -> None:

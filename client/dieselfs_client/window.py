@@ -105,6 +105,7 @@ class PlanWindow:
     _readers: list[_Reader] = field(default_factory=list)
     _wires: dict[int, _Wire] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
+    _lacking: set[Span] = field(default_factory=set)  # handed out, and not in stock yet
     _gathered: list[_Stretch] = field(default_factory=list)  # groups for the next span, from `ahead` on
     # Spans that are to be handed out once more, with what is still held of them; then, files that are held twice.
     _recalled: list[tuple[Span, Numbers]] = field(default_factory=list)
@@ -198,8 +199,10 @@ class PlanWindow:
             self._go_to(end)
             if len(positions):
                 extra = self._watch(positions, nodes, stretch.by_reader)
-                self._spans.append(Span(stretch.first, end, positions, nodes, extra))
-                return self._spans[-1]
+                span = Span(stretch.first, end, positions, nodes, extra)
+                self._spans.append(span)
+                self._lacking.add(span)
+                return span
         return None
 
     def _group_from(self, first: int) -> _Stretch:
@@ -215,6 +218,10 @@ class PlanWindow:
         """The next span begins here."""
         self.ahead = position
         self._gathered = []
+
+    def stocked(self, span: Span) -> None:
+        """What can be had of a span is in stock."""
+        self._lacking.discard(span)
 
     def spans_ahead(self) -> int:
         """How many spans that were handed out have not been read, as far as will be known."""
@@ -273,6 +280,18 @@ class PlanWindow:
             reader.started_s, reader.started_at = reader.seen_s, wire.position
         reader.position = max(reader.position, wire.position + 1)
         reader.overtaking.reset()
+
+    def is_outrun(self, node: int) -> bool:
+        """Whether the reader of a tripwire, who has just read it, would come to files that are not in stock yet before
+        he is heard of again.
+        """
+        wire = self._wires.get(node)
+        if wire is None or wire.reader.position != wire.position + 1:
+            return False
+        others = (other.position for other in self._wires.values() if other.reader is wire.reader)
+        end = min((position for position in others if position > wire.position), default=len(self.plan))
+        is_lacking = any(wire.position < span.end and span.first < end for span in self._lacking)
+        return is_lacking or self.ahead < end
 
     def is_overtaken(self, node: int) -> bool:
         """A file was read through the daemon that is no tripwire. True if its reader has overtaken what was handed out,

@@ -230,6 +230,33 @@ def test_a_share_without_a_tripwire_gets_one(plan: Plan) -> None:
     assert window.is_finished
 
 
+def test_a_reader_outruns_the_stock_at_the_last_tripwire_before_what_it_lacks(plan: Plan) -> None:
+    window, share = window_of(plan), plan.share()
+    window.join(share)
+    first, second = spans(window)
+    assert not any(map(window.is_outrun, first.nodes.tolist())), "nothing was read yet"
+    window.stocked(first)
+    outrun = []
+    wires = first.nodes[Tripwires(plan.snapshot).usual(first.nodes)].tolist()
+    for wire in wires:
+        window.noticed(wire)
+        outrun.append(window.is_outrun(wire))
+    assert outrun == [False] * (len(wires) - 1) + [True]
+    window.stocked(second)
+    assert not window.is_outrun(wires[-1])
+
+
+def test_a_reader_outruns_what_was_not_handed_out_yet_but_not_the_end(plan: Plan) -> None:
+    window, share = window_of(plan), plan.share()
+    window.join(share)
+    while window.ahead < len(plan):
+        for span in spans(window):
+            window.stocked(span)
+        read(window, share, window.ahead)
+        wires = np.flatnonzero(Tripwires(plan.snapshot).usual(plan.nodes(0, window.ahead).astype(np.int64)))
+        assert window.is_outrun(int(plan.nodes()[wires[-1]])) == (window.ahead < len(plan))
+
+
 def test_a_reader_who_overtakes_the_window_is_found_again(plan: Plan) -> None:
     """The files of two groups were read before they were in stock: no tripwire of theirs was sprung."""
     clock = Clock()
