@@ -19,6 +19,10 @@ _RECEIVE_BYTES = 64 * KIB
 _SEND_BYTES = 4 * MIB
 _PIECES_MAX = 1024
 """Of one call to send: more, the kernel does not take."""
+_UNSENT_BYTES = MIB
+"""The kernel takes so many bytes more than the network takes at once. With the 16 KiB of trio's choice, it is given
+what is to be sent in small portions, each for the price of a round of the loop.
+"""
 
 
 class ClientConnection:
@@ -30,6 +34,9 @@ class ClientConnection:
 
     def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
         self._stream = stream
+        carrier = stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
+        if carrier.socket.family != socket.AF_UNIX:
+            carrier.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._received = bytearray()  # bytes that came, but that nobody asked for yet
         self.bulk_bytes_received = 0
         self.bulk_bytes_sent = 0
