@@ -46,6 +46,8 @@ CONNECT_TIMEOUT_S = 10.0
 HANDSHAKE_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
 """A client waits this long for bytes to move before it gives a request up."""
+WAIT_LOOK_S = 0.1
+"""A client that waits for bytes looks this often how long none has moved."""
 IDLE_TIMEOUT_S = 600.0
 """A server closes a connection on which nothing was asked for this long."""
 BULK_IDLE_TIMEOUT_S = 30.0

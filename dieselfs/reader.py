@@ -5,20 +5,24 @@ Whatever arrives is checked before anybody sees it: a whole payload against the 
 against that of its piece. What does not match is fetched once more, then it is an error, never other bytes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_intdigest
 
 from dieselfs.cache.segment import Segment
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk_source import Arrival, Excerpts
 from dieselfs.errors import Damaged, DieselfsError
+from dieselfs.limits import KIB
 from dieselfs.meta.snapshot import ExtentRef, Snapshot
 from dieselfs.rpc.client import ServerClient
 
 FETCHES_MAX = 2
 """Damage on the way is mended by asking again; damage in the store is not."""
+
+PART_BYTES = 512 * KIB
+"""So much of a segment is received at a time: it is still in the processor's caches when it is looked at and copied."""
 
 
 class ChunkReader:
@@ -42,26 +46,51 @@ class ChunkReader:
 
         Raises as `fetch_chunk`; what is in `destination` then means nothing.
         """
-        chunk_id = self.snapshot.chunk_id(chunk)
-        for number in range(FETCHES_MAX):
-            # A file that is read here may be damaged where the server knows another copy.
-            self._client.payload(self.snapshot.dataset, chunk_id, destination, is_sent=number > 0)
-            if self.is_payload(chunk, destination):
-                return
-        raise Damaged(
-            f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: checksum of the payload does not match"
-        )
+        checksum = xxh3_128()
+
+        def parts() -> Iterator[memoryview]:
+            checksum.reset()
+            yield destination
+            checksum.update(destination)
+
+        self._fetch_parts(chunk, parts, checksum)
 
     def fetch_segment(self, chunk: int) -> Segment:
         """The payload of a chunk in sealed memory, to be shared with other processes. Raises as `fetch_chunk`."""
-        segment = Segment.create(self.snapshot.chunk_payload_length(chunk))
+        length_bytes = self.snapshot.chunk_payload_length(chunk)
+        segment = Segment.create(length_bytes)
+        checksum = xxh3_128()
+
+        def parts() -> Iterator[memoryview]:
+            checksum.reset()
+            room = memoryview(bytearray(min(PART_BYTES, length_bytes)))
+            for start in range(0, length_bytes, PART_BYTES):
+                part = room[: length_bytes - start]
+                yield part
+                checksum.update(part)
+                segment.write(start, part)
+
         try:
-            self.fetch_chunk_into(chunk, segment.view)
+            self._fetch_parts(chunk, parts, checksum)
             segment.seal()
         except BaseException:
             segment.close()
             raise
         return segment
+
+    def _fetch_parts(self, chunk: int, parts: Callable[[], Iterator[memoryview]], checksum: xxh3_128) -> None:
+        """Fetch a payload into `parts()`, which has its `checksum` worked out by its end. Raises as `fetch_chunk`."""
+        chunk_id, length_bytes = self.snapshot.chunk_id(chunk), self.snapshot.chunk_payload_length(chunk)
+        for number in range(FETCHES_MAX):
+            # A file that is read here may be damaged where the server knows another copy.
+            self._client.payload_in_parts(
+                self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0
+            )
+            if checksum.intdigest() == self.snapshot.chunk_checksum(chunk):
+                return
+        raise Damaged(
+            f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: checksum of the payload does not match"
+        )
 
     def is_payload(self, chunk: int, content: memoryview) -> bool:
         """Whether bytes are the payload of a chunk, by its checksum."""

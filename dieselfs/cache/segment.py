@@ -89,8 +89,8 @@ class Segment:
 
     @classmethod
     def create(cls, length_bytes: int) -> "Segment":
-        """New memory for at least one byte, to be filled through `view`. Raises NoRoom when there is none, or no
-        descriptor.
+        """New memory for at least one byte, to be filled through `write` or `view`. Raises NoRoom when there is none,
+        or no descriptor.
         """
         descriptor = -1
         try:
@@ -114,6 +114,18 @@ class Segment:
         except BaseException:
             os.close(descriptor)
             raise
+
+    def write(self, offset: int, piece: memoryview) -> None:
+        """Fill in a piece, before `seal`. Memory that is not there yet comes at half the price of writing to `view`,
+        where each 4 KB of it is a page fault, and is cleared first. Raises NoRoom when there is none.
+        """
+        try:
+            while piece:
+                size = os.pwrite(self._descriptor, piece, offset)
+                offset += size
+                piece = piece[size:]
+        except OSError as error:
+            raise NoRoom(f"no room for a chunk of {len(self)} bytes: {error.strerror}") from None
 
     def seal(self) -> None:
         """Make the bytes final. Afterwards `view` is read-only, and the descriptor may be handed out."""

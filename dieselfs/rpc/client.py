@@ -7,7 +7,7 @@ child never touches the connections of its parent).
 import os
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from dieselfs.cache.member import Terms
 from dieselfs.cache.roll import Roll, decode_members
 from dieselfs.config import Settings
 from dieselfs.embedded import connect_embedded, socket_path
-from dieselfs.errors import AccessDenied, ProtocolError, Unavailable
+from dieselfs.errors import AccessDenied, Damaged, ProtocolError, Unavailable
 from dieselfs.limits import (
     JOB_ANSWER_TIMEOUT_S,
     JOB_INTERVAL_S_MIN,
@@ -30,7 +30,7 @@ from dieselfs.limits import (
 from dieselfs.meta.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, Servers, UnixAddress, parse_servers
-from dieselfs.rpc.connection import Buffer, Connection, open_socket
+from dieselfs.rpc.connection import Connection, open_socket
 from dieselfs.rpc.endpoints import Tries, open_endpoints
 from dieselfs.rpc.payload_file import read_payload_file
 from dieselfs.rpc.records import (
@@ -45,6 +45,7 @@ from dieselfs.rpc.records import (
     TagRecord,
     UserRecord,
 )
+from dieselfs.rpc.wire import Buffer
 
 EMBEDDED_TRIES_MAX = 3
 EMBEDDED_PAUSE_S = 0.05
@@ -152,13 +153,12 @@ class ServerClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
         is_repeatable: bool = True,
         is_urgent: bool = False,
-        destination: memoryview | None = None,
     ) -> tuple[Any, bytearray | None]:
         """`is_urgent`: somebody waits who cannot do without. A server that is silent is given up earlier, as long as
         there is another one; but servers that have failed are tried again.
         """
         return self._with_connection(
-            lambda connection, wait_s: connection.call(method, arguments, bulk, wait_s, destination),
+            lambda connection, wait_s: connection.call(method, arguments, bulk, wait_s),
             timeout_s,
             is_repeatable,
             is_urgent,
@@ -352,11 +352,32 @@ class ServerClient:
         with `is_sent` it is made to read and send the payload itself.
         Raises NotFound, Damaged (also if it is of another length); then part of it may have been received.
         """
+        self.payload_in_parts(dataset, chunk_id, len(destination), lambda: iter((destination,)), is_sent)
+
+    def payload_in_parts(
+        self,
+        dataset: str,
+        chunk_id: bytes,
+        length_bytes: int,
+        parts: Callable[[], Iterator[memoryview]],
+        is_sent: bool = False,
+    ) -> None:
+        """As `payload`, into one piece of memory after the other, each of which is full when `parts()` is asked for the
+        next, or ends: it may be the same piece again. Called anew when it has to begin from the start.
+        """
         arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
 
         def fetch(connection: Connection, wait_s: float) -> None:
+            def destination(reply: Any) -> Iterator[memoryview]:
+                if reply.bulk_length != length_bytes:
+                    raise Damaged(
+                        f"the server at {connection.address} has {reply.bulk_length} bytes where "
+                        f"{length_bytes} belong"
+                    )
+                yield from parts()
+
             may_read = connection.gives_files and not is_sent
-            if not (may_read and read_payload_file(connection, arguments, destination, wait_s)):
+            if not (may_read and read_payload_file(connection, arguments, length_bytes, parts, wait_s)):
                 connection.call("get_payload", arguments, (), wait_s, destination)
 
         self._with_connection(fetch, REQUEST_TIMEOUT_S, is_repeatable=True, is_urgent=True)

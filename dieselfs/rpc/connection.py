@@ -8,20 +8,17 @@ import math
 import os
 import socket
 import ssl
-import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dieselfs.errors import AccessDenied, Damaged, DieselfsError, ProtocolError, Unavailable
+from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
     FRAME_BYTES_MAX,
     HANDSHAKE_FRAME_BYTES_MAX,
-    KIB,
     REQUEST_TIMEOUT_S,
     SERVER_GONE_S,
 )
@@ -29,16 +26,9 @@ from dieselfs.rpc import auth
 from dieselfs.rpc.address import Address, TcpAddress
 from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call
-
-Buffer = bytes | bytearray | memoryview
-
-_DESCRIPTOR = struct.Struct("i")
-"""One at most comes with a reply: there is no room for more, which the kernel closes."""
+from dieselfs.rpc.wire import Buffer, Wire
 
 _UNIX_PATH_BYTES_MAX = 107
-
-_RECEIVE_BYTES = 64 * KIB
-"""A short reply comes with one call to the kernel; what is longer than this goes to its place without a copy."""
 
 
 @contextmanager
@@ -105,29 +95,26 @@ class Connection:
 
         Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
         """
-        self._socket = sock
+        self._wire = Wire(sock)
         self.address = address
         self._sequence = count(1)
-        self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + total_s
-        self._arrived = memoryview(bytearray(_RECEIVE_BYTES))
-        self._taken = self._filled = 0  # what has arrived and is not taken yet lies between
         self.gives_files = False
         """Whether the server may hand out files: we run as its user on its machine, and it has not said otherwise."""
         try:
-            self._shake_hands(key, timeout_s)
+            self._wire.limit(timeout_s, total_s)
+            self._shake_hands(key, is_local=sock.family == socket.AF_UNIX)
         except BaseException:
             self.close()
             raise
 
-    def _shake_hands(self, key: auth.Key | None, timeout_s: float) -> None:
+    def _shake_hands(self, key: auth.Key | None, is_local: bool) -> None:
         nonce = os.urandom(auth.NONCE_BYTES)
         user, key_id = (key.user, key.key_id) if key else ("", "")
         hello = {"protocol_version": PROTOCOL_VERSION, "user": user, "key_id": key_id, "client_nonce": nonce}
-        challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX, timeout_s)
+        challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX)
         if key is None:
             if challenge.is_trusted:
-                self.gives_files = self._socket.family == socket.AF_UNIX
+                self.gives_files = is_local
                 return
             raise AccessDenied(
                 f"the server at {self.address} wants a key: name a key file with --key-file, DIESELFS_KEY_FILE "
@@ -135,7 +122,7 @@ class Connection:
             )
         said = auth.transcript(user, key_id, nonce, challenge.server_nonce)
         proof = auth.client_proof(key, said)
-        welcome = self._exchange("prove", {"proof": proof}, (), HANDSHAKE_FRAME_BYTES_MAX, timeout_s)
+        welcome = self._exchange("prove", {"proof": proof}, (), HANDSHAKE_FRAME_BYTES_MAX)
         if not auth.is_server_proof(key, said, welcome.proof):
             raise AccessDenied(
                 f"the server at {self.address} does not know the key of {user!r}: it is not the real one"
@@ -147,40 +134,33 @@ class Connection:
         arguments: dict[str, object],
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
-        destination: memoryview | Callable[[Any], Iterator[memoryview]] | None = None,
+        destination: Callable[[Any], Iterator[memoryview]] | None = None,
         total_s: float = math.inf,
     ) -> tuple[Any, bytearray | None]:
         """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if
-        it announces any. With a `destination` they go there instead, and must have its length; it may be a function
-        that gets the reply, and yields one piece of memory after the other, each of which is full when it is asked for
-        the next; or it raises ProtocolError.
+        it announces any. With a `destination` they go there instead: a function that gets the reply, and yields one
+        piece of memory after the other, each of which is full when it is asked for the next; or it raises, as
+        ProtocolError for a reply that cannot be.
 
         `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises what the server refuses
-        with (the connection lives on), or ProtocolError, Unavailable, or Damaged for bytes of another length (it is
-        closed).
+        with (the connection lives on), or ProtocolError, Unavailable, or what `destination` raises (it is closed).
         """
-        self._deadline_s = time.monotonic() + total_s
-        reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX, timeout_s)
-        length = getattr(reply, "bulk_length", None)
-        if callable(destination):
-            self._receive_parts(destination(reply), length or 0)
+        self._wire.limit(timeout_s, total_s)
+        reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX)
+        length = getattr(reply, "bulk_length", None) or 0
+        if destination is not None:
+            self._receive_parts(destination(reply), length)
             return reply, None
-        if destination is not None and length != len(destination):
-            self.close()
-            raise Damaged(f"the server at {self.address} has {length} bytes where {len(destination)} belong")
         if not length:
             return reply, None
         try:
-            received = None
-            if destination is None:
-                received = bytearray(length)
-                destination = memoryview(received)
-            self._receive_into(destination)
+            received = bytearray(length)
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError | ValueError | OverflowError):
                 raise ProtocolError(f"the server at {self.address} announces {length} bytes") from None
             raise
+        self._receive_parts(iter((memoryview(received),)), length)
         return reply, received
 
     def call_for_file(
@@ -191,10 +171,10 @@ class Connection:
 
         Raises as `call`; then there is no descriptor.
         """
-        self._deadline_s = math.inf
+        self._wire.limit(timeout_s)
         descriptors: list[int] = []
         try:
-            reply = self._exchange(method, arguments, (), FRAME_BYTES_MAX, timeout_s, descriptors)
+            reply = self._exchange(method, arguments, (), FRAME_BYTES_MAX, descriptors)
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -220,20 +200,23 @@ class Connection:
         arguments: dict[str, object],
         bulk: Sequence[Buffer],
         reply_bytes_max: int,
-        timeout_s: float,
         descriptors: list[int] | None = None,
     ) -> Any:
         """`descriptors`: gets the one that comes with the reply, if one does; without it none is taken."""
         sequence = next(self._sequence)
         message = encode_call(method, sequence, arguments)
         try:
-            self._timeout_s = timeout_s
-            self._socket.settimeout(timeout_s)
-            self._send([frame(message), *bulk])
-            header = self._receive_header(descriptors)
-            reply = self._receive(frame_length(header, reply_bytes_max))
+            self._wire.send([frame(message), *bulk])
+            if descriptors is None:
+                header: bytes | bytearray = self._wire.receive(FRAME_HEADER_BYTES)
+            else:
+                header = self._wire.receive_with_descriptor(FRAME_HEADER_BYTES, descriptors)
+            reply = self._wire.receive(frame_length(header, reply_bytes_max))
             return decode_reply(method, sequence, bytes(reply))
-        except (ProtocolError, Unavailable, OSError):
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from error
+        except (ProtocolError, Unavailable):
             # A refusal of kind Unavailable may have come over a healthy connection; closing that one is
             # harmless.
             self.close()
@@ -244,66 +227,11 @@ class Connection:
             self.close()
             raise
 
-    def _send(self, buffers: list[Buffer]) -> None:
-        try:
-            for buffer in buffers:
-                self._socket.sendall(buffer)
-        except OSError as error:
-            raise self._lost(error) from error
-
-    def _receive_header(self, descriptors: list[int] | None) -> bytes | bytearray:
-        if descriptors is None:
-            return self._receive(FRAME_HEADER_BYTES)
-        try:
-            # Not socket.recv_fds, which drops the flags that it is given (CPython 3.11).
-            first, extras, _, _ = self._socket.recvmsg(
-                FRAME_HEADER_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
-            )
-            for level, kind, rights in extras:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(
-                    rights
-                ) == _DESCRIPTOR.size:
-                    descriptors += _DESCRIPTOR.unpack(rights)
-            if not first:
-                raise ConnectionError("it closed the connection")
-        except OSError as error:
-            raise self._lost(error) from error
-        return first + self._receive(FRAME_HEADER_BYTES - len(first))
-
-    def _receive(self, length: int) -> bytearray:
-        received = bytearray(length)
-        self._receive_into(memoryview(received))
-        return received
-
     def _receive_into(self, destination: memoryview) -> None:
         try:
-            while destination:
-                size = min(len(destination), self._filled - self._taken)
-                if size:
-                    destination[:size] = self._arrived[self._taken : self._taken + size]
-                    self._taken += size
-                elif len(destination) < _RECEIVE_BYTES:
-                    self._taken, self._filled = 0, self._receive_some(self._arrived)
-                else:
-                    size = self._receive_some(destination)
-                destination = destination[size:]
+            self._wire.receive_into(destination)
         except OSError as error:
             raise self._lost(error) from error
-
-    def _receive_some(self, destination: memoryview) -> int:
-        if self._deadline_s < math.inf:
-            self._hurry()
-        size = self._socket.recv_into(destination)
-        if size == 0:
-            raise ConnectionError("it closed the connection")
-        return size
-
-    def _hurry(self) -> None:
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        if left_s < self._timeout_s:
-            self._socket.settimeout(left_s)
 
     def _lost(self, error: OSError) -> Unavailable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
@@ -311,22 +239,12 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        return self._socket.fileno() >= 0
+        return self._wire.is_open
 
     @property
     def is_usable(self) -> bool:
         """False once closed, or when the server has closed its end (or sent what nobody asked for)."""
-        if not self.is_open or self._taken < self._filled:
-            return False
-        self._socket.settimeout(0)
-        try:
-            self._socket.recv(1)  # end of stream, or bytes that belong to no call
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return True
-        except OSError:
-            return False
-        return False
+        return self._wire.is_idle
 
     def close(self) -> None:
-        with suppress(OSError):
-            self._socket.close()
+        self._wire.close()

@@ -44,7 +44,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "dieselfs/rpc/client.py": "tests/server/test_service.py calls all of it over a real socket",
     "dieselfs/rpc/connection.py": "tests/server/test_listener.py, from both ends of a real socket",
     "dieselfs/download_plan.py": "the decisions of a download: tests/dieselfs/test_download.py",
-    "dieselfs/reader.py": "tests/dieselfs/test_dataset.py and tests/dieselfs/test_download.py read through it",
     "dieselfs/sender.py": "tests/dieselfs/test_upload.py sends through it, to servers that fail and die",
     "dieselfs/writer.py": "tests/dieselfs/test_dataset.py puts and deletes through it",
     "client/dieselfs_client/cache_daemon.py": "tests/client/test_cache_control.py starts it and reads from it",

@@ -36,6 +36,15 @@ def test_what_was_filled_in_is_read_by_whoever_has_the_descriptor() -> None:
     other.close()
 
 
+def test_it_may_be_filled_piece_by_piece() -> None:
+    segment = Segment.create(len(CONTENT))
+    for start in (5000, 0):  # one after the other, or not
+        segment.write(start, memoryview(CONTENT)[start : start + 5000])
+    segment.seal()
+    assert bytes(segment.view) == CONTENT
+    segment.close()
+
+
 def test_nobody_can_change_or_cut_what_is_sealed() -> None:
     segment = sealed()
     descriptor = segment.descriptor

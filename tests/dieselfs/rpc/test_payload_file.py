@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -84,7 +85,8 @@ def open_chunks(server: RunningServer) -> list[str]:
 
 def read(connection: Connection, chunk_id: bytes, length: int = len(PAYLOAD)) -> bytes | None:
     destination = bytearray(length)
-    is_read = read_payload_file(connection, arguments(chunk_id), memoryview(destination), TIMEOUT_S)
+    parts = partial(iter, [memoryview(destination)[: length // 3], memoryview(destination)[length // 3 :]])
+    is_read = read_payload_file(connection, arguments(chunk_id), length, parts, TIMEOUT_S)
     return bytes(destination) if is_read else None
 
 
@@ -179,9 +181,8 @@ def test_nobody_else_gets_a_file(server: RunningServer) -> None:
         with pytest.raises(AccessDenied, match="get_payload"):
             connection.call_for_file("open_payload", arguments(chunk_id), TIMEOUT_S)
         assert descriptors() == before
-        received = bytearray(len(PAYLOAD))
-        connection.call("get_payload", arguments(chunk_id), destination=memoryview(received))
-        assert received == PAYLOAD
+        _, sent = connection.call("get_payload", arguments(chunk_id))
+        assert sent is not None and bytes(sent) == PAYLOAD
         connection.close()
     client = server.client(key_file)
     client.payload("data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
