@@ -16,12 +16,12 @@ import pytest
 
 from dieselfs_client.mount.core import FOLDER_BLOCK_BYTES, IO_BLOCK_BYTES
 from dieselfs_client.options import MountOptions
-from tests.support.dataset import TreeEntry, pack_entries, pack_tree
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.mounted import mounted
 from tests.support.trees import ODD_NAMES, odd_tree
 
 BIG_FILE_BYTES = 30 << 20
-CROWD = 100_000
+CROWD = [f"{'x' * (number % 50)}{number:06}" for number in range(100_000)]
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
@@ -123,13 +123,18 @@ def test_statfs_tells_the_true_totals(tree: Path, mount: Path) -> None:
     assert shutil.disk_usage(mount).free == 0
 
 
-def test_a_folder_with_a_hundred_thousand_files(options: MountOptions, tmp_path: Path) -> None:
-    names = [f"{'x' * (number % 50)}{number:06}" for number in range(CROWD)]
-    packed = pack_entries(TreeEntry(b"crowd/" + name.encode(), 0o100644, 0, b"1") for name in names)
-    with mounted(packed, tmp_path, options=options) as running:
-        assert os.listdir(running.path / "crowd") == sorted(names)
-        assert sum(1 for entry in os.scandir(running.path / "crowd") if entry.is_file()) == CROWD
-        assert (running.path / "crowd" / names[-1]).read_bytes() == b"1"
+@pytest.fixture(scope="module")
+def crowd() -> PackedDataset:
+    return pack_entries(TreeEntry(b"crowd/" + name.encode(), 0o100644, 0, b"1") for name in CROWD)
+
+
+def test_a_folder_with_a_hundred_thousand_files(
+    options: MountOptions, crowd: PackedDataset, tmp_path: Path
+) -> None:
+    with mounted(crowd, tmp_path, options=options) as running:
+        assert os.listdir(running.path / "crowd") == sorted(CROWD)
+        assert sum(1 for entry in os.scandir(running.path / "crowd") if entry.is_file()) == len(CROWD)
+        assert (running.path / "crowd" / CROWD[-1]).read_bytes() == b"1"
 
 
 def test_a_folder_listed_in_small_steps(mount: Path) -> None:
