@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,16 +28,24 @@ _LOOKS_MIN = 3
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Silence:
     """Of one process, which listens and says nothing."""
 
     process: int
-    handle: int | None
-    """A descriptor of it, so that nobody is taken for it who has its number later; None if it cannot be killed."""
     since_s: float
+    handle: int | None = None
+    """A descriptor of it, so that nobody is taken for it who has its number later; None if it cannot be killed."""
+    looked_s: float = 0.0
     looks: int = 0
     is_over: bool = False
+
+    @classmethod
+    def begin(cls, process: int, now_s: float) -> "_Silence":
+        silence = cls(process, now_s, _handle(process))
+        if silence.handle is not None:  # with this, as one thread may look while another one closes the watch
+            weakref.finalize(silence, os.close, silence.handle)
+        return silence
 
 
 class MasterWatch:
@@ -50,7 +59,8 @@ class MasterWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`path`: the socket of the master (`job_socket_path`), which has the snapshot with this `digest`; `silence_s`:
-        one that says nothing for so long is killed.
+        one that says nothing for so long is killed. If we look more seldom than that, we begin anew: it may have
+        answered others in between, or have been stopped together with us.
         """
         self.interval_s = silence_s / (_LOOKS_MIN + 1)
         """How often somebody should look."""
@@ -71,20 +81,21 @@ class MasterWatch:
         now_s = self._clock()
         process, is_welcome = self._greet()
         silence = self._silence
-        if silence is not None and process != silence.process:
-            self.close()
-        if process is not None:
-            silence = self._silence = self._silence or _Silence(process, _handle(process), now_s)
+        if process is None:
+            silence = None
+        elif silence is None or silence.process != process or now_s - silence.looked_s > self._silence_s:
+            silence = _Silence.begin(process, now_s)
+        self._silence = silence
+        if silence is not None:
+            silence.looked_s = now_s
             silence.looks += 1
             if silence.looks >= _LOOKS_MIN and self.silent_s >= self._silence_s and not silence.is_over:
                 self._end(silence)
         return is_welcome
 
     def close(self) -> None:
-        """Forget what was seen."""
-        silence, self._silence = self._silence, None
-        if silence is not None and silence.handle is not None:
-            os.close(silence.handle)
+        """Forget what was seen. From any thread."""
+        self._silence = None
 
     def _greet(self) -> tuple[int | None, bool]:
         """The process of a master that says nothing, if there is one; and whether we are welcome."""
@@ -117,9 +128,14 @@ class MasterWatch:
         if silence.handle is None:
             _log.warning("%s, and cannot be killed from here: its chunks come from a server", what)
             return
-        _log.warning("%s: it is killed, and another takes its place", what)
-        with suppress(ProcessLookupError):
+        try:
             signal.pidfd_send_signal(silence.handle, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # it has just ended
+        except OSError as error:
+            _log.warning("%s, and cannot be killed: %s", what, error.strerror)
+            return
+        _log.warning("%s: it is killed, and another takes its place", what)
 
 
 def _handle(process: int) -> int | None:

@@ -102,16 +102,33 @@ def test_one_that_says_nothing_for_long_is_killed(
         assert not watch.look() and watch.silent_s == 0, "there is none any more"
 
 
-def test_who_was_stopped_himself_meanwhile_asks_again_first(path: Path, impatience: None) -> None:
+def test_who_looks_seldom_or_was_stopped_himself_meanwhile_begins_anew(path: Path, impatience: None) -> None:
     clock = Clock()
     with closing(MasterWatch(path, DIGEST, SILENCE_S, clock)) as watch, other_process(path) as master:
         stop(master)
-        watch.look()
-        clock.now_s += 10 * SILENCE_S
-        watch.look()
-        assert master.poll() is None
+        for _ in range(5):
+            watch.look()
+            assert watch.silent_s == 0 and master.poll() is None
+            clock.now_s += 10 * SILENCE_S
+        for _ in range(3):
+            watch.look()
+            assert master.poll() is None
+            clock.now_s += SILENCE_S / 2
         watch.look()
         assert master.wait() == -signal.SIGKILL
+
+
+def test_no_descriptor_is_left(path: Path, impatience: None) -> None:
+    clock = Clock()
+    with other_process(path) as master:
+        stop(master)
+        before = len(os.listdir("/proc/self/fd"))
+        with closing(MasterWatch(path, DIGEST, SILENCE_S, clock)) as watch:
+            for _ in range(3):
+                watch.look()
+                assert len(os.listdir("/proc/self/fd")) == before + 1
+                clock.now_s += 2 * SILENCE_S
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_one_that_goes_on_in_time_is_left_alone(path: Path, impatience: None) -> None:
