@@ -208,9 +208,9 @@ class FileReader:
         `is_common`: other processes of the job read the same chunks now, because all follow one order.
         """
         columns = self._snapshot.sole_extents(np.asarray(nodes, np.int64))
-        with self._held.lock:
-            held = {chunk: self._payloads.get(chunk) for chunk in np.unique(columns[0]).tolist()}
         chunks, starts, ends = (column.tolist() for column in columns)
+        with self._held.lock:
+            held = {chunk: self._payloads.get(chunk) for chunk in set(chunks)}
         missing = [int(node) for node, chunk in zip(nodes, chunks, strict=True) if held[chunk] is None]
         self._count_hits(len(nodes) - len(missing))
         fetched = iter(self._read_pieces(missing, is_common))

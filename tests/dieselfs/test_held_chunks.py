@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -147,6 +148,16 @@ def test_a_chunk_of_another_node_that_is_worth_it_comes_whole_from_there(packed:
         figures = running.held.figures()
         assert adds_up(figures) and figures.fetched_chunks == others and running.server.fetched == 0
         assert figures.peer_bytes == others * (FILE_BYTES + CHUNK_BYTES)
+
+
+def test_one_by_one_in_random_order_a_chunk_of_another_node_costs_two_requests(packed: PackedDataset) -> None:
+    with process(packed) as running:
+        files = [*range(CHUNKS * FILES_EACH)]
+        Random(1).shuffle(files)
+        misses = sum(len(running.reads([number])) for number in files)
+        others = CHUNKS - len(running.own)
+        assert running.job.peers.figures()["requests"] == 2 * others
+        assert misses == len(running.own) + 2 * others and running.server.fetched == 0
 
 
 def test_a_process_without_room_has_everything_from_the_nodes_all_the_same(packed: PackedDataset) -> None:
