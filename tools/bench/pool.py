@@ -58,10 +58,8 @@ ROUNDS_MAX = 3
 SLOW_ROUNDS_MAX = 2
 """Of those that take long to get there."""
 BATCHES = (64, 256)
-SINGLE_SHARE = 5
-"""Of single gets, one file in so many is read: they take long."""
 SMALL_SHARE = 50
-"""Of gets by a library that keeps next to nothing, one file in so many."""
+"""Of gets by a library that keeps next to nothing, one file in so many is read: they take long."""
 NODE_MEMORY_BYTES = 1 * GIB
 """As every daemon, memcached and redis-server has; more than the dataset, as one node has to do for all."""
 SMALL_MEMORY_BYTES = 32 * MIB
@@ -113,17 +111,17 @@ def _reading(
         job.load()
         fleets = _filled_fleets(stack, stage, hosts, lacks)
         paths = shuffled(stage.tree.paths())
-        single, small = paths[::SINGLE_SHARE], paths[::SMALL_SHARE]
+        small = paths[::SMALL_SHARE]
         gets: dict[str, tuple[Sequence[str], Ask]] = {
-            JOB: (single, partial(_library_gets, job, LIBRARY_MEMORY_BYTES)),
-            JOB_AGAIN: (single, partial(_library_gets_again, job)),
+            JOB: (paths, partial(_library_gets, job, LIBRARY_MEMORY_BYTES)),
+            JOB_AGAIN: (paths, partial(_library_gets_again, job)),
             JOB_SMALL: (small, partial(_library_gets, job, SMALL_MEMORY_BYTES)),
-            **{fleet.name: (single, partial(_cache_gets, fleet)) for fleet in fleets},
+            **{fleet.name: (paths, partial(_cache_gets, fleet)) for fleet in fleets},
         }
         if len(hosts) == 1 and lmdb_lack() is None:
             database = folder / "data.mdb"
             make_lmdb(stage.tree, database)
-            gets[LMDB] = (single, partial(_lmdb_gets, database))
+            gets[LMDB] = (paths, partial(_lmdb_gets, database))
         servers = {fleet.name: fleet.processes for fleet in fleets}
         if NUTCRACKER in servers:
             servers[NUTCRACKER] = [*servers[NUTCRACKER], *servers[MEMCACHED]]
