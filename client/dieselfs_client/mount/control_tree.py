@@ -306,20 +306,23 @@ class ControlTree:
         return self._file(inode).attributes
 
     def at_once(self, inode: int, offset: int, size_bytes: int) -> bytes | None:
-        """Bytes of a file, or None where they must be waited for with `fetch`.
-
-        The first read at the beginning of an order declares what its reader is going to read.
+        """Bytes of a file, or None where they must be waited for with `fetch`. So it is where reading begins something,
+        which should have its turn before the rest of a long list is made.
         """
         if inode in (CONTROL_INODE, SHUFFLE_INODE):
             raise InvalidInput("not a file")
         file = self._file(inode)
-        if file.content is None or (file.share is not None and offset + size_bytes >= file.attributes.size):
+        is_first = offset == 0 and file.on_first_read is not None
+        is_end = file.share is not None and offset + size_bytes >= file.attributes.size
+        if is_first or is_end or file.content is None:
             return None
         return self._read(file, offset, size_bytes)
 
     async def fetch(self, inode: int, offset: int, size_bytes: int) -> bytes:
         """As `at_once`, but waits: for an order to be worked out, which raises as `lookup_shuffle` does; and at the end
         of an order, whose reader turns to the files now, until the first of them can be read fast (or for a while).
+
+        The first read at the beginning of an order declares what its reader is going to read.
         """
         file = self._file(inode)
         if file.content is None:

@@ -43,7 +43,10 @@ class PageCache:
     """
 
     def __init__(self, device: int, mountpoint: str, snapshot: Snapshot, arena: Arena) -> None:
-        """Payloads that lie in the `arena` are not copied. It has room for the largest chunk."""
+        """Payloads that lie in the `arena` are not copied. It has room for the largest chunk.
+
+        The helper is started, for nobody is to wait until it is there.
+        """
         self._device = device
         self._arena = arena
         self._copy = arena.take(largest_payload_bytes(snapshot))  # for payloads from elsewhere
@@ -57,6 +60,8 @@ class PageCache:
         self._starts = 0
         self._storing: memoryview | None = None
         self._in_doubt: list[memoryview | None] = []
+        with suppress(MountError):  # it is tried again when it is needed
+            self._started()
 
     def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
         """Store pieces; the bytes of piece `i` begin at `starts[i]` in `payload`, which is no larger than the largest

@@ -238,8 +238,10 @@ async def test_only_reading_from_the_beginning_declares_and_only_once(
     tree.attributes(found.inode)
     tree.at_once(found.inode, 10, 100)
     assert contents.declared == []
+    assert tree.at_once(found.inode, 0, 100) is None, "others have their turn when it was declared"
     for _ in range(2):
-        tree.at_once(found.inode, 0, 100)
+        await tree.fetch(found.inode, 0, 100)
+    assert tree.at_once(found.inode, 0, 100)
     (share,) = contents.declared
     assert (share.rank, share.world, share.plan.seed) == (1, 2, 0)
 
@@ -268,7 +270,7 @@ async def test_the_end_of_an_order_comes_when_its_first_files_can_be_read_fast(
 ) -> None:
     found = await tree.lookup_shuffle(b"seed=1")
     contents.is_ahead = trio.Event()
-    assert tree.at_once(found.inode, 0, found.size - 1) is not None
+    await tree.fetch(found.inode, 0, found.size - 1)
     assert tree.at_once(found.inode, found.size - 1, 1) is None
     received: list[bytes] = []
 
@@ -292,13 +294,13 @@ async def test_whoever_reads_how_warm_it_is_has_it_warmed_once(
     assert tree.takes_time(CONTROL_INODE, b"warm")
     found = await tree.lookup_later(CONTROL_INODE, b"warm")
     assert contents.warmed == 0, "to look is not to read"
-    data = tree.at_once(found.inode, 0, READ_BYTES)
-    assert data is not None and json.loads(data) == {"warmed": 0} and len(data) == found.size
+    data = await tree.fetch(found.inode, 0, READ_BYTES)
+    assert json.loads(data) == {"warmed": 0} and len(data) == found.size
     tree.at_once(found.inode, 0, READ_BYTES)
     assert contents.warmed == 1
     again = await tree.lookup_later(CONTROL_INODE, b"warm")
     assert again.inode != found.inode
-    assert b"1" in (tree.at_once(again.inode, 0, READ_BYTES) or b"")
+    assert b"1" in await tree.fetch(again.inode, 0, READ_BYTES)
 
 
 def test_nobody_who_walks_meets_it(tree: ControlTree) -> None:
@@ -313,4 +315,4 @@ def test_only_names_that_wait_for_something_take_time(tree: ControlTree) -> None
 
 async def test_shuffles_are_found_in_their_own_folder(tree: ControlTree) -> None:
     found = await tree.lookup_later(SHUFFLE_INODE, b"seed=1")
-    assert tree.at_once(found.inode, 0, 10) is not None
+    assert len(await tree.fetch(found.inode, 0, 10)) == 10

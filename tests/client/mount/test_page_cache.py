@@ -246,6 +246,12 @@ def test_what_is_dropped_is_gone_and_comes_back_when_read(mount: Mount) -> None:
     assert mount.source.fetched_chunks
 
 
+def test_the_helper_is_there_before_anything_is_to_be_stored(mount: Mount) -> None:
+    assert len(helpers()) == 1
+    mount.store_chunks()
+    assert len(helpers()) == 1
+
+
 def test_a_helper_that_dies_is_replaced(mount: Mount) -> None:
     mount.store_chunks()
     killed = helpers()
