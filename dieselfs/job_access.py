@@ -16,6 +16,7 @@ from dieselfs.config import EMBEDDED, Settings
 from dieselfs.errors import InvalidInput
 from dieselfs.job_daemon import JobDaemon
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs.meta.snapshot_format import PREAMBLE_BYTES
 from dieselfs.peers.attachment import Attachment
 from dieselfs.reader import ChunkReader
 
@@ -107,9 +108,15 @@ class JobAccess:
 
 
 def open_snapshot(snapshot: Snapshot) -> int:
-    """A descriptor of the file of a snapshot, or of a copy in memory if that was cleared away. Raises OSError."""
+    """A descriptor of the file of a snapshot, or of a copy in memory if that was cleared away, or another was saved in
+    its place. Raises OSError.
+    """
     with suppress(OSError):
-        return os.open(snapshot.source, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(snapshot.source, os.O_RDONLY | os.O_CLOEXEC)
+        preamble = snapshot.content[:PREAMBLE_BYTES]  # it has the digest of the rest
+        if os.pread(descriptor, PREAMBLE_BYTES, 0) == preamble:
+            return descriptor
+        os.close(descriptor)
     copy = os.memfd_create("dieselfs-snapshot", os.MFD_CLOEXEC)
     with open(copy, "wb", closefd=False) as file:
         file.write(snapshot.content)

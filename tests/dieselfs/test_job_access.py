@@ -77,15 +77,15 @@ def test_the_daemon_is_told_what_the_program_was_told(secret: Path, snapshot: Sn
     }
 
 
-@pytest.mark.parametrize("is_cleared_away", [False, True])
-def test_the_daemon_is_given_the_snapshot_itself(
-    snapshot: Snapshot, tmp_path: Path, is_cleared_away: bool
-) -> None:
+@pytest.mark.parametrize("became", ["what it was", "cleared away", "another"])
+def test_the_daemon_is_given_the_snapshot_itself(snapshot: Snapshot, tmp_path: Path, became: str) -> None:
     path = tmp_path / "snapshot"
     path.write_bytes(snapshot.content)
     ours = Snapshot.open(path)
-    if is_cleared_away:
+    if became != "what it was":
         path.unlink()
+    if became == "another":
+        path.write_bytes(pack_entries([TreeEntry(b"other", 0o100644, 0, b"1")]).snapshot.content)
     descriptor = open_snapshot(ours)
     theirs = Snapshot.open(f"/proc/self/fd/{descriptor}")
     os.close(descriptor)
