@@ -3,6 +3,7 @@
 The daemon tells that it lives, and gives what must outlive it: descriptors, by name. The supervisor gives orders.
 """
 
+import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator
@@ -14,6 +15,8 @@ import trio
 from dieselfs_client.tether import Tether, receive_inheritance
 
 BEAT_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class Order(StrEnum):
@@ -44,10 +47,15 @@ class Guardian:
     def keep(self, name: str, descriptor: int) -> None:
         """Have the supervisor hold a descriptor (a copy of it), in the place of what it held under this name.
 
-        It holds a bounded number of them, and lets go of what is too much.
+        It holds a bounded number of them, and lets go of what is too much; so do we, if it is slow to take them.
         """
         if not self._tell("keep", name, descriptor):
-            self._unsent.append(("keep", name, os.dup(descriptor)))
+            try:
+                waiting = os.dup(descriptor)
+            except OSError as error:  # no descriptor is left
+                _log.warning("%s would not outlive this daemon: %s", name, error.strerror)
+                return
+            self._unsent.append(("keep", name, waiting))
             self._has_unsent.set()
 
     def drop(self, name: str) -> None:

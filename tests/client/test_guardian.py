@@ -1,6 +1,7 @@
 """The supervisor as a daemon sees it, with the test as the supervisor."""
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -80,6 +81,35 @@ async def test_nothing_is_lost_when_the_supervisor_is_slow(supervisor: Tether) -
         (word, str(number)) for number in range(count) for word in ("keep", "drop")
     ]
     for message in messages[::2]:
+        assert message.descriptor is not None
+        os.close(message.descriptor)
+
+
+async def test_what_no_descriptor_is_left_for_is_not_kept(supervisor: Tether) -> None:
+    """A supervisor that is stopped takes nothing, and what waits for it is held twice."""
+    guardian = guardian_of(supervisor)
+    memory = os.memfd_create("test")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = 2000
+    resource.setrlimit(resource.RLIMIT_NOFILE, (memory + 100, hard))
+    try:
+        for number in range(count):
+            guardian.keep(str(number), memory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    guardian.tell("ready")
+    messages: list[Message] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(guardian.flush)
+        with trio.fail_after(60):
+            while not messages or messages[-1].word != "ready":
+                messages += heard(supervisor)
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    os.close(memory)
+    names = [message.about for message in messages[:-1]]
+    assert 0 < len(names) < count and names == [str(number) for number in range(len(names))]
+    for message in messages[:-1]:
         assert message.descriptor is not None
         os.close(message.descriptor)
 
