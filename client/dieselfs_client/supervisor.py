@@ -319,9 +319,9 @@ class Supervisor:
             return
         self._daemon, self._standby = self._standby or self._fork(now_s), None
         if self._daemon is not None:
-            self._daemon.beat_s = now_s
             names = [name for name in self._kept if name != SNAPSHOT]
             self._hand_over(self._daemon, names, "clean" if self._is_clean else "")
+            self._daemon.beat_s = time.monotonic()  # to take thousands of descriptors takes it a while
             self._is_clean = False
 
     def _bury(self, daemon: Child, now_s: float) -> None:
