@@ -11,10 +11,10 @@ What is fetched comes from the nodes of the job if there is one, and from a serv
 """
 
 import mmap
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 
 from dieselfs.cache.node_socket import NodeClient
@@ -78,11 +78,11 @@ class HeldChunks:
         self._flights: dict[int, Lock] = {}  # for each chunk on its way; held by the thread that fetches it
         # Bytes asked for lately of chunks that are not held, the chunk asked for last at the end.
         self._asked_bytes: OrderedDict[int, int] = OrderedDict()
-        self._figures = ChunkFigures()
+        self._counted: Counter[str] = Counter()  # what `ChunkFigures` tells, by its names
 
     def begin_anew(self) -> None:
         """In a forked child, where threads of the parent may have held the locks for ever."""
-        self.lock, self._flights, self._figures = Lock(), {}, ChunkFigures()
+        self.lock, self._flights, self._counted = Lock(), {}, Counter()
 
     def close(self) -> None:
         """Let go of all memory, and of the daemon of this node. Reads that are under way end as they would."""
@@ -94,12 +94,11 @@ class HeldChunks:
     def figures(self) -> ChunkFigures:
         of_job = {} if self._job is None else self._job.figures()
         with self.lock:
-            return replace(
-                self._figures,
-                node_bytes=self._figures.node_bytes + of_job.get("own_bytes", 0),
-                peer_bytes=of_job.get("peer_bytes", 0),
-                server_bytes=self._figures.server_bytes + of_job.get("server_bytes", 0),
-            )
+            counted = self._counted.copy()
+        counted["node_bytes"] += of_job.get("own_bytes", 0)
+        counted["peer_bytes"] += of_job.get("peer_bytes", 0)
+        counted["server_bytes"] += of_job.get("server_bytes", 0)
+        return ChunkFigures(**counted)
 
     @property
     def job_nodes(self) -> int:
@@ -282,8 +281,7 @@ class HeldChunks:
 
     def _count(self, **more: int) -> None:
         with self.lock:
-            counted = {name: getattr(self._figures, name) + number for name, number in more.items()}
-            self._figures = replace(self._figures, **counted)
+            self._counted.update(more)
 
 
 def _new_memory(length_bytes: int) -> mmap.mmap:
