@@ -20,20 +20,16 @@ TIMEOUT_S = 120.0
 COMMAND = (sys.executable, "-m", "dieselfs_tools.dlcmd")
 
 _STRUCK = """
-import itertools, os, pkgutil, sys
-from dieselfs_tools.dlcmd import main
-process, signum, times = map(int, sys.argv[1:4])
-owner, _, name = sys.argv[4].rpartition(".")
+import itertools, os, pkgutil
+owner, _, name = "{function}".rpartition(".")
 owner, calls = pkgutil.resolve_name(owner), itertools.count(1)
 original = getattr(owner, name)
 def call(*arguments, **more):
     result = original(*arguments, **more)
-    if next(calls) == times:
-        os.kill(process or os.getpid(), signum)
+    if next(calls) == {times}:
+        os.kill({process} or os.getpid(), {signum:d})
     return result
 setattr(owner, name, call)
-sys.argv[:5] = ["dlcmd"]
-main()
 """
 
 # Forked from a process that has imported everything: otherwise most of the time of the tests would go into imports.
@@ -113,25 +109,28 @@ class Dlcmd:
             assert ran.stderr.startswith("dlcmd: ")
         return ran
 
-    def struck(
-        self, signum: signal.Signals, process: int, function: str, times: int, *arguments: str
-    ) -> tuple[int, list[str]]:
-        """Run one command in whose middle a process gets a signal (0: the command itself): when `function` (such as
-        `module:Class.method`) has returned so many times. Returns the exit code and what was said on stderr.
-        """
-        numbers = (str(process), str(int(signum)), str(times))
-        done = subprocess.run(
-            [sys.executable, "-c", _STRUCK, *numbers, function, *arguments],
+    def changed(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end, in a Python that has run `code` before."""
+        program = f"{code}\nimport sys\nsys.argv[0] = 'dlcmd'\nfrom dieselfs_tools.dlcmd import main\nmain()"
+        return subprocess.run(
+            [sys.executable, "-c", program, *arguments],
             cwd=self.folder,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
             check=False,
         )
-        return done.returncode, done.stderr.splitlines()
+
+    def struck(
+        self, signum: signal.Signals, process: int, function: str, times: int, *arguments: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command in whose middle a process gets a signal (0: the command itself): when `function` (such as
+        `module:Class.method`) has returned so many times.
+        """
+        code = _STRUCK.format(signum=signum, process=process, function=function, times=times)
+        return self.changed(code, *arguments)
 
     def start(self, *arguments: str | bytes | Path, **options: Any) -> "subprocess.Popen[bytes]":
         """Start one command as a shell does, for those who want to meddle with it."""

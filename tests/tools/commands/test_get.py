@@ -162,9 +162,9 @@ def test_an_interrupted_get_leaves_whole_files_and_continues(dlcmd: Dlcmd, datas
     dlcmd("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
     get = ("get", "-r", f"dl://{dataset}/", "out", "--jobs", "2")
     write_file = "dieselfs.destination:Destination.write_file"
-    code, said = dlcmd.struck(signal.SIGINT, 0, write_file, 4, *get)
-    assert code == EXIT_INTERRUPTED, said
-    assert said[-1].startswith("dlcmd: interrupted; run the same command again")
+    done = dlcmd.struck(signal.SIGINT, 0, write_file, 4, *get)
+    assert done.returncode == EXIT_INTERRUPTED, done
+    assert done.stderr.splitlines()[-1].startswith("dlcmd: interrupted; run the same command again")
     written = names(out)
     assert 0 < len(written) < files and all(not name.startswith(".") for name in written)
     summary = dlcmd(*get, "--json").summary

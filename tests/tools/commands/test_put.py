@@ -195,9 +195,11 @@ def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dat
     files = 60
     source = many_files(dlcmd.folder, files)
     put = ("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
-    code, said = dlcmd.struck(signal.SIGINT, 0, PUT_CHUNK, 5, *put)
-    assert code == EXIT_INTERRUPTED, said
-    assert said[-1] == "dlcmd: interrupted; run the same command again, and it continues where it was"
+    done = dlcmd.struck(signal.SIGINT, 0, PUT_CHUNK, 5, *put)
+    assert done.returncode == EXIT_INTERRUPTED, done
+    assert done.stderr.splitlines()[-1] == (
+        "dlcmd: interrupted; run the same command again, and it continues where it was"
+    )
     embedded = Settings.load(EMBEDDED, home=dlcmd.home)
     before = stored_files(embedded, dataset)
     assert 0 < before < files
@@ -220,28 +222,40 @@ def test_a_put_survives_the_death_of_the_server(tmp_path: Path) -> None:
     dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
     put = ("put", "-r", "many/", "dl://d/", "--chunk-size", "1M")
     try:
-        code, said = dlcmd.struck(signal.SIGKILL, server.process.pid, PUT_CHUNK, 5, *put)
+        done = dlcmd.struck(signal.SIGKILL, server.process.pid, PUT_CHUNK, 5, *put)
     finally:
         server.kill()
-    assert code == EXIT_UNAVAILABLE
-    assert said[-1].startswith("dlcmd: ") and not any("Traceback" in line for line in said)
+    assert done.returncode == EXIT_UNAVAILABLE
+    assert done.stderr.splitlines()[-1].startswith("dlcmd: ") and "Traceback" not in done.stderr
     with running_server(tmp_path / "server"):
         assert dlcmd(*put, "--json").summary["skipped"] > 0
         assert dlcmd("info", "--json", "dl://d").objects[0]["bytes"] == files * MIB
     shutil.rmtree(tmp_path / "many")
 
 
+SHOW_BEFORE_IT_IS_STORED = """
+from threading import Event
+from dieselfs.rpc.client import ServerClient
+from dieselfs_tools import progress
+is_shown, line, put_chunk = Event(), progress.progress_line, ServerClient.put_chunk
+def show(*arguments):
+    is_shown.set()
+    return line(*arguments)
+def wait(*arguments):
+    assert is_shown.wait(100)
+    return put_chunk(*arguments)
+progress.progress_line, ServerClient.put_chunk = show, wait
+"""
+
+
 def test_progress_goes_to_stderr_and_quiet_leaves_the_summary(dlcmd: Dlcmd, dataset: str) -> None:
-    source = dlcmd.folder / "large"
-    with source.open("wb") as file:
-        file.truncate(400 * MIB)
-    loud = dlcmd("put", "large", f"dl://{dataset}/")
-    assert "put: " in loud.stderr and "/s" in loud.stderr
-    assert loud.text.count("\n") == 1
-    quiet = dlcmd("put", "-q", "-f", "large", f"dl://{dataset}/")
+    (dlcmd.folder / "file").write_bytes(bytes(MIB))
+    loud = dlcmd.changed(SHOW_BEFORE_IT_IS_STORED, "put", "file", f"dl://{dataset}/")
+    assert loud.stderr.startswith("put: ") and "/s" in loud.stderr
+    assert loud.returncode == 0 and loud.stdout.count("\n") == 1
+    quiet = dlcmd("put", "-q", "-f", "file", f"dl://{dataset}/")
     assert quiet.stderr == ""
-    assert quiet.text.startswith("stored 1 entry (400 MiB)")
-    dlcmd("rb", "-y", f"dl://{dataset}")
+    assert quiet.text.startswith("stored 1 entry (1.0 MiB)")
 
 
 def test_a_full_disk_at_the_server_is_one_line_and_the_same_command_continues(
