@@ -4,10 +4,10 @@ Chunks go by their numbers in the snapshot, which both have.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any
 
@@ -81,14 +81,16 @@ class Asked:
     def is_whole(self) -> bool:
         return not len(self.ranges)
 
-    def of(self, payload: memoryview) -> list[memoryview]:
+    def of(self, payload: memoryview) -> Iterator[memoryview]:
         """The pieces of the payload; those that lie one behind the other in it are one."""
-        if self.is_whole:
-            return [payload]
-        starts, ends = self.ranges[:, 0], self.ranges.sum(axis=1)
-        is_apart = starts[1:] != ends[:-1]
-        starts, ends = starts[np.append(True, is_apart)], ends[np.append(is_apart, True)]
-        return [payload[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        start, end = 0, len(payload) if self.is_whole else 0
+        for offset, length in self.ranges.tolist():
+            if offset != end:
+                if start < end:
+                    yield payload[start:end]
+                start = offset
+            end = offset + length
+        yield payload[start:end]
 
 
 def decode_wanted(arguments: Any, snapshot: Snapshot) -> list[Asked]:
@@ -99,25 +101,30 @@ def decode_wanted(arguments: Any, snapshot: Snapshot) -> list[Asked]:
         or len(arguments.ranges) % 8
     ):
         raise InvalidInput("chunks and counts are as many u32, ranges are pairs of u32")
-    chunks, counts, numbers = (
-        np.frombuffer(column, U32).astype(np.int64)
-        for column in (arguments.chunks, arguments.counts, arguments.ranges)
+    # Most often this is one range of one chunk, for which NumPy's columns would cost more than all else.
+    chunks, counts = (
+        struct.unpack(f"<{len(column) // 4}I", column) for column in (arguments.chunks, arguments.counts)
     )
-    ranges = numbers.reshape(-1, 2)
+    ranges = np.frombuffer(arguments.ranges, U32).astype(np.int64).reshape(-1, 2)
     if not 0 < len(chunks) <= PEER_CHUNKS_MAX or len(ranges) > RANGES_PER_REQUEST_MAX:
         raise InvalidInput(f"{len(ranges)} ranges of {len(chunks)} chunks are not asked for in one request")
-    if counts.sum() != len(ranges):
+    if sum(counts) != len(ranges):
         raise InvalidInput("there must be as many ranges as the counts say")
-    if chunks.max() >= snapshot.chunk_count:
-        raise InvalidInput(f"the snapshot has no chunk {chunks.max()}")
-    payload_lengths = snapshot.column("chunk_payload_lengths")[chunks].astype(np.int64)
+    if max(chunks) >= snapshot.chunk_count:
+        raise InvalidInput(f"the snapshot has no chunk {max(chunks)}")
+    payload_lengths = [*map(snapshot.chunk_payload_length, chunks)]
     if (ranges.sum(axis=1) > np.repeat(payload_lengths, counts)).any():
         raise InvalidInput("a range ends behind its payload")
-    ends = np.cumsum(counts)
-    of_ranges = np.concatenate(([0], np.cumsum(ranges[:, 1])))
-    lengths = np.where(counts > 0, of_ranges[ends] - of_ranges[ends - counts], payload_lengths)
-    if (len(chunks) > 1 and lengths.sum() > PEER_ANSWER_BYTES_MAX) or lengths.max() > PEER_ANSWER_BYTES_MAX:
-        raise InvalidInput(f"{lengths.sum()} bytes are asked for, limit {PEER_ANSWER_BYTES_MAX}")
-    bounds = zip(chunks.tolist(), lengths.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
+    bytes_before = [0, *accumulate(ranges[:, 1].tolist())]
     is_common = bool(arguments.is_common)
-    return [Asked(chunk, length, ranges[first:end], is_common) for chunk, length, first, end in bounds]
+    asked = []
+    first = 0
+    for chunk, count, payload_bytes in zip(chunks, counts, payload_lengths, strict=True):
+        end = first + count
+        length_bytes = bytes_before[end] - bytes_before[first] if count else payload_bytes
+        asked.append(Asked(chunk, length_bytes, ranges[first:end], is_common))
+        first = end
+    total_bytes = sum([each.length_bytes for each in asked])
+    if total_bytes > PEER_ANSWER_BYTES_MAX:
+        raise InvalidInput(f"{total_bytes} bytes are asked for, limit {PEER_ANSWER_BYTES_MAX}")
+    return asked

@@ -38,6 +38,16 @@ def test_what_is_wanted_arrives(packed: PackedDataset) -> None:
     ]
 
 
+def test_pieces_that_lie_one_behind_the_other_are_sent_as_one(packed: PackedDataset) -> None:
+    payload = memoryview(packed.source().payloads[0])
+    extents = [packed.snapshot.extents(packed.snapshot.find(b"%02d" % n))[0] for n in (1, 2, 0, 3, 1)]
+    for count, bounds in ((1, [(100, 200)]), (2, [(100, 300)]), (3, [(100, 300), (0, 100)]), (5, None)):
+        arguments = encode_wanted([Wanted.pieces(0, extents[:count])])
+        (asked,) = decode_wanted(SimpleNamespace(**arguments), packed.snapshot)
+        expected = bounds or [(100, 300), (0, 100), (300, 400), (100, 200)]
+        assert [*asked.of(payload)] == [payload[start:end] for start, end in expected]
+
+
 @pytest.mark.parametrize("is_common", [True, False])
 def test_whether_others_want_the_rest_arrives(packed: PackedDataset, is_common: bool) -> None:
     extents = packed.snapshot.extents(packed.snapshot.find(b"05"))
