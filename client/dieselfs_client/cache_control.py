@@ -8,16 +8,15 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
 import dieselfs.errors
-from dieselfs.cache.node_socket import NodeClient, runtime_folder, socket_path
+from dieselfs.cache.node_socket import NodeClient, peer_process, runtime_folder, socket_path
 from dieselfs.errors import MountError, NotFound, Unavailable
-from dieselfs.limits import CACHE_STOP_TIMEOUT_S, MOUNT_START_TIMEOUT_S
+from dieselfs.limits import CACHE_STOP_TIMEOUT_S, MOUNT_START_TIMEOUT_S, NODE_HELLO_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.names import SCHEME
 from dieselfs.rpc.connection import reachable_path
@@ -29,7 +28,6 @@ from dieselfs_client.pool import PoolTerms
 
 _DAEMON = "dieselfs_client.cache_daemon"
 _GENERATION = "--generation"
-_CREDENTIALS = struct.Struct("3i")
 _REPORT_BYTES_MAX = 64 << 10
 
 
@@ -110,7 +108,7 @@ def _private_opener(path: str, flags: int) -> int:
 
 def find(snapshot: Snapshot, terms: PoolTerms | None = None) -> int | None:
     """The process that shares the chunks of a snapshot on this node, or takes part in a job without a mount; None if
-    there is none.
+    there is none that this process can see, or none that lets anybody in.
     """
     if terms is not None:
         lock = lock_of(snapshot, terms)
@@ -120,14 +118,13 @@ def find(snapshot: Snapshot, terms: PoolTerms | None = None) -> int | None:
             lock.clear()
     path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.settimeout(NODE_HELLO_TIMEOUT_S)
         try:
             with reachable_path(str(path)) as name:
                 probe.connect(name)
         except OSError:
             return None
-        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        process: int = _CREDENTIALS.unpack(credentials)[0]
-        return process
+        return peer_process(probe) or None
 
 
 def generations(dataset: str) -> list[int]:

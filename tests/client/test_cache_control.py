@@ -2,11 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,11 @@ import trio
 import trio.testing
 
 from dieselfs.cache.node_lock import NodeLock
-from dieselfs.cache.node_socket import NodeClient
+from dieselfs.cache.node_socket import NodeClient, runtime_folder, socket_path
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
 from dieselfs.limits import JOB_IDLE_POLL_S, JOB_IDLE_S, MIB
+from dieselfs.rpc.connection import reachable_path
 from dieselfs_client import cache_control
 from dieselfs_client.cache_daemon import unused
 from dieselfs_client.job_options import JobOptions
@@ -99,6 +101,22 @@ def test_what_is_less_than_the_dataset_still_serves(server: RunningServer, data:
     cache_control.start("shared", 8 * MIB, "oneshot", server=server.unix)
     for _ in range(2):
         read_all(data)
+
+
+def test_one_that_lets_nobody_in_is_not_waited_for(data: Dataset) -> None:
+    """It is stopped, say, and many programs have come meanwhile."""
+    path = socket_path(runtime_folder(), "shared", data.snapshot.digest)
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as full, ExitStack() as stack:
+        name = stack.enter_context(reachable_path(str(path)))
+        full.bind(name)
+        full.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                waiting.setblocking(False)
+                waiting.connect(name)
+        assert cache_control.find(data.snapshot) is None
 
 
 def test_one_daemon_is_enough(server: RunningServer, data: Dataset) -> None:
