@@ -110,7 +110,7 @@ def test_who_looks_seldom_or_was_stopped_himself_meanwhile_begins_anew(path: Pat
             watch.look()
             assert watch.silent_s == 0 and master.poll() is None
             clock.now_s += 10 * SILENCE_S
-        for _ in range(3):
+        for _ in range(2):
             watch.look()
             assert master.poll() is None
             clock.now_s += SILENCE_S / 2
