@@ -20,7 +20,8 @@ TIMEOUT_S = 120.0
 COMMAND = (sys.executable, "-m", "dieselfs_tools.dlcmd")
 
 _STRUCK = """
-import itertools, os, pkgutil
+import itertools, os, pkgutil, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 owner, _, name = "{function}".rpartition(".")
 owner, calls = pkgutil.resolve_name(owner), itertools.count(1)
 original = getattr(owner, name)
