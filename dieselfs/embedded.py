@@ -113,7 +113,9 @@ def _start(home: Path) -> None:
             )
         os.close(report)
         report = -1
-        is_answer, _, _ = select.select([ready], [], [], START_TIMEOUT_S)
+        poll = select.poll()  # not select.select: who holds many chunks has descriptors above 1,023
+        poll.register(ready, select.POLLIN)
+        is_answer = poll.poll(START_TIMEOUT_S * 1000)
         answer = os.read(ready, 4096).decode("utf-8", "replace").strip() if is_answer else "no answer in time"
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"cannot start the embedded server: {error}") from None

@@ -1,12 +1,14 @@
 """The private server: starts by itself, is shared, survives being killed, goes away when nobody needs it."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,17 @@ def test_many_that_start_at_once_get_one_server(home: Path) -> None:
         for sock in threads.map(lambda _: connect_embedded(home), range(8)):
             sock.close()
     assert len(servers_of(home)) == 1
+
+
+def test_who_has_many_descriptors_can_start_one(home: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while stack.enter_context(open(os.devnull, "rb")).fileno() < 1023:
+            pass
+        with dieselfs.connect("data", home=home, server="embedded", create=True) as data:
+            data.put("file", b"content")
 
 
 def test_a_server_that_was_killed_is_started_again_under_an_open_dataset(home: Path) -> None:
