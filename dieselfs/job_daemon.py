@@ -132,7 +132,8 @@ class JobDaemon:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             started = os.fstat(descriptor)
             interval_s = JOB_START_INTERVAL_S * 2 ** min(self._failed_starts, _DOUBLINGS_MAX)
-            if started.st_size and time.time() - started.st_mtime < interval_s:
+            since_s = abs(time.time() - started.st_mtime)  # clocks are set back, too
+            if started.st_size and since_s < interval_s:
                 return
             os.pwrite(descriptor, b"\n", 0)  # the time of this is what counts
             self._process = _spawned(self._command, self._log, self._supply)

@@ -124,12 +124,16 @@ def test_it_lives_for_as_long_as_any_program_has_hold_of_it(node: Node) -> None:
         time.sleep(0.01)
 
 
-def test_a_master_that_dies_is_started_again(node: Node) -> None:
+@pytest.mark.parametrize("is_clock_set_back", [False, True])
+def test_a_master_that_dies_is_started_again(node: Node, is_clock_set_back: bool) -> None:
     daemon = node.daemon()
     daemon.ensure(PATIENCE_S)
     (killed,) = node.started()
     os.kill(killed, signal.SIGKILL)
-    node.let_time_pass()
+    if is_clock_set_back:
+        os.utime(node.path.with_suffix(".start"), (time.time() + 86_400.0,) * 2)
+    else:
+        node.let_time_pass()
     daemon.ensure(PATIENCE_S)
     assert is_answered(node) and len(node.started()) == 2
 
