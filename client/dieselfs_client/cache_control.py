@@ -94,7 +94,11 @@ def start(
         process.returncode = 0  # it lives on when we end: nobody is to wait for it, and nobody to be warned
         return process.pid
     process.terminate()
-    process.wait()
+    try:
+        process.wait(CACHE_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     if not is_answer:
         raise Unavailable("the daemon was not there in time; the server may be slow, or gone")
     kind, _, message = answer.partition(" ")
@@ -163,11 +167,15 @@ def stop(snapshot: Snapshot, terms: PoolTerms | None = None, timeout_s: float = 
     if process is None:
         what = f"shares {snapshot.dataset}" if terms is None else f"is in job {terms.job.name}"
         raise NotFound(f"no daemon {what}, generation {snapshot.generation}, on this node")
-    descriptor = os.pidfd_open(process)
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return process
     try:
         if find(snapshot, terms) != process:  # it has just ended, and the number may be another's by now
             return process
-        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         if not select.select([descriptor], [], [], timeout_s)[0]:
             raise Unavailable(f"process {process} does not end")
     finally:
