@@ -21,10 +21,10 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs.names import SCHEME
 from dieselfs.rpc.connection import reachable_path
 from dieselfs_client.cache_daemon import READY
+from dieselfs_client.job.part import lock_of, path_of
+from dieselfs_client.job.pool import PoolTerms
 from dieselfs_client.job_options import NO_JOB, JobOptions
-from dieselfs_client.job_part import lock_of, path_of
 from dieselfs_client.options import POLICIES
-from dieselfs_client.pool import PoolTerms
 
 _DAEMON = "dieselfs_client.cache_daemon"
 _GENERATION = "--generation"

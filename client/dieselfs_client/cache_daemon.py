@@ -26,12 +26,12 @@ from dieselfs.limits import JOB_IDLE_POLL_S, JOB_IDLE_S, MIB
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.client import ServerClient
 from dieselfs_client.foreground import Foreground
+from dieselfs_client.job.part import JobPart, lock_of
+from dieselfs_client.job.pool import PoolTerms, terms_of
 from dieselfs_client.job_options import JobOptions, job_options
-from dieselfs_client.job_part import JobPart, lock_of
 from dieselfs_client.memory import TRANSIT_BYTES, TRANSIT_SHARE, granted, room_bytes
 from dieselfs_client.options import ON_DEMAND, ONESHOT, POLICIES
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
-from dieselfs_client.pool import PoolTerms, terms_of
 from dieselfs_client.segment_room import usable_bytes
 from dieselfs_client.sharing import ChunkSharing, listening
 from dieselfs_client.shelf import Shelf

@@ -42,7 +42,7 @@ from dieselfs_client.mount.mount_table import (
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.mount.mounting import unmount as unmount_from_kernel
 from dieselfs_client.options import MountOptions, format_options
-from dieselfs_client.supervision import Supervision, supervision_of, supervisions
+from dieselfs_client.supervision.record import Supervision, supervision_of, supervisions
 
 READY = "ready"
 _STATS = Path(".dieselfs/stats")
@@ -144,8 +144,15 @@ def _command(dataset: str, place: str, options: MountOptions, report: str, log_f
     """The supervisor, and behind it what it starts."""
     log = os.path.abspath(log_file) if log_file != "-" else "-"
     python = [sys.executable, "-P", "-m"]
-    zygote = [*python, "dieselfs_client.zygote", dataset, place, format_options(options.absolute()), log]
-    return [*python, "dieselfs_client.supervisor", report, log, place, *zygote]
+    zygote = [
+        *python,
+        "dieselfs_client.supervision.zygote",
+        dataset,
+        place,
+        format_options(options.absolute()),
+        log,
+    ]
+    return [*python, "dieselfs_client.supervision.supervisor", report, log, place, *zygote]
 
 
 def _environment() -> dict[str, str]:

@@ -23,8 +23,8 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.client import ServerClient
 from dieselfs_client.arena import Arena
 from dieselfs_client.foreground import Foreground
-from dieselfs_client.guardian import Guardian, Order
-from dieselfs_client.job_part import JobPart, lock_of
+from dieselfs_client.job.part import JobPart, lock_of
+from dieselfs_client.job.pool import PoolTerms, terms_of
 from dieselfs_client.legacy import Legacy
 from dieselfs_client.logbook import Logbook
 from dieselfs_client.memory import Allotment
@@ -36,8 +36,8 @@ from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.options import ONESHOT, MountOptions
 from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
-from dieselfs_client.pool import PoolTerms, terms_of
-from dieselfs_client.supervisor import DEVICE
+from dieselfs_client.supervision.guardian import Guardian, Order
+from dieselfs_client.supervision.supervisor import DEVICE
 from dieselfs_client.warming import Pace
 
 STOP_GRACE_S = 5.0

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dieselfs.cache.segment import Segment
 from dieselfs.errors import DieselfsError
 from dieselfs.meta.snapshot import Snapshot
-from dieselfs_client.guardian import Guardian
-from dieselfs_client.supervisor import CHUNK
+from dieselfs_client.supervision.guardian import Guardian
+from dieselfs_client.supervision.supervisor import CHUNK
 
 _log = logging.getLogger(__name__)
 

@@ -21,10 +21,14 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
+from dieselfs_client.ahead.pieces import PieceTable
+from dieselfs_client.ahead.reads import Reads
+from dieselfs_client.ahead.residency import ChunkResidency
+from dieselfs_client.ahead.stock import Pages, Stock
 from dieselfs_client.arena import Arena
 from dieselfs_client.counted_source import CountedSource
 from dieselfs_client.foreground import Foreground
-from dieselfs_client.job_warmth import JobState, warmth_fields
+from dieselfs_client.job.warmth import JobState, warmth_fields
 from dieselfs_client.logbook import Entries, Logbook, Reading
 from dieselfs_client.memory import (
     Allotment,
@@ -38,10 +42,6 @@ from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.options import ONESHOT, MountOptions
-from dieselfs_client.pieces import PieceTable
-from dieselfs_client.reads import Reads
-from dieselfs_client.residency import ChunkResidency
-from dieselfs_client.stock import Pages, Stock
 from dieselfs_client.warming import Pace, Warming
 
 _LAYOUTS_KEPT = 4

@@ -43,7 +43,7 @@ from dieselfs.limits import (
 )
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.connection import reachable_path
-from dieselfs_client.member_list import MemberList
+from dieselfs_client.job.member_list import MemberList
 
 _DESCRIPTOR = struct.Struct("i")
 _BACKLOG = 128

@@ -18,10 +18,10 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.ahead.reads import ASKED_CHUNKS_MAX, REQUEST_BYTES, WHOLE_SHARE
 from dieselfs_client.flights import Flights
 from dieselfs_client.foreground import Foreground
 from dieselfs_client.legacy import Legacy
-from dieselfs_client.reads import ASKED_CHUNKS_MAX, REQUEST_BYTES, WHOLE_SHARE
 from dieselfs_client.transit import Ranges, Transit
 
 

@@ -23,9 +23,9 @@ from dieselfs.limits import JOB_IDLE_POLL_S, JOB_IDLE_S, MIB
 from dieselfs.rpc.connection import reachable_path
 from dieselfs_client import cache_control
 from dieselfs_client.cache_daemon import unused
+from dieselfs_client.job.part import path_of
+from dieselfs_client.job.pool import PoolTerms, terms_of
 from dieselfs_client.job_options import JobOptions
-from dieselfs_client.job_part import path_of
-from dieselfs_client.pool import PoolTerms, terms_of
 from tests.support.server import RunningServer, running_server
 
 FILES = 300

@@ -10,12 +10,12 @@ import trio
 import trio.testing
 
 from dieselfs.shuffle.plan import Plan
+from dieselfs_client.ahead.pieces import Pieces
+from dieselfs_client.ahead.reads import Reads
+from dieselfs_client.ahead.residency import ChunkResidency
+from dieselfs_client.ahead.stock import Stock
 from dieselfs_client.memory import Allotment
 from dieselfs_client.mount.core import MountCore
-from dieselfs_client.pieces import Pieces
-from dieselfs_client.reads import Reads
-from dieselfs_client.residency import ChunkResidency
-from dieselfs_client.stock import Stock
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.still_time import run_in_still_time, time_flies
 

@@ -7,10 +7,10 @@ import pytest
 import trio
 
 from dieselfs.cache.segment import Segment
-from dieselfs_client.guardian import Guardian
 from dieselfs_client.legacy import Legacy
 from dieselfs_client.shelf import Shelf
-from dieselfs_client.tether import Tether
+from dieselfs_client.supervision.guardian import Guardian
+from dieselfs_client.supervision.tether import Tether
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNKS = 4

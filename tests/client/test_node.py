@@ -12,11 +12,11 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import MIB
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.skips import Skips
+from dieselfs_client.ahead.pieces import Pieces
 from dieselfs_client.logbook import Logbook
 from dieselfs_client.memory import shelf_transit_bytes
 from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.options import MountOptions
-from dieselfs_client.pieces import Pieces
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 1000

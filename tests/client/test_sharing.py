@@ -37,7 +37,7 @@ from dieselfs.meta.snapshot import Snapshot
 from dieselfs.reader import ChunkReader
 from dieselfs.rpc.address import TcpAddress
 from dieselfs_client import sharing
-from dieselfs_client.member_list import MemberList
+from dieselfs_client.job.member_list import MemberList
 from dieselfs_client.sharing import ChunkSharing, listening
 from tests.client.conftest import FILES
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries

@@ -6,7 +6,7 @@ import pytest
 
 from dieselfs.cache.warmth import Warmth
 from dieselfs.errors import MountError
-from dieselfs_client.job_warmth import JobState, warmth_fields
+from dieselfs_client.job.warmth import JobState, warmth_fields
 from dieselfs_client.warm_control import parsed, warm
 
 

@@ -19,7 +19,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.options import MountOptions
-from dieselfs_client.supervision import supervision_of
+from dieselfs_client.supervision.record import supervision_of
 from lab.mounts import clear
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, content, store

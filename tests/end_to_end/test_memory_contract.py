@@ -18,7 +18,7 @@ from dieselfs.limits import KIB, MIB
 from dieselfs_client.memory import PROGRAM_BYTES
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.supervision import supervision_of
+from dieselfs_client.supervision.record import supervision_of
 from tests.support.cgroup import limited_group, why_not
 from tests.support.page_cache import cached_pages
 from tests.support.server import RunningServer, running_server

@@ -10,7 +10,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.limits import JOB_AGAIN_S_MAX
 from dieselfs_client import control
-from dieselfs_client.supervision import supervision_of
+from dieselfs_client.supervision.record import supervision_of
 from lab.namespace import wait_for
 from tests.support.job_mounts import job_mounts, stats_of
 from tests.support.server import RunningServer, running_server

@@ -13,7 +13,7 @@ from dieselfs.errors import EXIT_PARTIAL, EXIT_USAGE
 from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.options import MountOptions
-from dieselfs_client.supervision import supervision_of
+from dieselfs_client.supervision.record import supervision_of
 from lab.mounts import clear
 from tests.support.dlcmd import Dlcmd
 from tests.support.job_mounts import job_mounts, loads, stats_of

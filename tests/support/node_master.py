@@ -12,7 +12,7 @@ import trio
 from dieselfs.cache.member import Member
 from dieselfs.cache.segment import Segment
 from dieselfs.chunk_source import ChunkSource
-from dieselfs_client.member_list import MemberList
+from dieselfs_client.job.member_list import MemberList
 from dieselfs_client.sharing import ChunkSharing, listening
 from dieselfs_client.shelf import Shelf
 from tests.support.dataset import PackedDataset

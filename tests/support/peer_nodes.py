@@ -17,8 +17,8 @@ from dieselfs.chunk_source import ChunkSource
 from dieselfs.rpc.address import TcpAddress
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.serving.reception import open_listeners
-from dieselfs_client.own_shelf import OwnShelf
-from dieselfs_client.peer_service import PeerService
+from dieselfs_client.job.own_shelf import OwnShelf
+from dieselfs_client.job.peer_service import PeerService
 from dieselfs_client.shelf import Shelf
 from tests.support.dataset import PackedDataset
 

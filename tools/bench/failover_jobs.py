@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from bench.figures import RunFailed
 from bench.stopwatch import family_of
-from dieselfs_client.supervision import supervision_of
+from dieselfs_client.supervision.record import supervision_of
 from lab.cluster import Cluster, running_cluster
 from lab.job import Job, JobNode, store
 from lab.load import Readers, load

@@ -26,7 +26,7 @@ from dieselfs.cache.secret import SEAL_BYTES, JobSecret
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.limits import GIB
 from dieselfs.rpc.address import TcpAddress
-from dieselfs_client.membership import Membership
+from dieselfs_client.job.membership import Membership
 from dieselfs_server.job_roll import Application, JobRoll
 from dieselfs_server.metadata.sqlite import SqliteMetadata
 

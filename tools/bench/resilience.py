@@ -20,7 +20,7 @@ from bench.homes import mounted, running_home, upload_tree
 from bench.readers import Work, read_together
 from bench.scale import FULL, Scale
 from bench.trees import SMALL_FILE_BYTES, make_tree
-from dieselfs_client.supervision import supervision_of
+from dieselfs_client.supervision.record import supervision_of
 
 PAUSE_AIM = Aim(Quantity.DURATION_S, 0.5)
 READERS = 4

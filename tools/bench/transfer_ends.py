@@ -23,7 +23,7 @@ from dieselfs.cache.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.rpc.address import TcpAddress
 from dieselfs.rpc.serving.reception import open_listeners
-from dieselfs_client.peer_service import PeerService
+from dieselfs_client.job.peer_service import PeerService
 from dieselfs_client.shelf import Shelf
 
 SECRET = JobSecret(bytes(32))

@@ -26,7 +26,7 @@ from typing import Any
 from dieselfs.dataset import Dataset
 from dieselfs.upload import TreeUpload, walk_source
 from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.supervision import Supervision, supervision_of
+from dieselfs_client.supervision.record import Supervision, supervision_of
 from lab.cluster import Cluster
 from lab.mounts import clear
 from lab.namespace import wait_for

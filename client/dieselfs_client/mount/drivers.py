@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from dieselfs.errors import MountError
+from dieselfs_client.ahead.reads import Reads
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.options import PYFUSE3
-from dieselfs_client.reads import Reads
 
 if TYPE_CHECKING:
     from dieselfs_client.mount.pyfuse3_driver import Pyfuse3Driver  # needs libfuse

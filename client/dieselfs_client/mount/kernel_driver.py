@@ -16,12 +16,12 @@ import trio
 
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import NAME_BYTES_MAX
+from dieselfs_client.ahead.reads import Buffers, Reads
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
 from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, MountCore, Siblings
 from dieselfs_client.mount.failures import Failures, Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S, Opcode, Request
-from dieselfs_client.reads import Buffers, Reads
 
 LINGER_MS = 1
 """After the last request the loop waits so long on the device itself: much faster than a trip through the scheduler,

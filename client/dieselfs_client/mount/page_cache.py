@@ -23,11 +23,11 @@ import numpy.typing as npt
 from dieselfs.errors import MountError
 from dieselfs.limits import PAGE_HELPER_END_S, PAGE_HELPER_ORDER_S, PAGE_HELPER_STARTS_MAX
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.ahead.pieces import PAGE_BYTES, Pieces
 from dieselfs_client.arena import Arena
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount import page_helper
 from dieselfs_client.mount.page_helper import LENGTH, read_exactly
-from dieselfs_client.pieces import PAGE_BYTES, Pieces
 
 _TIME = struct.Struct("@ll")  # struct timeval: seconds, microseconds
 LISTING_WORTH = 24

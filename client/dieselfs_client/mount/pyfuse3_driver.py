@@ -17,6 +17,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError, InodeT, R
 
 from dieselfs.errors import MountError
 from dieselfs.limits import NAME_BYTES_MAX
+from dieselfs_client.ahead.reads import Reads
 from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
 from dieselfs_client.mount.core import (
     CONTROL_FOLDER,
@@ -29,7 +30,6 @@ from dieselfs_client.mount.core import (
 )
 from dieselfs_client.mount.failures import Failures, Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
-from dieselfs_client.reads import Reads
 
 REQUESTS_AT_ONCE_MAX = 1000
 """So many may wait for bytes; with more, nothing is answered until one of them is."""

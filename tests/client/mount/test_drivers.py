@@ -4,12 +4,12 @@ import pytest
 import trio
 
 from dieselfs.errors import MountError
+from dieselfs_client.ahead.reads import Reads
+from dieselfs_client.ahead.residency import ChunkResidency
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.drivers import check_driver, open_driver
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.options import KERNEL, PYFUSE3, MountOptions
-from dieselfs_client.reads import Reads
-from dieselfs_client.residency import ChunkResidency
 from tests.support.control import simple_control
 from tests.support.dataset import TreeEntry, pack_entries
 

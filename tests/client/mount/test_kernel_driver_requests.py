@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.plan import Plan
+from dieselfs_client.ahead.reads import Reads
+from dieselfs_client.ahead.residency import ChunkResidency
 from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.kernel_protocol import Opcode
-from dieselfs_client.reads import Reads
-from dieselfs_client.residency import ChunkResidency
 from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes

@@ -15,6 +15,9 @@ import trio
 from dieselfs.errors import MountError
 from dieselfs.limits import PAGE_HELPER_STARTS_MAX
 from dieselfs.meta.snapshot import Snapshot
+from dieselfs_client.ahead.pieces import PieceTable
+from dieselfs_client.ahead.reads import Reads
+from dieselfs_client.ahead.residency import ChunkResidency
 from dieselfs_client.arena import Arena
 from dieselfs_client.mount import page_cache
 from dieselfs_client.mount.control_tree import ControlTree
@@ -23,9 +26,6 @@ from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mounting import mount_device, unmount
 from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
-from dieselfs_client.pieces import PieceTable
-from dieselfs_client.reads import Reads
-from dieselfs_client.residency import ChunkResidency
 from lab.mounts import clear
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.page_cache import cached_pages, is_cached

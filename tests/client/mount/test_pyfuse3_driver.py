@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Iterator
 import pytest
 import trio
 
+from dieselfs_client.ahead.reads import Reads
+from dieselfs_client.ahead.residency import ChunkResidency
 from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE
 from dieselfs_client.mount.core import ROOT_INODE, MountCore
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
-from dieselfs_client.reads import Reads
-from dieselfs_client.residency import ChunkResidency
 from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 

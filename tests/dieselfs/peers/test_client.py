@@ -30,8 +30,8 @@ from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, thrif
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.reception import Reception, open_listeners
-from dieselfs_client.peer_probing import keep_probing
-from dieselfs_client.peer_service import JobKeys, ServiceFigures
+from dieselfs_client.job.peer_probing import keep_probing
+from dieselfs_client.job.peer_service import JobKeys, ServiceFigures
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import SECRET, START_TIMEOUT_S, running_node
 

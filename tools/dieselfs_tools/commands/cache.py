@@ -11,9 +11,9 @@ from dieselfs.errors import EXIT_OK, InvalidInput, NotFound
 from dieselfs.limits import MOUNT_MEMORY_BYTES
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs_client import cache_control
+from dieselfs_client.job.pool import PoolTerms, terms_of
 from dieselfs_client.job_options import JobOptions, job_options
 from dieselfs_client.options import POLICIES
-from dieselfs_client.pool import PoolTerms, terms_of
 from dieselfs_tools import gathering, options
 from dieselfs_tools.session import Session
 from dieselfs_tools.units import format_size

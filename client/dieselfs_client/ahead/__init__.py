@@ -1,0 +1,1 @@
+"""What a mount does ahead of its readers: fetches, pushes and drops."""

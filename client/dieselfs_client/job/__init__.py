@@ -1,0 +1,1 @@
+"""A daemon's part in the pooled memory of its job."""

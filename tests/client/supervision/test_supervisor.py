@@ -1,0 +1,495 @@
+"""Mounts whose daemons are killed, stopped, and replaced, under readers who check every byte."""
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import EXIT_BUG, MountError
+from dieselfs_client import control
+from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.options import MountOptions
+from dieselfs_client.supervision.record import Supervision, supervision_of
+from dieselfs_client.supervision.supervisor import DESCRIPTORS_SPARE
+from tests.support import verifying_reader
+from tests.support.server import RunningServer, running_server
+
+pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+
+READERS = 2
+KILLS = 12
+KILL_INTERVAL_S = 0.1
+
+
+@pytest.fixture(scope="module")
+def dataset(server: RunningServer) -> str:
+    with Dataset(server.settings(), "verified", is_created=False) as data:
+        for number in range(100):
+            data.put(f"{number}", verifying_reader.content_of(f"{number}"))
+    return "verified"
+
+
+@dataclass
+class Readers:
+    stop: Path
+    processes: list[subprocess.Popen[str]]
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """Let them end, and see that nothing failed that they read."""
+        self.stop.touch()
+        self.results = [json.loads(process.communicate(timeout=60)[0]) for process in self.processes]
+        assert [result["failures"] for result in self.results] == [[]] * len(self.processes)
+        assert all(result["reads"] for result in self.results)
+
+
+@contextmanager
+def readers(mountpoint: Path, folder: Path) -> Iterator[Readers]:
+    """All of them are reading."""
+    stop = folder / "stop"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, verifying_reader.__file__, str(mountpoint), str(stop), str(seed)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(READERS)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == verifying_reader.BEGUN + "\n"
+        yield Readers(stop, processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def state(mountpoint: Path) -> Supervision:
+    found = supervision_of(str(mountpoint))
+    assert found is not None, "the supervisor is gone"
+    return found
+
+
+def wait_for(
+    mountpoint: Path, condition: Callable[[Supervision], bool], timeout_s: float = 60
+) -> Supervision:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition(now := state(mountpoint)):
+        assert time.monotonic() < deadline_s, now
+        time.sleep(0.01)
+    return now
+
+
+def supervisor_and_zygote_run(
+    monkeypatch: pytest.MonkeyPatch, in_supervisor: str = "", in_zygote: str = ""
+) -> None:
+    """Have Python run these before they begin; daemons are forks of the zygote."""
+    command = control._command  # the one place where the command lines are put together
+
+    def changed(*arguments: str) -> list[str]:
+        parts = command(*arguments)  # type: ignore[arg-type]  # they are handed through
+        for module, code in (
+            ("dieselfs_client.supervision.supervisor", in_supervisor),
+            ("dieselfs_client.supervision.zygote", in_zygote),
+        ):
+            place = parts.index(module)
+            parts[place - 1 : place + 1] = ["-c", f"{code}\nfrom {module} import main\nmain()"]
+        return parts
+
+    monkeypatch.setattr(control, "_command", changed)
+
+
+def wait_until_ended(process: int, timeout_s: float = 60) -> None:
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], timeout_s)[0], "it did not end"
+    finally:
+        os.close(descriptor)
+
+
+def zygote_of(now: Supervision) -> int:
+    """The one that has a session of its own; what it forks is in that session, and a child of the supervisor, too."""
+    return next((child for child in children_of(now) if os.getsid(child) == child), 0)
+
+
+def children_of(now: Supervision) -> list[int]:
+    return [*map(int, Path(f"/proc/{now.supervisor}/task/{now.supervisor}/children").read_text().split())]
+
+
+def log_of(options: MountOptions) -> str:
+    assert options.log_file is not None
+    return Path(options.log_file).read_text()
+
+
+@pytest.fixture
+def options(options: MountOptions, tmp_path: Path) -> MountOptions:
+    return replace(options, log_file=str(tmp_path / "mount.log"))
+
+
+def may_be_killed(now: Supervision) -> bool:
+    """Every second one when it serves, for a mount is given up when none ever does; the others whatever they do."""
+    return now.daemon != 0 and (now.is_served or now.restarts % 2 == 1)
+
+
+def kill_daemon(mountpoint: Path) -> None:
+    before = wait_for(mountpoint, may_be_killed)
+    with suppress(ProcessLookupError):  # it is dead, and the next one is on its way
+        os.kill(before.daemon, signal.SIGKILL)
+    wait_for(mountpoint, lambda now: now.restarts > before.restarts)
+
+
+def kill_again_and_again(mountpoint: Path, kills: int) -> None:
+    while state(mountpoint).restarts < kills:
+        kill_daemon(mountpoint)
+        time.sleep(KILL_INTERVAL_S)
+
+
+def test_readers_do_not_notice_that_daemons_are_killed(
+    options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path
+) -> None:
+    control.mount(dataset, mountpoint, options)
+    with readers(mountpoint, tmp_path) as reading:
+        kill_again_and_again(mountpoint, KILLS)
+        reading.finish()
+    after = wait_for(mountpoint, lambda now: now.is_served)
+    assert after.restarts >= KILLS
+    control.unmount(mountpoint)
+
+
+def test_a_daemon_that_hangs_is_replaced(
+    options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor_and_zygote_run(monkeypatch, "from dieselfs_client.supervision import child; child.HANG_S = 5")
+    control.mount(dataset, mountpoint, options)
+    hanging = state(mountpoint).daemon
+    with readers(mountpoint, tmp_path) as reading:
+        os.kill(hanging, signal.SIGSTOP)
+        after = wait_for(mountpoint, lambda now: now.daemon != hanging and now.is_served)
+        reading.finish()
+    assert after.restarts >= 1  # on a machine that is slow enough, the next one looks hung, too
+    assert f"daemon {hanging} gave no sign of life for" in log_of(options)
+    control.unmount(mountpoint)
+
+
+@pytest.mark.parametrize(
+    "place", ["KernelDriver._init", "KernelDriver.run", "_Service._announce", "_Service._connect"]
+)
+def test_a_daemon_that_dies_while_it_agrees_with_the_kernel_is_replaced(
+    options: MountOptions,
+    dataset: str,
+    mountpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    tmp_path: Path,
+) -> None:
+    """Before it has mounted, before the kernel's first request is answered, and after, when nobody knows of it yet."""
+    owner, _, method = place.partition(".")
+    supervisor_and_zygote_run(
+        monkeypatch,
+        in_zygote=f"""
+import os
+from dieselfs_client.daemon import _Service
+from dieselfs_client.mount.kernel_driver import KernelDriver
+original = {owner}.{method}
+def fatal(*arguments):
+    if not os.path.exists("{tmp_path}/died"):
+        open("{tmp_path}/died", "w").close()
+        os.kill(os.getpid(), 9)
+    return original(*arguments)
+{owner}.{method} = fatal
+""",
+    )
+    control.mount(dataset, mountpoint, options)
+    assert state(mountpoint).restarts == 1
+    assert (mountpoint / "7").read_bytes() == verifying_reader.content_of("7")
+    control.unmount(mountpoint)
+
+
+POISON = """
+import os
+from dieselfs_client.mount.kernel_driver import KernelDriver
+original = KernelDriver._lookup
+def look_up(self, request, *others):
+    if bytes(request.body).startswith(b"poison"):
+        os.abort()
+    return original(self, request, *others)
+KernelDriver._lookup = look_up
+"""
+
+
+def test_a_request_that_kills_each_daemon_ends_the_mount_with_a_reason(
+    options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor_and_zygote_run(monkeypatch, in_zygote=POISON)
+    supervisor = control.mount(dataset, mountpoint, options)
+    with pytest.raises(OSError):
+        os.stat(mountpoint / "poison")
+    wait_until_ended(supervisor)
+    assert mount_at(str(mountpoint)) is None
+    assert re.search("11 daemons .*; it is unmounted", log_of(options))
+
+
+def test_in_the_foreground_the_reason_is_the_last_line_and_the_exit_code_says_so(
+    options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor_and_zygote_run(monkeypatch, in_zygote=POISON)
+    command = control._command(dataset, str(mountpoint), options, "-", "-")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while mount_at(str(mountpoint)) is None:
+                assert process.poll() is None
+                time.sleep(0.01)
+            with pytest.raises(OSError):
+                os.stat(mountpoint / "poison")
+            assert process.wait(60) == EXIT_BUG
+            assert process.stderr is not None
+            last = process.stderr.read().splitlines()[-1]
+        finally:
+            process.kill()
+    assert re.fullmatch(f"dieselfs-mount: {mountpoint}: 11 daemons .*; it is unmounted", last)
+
+
+def test_daemons_that_cannot_begin_are_an_error_of_mounting(
+    options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor_and_zygote_run(monkeypatch, in_zygote="from dieselfs_client import daemon; daemon.Node = None")
+    with pytest.raises(MountError, match="11 daemons in a row died before they could serve"):
+        control.mount(dataset, mountpoint, options)
+    assert mount_at(str(mountpoint)) is None
+    assert "TypeError" in log_of(options)
+
+
+def test_a_zygote_that_cannot_begin_is_an_error_of_mounting(
+    options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor_and_zygote_run(monkeypatch, in_zygote="raise SystemExit('broken')")
+    with pytest.raises(MountError, match="the daemon ended; see "):
+        control.mount(dataset, mountpoint, options)
+
+
+@pytest.mark.parametrize("is_resending", [True, False])
+def test_readers_do_not_notice_an_upgrade(
+    options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, is_resending: bool
+) -> None:
+    control.mount(dataset, mountpoint, replace(options, no_resend=not is_resending))
+    with readers(mountpoint, tmp_path) as reading:
+        for count in range(1, 4):
+            before = state(mountpoint)
+            after = control.upgrade(mountpoint)
+            assert after.upgrades == count
+            assert after.daemon not in (None, before.daemon)
+        reading.finish()
+    assert (after.restarts, after.resends) == (0, is_resending)
+    control.unmount(mountpoint)
+
+
+def test_an_upgrade_that_does_not_come_up_changes_nothing(
+    options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"import os\nif os.path.exists('{tmp_path}/broken'): raise SystemExit(3)"
+    supervisor_and_zygote_run(monkeypatch, in_zygote=code)
+    control.mount(dataset, mountpoint, options)
+    before = state(mountpoint)
+    (tmp_path / "broken").touch()
+    with pytest.raises(
+        MountError, match="the upgrade failed, the daemon goes on as it was: ended with exit code 3"
+    ):
+        control.upgrade(mountpoint)
+    assert state(mountpoint).daemon == before.daemon
+    assert (mountpoint / "7").read_bytes() == verifying_reader.content_of("7")
+    (tmp_path / "broken").unlink()
+    assert control.upgrade(mountpoint).daemon != before.daemon
+    control.unmount(mountpoint)
+
+
+def test_a_kernel_that_cannot_resend_gets_a_new_mount_on_the_same_path(
+    options: MountOptions, dataset: str, mountpoint: Path
+) -> None:
+    control.mount(dataset, mountpoint, replace(options, no_resend=True))
+    assert "if the daemon dies" in log_of(options)
+    descriptor = os.open(mountpoint / "7", os.O_RDONLY)
+    try:
+        first = os.fstat(descriptor).st_dev
+        os.kill(state(mountpoint).daemon, signal.SIGKILL)
+        wait_for(mountpoint, lambda now: now.restarts == 1 and now.is_served)
+        assert os.stat(mountpoint).st_dev != first
+        assert (mountpoint / "7").read_bytes() == verifying_reader.content_of("7")
+        with pytest.raises(OSError):
+            os.read(descriptor, 100)
+    finally:
+        with suppress(OSError):  # there is nobody left to hear of it
+            os.close(descriptor)
+    assert "is mounted anew" in log_of(options)
+    control.unmount(mountpoint)
+
+
+def test_a_daemon_that_waits_for_itself_and_cannot_die_is_replaced(
+    options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the middle of a request of its own, one of its threads waits for an answer that only the next daemon
+    can give.
+    """
+    supervisor_and_zygote_run(
+        monkeypatch,
+        in_zygote=f"""
+import os, threading
+from dieselfs_client.mount.kernel_driver import KernelDriver
+original = KernelDriver._lookup
+def look_up(self, request, *others):
+    if bytes(request.body).startswith(b"ask yourself"):
+        threading.Thread(target=os.path.exists, args=("{mountpoint}/myself",)).start()
+    elif bytes(request.body).startswith(b"myself") and not os.path.exists("{tmp_path}/died"):
+        open("{tmp_path}/died", "w").close()
+        os.kill(os.getpid(), 9)
+    return original(self, request, *others)
+KernelDriver._lookup = look_up
+""",
+    )
+    control.mount(dataset, mountpoint, options)
+    first = state(mountpoint).daemon
+    assert not (mountpoint / "ask yourself").exists()
+    wait_for(mountpoint, lambda now: now.daemon != first and now.is_served)
+    assert (mountpoint / "7").read_bytes() == verifying_reader.content_of("7")
+    wait_until_ended(first)
+    control.unmount(mountpoint)
+
+
+def test_neither_the_zygote_nor_the_server_nor_the_cache_is_needed_for_a_new_daemon(
+    options: MountOptions, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_server(tmp_path / "server") as server:
+        with Dataset(server.settings(), "gone", is_created=False) as data:
+            data.put("folder/file", b"content")
+        control.mount("gone", mountpoint, replace(options, server=server.unix))
+        assert (mountpoint / "folder/file").read_bytes() == b"content"
+    before = state(mountpoint)
+    shutil.rmtree(tmp_path / "xdg_cache_home")
+    zygote = zygote_of(before)
+    os.kill(zygote, signal.SIGKILL)
+    wait_for(mountpoint, lambda now: zygote_of(now) not in (0, zygote))
+    os.kill(before.daemon, signal.SIGKILL)
+    after = wait_for(mountpoint, lambda now: now.restarts == 1 and now.is_served)  # it was forked before
+    os.kill(after.daemon, signal.SIGKILL)
+    after = wait_for(mountpoint, lambda now: now.restarts == 2 and now.is_served)
+    assert os.getsid(after.daemon) == zygote_of(after)
+    assert (mountpoint / "folder/file").stat().st_size == 7
+    assert not (mountpoint / "folder/unknown").exists()
+    control.unmount(mountpoint)
+
+
+def test_a_signal_to_all_processes_is_a_signal_to_the_supervisor(
+    options: MountOptions, dataset: str, mountpoint: Path
+) -> None:
+    """As a service manager stops a mount."""
+    supervisor = control.mount(dataset, mountpoint, options)
+    now = state(mountpoint)
+    for process in (*children_of(now), supervisor):
+        os.kill(process, signal.SIGTERM)
+    wait_until_ended(supervisor)
+    assert mount_at(str(mountpoint)) is None
+    assert "died" not in log_of(options) and "killed" not in log_of(options)
+
+
+def test_a_daemon_that_does_not_stop_is_not_waited_for(
+    options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor_and_zygote_run(
+        monkeypatch, "from dieselfs_client.supervision import supervisor; supervisor.STOP_TIMEOUT_S = 0.5"
+    )
+    supervisor = control.mount(dataset, mountpoint, options)
+    os.kill(state(mountpoint).daemon, signal.SIGSTOP)
+    os.kill(supervisor, signal.SIGTERM)
+    wait_until_ended(supervisor)
+    assert mount_at(str(mountpoint)) is None
+
+
+def test_it_imports_nothing_that_is_large() -> None:
+    """It takes its memory for nothing, as long as the mount lives."""
+    code = "import sys, dieselfs_client.supervision.supervisor; print(*{'numpy', 'trio', 'dieselfs'} & {*sys.modules})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == "\n"
+
+
+KEEPER = """
+import os, socket, sys
+from dieselfs_client.supervision.guardian import Guardian
+from dieselfs_client.supervision.tether import Tether, receive_inheritance
+from dieselfs_client.supervision.zygote import _is_forked
+report, end = sys.argv[1:]
+tether = Tether(socket.socket(fileno=int(end)))
+receive_inheritance(tether)
+tether.send("warm")
+while (message := tether.receive_patiently(None)) is not None:
+    of_daemon = Tether(socket.socket(fileno=message.descriptor))
+    if _is_forked(of_daemon):
+        break
+    of_daemon.close()
+else:
+    sys.exit()
+tether.close()
+guardian = Guardian(of_daemon)
+kept = {name: os.pread(descriptor, 9, 0) for name, descriptor in guardian.inherited.items()}
+for name in ("one", "two", *map(str, range(20))):
+    memory = os.memfd_create(name)
+    os.write(memory, name.encode() + kept.get(name, b""))
+    guardian.keep(name, memory)
+guardian.drop("two")
+guardian.tell("ready")
+with open(report, "a") as file:
+    print(os.getpid(), *(f"{name}:{content.decode()}" for name, content in kept.items()), file=file, flush=True)
+while (message := of_daemon.receive_patiently(None)) is not None and message.word != "stop":
+    pass
+"""
+
+
+def test_what_a_daemon_has_kept_is_there_for_the_next_one(options: MountOptions, tmp_path: Path) -> None:
+    """As much as there is room for; more is let go of."""
+    report = tmp_path / "report"
+    report.touch()
+    room = 10
+    zygote = [sys.executable, "-c", KEEPER, str(report)]
+    supervisor = [
+        sys.executable,
+        "-m",
+        "dieselfs_client.supervision.supervisor",
+        "-",
+        str(tmp_path / "log"),
+        "nowhere",
+        *zygote,
+    ]
+    limited = ["/bin/sh", "-c", f'ulimit -n {DESCRIPTORS_SPARE + room}; exec "$@"', "sh", *supervisor]
+    process = subprocess.Popen(limited)
+    try:
+        lives: list[list[str]] = []
+        while len(lives) < 3:
+            assert process.poll() is None
+            if len(lives) < len(known := [line.split() for line in report.read_text().splitlines()]):
+                lives = known
+                os.kill(int(lives[-1][0]), signal.SIGKILL)
+            time.sleep(0.01)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert lives[0][1:] == []
+    assert lives[1][1:] == ["one:one", *(f"{number}:{number}" for number in range(room - 2))]
+    assert "one:oneone" in lives[2][1:]
