@@ -76,7 +76,7 @@ class Flights(Generic[Key, Cargo]):
         no reader waits for his turn behind it.
 
         Raises what fetching it raised; Unavailable if it is longer on its way than the limit, also when another had
-        asked for it.
+        asked for it, and when the flights are abandoned.
         """
         flight = self._flight(key, lane or self._limiter)
         with trio.move_on_at(flight.started_s + self._timeout_s):
@@ -84,6 +84,8 @@ class Flights(Generic[Key, Cargo]):
                 await flight.landed.wait()
         if flight.error is not None:
             raise type(flight.error)(*flight.error.args)
+        if flight.cargo is None and flight.landed.is_set():
+            raise Unavailable(f"{self._name(key)} is not fetched any more: this node is stopping")
         if flight.cargo is None:
             raise Unavailable(f"{self._name(key)} did not come within {self._timeout_s:g} s")
         return flight.cargo

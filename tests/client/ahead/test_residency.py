@@ -195,6 +195,29 @@ def test_a_flight_that_takes_too_long_is_not_waited_for_twice(packed: PackedData
     assert sorted(run(packed, scenario).fetched_chunks) == [0, 1]
 
 
+def test_a_reader_of_a_node_that_stops_is_told_so(packed: PackedDataset) -> None:
+    source = GatedSource(packed.source())
+    reasons: list[str] = []
+
+    async def read(residency: ChunkResidency) -> None:
+        with pytest.raises(Unavailable) as caught:
+            await residency.fetch(0)
+        reasons.append(str(caught.value))
+
+    async def main() -> None:
+        async with trio.open_nursery() as readers:
+            async with trio.open_nursery() as nursery:
+                residency = ChunkResidency(packed.snapshot, source, 1 << 20, nursery, TIMEOUT_S, 8)
+                readers.start_soon(read, residency)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            source.gate.set()
+
+    run_in_still_time(main)
+    assert len(reasons) == 1
+    assert "this node is stopping" in reasons[0]
+
+
 def test_a_failure_is_remembered_for_a_moment_only(packed: PackedDataset) -> None:
     async def scenario(residency: ChunkResidency, source: GatedSource) -> None:
         source.error = Unavailable("the server is gone")
