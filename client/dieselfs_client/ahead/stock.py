@@ -26,6 +26,7 @@ from dieselfs_client.ahead.holdings import Holdings
 from dieselfs_client.ahead.parcels import Arrived, Parcel, Parcels, PieceSource
 from dieselfs_client.ahead.pieces import Pieces, PieceTable
 from dieselfs_client.ahead.plan_reads import PlanReads
+from dieselfs_client.ahead.pushed_chunks import PushedChunks
 from dieselfs_client.ahead.residency import ChunkResidency
 from dieselfs_client.ahead.tripwires import Tripwires
 from dieselfs_client.ahead.window import PlanWindow, Span
@@ -37,11 +38,6 @@ PARCELS_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
 COMMON_SPANS_AHEAD = 2
 """A plan that other nodes read as well is no further ahead of its readers, unless the memory of the job has the room:
 what they have not come to yet would have to go.
-"""
-PUSHED_AGAIN_S = 1.0
-PUSHED_AGAIN_MAX_S = 60.0
-"""A kept chunk is fetched to be pushed again no sooner, and each time it takes twice as long until the next, up to the
-second figure: pages that the kernel takes back at once are not worth it. If much of it is asked for, it is sooner.
 """
 FINISHED_S = 10.0
 """The last files of a plan stay for so long after its readers were last heard of."""
@@ -84,14 +80,6 @@ class StockFigures:
     failed_parcels: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Push:
-    """When a chunk was last pushed, and how much later that may be done again."""
-
-    at_s: float
-    again_after_s: float
-
-
 @dataclass(eq=False, slots=True)
 class _Following:
     """A plan that is followed. `is_ahead` is set when the files that its latest reader begins with are in stock."""
@@ -131,8 +119,7 @@ class Stock:
         self._foreground = foreground or Foreground()
         self._is_over = False  # the mount is gone
         self._plans: dict[Hashable, _Following] = {}
-        self._pushes: dict[int, _Push] = {}  # of the chunks that are kept
-        self._is_here = np.zeros(snapshot.chunk_count, np.bool_)  # which of them are in the page cache
+        self._pushed = PushedChunks(snapshot.chunk_count, clock)  # of those that are kept
         self._expected: set[int] = set()
         self._moved = trio.Event()  # set, and made anew, when a reader moves on or memory becomes free
         self._fetching = trio.CapacityLimiter(PARCELS_AT_ONCE_MAX)
@@ -175,9 +162,7 @@ class Stock:
 
     def keeps(self, chunk: int) -> bool:
         """Whether a chunk that a reader waits for is to be fetched whole at once, because it is kept."""
-        push = self._pushes.get(chunk)
-        is_due = push is None or self._clock() >= push.at_s + push.again_after_s
-        return is_due and self.holdings.keep(chunk)
+        return self._pushed.is_due(chunk) and self.holdings.keep(chunk)
 
     def expects(self, chunk: int) -> bool:
         """Whether much of a chunk is on its way, or about to be: a reader who waits for one of its files joins in."""
@@ -185,31 +170,19 @@ class Stock:
 
     def landed(self, chunk: int, payload: memoryview) -> None:
         """A chunk was fetched for a reader: push it if it is kept, and if that was not just done for another reader."""
-        push = self._pushes.get(chunk)
-        if self._is_over or not self.holdings.is_kept(chunk):
-            return
-        if push is not None and self._clock() < push.at_s + PUSHED_AGAIN_S:
+        if self._is_over or not self.holdings.is_kept(chunk) or self._pushed.was_just_pushed(chunk):
             return
         pieces = self.table.of_chunk(chunk)
-        if push is not None:  # the kernel has taken pages back
+        if self._pushed.push(chunk):
             self.figures.pushed_again_chunks += 1
             self.holdings.lose(pieces)
-        self._note_push(chunk)
         self._nursery.start_soon(self._put, pieces, payload, pieces.offsets)
-
-    def _note_push(self, chunk: int) -> None:
-        before = self._pushes.get(chunk)
-        again_after_s = (
-            PUSHED_AGAIN_S if before is None else min(2 * before.again_after_s, PUSHED_AGAIN_MAX_S)
-        )
-        self._pushes[chunk] = _Push(self._clock(), again_after_s)
-        self._is_here[chunk] = True
 
     def restore(self, chunks: Iterable[int]) -> None:
         """These are in the page cache since an earlier daemon kept them; but the bytes of tripwires went with it."""
         for chunk in chunks:
             if self.holdings.keep(chunk):
-                self._is_here[chunk] = True
+                self._pushed.restore(chunk)
                 pieces = self.table.of_chunk(chunk)
                 self.holdings.put(pieces[~self.tripwires.among(pieces.nodes)])
 
@@ -253,7 +226,7 @@ class Stock:
 
     def lacks(self, chunk: int) -> bool:
         """Whether a chunk is not kept in the page cache, and not known to be damaged."""
-        return not self._is_here[chunk] and chunk not in self._residency.damaged
+        return not self._pushed.is_here(chunk) and chunk not in self._residency.damaged
 
     def has_room(self, chunk: int) -> bool:
         """Whether a chunk would be kept."""
@@ -264,17 +237,13 @@ class Stock:
         if not self._is_over and self.holdings.keep(chunk):
             payload = await self._residency.fetch(chunk, lane)
             pieces = self.table.of_chunk(chunk)
-            self._note_push(chunk)
+            self._pushed.push(chunk)
             await self._put(pieces, payload, pieces.offsets)
 
     def warmth(self) -> Warmth:
         """How much is kept in the page cache, of what can be."""
         page_bytes = self.table.chunk_page_bytes()
-        damaged = np.fromiter(self._residency.damaged, np.int64)
-        is_lacking = ~self._is_here
-        is_lacking[damaged] = False
-        kept_bytes = int(page_bytes[self._is_here].sum())
-        return Warmth.of(kept_bytes, self._allotment.kept, page_bytes[is_lacking], len(damaged))
+        return self._pushed.warmth(page_bytes, self._allotment.kept, self._residency.damaged)
 
     # -- ahead of plans ----------------------------------------------------------------------------------
 
@@ -439,7 +408,7 @@ class Stock:
                 self.figures.failed_parcels += 1
                 _log.warning("files fetched ahead of their readers: %s", content)
             elif self.holdings.is_kept(chunk):
-                self._note_push(chunk)
+                self._pushed.push(chunk)
         for pieces, (payload, starts) in self._parcels.joined(parcel, came):
             await self._put(pieces, payload, starts)
 

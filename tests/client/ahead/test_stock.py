@@ -15,8 +15,9 @@ from dieselfs.errors import MountError
 from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs_client.ahead.pieces import Pieces
+from dieselfs_client.ahead.pushed_chunks import PUSHED_AGAIN_S
 from dieselfs_client.ahead.residency import ChunkResidency
-from dieselfs_client.ahead.stock import FINISHED_S, PLAN_QUIET_S, PLANS_MAX, PUSHED_AGAIN_S, Stock
+from dieselfs_client.ahead.stock import FINISHED_S, PLAN_QUIET_S, PLANS_MAX, Stock
 from dieselfs_client.memory import Allotment
 from dieselfs_client.warming import missing
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
