@@ -43,7 +43,7 @@ def warm(place: str) -> MountWarmth:
     except FileNotFoundError:
         raise MountError(f"{place}: its daemon is of an older version; dlcmd upgrade {place}") from None
     except OSError as error:
-        if error.errno == errno.ENOTCONN:
+        if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             raise MountError(f"{place}: the mount is dead; mount it again") from None
         raise Unavailable(f"{place}: its daemon cannot say how warm it is: {error.strerror}") from None
     return parsed(json.loads(text))

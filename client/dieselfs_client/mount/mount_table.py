@@ -74,7 +74,8 @@ def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
             os.statvfs(mountpoint)
             verdict.append(False)
         except OSError as error:
-            verdict.append(error.errno == errno.ENOTCONN)
+            # The second is the answer to a question that was on its way when the daemon died.
+            verdict.append(error.errno in (errno.ENOTCONN, errno.ECONNABORTED))
 
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
