@@ -4,43 +4,68 @@ PYTHON3 ?= python3
 VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 DATA    ?=
+# More than there are processors: many tests wait, for daemons, timeouts and disks. All tests of a file run in one worker.
+TEST_WORKERS ?= 3
 BENCH   ?=
 
-.PHONY: test check bench demo venv system clean
+.PHONY: test check docs bench demo venv system system-demo clean
 
 test: check  ## install what the tests need, check the source, run all tests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations 20
 
-check: venv  ## lint, format, types
+check: docs  ## lint, format, types, documents
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-bench: $(VENV)/installed-bench  ## the figures of docs/performance.md (BENCH=--quick tries it out)
+docs: venv  ## the site of the documents, into site/
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet --strict
+
+bench: $(VENV)/installed-bench  ## the figures of docs/internals/performance.md (BENCH=--quick tries it out)
 	PYTHONPATH=tools $(PYTHON) -m bench $(BENCH)
 
-demo: venv  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
+demo: $(VENV)/installed  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
 	$(PYTHON) -m dieselfs_tools.demo $(DATA)
 
-venv: $(VENV)/installed
+venv: $(VENV)/installed-test
 
 # Packages are only added; one that is no longer wanted goes with `make clean`.
-$(VENV)/installed: pyproject.toml | system
+$(VENV)/installed: pyproject.toml | system-demo
 	$(PYTHON3) -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed | system
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[pyfuse3]' || \
 		echo "pyfuse3 could not be built; going on without, its tests are skipped"
 	touch $@
 
-$(VENV)/installed-bench: $(VENV)/installed
+$(VENV)/installed-bench: $(VENV)/installed-test
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test,bench]'
 	touch $@
 
-# What is asked for, and the Debian package that has it.
-system:
+define INSTALL_MISSING
+if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing || \
+		echo "could not install$$missing; going on without"; \
+	else \
+		echo "missing:$$missing; as root: apt-get install$$missing; going on without"; \
+	fi
+endef
+
+# A program, and the Debian package that has it.
+system-demo:
+	@missing=; \
+	command -v fusermount3 >/dev/null || missing="$$missing fuse3"; \
+	$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	$(INSTALL_MISSING)
+
+system: system-demo  # and what the tests need
 	@missing=; \
 	command -v tc >/dev/null || missing="$$missing iproute2"; \
-	command -v fusermount3 >/dev/null || missing="$$missing fuse3"; \
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
 	test -e /usr/include/fuse3/fuse_lowlevel.h || missing="$$missing libfuse3-dev"; \
@@ -55,15 +80,7 @@ system:
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	command -v ceph-osd >/dev/null && command -v ceph-mon >/dev/null || missing="$$missing ceph-mon ceph-osd"; \
 	ls /usr/lib/python3/dist-packages/rados* >/dev/null 2>&1 || missing="$$missing python3-rados"; \
-	$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
-	if [ -z "$$missing" ]; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing || \
-		echo "could not install$$missing; going on without"; \
-	else \
-		echo "missing:$$missing; as root: apt-get install$$missing; going on without"; \
-	fi
+	$(INSTALL_MISSING)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,9 +5,13 @@ import dieselfs
 with dieselfs.connect("imagenet") as data:
     for path in data.shuffle(seed=1, epoch=0):
         train(data.get(path))
+
+What needs numpy and the protocol is imported when it is first used, so that a command line starts quickly.
 """
 
-from dieselfs.dataset import Dataset, connect
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dieselfs.errors import (
     AccessDenied,
     AlreadyExists,
@@ -15,14 +19,33 @@ from dieselfs.errors import (
     DieselfsError,
     InvalidInput,
     NotFound,
+    PathNotFound,
     ProtocolError,
     SourceChanged,
     StorageFull,
     Unavailable,
 )
-from dieselfs.meta.snapshot import Stat
-from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
+
+if TYPE_CHECKING:
+    from dieselfs.dataset import Dataset, connect
+    from dieselfs.shuffle.cursor import Cursor
+    from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
+    from dieselfs.shuffle.spec import PlanSpec
+    from dieselfs.snapshot.reader import Stat
+
+    __version__: str
+
+_MODULES = {
+    "Cursor": "dieselfs.shuffle.cursor",
+    "Dataset": "dieselfs.dataset",
+    "Plan": "dieselfs.shuffle.plan",
+    "PlanSpec": "dieselfs.shuffle.spec",
+    "Share": "dieselfs.shuffle.plan",
+    "ShuffledPaths": "dieselfs.shuffle.plan",
+    "Stat": "dieselfs.snapshot.reader",
+    "connect": "dieselfs.dataset",
+}
+"""Where the names above come from that are not errors."""
 
 __all__ = [
     "AccessDenied",
@@ -33,7 +56,9 @@ __all__ = [
     "DieselfsError",
     "InvalidInput",
     "NotFound",
+    "PathNotFound",
     "Plan",
+    "PlanSpec",
     "ProtocolError",
     "Share",
     "ShuffledPaths",
@@ -41,5 +66,15 @@ __all__ = [
     "Stat",
     "StorageFull",
     "Unavailable",
+    "__version__",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("dieselfs")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value

@@ -1,4 +1,4 @@
-"""Columns: many small values kept as one packed little-endian array, in chunk headers and snapshots. No I/O.
+"""Columns: small values as one packed little-endian array, in chunk headers and snapshots. No I/O.
 
 A column of byte strings is one `blob` (all of them joined) and the array of their `ends`; string `i` is
 `blob[ends[i - 1]:ends[i]]`, and string 0 begins at 0.
@@ -17,9 +17,6 @@ U32 = np.dtype("<u4")
 U64 = np.dtype("<u8")
 I64 = np.dtype("<i8")
 
-Column = npt.NDArray[np.generic]
-Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.uint32] | npt.NDArray[np.uint8]
-
 _SLASH = ord("/")
 _DOT = ord(".")
 
@@ -28,7 +25,7 @@ assert _BLOCK_BYTES > PATH_BYTES_MAX
 
 
 def ends_of(strings: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    """Where each string ends once all are joined."""
+    """The end of each string after joining all: shape (n,)."""
     return np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), dtype=np.int64)
 
 
@@ -39,7 +36,7 @@ def split_blob(blob: bytes | memoryview, ends: npt.NDArray[np.generic]) -> list[
 
 
 def ends_fault(ends: npt.NDArray[np.generic], blob_length: int) -> str | None:
-    """Say why `ends` cannot be the ends of strings in a blob of that length, or None."""
+    """Why `ends` cannot be the ends of strings in a blob of this length, or None."""
     values = ends.astype(np.int64, casting="unsafe")
     if len(values) == 0:
         return "bytes without an entry" if blob_length else None
@@ -53,7 +50,7 @@ def ends_fault(ends: npt.NDArray[np.generic], blob_length: int) -> str | None:
 def first_bad_path(blob: bytes | memoryview, ends: npt.NDArray[np.generic]) -> int | None:
     """Index of the first string that breaks the path rules of `dieselfs.names`, or None.
 
-    The same rules as `names.path_fault`, for a million paths at a time (a test holds the two together).
+    The same rules as `names.path_fault`, for a million paths at a time (a test compares the two).
     `ends` must have been checked. The empty path (the root) passes.
     """
     data = np.frombuffer(blob, U8)
@@ -63,7 +60,7 @@ def first_bad_path(blob: bytes | memoryview, ends: npt.NDArray[np.generic]) -> i
     unchecked = int(too_long[0]) if len(too_long) else len(stops)
     first = 0
     while first < unchecked:
-        # Block by block: the arithmetic takes some thirty times the memory of what it looks at.
+        # Block by block, because the arithmetic takes about thirty times the memory of the paths.
         block_end = int(np.searchsorted(stops[:unchecked], starts[first] + _BLOCK_BYTES, side="right"))
         bad = _first_bad_of_block(data, starts[first:block_end], stops[first:block_end])
         if bad is not None:
@@ -75,14 +72,14 @@ def first_bad_path(blob: bytes | memoryview, ends: npt.NDArray[np.generic]) -> i
 def _first_bad_of_block(
     data: npt.NDArray[np.uint8], path_starts: npt.NDArray[np.int64], path_ends: npt.NDArray[np.int64]
 ) -> int | None:
-    """As `first_bad_path`, for neighbouring paths of which none is longer than PATH_BYTES_MAX."""
+    """As `first_bad_path`, for neighbouring paths of at most PATH_BYTES_MAX bytes each."""
     is_bad = np.zeros(len(path_ends), np.bool_)
     block = slice(path_starts[0], path_ends[-1])
 
     def owners_of(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.searchsorted(path_ends, places, side="right")
 
-    # A part runs from a path's start, or from behind a slash, to the next slash or the path's end.
+    # A part extends from the path's start, or after a slash, to the next slash or the path's end.
     slashes = np.flatnonzero(data[block] == _SLASH) + block.start
     named = np.flatnonzero(path_ends > path_starts)
     parts = np.bincount(owners_of(slashes), minlength=len(path_ends))[named] + 1

@@ -1,7 +1,7 @@
-"""Every error that dieselfs raises on purpose, and the exit code that each one means for `dlcmd`.
+"""The errors of dieselfs, and the exit code of `dlcmd` for each.
 
-The message of an error says what happened, to which object, and what to do next. `CODE_BY_ERROR` is how an
-error crosses the network: the server sends the code and the message, the client raises the same class.
+The message of an error says what failed, on which object, why, and what to do next. By `CODE_BY_ERROR` errors cross the
+network: the server sends the code and the message, the client raises the same class.
 """
 
 EXIT_OK = 0
@@ -16,13 +16,13 @@ EXIT_INTERRUPTED = 130
 
 
 class DieselfsError(Exception):
-    """Base of all; catching it catches every failure that is not a bug."""
+    """Base of all errors that are not bugs."""
 
     exit_code = EXIT_PARTIAL
 
 
 class InvalidInput(DieselfsError, ValueError):
-    """What the caller asked for cannot be: a bad name, option, or path."""
+    """An invalid request of the caller: a bad name, option, or path."""
 
     exit_code = EXIT_USAGE
 
@@ -33,42 +33,46 @@ class NotFound(DieselfsError):
     exit_code = EXIT_NOT_FOUND
 
 
+class PathNotFound(NotFound, FileNotFoundError):
+    """A path that is not in a dataset: for code that expects what `open` raises."""
+
+
 class AlreadyExists(DieselfsError):
-    """Something with this name or ID is there already."""
+    """An object with this name or ID exists already."""
 
     exit_code = EXIT_USAGE
 
 
 class AccessDenied(DieselfsError):
-    """Wrong key, unknown user, or a right that the user does not have."""
+    """A wrong key, an unknown user, or a missing right."""
 
     exit_code = EXIT_REFUSED
 
 
 class Damaged(DieselfsError):
-    """Stored or received bytes are not what they must be. Names the object and the offset."""
+    """Stored or received bytes are wrong. Names the object and the offset."""
 
     exit_code = EXIT_DAMAGED
 
 
 class ProtocolError(DieselfsError):
-    """The other side of a connection broke the protocol. The connection is of no further use."""
+    """The other side violated the protocol. The connection must be closed."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class Unavailable(DieselfsError):
-    """A server or a store cannot be reached, or did not answer in time. Trying again later may help."""
+    """A server or a store cannot be reached, or did not answer in time. A later retry may succeed."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class NoRoom(Unavailable):
-    """This process has no memory or no descriptor left for more. Others may have."""
+    """This process has no memory or descriptor left. Other processes may have."""
 
 
 class StorageFull(DieselfsError):
-    """The server has no room left. What was acknowledged is safe; what was under way is not stored."""
+    """The server has no room left. Acknowledged data is safe; data in flight is not stored."""
 
     exit_code = EXIT_PARTIAL
 
@@ -81,6 +85,18 @@ class MountError(DieselfsError):
     """The dataset cannot be mounted there."""
 
     exit_code = EXIT_USAGE
+
+
+class MountNotFound(MountError, NotFound):
+    """There is no such folder to mount on, or no mount on it."""
+
+    exit_code = EXIT_NOT_FOUND
+
+
+class MountDenied(MountError, AccessDenied):
+    """The system does not let this user mount or unmount."""
+
+    exit_code = EXIT_REFUSED
 
 
 CODE_BY_ERROR: dict[type[DieselfsError], int] = {

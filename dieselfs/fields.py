@@ -1,8 +1,7 @@
-"""Fields: the msgpack map at the head of a chunk or a snapshot, read as if an enemy had written it. No I/O.
+"""Fields: the msgpack map at the head of a chunk or a snapshot, read as hostile bytes. No I/O.
 
-A header is one map from names to texts, byte strings and integers. Nothing nests, so reading one makes a
-handful of objects whatever the bytes say. It must hold exactly the expected fields, each once, and nothing
-may follow it.
+A header is one map from names to texts, byte strings and integers, without nesting, so reading any bytes makes few
+objects. It must have exactly the expected fields, each once, and nothing may follow it.
 """
 
 from collections.abc import Mapping
@@ -11,23 +10,21 @@ from typing import Any
 import msgpack
 
 TEXT_BYTES_MAX = 255
-"""A field's name, or the value of a field that is a text."""
+"""Limit of a field name, and of the value of a text field."""
 
 
 class FieldsFault(Exception):
-    """What is wrong with the fields of a header; whoever decodes the object adds its name and the offset."""
+    """An invalid field of a header; the decoder of the object adds its name and the offset."""
 
 
 def pack_fields(fields: Mapping[str, str | bytes | int]) -> bytes:
-    """The map, its fields in the order given."""
+    """The map, with its fields in the given order."""
     packed: bytes = msgpack.packb(dict(fields))
     return packed
 
 
 def unpack_fields(data: bytes | bytearray | memoryview, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The fields that `data` holds: those of `kinds` and no others, each of exactly its type. Raises
-    FieldsFault.
-    """
+    """The fields in `data`: exactly those of `kinds`, with exactly these types. Raises FieldsFault."""
     fields: dict[str, Any] = {}
     for name, value in _unpack_pairs(data, len(kinds)):
         if type(name) is not str:

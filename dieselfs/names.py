@@ -1,8 +1,8 @@
-"""Names: what a dataset and a path may be called, and the `dl://dataset/path` form. No I/O.
+"""Rules for the names of datasets, tags and paths, and the `dl://dataset/path` form. No I/O.
 
-A path inside a dataset is bytes: parts of 1 to 255 bytes joined by `/`, without `.`, `..`, a leading or a
-trailing slash, or NUL; the empty path is the root. The rules are checked when names are read from a chunk,
-a snapshot, or the network too, not only when they are written.
+A path inside a dataset is bytes: parts of 1 to 255 bytes joined by `/`, without `.`, `..`, a leading or a trailing
+slash, or NUL; the empty path is the root. Names are checked when they are written, and when they are read from a chunk,
+a snapshot, or the network.
 """
 
 import os
@@ -22,34 +22,33 @@ SCHEME = "dl://"
 
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-# One expression, because the uploader and the chunk decoder apply it to every single path:
-# not "." or "..", then 1 to 255 bytes that are neither "/" nor NUL, and the same again after each slash.
+# One expression for speed, because uploader and chunk decoder apply it to every path. Each part is not "." or "..", and
+# has 1 to 255 bytes that are neither "/" nor NUL.
 _PART = rb"(?!\.{1,2}(?:/|\Z))[^/\0]{1,%d}" % NAME_BYTES_MAX
 _PATH = re.compile(rb"%b(?:/%b)*\Z" % (_PART, _PART))
 
 
 def check_dataset_name(name: str) -> str:
-    """Return `name` if a dataset may be called so; raise InvalidInput otherwise."""
-    if len(name) > DATASET_NAME_CHARACTERS_MAX or not _DATASET_NAME.fullmatch(name):
-        raise InvalidInput(
-            f"dataset name {name[:80]!r} is not allowed: use up to {DATASET_NAME_CHARACTERS_MAX} of the "
-            "letters A-Z a-z, digits, '.', '_' and '-', beginning with a letter or a digit"
-        )
-    return name
+    """Return `name` if it is a valid name of a dataset. Raises InvalidInput."""
+    return _check_name(name, "dataset name", DATASET_NAME_CHARACTERS_MAX)
 
 
 def check_tag_name(name: str) -> str:
-    """Return `name` if a tag may be called so; raise InvalidInput otherwise."""
-    if len(name) > TAG_NAME_CHARACTERS_MAX or not _DATASET_NAME.fullmatch(name):
+    """Return `name` if it is a valid tag. Raises InvalidInput."""
+    return _check_name(name, "tag", TAG_NAME_CHARACTERS_MAX)
+
+
+def _check_name(name: str, kind: str, characters_max: int) -> str:
+    if len(name) > characters_max or not _DATASET_NAME.fullmatch(name):
         raise InvalidInput(
-            f"tag {name[:80]!r} is not allowed: use up to {TAG_NAME_CHARACTERS_MAX} of the letters A-Z a-z, digits, "
+            f"{kind} {name[:80]!r} is not allowed: use up to {characters_max} of the letters A-Z a-z, digits, "
             "'.', '_' and '-', beginning with a letter or a digit"
         )
     return name
 
 
 def path_fault(path: bytes) -> str | None:
-    """Say what is wrong with `path`, or None if it may stand in a dataset. The empty path is the root."""
+    """Why `path` is invalid in a dataset, or None. The empty path is the root."""
     if not path or (len(path) <= PATH_BYTES_MAX and _PATH.match(path) and path.count(b"/") < PATH_DEPTH_MAX):
         return None
     if len(path) > PATH_BYTES_MAX:
@@ -69,15 +68,15 @@ def path_fault(path: bytes) -> str | None:
 
 
 def check_path(path: bytes) -> bytes:
-    """Return `path` if it may stand in a dataset (the empty path is the root); raise InvalidInput otherwise."""
+    """Return `path` if it is valid in a dataset (the empty path is the root). Raises InvalidInput."""
     fault = path_fault(path)
     if fault is not None:
         raise InvalidInput(f"{fault}: {printable(path[:200])}")
     return path
 
 
-def user_path(path: str | bytes) -> bytes:
-    """The stored form of a path as users write it: leading and trailing slashes dropped, then checked."""
+def user_path(path: str | bytes | os.PathLike[str]) -> bytes:
+    """The stored form of a path as users write it: without leading and trailing slashes, and checked."""
     return check_path(os.fsencode(path).strip(b"/"))
 
 
@@ -95,9 +94,8 @@ def split_path(path: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A dataset and a path in it, as `dl://dataset/path` names them.
-
-    `is_folder_form` is true when the text ended in a slash (or named the root): "into this folder".
+    """A dataset and a path in it, as in `dl://dataset/path`. `is_folder_form`: the text ended in a slash, or named the
+    root, so it means "into this folder".
     """
 
     dataset: str
@@ -120,9 +118,10 @@ def is_location(text: str) -> bool:
 
 
 def parse_location(text: str) -> Location:
-    """Parse `dl://dataset[@tag][/path]`. Raises InvalidInput, saying which part is wrong."""
+    """Parse `dl://dataset[@tag][/path]`. Raises InvalidInput, which names the invalid part."""
     if not is_location(text):
-        raise InvalidInput(f"{text!r} is not a dataset location: write {SCHEME}DATASET/PATH")
+        hint = f"did you mean {SCHEME}{text}?" if _DATASET_NAME.match(text) else f"write {SCHEME}DATASET/PATH"
+        raise InvalidInput(f"{text!r} is not a dataset location: {hint}")
     name, _, path = text[len(SCHEME) :].partition("/")
     dataset, at, tag = name.partition("@")
     if at:

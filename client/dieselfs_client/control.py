@@ -1,37 +1,34 @@
-"""Starts, ends, upgrades and lists mounts, as verbs of `dlcmd` do. This module starts processes.
+"""Starts, finds, upgrades and stops daemons, with a mount and without, for `dlcmd`. This module starts processes.
 
 from dieselfs_client import control
 
 process = control.mount("imagenet", "/mnt/imagenet")
 control.unmount("/mnt/imagenet")
+
+process = control.start_cache("imagenet", CacheOptions(memory_bytes=8 << 30))
+control.stop_cache(snapshot)
 """
 
 import contextlib
 import errno
 import json
 import os
-import select
+import shlex
 import signal
-import subprocess
-import sys
-import sysconfig
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import dieselfs.errors
-from dieselfs.errors import InvalidInput, MountError, Unavailable
-from dieselfs.limits import (
-    MOUNT_START_TIMEOUT_S,
-    UNMOUNT_BUSY_TIMEOUT_S,
-    UNMOUNT_TIMEOUT_S,
-    UPGRADE_TIMEOUT_S,
-)
+from dieselfs.errors import InvalidInput, MountError, MountNotFound, NotFound, Unavailable
+from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_location, parse_location
-from dieselfs_client.daemon import default_log_file
-from dieselfs_client.mount.drivers import check_driver
+from dieselfs.process.handle import ProcessHandle, wait_for_end
+from dieselfs.process.launch import launch, module_environment, python_command
+from dieselfs.process.state_dirs import log_path
+from dieselfs.settings import KERNEL, CacheOptions
+from dieselfs_client.daemon_list import CACHE_DAEMON, cache_daemons
 from dieselfs_client.mount.mount_table import (
     FILESYSTEM_TYPE,
     MountRecord,
@@ -41,12 +38,20 @@ from dieselfs_client.mount.mount_table import (
 )
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.mount.mounting import unmount as unmount_from_kernel
-from dieselfs_client.options import MountOptions, format_options
-from dieselfs_client.supervision.record import Supervision, supervision_of, supervisions
+from dieselfs_client.mount.options import MountOptions, format_options
+from dieselfs_client.supervision.status import SupervisorStatus, supervision_of, supervisions
 
-READY = "ready"
-_STATS = Path(".dieselfs/stats")
-_REPORT_BYTES_MAX = 64 << 10
+if TYPE_CHECKING:  # numpy and trio take 0.3 s, which 'umount' and 'mounts' do not need
+    from dieselfs.snapshot.reader import Snapshot
+    from dieselfs_client.cluster.pool import PoolConfig
+
+UPGRADE_TIMEOUT_S = 120.0
+"""Wait for a new daemon to take over a mount."""
+UNMOUNT_BUSY_TIMEOUT_S = 1.0
+"""A mount whose files are open for longer than this is not unmounted, unless lazily."""
+CACHE_STOP_TIMEOUT_S = 10.0
+
+_STATS, _ERRORS = Path(".dieselfs/stats"), Path(".dieselfs/errors")
 _POLL_S = 0.02
 
 
@@ -54,11 +59,12 @@ _POLL_S = 0.02
 class Mount:
     """A mount of dieselfs.
 
-    - `process`: its supervisor, None where it is dead or cannot be seen; the rest is known only from that
-    - `daemon`: the process that serves it at the moment, None while it is replaced
-    - `restarts`: how many daemons took the place of one that died; `upgrades`, of one that was asked to yield
-    - `resends`: the kernel sends requests again (Linux 6.9), so that readers notice none of that
-    - `trouble`: what went wrong last, or empty
+    - `process`: its supervisor, None if it is dead or not visible; then `daemon` is None, and the rest means nothing
+    - `daemon`: the process that serves it, None while it is replaced
+    - `restarts`: daemons started after one died; `upgrades`: on request
+    - `resends`: the kernel sends requests again (Linux 6.9), so that readers notice neither
+    - `trouble`: the last failure of the daemon, or empty
+    - `last_error`: the newest line of `.dieselfs/errors`: time, path and reason of a failed read; or empty
     """
 
     mountpoint: str
@@ -66,11 +72,12 @@ class Mount:
     process: int | None
     options: tuple[str, ...]
     is_stale: bool
-    daemon: int | None = None
-    restarts: int = 0
-    upgrades: int = 0
-    resends: bool = True
-    trouble: str = ""
+    daemon: int | None
+    restarts: int
+    upgrades: int
+    resends: bool
+    trouble: str
+    last_error: str
 
 
 def mount(
@@ -81,116 +88,60 @@ def mount(
 ) -> int:
     """Mount a dataset (`name` or `name@tag`, with or without `dl://`); returns the process ID of its supervisor.
 
-    It returns once the mount can be used. Raises MountError (about the mount point, or the kernel), and what
-    `dieselfs.connect` raises; Unavailable if it takes longer than `timeout_s`. If it raises, nothing is mounted.
+    Returns once the mount can be used. Raises MountError (mount point or kernel), what `dieselfs.connect` raises, and
+    Unavailable if it is not ready within `timeout_s`. After an error nothing is mounted.
     """
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)
-    log_file = options.log_file or str(default_log_file(place))
+    default = log_path("mount", place.strip("/").replace("/", "-"))
+    log_file = Path(options.log_file).absolute() if options.log_file else default
     name = _checked(dataset, place, options)
-    deadline_s = time.monotonic() + timeout_s
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        try:
-            subprocess.run(
-                # The shell ends at once, so that the supervisor is nobody's child and nobody has to wait for it.
-                ["/bin/sh", "-c", '"$@" &', "sh", *_command(name, place, options, str(writing), log_file)],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[writing],
-                start_new_session=True,
-                check=True,
-            )
-        finally:
-            os.close(writing)
-        reports = _Reports(pipe.fileno(), deadline_s)
-        process = int(reports.next() or 0)
-        try:
-            verdict = reports.next()
-        except BaseException:  # too late, or the user has had enough
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGTERM)
-            raise
-    if verdict == READY:
-        return process
-    kind, _, message = verdict.partition(" ")
-    error = getattr(dieselfs.errors, kind, MountError)
-    raise error(message or f"{place}: the daemon ended; see {log_file}")
+    return launch(
+        lambda report: supervisor_command(name, place, options, str(report), str(log_file)),
+        log_file,
+        timeout_s,
+        f"the mount on {place}",
+        MountError,
+    )
 
 
 def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options: MountOptions) -> NoReturn:
-    """Mount as `mount` does, but stay and log to standard error: this process becomes the supervisor.
+    """As `mount`, but this process becomes the supervisor, and logs to standard error.
 
-    Raises InvalidInput and MountError; what goes wrong later is written to standard error, and is the exit code.
+    Raises InvalidInput and MountError. Later errors are written to standard error, and set the exit code.
     """
     place = resolved_mountpoint(mountpoint)
-    command = _command(_checked(dataset, place, options), place, options, "-", "-")
-    os.execve(command[0], command, _environment())
+    command = supervisor_command(_checked(dataset, place, options), place, options, "-", "-")
+    os.execve(command[0], command, module_environment())
 
 
 def _checked(dataset: str, place: str, options: MountOptions) -> str:
-    """What to mount, by its name. Raises what can be said at once and here, rather than by a process that starts."""
+    """The name of what is mounted. Raises the errors that are known before a process is started."""
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
     if location.path:
         raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
     options.check()
-    check_driver(options.driver)
+    if options.driver != KERNEL:
+        from dieselfs_client.mount.drivers import check_driver
+
+        check_driver(options.driver)
     prepare_mountpoint(place)
     return location.state
 
 
-def _command(dataset: str, place: str, options: MountOptions, report: str, log_file: str) -> list[str]:
-    """The supervisor, and behind it what it starts."""
-    log = os.path.abspath(log_file) if log_file != "-" else "-"
-    python = [sys.executable, "-P", "-m"]
-    zygote = [
-        *python,
-        "dieselfs_client.supervision.zygote",
-        dataset,
-        place,
-        format_options(options.absolute()),
-        log,
-    ]
-    return [*python, "dieselfs_client.supervision.supervisor", report, log, place, *zygote]
-
-
-def _environment() -> dict[str, str]:
-    """They see the modules that we see, also where dieselfs runs from a checkout; they work in another folder.
-
-    What is found without being told is left out: it may be elsewhere, when an upgrade finds a newer Python.
-    """
-    found = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    told = [os.path.abspath(path) for path in sys.path if not path.startswith(found)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(told)}
-
-
-class _Reports:
-    """What a supervisor writes while it starts, by line: its process ID, then `READY` or an error and its message."""
-
-    def __init__(self, descriptor: int, deadline_s: float) -> None:
-        self._descriptor = descriptor
-        self._deadline_s = deadline_s
-        self._received = b""
-
-    def next(self) -> str:
-        """The next line; empty if the supervisor ends before it. Raises Unavailable when the time is up."""
-        while b"\n" not in self._received:
-            left_s = max(self._deadline_s - time.monotonic(), 0)
-            if not select.select([self._descriptor], [], [], left_s)[0]:
-                raise Unavailable("the mount was not there in time; the server may be slow, or gone")
-            more = os.read(self._descriptor, _REPORT_BYTES_MAX)
-            if not more:
-                return ""
-            self._received += more
-        line, _, self._received = self._received.partition(b"\n")
-        return line.decode("utf-8", "surrogateescape")
+def supervisor_command(
+    dataset: str, place: str, options: MountOptions, report: str, log_file: str
+) -> list[str]:
+    """The command line of the supervisor, which ends with that of its zygote."""
+    arguments = dataset, place, format_options(options.absolute()), log_file
+    zygote = python_command("dieselfs_client.zygote", *arguments)
+    return python_command("dieselfs_client.supervision.supervisor", report, log_file, place, *zygote)
 
 
 def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
-    """Unmount, and wait for the processes behind it to end. Raises MountError if there is no mount of dieselfs.
+    """Unmount, and wait for its processes to end. Raises MountNotFound, and MountError while files on it are open.
 
-    Refuses while files on it are open; `lazily`, it goes all the same, and what is open is served to its end.
+    `lazily`: detach the mount at once; open files are served until they are closed.
     """
     place = mounted_place(mountpoint)
     supervision = supervision_of(place)
@@ -200,52 +151,54 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
             unmount_from_kernel(place, lazily)
             break
         except MountError as error:
-            # The mount itself has some of its files open now and then, to fill the page cache.
+            # The page helper of the mount opens files now and then, to fill the page cache.
             if time.monotonic() > deadline_s:
                 if os.strerror(errno.EBUSY) not in str(error):
                     raise
+                users = ", ".join(_users_of(place)) or "a process of another user"
                 raise MountError(
-                    f"{error}: files on it are open, or somebody is in it; close them, "
-                    f"or let them be read to the end: dlcmd umount --lazy {place}"
+                    f"{place}: in use by {users}; end it, or detach the mount: "
+                    f"dlcmd umount --lazy {shlex.quote(str(mountpoint))}"
                 ) from None
             time.sleep(_POLL_S)
     if supervision is not None and not lazily:
-        _wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
+        wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
+
+
+def _users_of(place: str) -> list[str]:
+    """The visible processes, name and ID, with open files or their working folder on a mount."""
+    found = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        folder = f"/proc/{process}"
+        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+            links = [f"{folder}/cwd", f"{folder}/root", *(one.path for one in os.scandir(f"{folder}/fd"))]
+            if any((os.readlink(link) + "/").startswith(place + "/") for link in links):
+                found.append(f"{Path(folder, 'comm').read_text().strip()} ({process})")
+    return found
 
 
 def mounted_place(mountpoint: str | os.PathLike[str]) -> str:
     place = resolved_mountpoint(mountpoint)
     record = mount_at(place)
     if record is None or record.filesystem != FILESYSTEM_TYPE:
-        raise MountError(f"{place}: no dataset is mounted there; dlcmd mounts lists what is")
+        raise MountNotFound(f"{place}: no dataset is mounted there; dlcmd mounts lists what is")
     return place
 
 
 def job_of(place: str) -> Mapping[str, Any] | None:
-    """What a mount (`mounted_place`) tells of its job in `.dieselfs/stats`; None if it is of none, or does not tell."""
+    """The job in `.dieselfs/stats` of a mount (`mounted_place`); None if it has no job, or the file cannot be read."""
     try:
-        told: Mapping[str, Any] | None = json.loads(Path(place, _STATS).read_bytes())["job"]
+        job: Mapping[str, Any] | None = json.loads(Path(place, _STATS).read_bytes())["job"]
     except (OSError, ValueError, KeyError):  # a dataset may have a folder of its own under that name
         return None
-    return told
-
-
-def _wait_for_end(process: int, timeout_s: float) -> None:
-    try:
-        descriptor = os.pidfd_open(process)
-    except ProcessLookupError:
-        return
-    try:
-        select.select([descriptor], [], [], timeout_s)
-    finally:
-        os.close(descriptor)
+    return job
 
 
 def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEOUT_S) -> Mount:
-    """Have the daemon of a mount replaced by a new one, of the code that is installed now; readers see a pause.
+    """Replace the daemon of a mount by one of the code that is installed now; readers see a pause.
 
-    Returns the mount as it is then. Raises MountError if there is none, or none whose supervisor this user may tell, or
-    if the new daemon does not come up: then the old one goes on. Unavailable if that takes longer than `timeout_s`.
+    Returns the mount afterwards. Raises MountError if there is no mount or no supervisor of this user, or if the new
+    daemon does not start: then the old one continues. Raises Unavailable after `timeout_s`.
     """
     place = mounted_place(mountpoint)
     before = supervision_of(place)
@@ -261,23 +214,23 @@ def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEO
         if time.monotonic() > deadline_s:
             raise Unavailable(f"{place}: no new daemon serves it after {timeout_s:g} s; see dlcmd mounts")
         time.sleep(_POLL_S)
-    raise MountError(f"{place}: it was unmounted meanwhile")
+    raise MountError(f"{place}: it was unmounted during the upgrade")
 
 
 def mounts() -> list[Mount]:
-    """The mounts of dieselfs on this machine, in the order in which they were made."""
+    """The mounts of dieselfs on this machine, oldest first."""
     known = {one.mountpoint: one for one in supervisions()}
     return [_described(record, known.get(record.mountpoint)) for record in dieselfs_mounts()]
 
 
-def _described(record: MountRecord, supervision: Supervision | None) -> Mount:
+def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mount:
     stale = is_stale(record.mountpoint)
     if supervision is None or supervision.device != record.device:
-        return Mount(record.mountpoint, record.source, None, record.options, stale)
+        supervision = SupervisorStatus(record.mountpoint, resends=True)
     return Mount(
         record.mountpoint,
-        record.source,
-        supervision.supervisor,
+        record.dataset,
+        supervision.supervisor or None,
         record.options,
         stale,
         supervision.daemon or None,
@@ -285,4 +238,82 @@ def _described(record: MountRecord, supervision: Supervision | None) -> Mount:
         supervision.upgrades,
         supervision.resends,
         supervision.trouble,
+        _last_error(record.mountpoint) if supervision.is_served and not stale else "",
     )
+
+
+def _last_error(place: str) -> str:
+    lines: list[str] = []
+    with contextlib.suppress(OSError):  # the mount of another user, without --allow-other
+        lines = Path(place, _ERRORS).read_text(errors="replace").splitlines()
+    return " ".join(lines[-1].split("\t")) if lines else ""
+
+
+# -- daemons without a mount -----------------------------------------------------------------------------
+
+
+def start_cache(dataset: str, options: CacheOptions, timeout_s: float = MOUNT_START_TIMEOUT_S) -> int:
+    """Start a daemon that shares the chunks of a dataset (`name` or `name@tag`) on this node; returns its process ID.
+
+    With a generation, `cache_generations` finds it. With a job, the daemon takes part in that, and this waits for the
+    other nodes. Raises AlreadyExists if there is such a daemon, what `dieselfs.connect` raises, the error with which
+    the job refuses the node, and Unavailable if it is not ready within `timeout_s`.
+    """
+    options.check()
+    log = log_path("cache", dataset, *([options.job] if options.job else []))
+    command = python_command(CACHE_DAEMON, dataset, *options.absolute().arguments())
+    return launch(
+        lambda report: [*command, "--report-fd", str(report)],
+        log,
+        timeout_s,
+        f"the cache daemon of {dataset}",
+        MountError,
+    )
+
+
+def find_cache(snapshot: "Snapshot", config: "PoolConfig | None" = None) -> int | None:
+    """The daemon without a mount that shares a snapshot on this node, or takes part in a job: its process ID.
+
+    None if there is none that this process can see.
+    """
+    from dieselfs_client.cluster.role import lock_of
+
+    lock = lock_of(snapshot, config)
+    try:
+        return lock.cache_process()
+    finally:
+        lock.clear()
+
+
+def stop_cache(
+    snapshot: "Snapshot", config: "PoolConfig | None" = None, timeout_s: float = CACHE_STOP_TIMEOUT_S
+) -> int:
+    """End the daemon that `find_cache` finds; returns its process ID. One that hangs is killed after `timeout_s`.
+
+    Raises NotFound if there is none, Unavailable if it does not end even then.
+    """
+    process = find_cache(snapshot, config)
+    if process is None:
+        what = f"shares {snapshot.dataset}" if config is None else f"is in job {config.job.name}"
+        raise NotFound(f"no daemon {what}, generation {snapshot.generation}, on this node")
+    with contextlib.suppress(ProcessLookupError):
+        handle = ProcessHandle(process)
+        # Found again: the handle is of this daemon, and not of a later process with the same number.
+        if find_cache(snapshot, config) == process and not handle.kill(timeout_s):
+            raise Unavailable(f"process {process} was killed and has not ended")
+    return process
+
+
+def cache_generations(dataset: str) -> list[int]:
+    """The generations of a dataset with which this user's daemons were started on this node, in any job; sorted."""
+    return sorted({one.generation for one in cache_daemons() if one.dataset.partition("@")[0] == dataset})
+
+
+def cache_members(snapshot: "Snapshot", config: "PoolConfig") -> list[str] | None:
+    """The nodes of a job in the membership list of this node's master; None if no master answers."""
+    from dieselfs.cluster.node_client import NodeClient
+    from dieselfs_client.cluster.role import path_of
+
+    with contextlib.closing(NodeClient(path_of(snapshot, config), snapshot.digest)) as node:
+        answer = node.members()
+    return None if answer is None or answer.members is None else sorted(each.node for each in answer.members)

@@ -1,288 +1,445 @@
-"""The process behind a mount: mounts, serves until it is unmounted or told to stop, and leaves nothing behind.
+"""A node's daemon: serves a mount, or shares chunks without one; with a job, it takes part in that.
 
-This module calls the kernel and takes signals; `serve` runs in the main thread.
+This module calls the kernel and takes signals; `serve_mount` and `serve_cache` run in the main thread.
 """
 
 import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import trio
 
-from dieselfs.cache.node_lock import NodeLock
-from dieselfs.chunk_source import NodeSource
-from dieselfs.errors import EXIT_OK, DieselfsError, MountError
+from dieselfs.cluster.node_lock import NodeLock
+from dieselfs.dataset import connect as connect_dataset
+from dieselfs.errors import EXIT_OK, AlreadyExists, DieselfsError, MountError
 from dieselfs.limits import MIB
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
-from dieselfs_client.arena import Arena
-from dieselfs_client.foreground import Foreground
-from dieselfs_client.job.part import JobPart, lock_of
-from dieselfs_client.job.pool import PoolTerms, terms_of
-from dieselfs_client.legacy import Legacy
-from dieselfs_client.logbook import Logbook
-from dieselfs_client.memory import Allotment
-from dieselfs_client.mount.connection import Connection, cannot_resend, connect
+from dieselfs.settings import ONESHOT, CacheOptions
+from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Source
+from dieselfs.sources.server import ServerSource
+from dieselfs_client.cluster.local_service import LocalService, bound
+from dieselfs_client.cluster.pool import PoolConfig, PoolHost, pool_config
+from dieselfs_client.cluster.role import JobRole, lock_of, path_of
+from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE, Allotment, granted, room_bytes
+from dieselfs_client.memory.buffer_pool import BufferPool
+from dieselfs_client.memory.fd_limits import usable_bytes
+from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs_client.memory.warming import Pace, Warming
+from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
 from dieselfs_client.mount.drivers import Driver, open_driver
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import raise_read_ahead, unmount
+from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.node import Node, allotment_of
-from dieselfs_client.options import ONESHOT, MountOptions
-from dieselfs_client.pinning import Pin, holder_name, keep_pinned, unpin
-from dieselfs_client.supervision.guardian import Guardian, Order
+from dieselfs_client.supervision.handover_chunks import HandoverChunks
+from dieselfs_client.supervision.handover_state import HandoverState
 from dieselfs_client.supervision.supervisor import DEVICE
-from dieselfs_client.warming import Pace
+from dieselfs_client.supervision.supervisor_client import Command, SupervisorClient
 
 STOP_GRACE_S = 5.0
-"""After an order to stop, files that are open are served for so long."""
-LOGBOOK = "logbook"
-"""The name under which the supervisor holds it."""
+"""Open files are served for this long after an order to stop."""
+HANDOVER_STATE = "logbook"
+"""The name of its descriptor at the supervisor."""
+JOB_IDLE_S = 30.0
+"""A daemon that a program started ends when no program of the job has run on the node for this long."""
+JOB_IDLE_POLL_S = 1.0
 LOG_BYTES_MAX = 16 * MIB
-"""The log file; it is kept once more when full."""
+"""Size of the log file at which it is rotated; one old file is kept."""
 
 _log = logging.getLogger(__name__)
 
 
-async def serve(
+class Opened(NamedTuple):
+    """A dataset as daemons serve it."""
+
+    snapshot: Snapshot
+    source: ServerSource
+    client: ServerClient
+
+
+def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None) -> Opened:
+    """Open `dataset` at its newest snapshot, or at that of a file, without a request to the server.
+
+    Raises what `dieselfs.connect` raises, and Damaged for a broken file.
+    """
+    opened = connect_dataset(
+        dataset,
+        server=options.server,
+        key_file=options.key_file,
+        home=options.home,
+        generation=options.generation,
+        job="",  # the daemon takes part in the job by itself
+        create=snapshot_file is not None,  # then the dataset need not exist on the server at the moment
+    )
+    if snapshot_file is None:
+        return Opened(opened.snapshot, opened.chunks, opened.client)
+    snapshot = Snapshot.open(snapshot_file)
+    return Opened(snapshot, ServerSource(opened.client, snapshot), opened.client)
+
+
+async def serve_mount(
     snapshot: Snapshot,
-    source: NodeSource,
+    source: Source,
     mountpoint: str,
     options: MountOptions,
-    on_ready: Callable[[], None] = lambda: None,
-    pin: Pin | None = None,
-    guardian: Guardian | None = None,
+    on_ready: Callable[[], object] = lambda: True,
     client: ServerClient | None = None,
+    supervisor_client: SupervisorClient | None = None,
 ) -> None:
     """Mount `snapshot` on `mountpoint` (resolved) and serve it until it is unmounted, or SIGTERM or SIGINT comes.
 
-    `on_ready` is called once the mount can be used; `pin` keeps the server from purging what is mounted. With `client`,
-    the mount may be part of a job (`options.job`), and gets its bytes from there. Raises MountError, and what the job
-    refuses it with. However it ends, cancelled or by a fault, the mount is gone afterwards.
+    `on_ready` is called once the mount can be used. With `client`, the server keeps the generation that is mounted, and
+    the mount takes part in the job of `options`. Raises MountError, and the error with which the job refuses the node.
+    The mount is gone afterwards, also after a cancellation or an error.
 
-    With a `guardian`, its orders count and no signals. What is mounted already is taken over; and if this daemon is
-    told to yield, or ends by a fault, the mount stays for the next one.
+    With a `supervisor_client`, its commands count instead of signals, and a mount that exists is taken over. After an
+    error, or the command to yield, the mount stays for the next daemon.
     """
-    service = _Service(snapshot, source, mountpoint, options, on_ready, pin, guardian, client)
-    if guardian is None:
+    service = _MountService(snapshot, source, options, on_ready, client, mountpoint, supervisor_client)
+    if supervisor_client is None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            await service.run(_order_at_each(signals))
+            await service.run(signals)
         return
     refusal: DieselfsError | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(guardian.beat)
-        nursery.start_soon(guardian.flush)
+        nursery.start_soon(supervisor_client.beat)
+        nursery.start_soon(supervisor_client.flush)
         try:
-            await service.run(guardian.orders())
-        except DieselfsError as error:  # by itself, and not in the group that a nursery makes of it
+            await service.run(supervisor_client.orders())
+        except DieselfsError as error:  # raised below, where no nursery wraps it in a group
             refusal = error
         nursery.cancel_scope.cancel()
     if refusal is not None:
         raise refusal
 
 
-async def _order_at_each(signals: AsyncIterator[int]) -> AsyncIterator[Order]:
-    async for _ in signals:
-        yield Order.STOP
+async def serve_cache(
+    snapshot: Snapshot,
+    source: ServerSource,
+    options: CacheOptions,
+    on_ready: Callable[[], object] = lambda: True,
+    client: ServerClient | None = None,
+    is_until_idle: bool = False,
+) -> None:
+    """Share chunks of `snapshot` with the processes of this user on this node until SIGTERM or SIGINT comes.
+
+    With `options.job`, take part in that job instead, and share chunks with its processes only; `is_until_idle`: end
+    when no program of the job has run on this node for JOB_IDLE_S. `on_ready` is called once chunks are shared, and the
+    daemon ends if it returns False.
+
+    Raises AlreadyExists if another daemon does the same on this node, the error with which the job refuses the node,
+    InvalidInput, AccessDenied, MountError, Unavailable.
+    """
+    service = _CacheService(snapshot, source, options, on_ready, client)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        await service.run(is_until_idle, signals)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class _Service:
-    """One call of `serve`."""
+    """What daemons with and without a mount share: the role in the job, and the pin of the generation."""
 
     snapshot: Snapshot
-    source: NodeSource
-    mountpoint: str
-    options: MountOptions
-    on_ready: Callable[[], None]
-    pin: Pin | None
-    guardian: Guardian | None
+    source: Source
+    options: CacheOptions
+    on_ready: Callable[[], object]
     client: ServerClient | None
-    is_yielding: bool = False
-    part: JobPart | None = None
-    """In the job, if the mount belongs to one."""
 
-    async def run(self, orders: AsyncIterator[Order]) -> None:
-        terms = self._job_terms()
-        allotment = allotment_of(self.snapshot, self.options, max(terms.nodes, 1) if terms else 0)
-        if terms is not None:
-            terms = replace(terms, memory_bytes=allotment.shelf)
+    def __post_init__(self) -> None:
+        self.role: JobRole | None = None
+        self.config: PoolConfig | None = None
+        if self.options.job is not None and self.client is not None:
+            self.config = pool_config(self.options, self.client, self.snapshot.dataset, 0, os.environ)
+        self.holder = holder_name(str(path_of(self.snapshot, self.config)), os.getpid())
+
+    def _join(
+        self,
+        lock: NodeLock,
+        memory_bytes: int,
+        nursery: trio.Nursery,
+        foreground: Foreground,
+        handover_chunks: HandoverChunks | None = None,
+        is_resumed: bool = False,
+    ) -> None:
+        """Take part in the job, if there is one."""
+        if self.config is None or self.client is None:
+            return
+        config = replace(self.config, memory_bytes=memory_bytes)
+        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
+        host = PoolHost(nursery, foreground, pace, handover_chunks)
+        self.role = JobRole(self.snapshot, self.client, config, lock, host)
+        self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
+
+    async def _keep_pinned(self) -> None:
+        if self.client is not None:
+            await keep_pinned(self.client.pin, self.snapshot.header, self.holder)
+
+    async def _unpin(self) -> None:
+        if self.client is not None:
+            await unpin(self.client.pin, self.snapshot.header, self.holder)
+
+    async def _announce(self, serving: trio.CancelScope) -> None:
+        """Report once the nodes of the job are there; end if the launcher no longer waits for the report."""
+        if self.role is not None:
+            await self.role.gathered.wait()
+        if self.on_ready() is False:
+            serving.cancel()
+
+    def _raise_refusal(self) -> None:
+        if self.role is not None and self.role.refusal is not None:
+            raise self.role.refusal
+
+
+@dataclass(eq=False)
+class _CacheService(_Service):
+    """One call of `serve_cache`."""
+
+    source: ServerSource
+
+    async def run(self, is_until_idle: bool, signals: AsyncIterator[int]) -> None:
+        memory_bytes = granted(self.options.memory_bytes, *room_bytes())
+        job, path = self.config and self.config.job.name, path_of(self.snapshot, self.config)
+        what = f"takes part in job {job}" if job else f"shares {self.snapshot.dataset}"
+        with (
+            _only_daemon(lock_of(self.snapshot, self.config), what) as lock,
+            nullcontext() if job else bound(path) as listener,
+        ):
+            async with trio.open_nursery() as nursery:
+                self._join(lock, memory_bytes, nursery, Foreground())
+                if listener is not None:
+                    self._share(memory_bytes, listener, nursery)
+                if job and is_until_idle:
+                    nursery.start_soon(_end_when_unused, lock, nursery.cancel_scope)
+                nursery.start_soon(self._keep_pinned)
+                nursery.start_soon(self._announce, nursery.cancel_scope)
+                generation, dataset = self.snapshot.generation, self.snapshot.dataset
+                size = memory_bytes // MIB
+                _log.info("sharing generation %d of %s at %s, %d MiB", generation, dataset, path, size)
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+        await self._unpin()
+        self._raise_refusal()
+        _log.info("%s is not shared any more", self.snapshot.dataset)
+
+    def _share(self, memory_bytes: int, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+        """Share chunks with all processes of this user, outside any job."""
+        snapshot, foreground = self.snapshot, Foreground()
+        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
+        memory_bytes = usable_bytes(memory_bytes, snapshot)
+        evictable_bytes = min(EVICTABLE_BYTES, int(memory_bytes * EVICTABLE_SHARE))
+        pinned_bytes = memory_bytes - evictable_bytes
+        fetch = self.source.fetch_segment
+        node_cache = NodeCache(snapshot, fetch, pinned_bytes, evictable_bytes, nursery, foreground=foreground)
+        nursery.start_soon(LocalService(node_cache, snapshot).serve, listener)
+        if self.options.policy == ONESHOT:
+            chunks = range(snapshot.chunk_count)
+            warming = Warming(node_cache, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
+            warming.start()
+            nursery.start_soon(warming.run)
+
+
+@contextmanager
+def _only_daemon(lock: NodeLock, what: str) -> Iterator[NodeLock]:
+    """Be the one daemon without a mount that has this lock, by which it is found. Raises AlreadyExists."""
+    if not lock.try_be_cache():
+        lock.close()
+        raise AlreadyExists(f"another daemon {what} on this node already; see dlcmd cache --stop")
+    try:
+        yield lock
+    finally:
+        lock.clear()
+
+
+async def _end_when_unused(lock: NodeLock, serving: trio.CancelScope) -> None:
+    await unused(lock)
+    _log.info("no program of the job has run here for %g s", JOB_IDLE_S)
+    serving.cancel()
+
+
+async def unused(lock: NodeLock) -> None:
+    """Wait until no program of the job has run on this node for JOB_IDLE_S."""
+    idle_since_s = trio.current_time()
+    while trio.current_time() - idle_since_s < JOB_IDLE_S:
+        await trio.sleep(JOB_IDLE_POLL_S)
+        if lock.has_users():
+            idle_since_s = trio.current_time()
+
+
+@dataclass(eq=False)
+class _MountService(_Service):
+    """One call of `serve_mount`."""
+
+    options: MountOptions
+    mountpoint: str
+    supervisor_client: SupervisorClient | None
+    is_yielding: bool = False
+
+    def __post_init__(self) -> None:
+        _Service.__post_init__(self)
+        process = os.getpid() if self.supervisor_client is None else self.supervisor_client.process
+        self.holder = holder_name(self.mountpoint, process)
+
+    async def run(self, orders: AsyncIterator[Command | int]) -> None:
+        nodes = max(self.config.nodes, 1) if self.config else 0
+        allotment = allotment_of(self.snapshot, self.options, nodes)
         connection = await trio.to_thread.run_sync(self._connect)
-        is_over = self.guardian is None
+        is_over = self.supervisor_client is None
         try:
-            refusal = await self._serve(connection, allotment, terms, orders)
+            refusal = await self._serve(connection, allotment, orders)
             is_over = True
         finally:
-            # Where it is the last descriptor, whatever still waits is answered by the kernel now.
+            # If this is the last descriptor, the kernel now fails the requests that still wait.
             os.close(connection.device)
             if is_over:
                 await self._clear(connection)
-        if self.part is not None and self.part.refusal is not None:
-            raise self.part.refusal
+        self._raise_refusal()
         if refusal is not None:
             raise MountError(f"{self.mountpoint}: {refusal}")
-        if self.guardian is not None:
-            self.guardian.tell_last("ended")
+        if self.supervisor_client is not None:
+            self.supervisor_client.tell_last("ended")
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> KernelConnection:
         inherited, is_clean = None, False
-        if self.guardian is not None:
-            inherited, is_clean = self.guardian.inherited.pop(DEVICE, None), self.guardian.is_clean
+        if self.supervisor_client is not None:
+            inherited = self.supervisor_client.inherited.pop(DEVICE, None)
+            is_clean = self.supervisor_client.is_clean
         connection = connect(self.mountpoint, self.snapshot.dataset, self.options, inherited, is_clean)
-        if self.guardian is not None and not connection.is_taken_over:
-            self.guardian.keep(DEVICE, connection.device)
-            self.guardian.tell("mounted", connection.number)
+        if self.supervisor_client is not None and not connection.is_taken_over:
+            self.supervisor_client.keep(DEVICE, connection.device)
+            self.supervisor_client.tell("mounted", connection.number)
             if not connection.can_resend:
                 _log.warning(
-                    "%s: if the daemon dies, %s is mounted anew, and files that are open fail",
+                    "%s: if the daemon dies, %s is mounted again, and open files fail",
                     cannot_resend(self.options),
                     self.mountpoint,
                 )
         return connection
 
     async def _serve(
-        self,
-        connection: Connection,
-        allotment: Allotment,
-        terms: PoolTerms | None,
-        orders: AsyncIterator[Order],
+        self, connection: KernelConnection, allotment: Allotment, orders: AsyncIterator[Command | int]
     ) -> str | None:
-        """Until the mount is gone; why the kernel cannot be served, if that is why."""
-        snapshot, options = self.snapshot, self.options
-        lock = lock_of(snapshot, terms) if terms else None
+        """Serve until the mount is gone; returns why the kernel cannot be served, if that is the reason."""
+        snapshot, is_taken_over = self.snapshot, connection.is_taken_over
+        lock = lock_of(snapshot, self.config) if self.config else None
         async with trio.open_nursery() as answering:
-            # The kernel is answered for as long as anything else runs: pushing waits for its lookups.
+            # This nursery outlives the inner one: pushing pages needs the answers to the kernel's lookups.
             slot_bytes = largest_payload_bytes(snapshot)
-            arena = Arena(slot_bytes, 1 + allotment.transit // slot_bytes)  # one is the page cache's own
-            pages = PageCache(connection.device, self.mountpoint, snapshot, arena)
+            buffer_pool = BufferPool(
+                slot_bytes, 1 + allotment.evictable // slot_bytes
+            )  # 1: of the page cache
+            pages = PageCache(connection.device, self.mountpoint, snapshot, buffer_pool)
             try:
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
-                    part = None
-                    if terms and lock:
-                        part = self._join(terms, lock, connection.is_taken_over, nursery, foreground)
+                    if lock is not None:
+                        self._join(
+                            lock,
+                            allotment.node_cache,
+                            nursery,
+                            foreground,
+                            self._handover_chunks(),
+                            is_taken_over,
+                        )
                     node = Node(
                         snapshot,
-                        self.source if part is None else part.source,
-                        options,
+                        lambda: self.source if self.role is None else self.role.source,
+                        self.options,
                         allotment,
                         pages,
                         nursery,
-                        self._logbook(),
-                        arena,
-                        part,
+                        self._handover_state(),
+                        buffer_pool,
+                        self.role,
                         foreground=foreground,
                     )
-                    user = os.getuid() if options.uid is None else options.uid
-                    group = os.getgid() if options.gid is None else options.gid
-                    is_taken_over = connection.is_taken_over
-                    driver = open_driver(
-                        options.driver,
-                        connection.device,
-                        node.core,
-                        node.reads,
-                        node.control,
-                        user,
-                        group,
-                        is_taken_over,
-                    )
+                    if self.client is not None:
+                        node.control.errors.trouble = self.client.trouble
+                    driver = self._open_driver(connection, node)
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
-                    nursery.start_soon(self._announce, driver, connection, part, nursery.cancel_scope)
-                    if self.pin is not None:
-                        nursery.start_soon(keep_pinned, self.pin, snapshot.header, self._holder)
+                    nursery.start_soon(self._announce_mount, driver, connection, nursery.cancel_scope)
+                    nursery.start_soon(self._keep_pinned)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
-                    what = "going on with" if is_taken_over else "serving"
-                    _log.info(
-                        "%s generation %d of %s on %s",
-                        what,
-                        snapshot.generation,
-                        snapshot.dataset,
-                        self.mountpoint,
-                    )
+                    what = "taking over" if is_taken_over else "serving"
+                    generation, dataset = snapshot.generation, snapshot.dataset
+                    _log.info("%s generation %d of %s on %s", what, generation, dataset, self.mountpoint)
             finally:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(pages.close)
-                arena.close()
+                buffer_pool.close()
             answering.cancel_scope.cancel()
         return driver.refusal
 
-    def _job_terms(self) -> PoolTerms | None:
-        if self.options.job is None or self.client is None:
-            return None
-        return terms_of(self.options, self.client, self.snapshot.dataset, 0, os.environ)
+    def _open_driver(self, connection: KernelConnection, node: Node) -> Driver:
+        user = os.getuid() if self.options.uid is None else self.options.uid
+        group = os.getgid() if self.options.gid is None else self.options.gid
+        parts = node.core, node.reads, node.control, user, group
+        return open_driver(self.options.driver, connection.device, *parts, connection.is_taken_over)
 
-    def _join(
-        self,
-        terms: PoolTerms,
-        lock: NodeLock,
-        is_taken_over: bool,
-        nursery: trio.Nursery,
-        foreground: Foreground,
-    ) -> JobPart:
-        """Take part in the job."""
-        assert self.client is not None
-        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        legacy = None if self.guardian is None else Legacy(self.guardian, self.snapshot)
-        self.part = JobPart(self.snapshot, self.client, terms, lock, nursery, foreground, pace, legacy)
-        self.part.start(self.options.policy == ONESHOT, is_going_on=is_taken_over)
-        return self.part
+    def _handover_chunks(self) -> HandoverChunks | None:
+        client = self.supervisor_client
+        return None if client is None else HandoverChunks(client, self.snapshot)
 
-    def _logbook(self) -> Logbook | None:
-        """What the daemon before wrote down, and this one goes on with; None if there will be no other daemon."""
-        if self.guardian is None:
+    def _handover_state(self) -> HandoverState | None:
+        """The state that the previous daemon handed over; None without a supervisor."""
+        if self.supervisor_client is None:
             return None
-        inherited = self.guardian.inherited.pop(LOGBOOK, None)
-        logbook = Logbook(inherited)
+        inherited = self.supervisor_client.inherited.pop(HANDOVER_STATE, None)
+        handover_state = HandoverState(inherited)
         if inherited is None:
-            self.guardian.keep(LOGBOOK, logbook.descriptor)
-        return logbook
-
-    @property
-    def _holder(self) -> str:
-        return holder_name(self.mountpoint, os.getpid() if self.guardian is None else self.guardian.process)
+            self.supervisor_client.keep(HANDOVER_STATE, handover_state.descriptor)
+        return handover_state
 
     async def _answer(self, driver: Driver, others: trio.CancelScope) -> None:
-        """Answer the kernel until the mount is gone; nothing else has a purpose then."""
+        """Answer the kernel until the mount is gone, then end the other tasks."""
         await driver.run()
-        if self.is_yielding and self.guardian is not None:
-            self.guardian.tell_last("clean")
+        if self.is_yielding and self.supervisor_client is not None:
+            self.supervisor_client.tell_last("clean")
             _leave()
         others.cancel()
 
-    async def _announce(
-        self, driver: Driver, connection: Connection, part: JobPart | None, serving: trio.CancelScope
+    async def _announce_mount(
+        self, driver: Driver, connection: KernelConnection, serving: trio.CancelScope
     ) -> None:
         await driver.agreed.wait()
         if driver.refusal is not None:
             serving.cancel()
             return
-        if part is not None:
-            await part.gathered.wait()
+        if self.role is not None:
+            await self.role.gathered.wait()
         if not connection.is_taken_over and not await trio.to_thread.run_sync(
             raise_read_ahead, self.mountpoint
         ):
-            _log.info("large files are read in pieces of 128 KiB: only root may raise read_ahead_kb")
-        if self.guardian is not None:
-            self.guardian.tell("ready", "resends" if connection.can_resend else "")
-        self.on_ready()
+            _log.info("the kernel reads large files 128 KiB at a time: only root may raise read_ahead_kb")
+        if self.supervisor_client is not None:
+            self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
+        await self._announce(serving)
 
     async def _obey(
         self,
-        orders: AsyncIterator[Order],
+        orders: AsyncIterator[Command | int],
         driver: Driver,
-        connection: Connection,
+        connection: KernelConnection,
         serving: trio.CancelScope,
     ) -> None:
-        """Unmount at the first order to stop; leave those who have files open after a while, or at the next order."""
+        """Unmount at the first order to stop; end after STOP_GRACE_S, or at the second, even if files are open.
+
+        A signal is an order to stop.
+        """
         is_stopping = False
         async for order in orders:
-            if order is Order.YIELD:
+            if order is Command.YIELD:
                 if connection.can_resend:
                     _leave()
                 self.is_yielding = True
@@ -297,39 +454,31 @@ class _Service:
         try:
             await trio.to_thread.run_sync(unmount, self.mountpoint)
         except MountError as error:
-            _log.info("%s; files that are open are served for %g s more", error, STOP_GRACE_S)
+            _log.info("%s; open files are served for %g s more", error, STOP_GRACE_S)
             serving.deadline = trio.current_time() + STOP_GRACE_S
-            with contextlib.suppress(MountError):  # somebody else was faster
+            with contextlib.suppress(MountError):  # another process has unmounted it
                 await trio.to_thread.run_sync(lambda: unmount(self.mountpoint, lazily=True))
 
-    async def _clear(self, connection: Connection) -> None:
+    async def _clear(self, connection: KernelConnection) -> None:
         record = mount_at(self.mountpoint)
         if record is not None and record.device == connection.number:
             with contextlib.suppress(MountError):
                 unmount(self.mountpoint, lazily=True)
         _log.info("%s is unmounted", self.mountpoint)
-        if self.pin is not None:
-            await unpin(self.pin, self.snapshot.header, self._holder)
+        await self._unpin()
 
 
 def _leave() -> NoReturn:
-    """End at once: another daemon goes on. What is under way and cannot end without an answer of ours comes to it."""
+    """End at once: the kernel sends the unanswered requests to the next daemon."""
     logging.shutdown()
     os._exit(EXIT_OK)
 
 
-def default_log_file(mountpoint: str) -> Path:
-    """Where the daemon of a mount writes its log."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    return state / "dieselfs" / f"mount-{mountpoint.strip('/').replace('/', '-')[-200:]}.log"
-
-
 def open_log(path: Path) -> None:
-    """Send the log, and whatever goes to standard error, to a file that only this user can read. Raises MountError."""
+    """Send the log and standard error to a file that only this user can read. Raises MountError."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        os.dup2(descriptor, 2)  # and let go of the terminal, or the pipe, of whoever mounts
+        descriptor = open_private(path)
+        os.dup2(descriptor, 2)
         os.close(descriptor)
         handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1, errors="backslashreplace")
     except OSError as error:

@@ -1,10 +1,9 @@
-"""What one node holds of a dataset for its readers: memory, stock and plans put together, and what they tell.
+"""A mount's node: chunk cache, prefetcher, control tree and warming put together, and their statistics.
 
 This module reads files of /proc for `stats`.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
@@ -15,54 +14,57 @@ from typing import Any, Protocol
 import numpy as np
 import trio
 
-from dieselfs.chunk_source import NodeSource
 from dieselfs.errors import DieselfsError
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.metrics import Registry
+from dieselfs.settings import ONESHOT
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
-from dieselfs.shuffle.skips import Skips
-from dieselfs_client.ahead.pieces import PieceTable
-from dieselfs_client.ahead.reads import Reads
-from dieselfs_client.ahead.residency import ChunkResidency
-from dieselfs_client.ahead.stock import Pages, Stock
-from dieselfs_client.arena import Arena
-from dieselfs_client.counted_source import CountedSource
-from dieselfs_client.foreground import Foreground
-from dieselfs_client.job.warmth import JobState, warmth_fields
-from dieselfs_client.logbook import Entries, Logbook, Reading
-from dieselfs_client.memory import (
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.counted import CountedSource, FetchMetrics
+from dieselfs.sources.interface import Source
+from dieselfs_client.cluster.job_warmth import JobStatus, warmth_fields
+from dieselfs_client.memory.budget import (
     Allotment,
     allot,
     granted,
+    node_cache_bytes_for,
     owned_chunks_most,
     room_bytes,
-    shelf_bytes_for,
 )
+from dieselfs_client.memory.buffer_pool import BufferPool
+from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs_client.memory.warming import Pace, Warming
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
-from dieselfs_client.options import ONESHOT, MountOptions
-from dieselfs_client.warming import Pace, Warming
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.prefetch.extent_table import ExtentTable
+from dieselfs_client.prefetch.prefetcher import Pages, Prefetcher
+from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
 
-_LAYOUTS_KEPT = 4
-"""Of the dataset and of folders in it, for their plans; 4 bytes a file each."""
-LOG_INTERVAL_S = 1.0
-"""What a daemon that dies has seen since is not known to the next one."""
+_LAYOUTS_MAX = 4
+"""Layouts of the dataset and of folders, for plans; 4 bytes a file each."""
+HANDOVER_INTERVAL_S = 1.0
+"""Progress of plans since the last write is lost if the daemon dies."""
 
 _log = logging.getLogger(__name__)
 
 
 def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) -> Allotment:
-    """How the memory of a mount is split, within what the user and the system allow. Raises InvalidInput.
+    """How the memory of a mount is split, within the limits of the user and the system. Raises InvalidInput.
 
-    `job_nodes`: how many nodes pool their memory, 1 if nobody knows; 0: it is no job.
+    `job_nodes`: nodes that pool their memory, 1 if their number is not known, 0 without a job.
     """
-    table = PieceTable(snapshot)
+    table = ExtentTable(snapshot)
     lengths = snapshot.column("chunk_payload_lengths")
     owned_bytes = 0
     if job_nodes and len(lengths):
         share = owned_chunks_most(len(lengths), job_nodes) / len(lengths)
-        owned_bytes = shelf_bytes_for(int(share * int(lengths.sum(dtype=np.int64))), job_nodes)
+        owned_bytes = node_cache_bytes_for(int(share * int(lengths.sum(dtype=np.int64))), job_nodes)
     return allot(
         granted(options.memory_bytes, *room_bytes()),
         len(snapshot.content),
@@ -73,102 +75,113 @@ def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) 
     )
 
 
-class NodeJob(Protocol):
+class JobHandle(Protocol):
     """The job that a node belongs to."""
 
-    def stats(self) -> dict[str, Any]:
-        """For `.dieselfs/stats`."""
-        ...
+    metrics: Registry
+    """The node's as well."""
 
-    async def warmth(self) -> JobState:
-        """How warm its nodes are. Waits for their answers, but not for long."""
+    async def warmth(self) -> JobStatus:
+        """How warm its nodes are. Waits for their answers, WARMTH_TIMEOUT_S at most."""
         ...
 
     def warm(self) -> None:
-        """Have all of its nodes fetch what they own and can keep."""
+        """Have all nodes of the job fetch the chunks that they own and can keep."""
+        ...
+
+    @property
+    def node_cache(self) -> NodeCache | None:
+        """The chunks of this node, if they are in this process."""
         ...
 
 
 class Node:
-    """Used from one trio thread, but for `plan`. What it starts runs in `nursery`, until that is cancelled."""
+    """Used from one trio thread, except `plan`. Its tasks run in `nursery` until that is cancelled."""
 
     def __init__(
         self,
         snapshot: Snapshot,
-        source: NodeSource,
+        source: Callable[[], Source],
         options: MountOptions,
         allotment: Allotment,
         pages: Pages,
         nursery: trio.Nursery,
-        logbook: Logbook | None = None,
-        arena: Arena | None = None,
-        job: NodeJob | None = None,
+        handover_state: HandoverState | None = None,
+        buffer_pool: BufferPool | None = None,
+        job: JobHandle | None = None,
         clock: Callable[[], float] = trio.current_time,
         foreground: Foreground | None = None,
     ) -> None:
+        """`source`: the current source of bytes; called for each request, in any thread."""
         foreground = foreground or Foreground()
-        counted = CountedSource(source)
+        self.metrics = metrics = job.metrics if job else Registry()
+        counted = CountedSource(source, FetchMetrics(metrics))
         self.core = MountCore(snapshot)
-        self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._log)
+        self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._write_state)
         self._snapshot = snapshot
         self._options = options
         self._job = job
         self._allotment = allotment
-        self._source = counted
         self._clock = clock
         self._started_s = clock()
-        self._layout = lru_cache(_LAYOUTS_KEPT)(lambda folder: Layout.of(snapshot, folder))
-        self._residency = ChunkResidency(
+        self._layout = lru_cache(_LAYOUTS_MAX)(lambda folder: Layout.of(snapshot, folder))
+        self._chunk_cache = ChunkCache(
             snapshot,
             counted,
-            allotment.transit,
+            allotment.evictable,
             nursery,
             options.timeout_s,
-            arena=arena,
+            buffer_pool=buffer_pool,
             foreground=foreground,
+            node_cache=lambda: None if job is None else job.node_cache,
         )
-        self._stock = Stock(snapshot, self._residency, counted, pages, allotment, nursery, clock, foreground)
-        self._dataset_bytes = self._stock.table.total_page_bytes()
-        self.reads = Reads(self.core, self._residency, self._stock, options.timeout_s)
-        self._logbook = logbook
-        self._unresumed: list[Reading] = []  # of the daemon before
-        if logbook is not None:
-            entries = logbook.read()
+        self._prefetcher = Prefetcher(
+            snapshot, self._chunk_cache, counted, pages, allotment, nursery, clock, foreground, metrics
+        )
+        self._dataset_bytes = self._prefetcher.table.total_page_bytes()
+        self.reads = ReadPath(self.core, self._chunk_cache, self._prefetcher, options.timeout_s, metrics)
+        self._declare_metrics(metrics)
+        self._handover_state = handover_state
+        self._unresumed: list[PlanProgress] = []  # of the previous daemon
+        if handover_state is not None:
+            entries = handover_state.read()
             self._unresumed = [*entries.readings]
             self.control.inherit(entries.files)  # before the kernel asks for them
-            nursery.start_soon(self._keep_logbook, entries)
+            nursery.start_soon(self._keep_state, entries)
         chunks = range(snapshot.chunk_count)
         pace = Pace(rate_bytes=options.warm_rate_bytes)
-        self._warming = Warming(self._stock, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
-        if job is None:  # else each node of it fetches what it owns
+        self._warming = Warming(
+            self._prefetcher, lambda: chunks, snapshot.chunk_payload_length, foreground, pace
+        )
+        if job is None:  # in a job each node fetches the chunks that it owns
             nursery.start_soon(self._warming.run)
             if options.policy == ONESHOT:
                 self._warming.start()
 
-    # -- what `.dieselfs/` shows ---------------------------------------------------------------------------
+    # -- for the control tree `.dieselfs/` -----------------------------------------------------------------
 
-    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips, folder: bytes) -> Plan:
-        """The plan of these numbers, and of a folder. May be called from any thread. Raises InvalidInput, NotFound."""
-        return Plan(self._snapshot, seed, epoch, group_chunks, skips, self._layout(folder))
+    def plan(self, spec: PlanSpec) -> Plan:
+        """May be called from any thread. Raises InvalidInput, NotFound."""
+        return Plan(self._snapshot, spec, self._layout(spec.folder))
 
     def declare(self, share: Share) -> None:
-        """A reader begins to read its share of a plan: fetch ahead of it."""
-        self._stock.declare(share)
-        self._log()
+        """A reader begins its share of a plan: prefetch for it."""
+        self._prefetcher.declare(share)
+        self._write_state()
 
     async def ahead_of(self, share: Share) -> None:
-        """Wait a little, until the first files of a share that was declared are in the page cache."""
-        await self._stock.ahead_of(share)
+        """Wait, for a limited time, until the first files of a declared share are in the page cache."""
+        await self._prefetcher.ahead_of(share)
 
     async def warmth(self) -> dict[str, Any]:
-        """How much of what memory can keep is there: on this node, and in its whole job."""
+        """How much of what memory can keep is in memory, on this node and in its job."""
         if self._job is None:
-            own = warmth_fields(self._stock.warmth())
+            own = warmth_fields(self._prefetcher.warmth())
             return {"dataset_bytes": self._dataset_bytes, "node": own, "job": None}
         return (await self._job.warmth()).fields()
 
     def warm(self) -> None:
-        """Fetch what memory can keep, in the background: here, or on all nodes of the job."""
+        """Fetch what memory can keep, in the background, on this node or on all nodes of the job."""
         if self._job is None:
             self._warming.start()
         else:
@@ -177,40 +190,41 @@ class Node:
     @property
     def is_busy(self) -> bool:
         """Whether anything is being fetched, pushed or dropped."""
-        return self._stock.is_busy
+        return self._prefetcher.is_busy
 
     def cursors(self) -> list[str]:
-        """Where the slowest reader of each plan is, as far as is known: what was read may be a little more."""
-        return [str(window.plan.cursor(window.position)) for window in self._stock.windows]
+        """Cursor of the slowest reader of each plan; it may have read slightly more."""
+        return [str(window.plan.cursor(window.position)) for window in self._prefetcher.windows]
 
-    # -- what outlives this process ------------------------------------------------------------------------
+    # -- handover to the next daemon -----------------------------------------------------------------------
 
-    def _log(self) -> None:
-        if self._logbook is None:
+    def _write_state(self) -> None:
+        if self._handover_state is None:
             return
         readings = [
-            Reading.of(share, position)
-            for window in self._stock.windows
+            PlanProgress.of(share, position)
+            for window in self._prefetcher.windows
             for share, position in window.positions()
         ]
         readings += self._unresumed
-        self._logbook.write(Entries(readings, self._stock.holdings.kept(), self.control.files()))
+        self._handover_state.write(
+            HandoverEntries(readings, self._prefetcher.budget.pinned(), self.control.files())
+        )
 
-    async def _keep_logbook(self, entries: Entries) -> None:
-        """Go on where the daemon before was; then write down how far this one is."""
-        self._stock.restore(chunk for chunk in entries.kept if chunk < self._snapshot.chunk_count)
+    async def _keep_state(self, entries: HandoverEntries) -> None:
+        """Resume the plans of the previous daemon; then write the state every HANDOVER_INTERVAL_S."""
+        self._prefetcher.restore(chunk for chunk in entries.pinned if chunk < self._snapshot.chunk_count)
         for reading in entries.readings:
             try:
-                layout = await trio.to_thread.run_sync(self._layout, os.fsencode(reading.folder))
-                share, position = reading.resumed(self._snapshot, layout)
+                share = await trio.to_thread.run_sync(reading.resumed, self.plan)
             except DieselfsError as error:
-                _log.warning("a plan of the daemon before cannot be gone on with: %s", error)
+                _log.warning("cannot resume a plan of the previous daemon: %s", error)
             else:
-                self._stock.declare(share, position)
+                self._prefetcher.declare(share, reading.position)
             self._unresumed.remove(reading)
         while True:
-            self._log()
-            await trio.sleep(LOG_INTERVAL_S)
+            self._write_state()
+            await trio.sleep(HANDOVER_INTERVAL_S)
 
     def info(self) -> dict[str, Any]:
         header = self._snapshot.header
@@ -228,52 +242,53 @@ class Node:
         }
 
     def stats(self) -> dict[str, Any]:
-        stock, figures = self._stock, self._stock.figures
-        dataset_bytes = max(self._dataset_bytes, 1)
-        planned = figures.planned_bytes
-        return {
-            "uptime_s": round(self._clock() - self._started_s, 3),
-            "memory": {
-                "granted_bytes": self._allotment.total,
-                "allotted": asdict(self._allotment),
-                "used": {
-                    "transit": self._residency.resident_bytes,
-                    "window": stock.holdings.window_bytes,
-                    "kept": stock.holdings.kept_bytes,
-                    "tripwires": stock.tripwires.held_bytes,
-                },
-                "process_bytes": process_bytes(),
-            },
-            "hit_rate": {
-                "best_possible": round(min(self._allotment.kept / dataset_bytes, 1), 4),
-                "actual": round(figures.planned_hit_bytes / planned, 4) if planned else None,
-            },
-            "reads": asdict(self.reads.figures),
-            "fetches": self._source.figures(),
-            "plan_reads": asdict(stock.plan_reads.figures),
-            "stock": asdict(figures),
-            "job": self._job.stats() if self._job else None,
-            "plans": [
-                {
-                    "seed": window.plan.seed,
-                    "epoch": window.plan.epoch,
-                    "group": window.plan.group_chunks,
-                    "positions": len(window.plan),
-                    "fetched_to": window.ahead,
-                    "dropped_to": window.behind,
-                    "files_per_s": window.rate(),
-                    "readers": [
-                        {"rank": share.rank, "world": share.world, "position": position}
-                        for share, position in window.positions()
-                    ],
-                }
-                for window in stock.windows
-            ],
+        return self.metrics.as_dict()
+
+    def _declare_metrics(self, metrics: Registry) -> None:
+        prefetcher, allotment = self._prefetcher, self._allotment
+        metrics.gauge("uptime_s", "Age of the daemon.", lambda: round(self._clock() - self._started_s, 3))
+        metrics.gauge("memory.granted_bytes", "Memory that the mount may use.", lambda: allotment.total)
+        for part, size_bytes in asdict(allotment).items():
+            metrics.gauge("memory.allotted_bytes", "Limit of each part.", part=part).value = size_bytes
+        used: dict[str, Callable[[], int]] = {
+            "evictable": lambda: self._chunk_cache.held_bytes,
+            "window": lambda: prefetcher.budget.window_bytes,
+            "pinned": lambda: prefetcher.budget.pinned_bytes,
+            "tripwires": lambda: prefetcher.tripwires.held_bytes,
         }
+        for part, read in used.items():
+            metrics.gauge("memory.used_bytes", "Memory that each part uses.", read, part=part)
+        metrics.gauge("memory.process_bytes", "Memory of the process, without mapped files.", process_bytes)
+        best = round(min(allotment.pinned / max(self._dataset_bytes, 1), 1), 4)
+        metrics.gauge("hit_rate.best_possible", "Share of the dataset that can be pinned.").value = best
+        metrics.gauge("hit_rate.actual", "Pinned share of the planned bytes.", self._actual_hit_rate)
+        metrics.info("plans", "Each plan that is read: its window and its readers.", self._plans)
+
+    def _actual_hit_rate(self) -> float | None:
+        planned_bytes = self._prefetcher.planned.value
+        return round(self._prefetcher.planned_hits.value / planned_bytes, 4) if planned_bytes else None
+
+    def _plans(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "seed": window.plan.spec.seed,
+                "epoch": window.plan.spec.epoch,
+                "group": window.plan.spec.group_chunks,
+                "positions": len(window.plan),
+                "fetched_to": window.ahead,
+                "dropped_to": window.behind,
+                "files_per_s": window.rate(),
+                "readers": [
+                    {"rank": share.rank, "world": share.world, "position": position}
+                    for share, position in window.positions()
+                ],
+            }
+            for window in self._prefetcher.windows
+        ]
 
 
 def process_bytes() -> int:
-    """What this process has in memory of its own, in bytes: without files that are mapped, and others could map too."""
+    """Anonymous memory of this process, in bytes: without mapped files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

@@ -1,1 +1,1 @@
-"""The memory of a job as one cache: chunks in memory, the members of the job, and who has which chunk."""
+"""The chunk cache of a process that reads with the library."""

@@ -1,7 +1,7 @@
 """Packs entries into a chunk. No I/O.
 
-A builder collects; `seal` fixes the entries; `SealedChunk.encode` gives the bytes, once the server has handed
-out versions and an ID has been chosen (a second time, should that ID turn out to be taken).
+A builder collects entries; `seal` fixes them; `SealedChunk.encode` makes the bytes, when the server has reserved
+versions and an ID is chosen (again with another ID, if that one is taken).
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from dieselfs.limits import (
 )
 from dieselfs.names import path_fault, printable
 
-# The path, then one number for each of COLUMN_TYPES, in that order. Version 0 means: one of those reserved for the
-# chunk. A bare tuple, because one is made for every file that is uploaded and a named one costs a third of the time.
+# The path, then one number for each of COLUMN_TYPES, in that order. Version 0: one of those reserved for the chunk.
+# A plain tuple, because one is made per uploaded file, and a named tuple takes a third of the time.
 _Entry = tuple[bytes, int, int, int, int, int, int, int, int, int]
 
 _DELETE, _FILE, _DIRECTORY, _SYMLINK = map(int, (Op.DELETE, Op.FILE, Op.DIRECTORY, Op.SYMLINK))
@@ -42,13 +42,13 @@ class SealedChunk:
 
     @property
     def whole_entries(self) -> int:
-        """How many entries are complete with this chunk: all but the pieces of a file that goes on elsewhere."""
+        """How many entries are complete with this chunk: all but extents of files that continue in another chunk."""
         return sum(place + length >= size for _, _, _, _, size, place, _, length, _, _ in self.entries)
 
     def encode(
         self, chunk_id: bytes, dataset: str, dataset_id: bytes, first_version: int
     ) -> tuple[bytes, bytes]:
-        """`(preamble and header, payload)`; the object is the one behind the other.
+        """`(preamble and header, payload)`; the object is their concatenation.
 
         Entry `i` gets version `first_version + i`, unless it was added with a version of its own.
         """
@@ -75,9 +75,9 @@ class SealedChunk:
 class ChunkBuilder:
     """Collects entries until the chunk is full. Not shared between threads.
 
-    The caller seals when `is_full`; what it adds to a full builder is refused only at the hard limits.
-    Whatever is refused raises InvalidInput and leaves the builder as it was. An entry that is added with a `version`
-    keeps it (the pieces of one file, what purge copies); version 0 is for the next of those reserved for the chunk.
+    The caller seals when `is_full`; a full builder refuses entries only at the hard limits. A refused entry raises
+    InvalidInput and leaves the builder unchanged. An entry with a `version` keeps it (extents of one file, entries that
+    purge copies); version 0 stands for the next of those reserved for the chunk.
     """
 
     def __init__(self, target_bytes: int = CHUNK_TARGET_BYTES) -> None:
@@ -88,7 +88,7 @@ class ChunkBuilder:
 
     def _clear(self) -> None:
         self._entries: list[_Entry] = []
-        self._pieces: list[Buffer] = []
+        self._contents: list[Buffer] = []
         self._targets: list[bytes] = []
         self._target_end = 0
         self._path_bytes = 0  # of paths and link targets
@@ -120,9 +120,9 @@ class ChunkBuilder:
         place: int = 0,
         version: int = 0,
     ) -> None:
-        """Add a whole file, or the piece of one that begins at `place` (with the file's `size` and `version`).
+        """Add a whole file, or its extent that begins at `place` (with the file's `size` and `version`).
 
-        `data` is kept, not copied, until the chunk is sealed.
+        `data` is referenced, not copied, until the chunk is sealed.
         """
         length, offset = len(data), self.payload_bytes
         if size is None:
@@ -133,9 +133,9 @@ class ChunkBuilder:
             or (size and not length)
             or size > FILE_BYTES_MAX
         ):
-            self._refuse_piece(path, length, size, place)
+            self._refuse_extent(path, length, size, place)
         self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, xxh3_64_intdigest(data), version)
-        self._pieces.append(data)
+        self._contents.append(data)
         self.payload_bytes = offset + length
 
     def add_directory(self, path: bytes, mode: int, mtime_ns: int, version: int = 0) -> None:
@@ -185,14 +185,14 @@ class ChunkBuilder:
         )
         self._path_bytes = path_bytes
 
-    def _refuse_piece(self, path: bytes, length: int, size: int, place: int) -> NoReturn:
+    def _refuse_extent(self, path: bytes, length: int, size: int, place: int) -> NoReturn:
         what = f"{length} bytes at {place} of a file of {size} bytes"
         if self.payload_bytes + length > CHUNK_PAYLOAD_BYTES_MAX:
-            raise InvalidInput(f"{printable(path)}: {what}: the chunk has no room for them")
-        raise InvalidInput(f"{printable(path)}: {what}: there can be no such piece")
+            raise InvalidInput(f"{printable(path)}: {what}: the chunk has no room")
+        raise InvalidInput(f"{printable(path)}: {what}: such an extent is impossible")
 
     def seal(self) -> SealedChunk:
-        """The chunk as it stands; the builder is empty afterwards."""
-        sealed = SealedChunk(tuple(self._entries), b"".join(self._targets), b"".join(self._pieces))
+        """The chunk of all entries so far; the builder is empty afterwards."""
+        sealed = SealedChunk(tuple(self._entries), b"".join(self._targets), b"".join(self._contents))
         self._clear()
         return sealed

@@ -1,4 +1,4 @@
-"""The chunk: preamble, header, payload (`docs/chunk-format.md`). Bytes in, values out; no I/O.
+"""The chunk: preamble, header, payload (`docs/reference/chunk-format.md`). Bytes in, values out; no I/O.
 
 A chunk is the only durable thing in dieselfs: every entry that a dataset ever had is found in the header of
 one. Decoding assumes hostile bytes: each length is checked before it is used, and whatever is wrong raises
@@ -8,7 +8,6 @@ covered by a checksum or by a check.
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from dieselfs.limits import (
     PATH_BYTES_MAX,
 )
 from dieselfs.names import check_dataset_name, path_fault, printable
+from dieselfs.records import Op as Op
 
 Buffer = bytes | bytearray | memoryview
 
@@ -41,15 +41,6 @@ _PREAMBLE = struct.Struct("<8sHHIQ16s16sQ")  # the checksum of these bytes follo
 _CHECKSUM = struct.Struct("<Q")
 PREAMBLE_BYTES = _PREAMBLE.size + _CHECKSUM.size
 assert PREAMBLE_BYTES == 72
-
-
-class Op(IntEnum):
-    """What an entry says about its path."""
-
-    DELETE = 0
-    FILE = 1
-    DIRECTORY = 2
-    SYMLINK = 3
 
 
 @dataclass(frozen=True, slots=True)

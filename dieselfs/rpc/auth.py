@@ -1,13 +1,12 @@
-"""Who is calling: keys, challenge and response (`docs/rpc.md`). This module opens key files.
+"""Authentication: keys, challenge and response (`docs/reference/rpc.md`). This module opens key files.
 
-Both sides prove that they know the user's key, and nothing that crosses the wire lets a listener find it. As
-in SCRAM (RFC 5802), the server keeps a verifier from which the key cannot be computed, so that a stolen user
-table does not let the thief in; keys are 32 random bytes, so no slow hashing is needed.
+Both sides prove that they know the user's key; an eavesdropper cannot compute it. As in SCRAM (RFC 5802), the server
+keeps a verifier from which the key cannot be computed: a stolen user table gives no access. Keys are 32 random bytes,
+so no slow hashing is needed.
 
-    client_key = HMAC(secret, "client")      verifier = SHA-256(client_key)      server_key = HMAC(secret,
-    "server") transcript = label, user, key ID, client nonce, server nonce (each with its length before it)
-    the client proves itself with client_key XOR HMAC(verifier, transcript) the server proves itself with
-    HMAC(server_key, transcript)
+    client_key = HMAC(secret, "client"), verifier = SHA-256(client_key), server_key = HMAC(secret, "server")
+    transcript = label, user, key ID, client nonce, server nonce (each with its length before it)
+    client proof = client_key XOR HMAC(verifier, transcript), server proof = HMAC(server_key, transcript)
 """
 
 import hashlib
@@ -41,7 +40,7 @@ def _xor(a: bytes, b: bytes) -> bytes:
 
 
 def check_user_name(name: str) -> str:
-    """Return `name` if a user may be called so; raise InvalidInput otherwise."""
+    """Return `name` if it is a valid user name; raise InvalidInput otherwise."""
     if not _USER_NAME.fullmatch(name):
         raise InvalidInput(
             f"user name {name[:70]!r} is not allowed: up to 64 letters, digits, '.', '_', '@', '-'"
@@ -51,16 +50,14 @@ def check_user_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What the server keeps of a key."""
+    """The server's record of a key."""
 
     verifier: bytes
     server_key: bytes
 
     @classmethod
     def nobody(cls, salt: bytes, user: str, key_id: str) -> "Verifier":
-        """A verifier that no key fits, for users that do not exist: they get the same answers in the same
-        time.
-        """
+        """A verifier that no key fits, for unknown users: they get the same replies in the same time."""
         return cls(*(_hmac(salt, f"{part} {user} {key_id}".encode()) for part in ("verifier", "server")))
 
 
@@ -86,10 +83,7 @@ class Key:
 
     @classmethod
     def parse(cls, text: str, source: str) -> "Key":
-        """Parse the content of a key file.
-
-        Raises AccessDenied, which names `source` and shows nothing of the content.
-        """
+        """Parse the content of a key file. Raises AccessDenied, which names `source` but not the content."""
         match = _KEY_FILE.fullmatch(text)
         secret = urlsafe_b64decode(match[3]) if match else b""
         if match is None or len(secret) != SECRET_BYTES:
@@ -98,7 +92,7 @@ class Key:
 
 
 def read_key_file(path: str | os.PathLike[str]) -> Key:
-    """Read a key. Raises AccessDenied if there is none, or if others than its owner may read the file."""
+    """Read a key. Raises AccessDenied if there is none, or if other users may read the file."""
     source = Path(path).expanduser()
     try:
         with source.open("rb") as file:
@@ -111,25 +105,25 @@ def read_key_file(path: str | os.PathLike[str]) -> Key:
 
 
 def transcript(user: str, key_id: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """What both proofs are about. Nonces of either side make it new each time."""
+    """The bytes that both proofs cover; the nonces make them different for each connection."""
     parts = (_LABEL, user.encode(), key_id.encode(), client_nonce, server_nonce)
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
-def client_proof(key: Key, said: bytes) -> bytes:
-    return _xor(_hmac(key.secret, b"client"), _hmac(key.verifier().verifier, said))
+def client_proof(key: Key, transcript: bytes) -> bytes:
+    return _xor(_hmac(key.secret, b"client"), _hmac(key.verifier().verifier, transcript))
 
 
-def is_client_proof(verifier: Verifier, said: bytes, proof: bytes) -> bool:
+def is_client_proof(verifier: Verifier, transcript: bytes, proof: bytes) -> bool:
     if len(proof) != PROOF_BYTES:
         return False
-    client_key = _xor(proof, _hmac(verifier.verifier, said))
+    client_key = _xor(proof, _hmac(verifier.verifier, transcript))
     return hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.verifier)
 
 
-def server_proof(verifier: Verifier, said: bytes) -> bytes:
-    return _hmac(verifier.server_key, said)
+def server_proof(verifier: Verifier, transcript: bytes) -> bytes:
+    return _hmac(verifier.server_key, transcript)
 
 
-def is_server_proof(key: Key, said: bytes, proof: bytes) -> bool:
-    return hmac.compare_digest(server_proof(key.verifier(), said), proof)
+def is_server_proof(key: Key, transcript: bytes, proof: bytes) -> bool:
+    return hmac.compare_digest(server_proof(key.verifier(), transcript), proof)

@@ -1,37 +1,32 @@
 """The server as an object with typed methods. This module opens sockets.
 
-Safe to use from several threads (each call takes a connection of its own from a pool) and after a fork (a
-child never touches the connections of its parent).
+Thread-safe: each call takes its own connection from a pool. Fork-safe: a child never touches its parent's connections.
 """
 
 import os
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from dieselfs.cache.member import Terms
-from dieselfs.cache.roll import Roll, decode_members
-from dieselfs.config import Settings
-from dieselfs.embedded import connect_embedded, socket_path
+from dieselfs.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.errors import AccessDenied, Damaged, ProtocolError, Unavailable
 from dieselfs.limits import (
     JOB_ANSWER_TIMEOUT_S,
     JOB_INTERVAL_S_MIN,
-    MAINTENANCE_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     SERVER_SILENCE_S,
     SNAPSHOT_BUILD_TIMEOUT_S,
 )
-from dieselfs.meta.records import DatasetRecord, PendingFile
+from dieselfs.process.embedded_server import connect_embedded, socket_path
+from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
-from dieselfs.rpc.address import Address, Servers, UnixAddress, parse_servers
-from dieselfs.rpc.connection import Connection, open_socket
+from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.endpoints import Tries, open_endpoints
+from dieselfs.rpc.members import JobId, MembershipList, decode_members
 from dieselfs.rpc.payload_file import read_payload_file
 from dieselfs.rpc.records import (
     FsckReport,
@@ -46,12 +41,21 @@ from dieselfs.rpc.records import (
     UserRecord,
 )
 from dieselfs.rpc.wire import Buffer
+from dieselfs.settings import Settings
+from dieselfs.sockets import open_socket
+
+if TYPE_CHECKING:  # a tool with one request starts without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+MAINTENANCE_TIMEOUT_S = 24 * 3600.0
+"""Of a purge, a rebuild, or a check of a whole dataset."""
 
 EMBEDDED_TRIES_MAX = 3
 EMBEDDED_PAUSE_S = 0.05
 
 POOL_CONNECTIONS_MAX = 16
-"""Idle connections kept; more are opened when more threads call, and closed afterwards."""
+"""Limit of idle connections; if more threads call, more connections open, and close afterwards."""
 
 _T = TypeVar("_T")
 
@@ -60,20 +64,17 @@ class ServerClient:
     """Calls a server, or one of several over the same stores. Every method raises Unavailable, ProtocolError,
     AccessDenied, and what its docstring names.
 
-    Every call is bounded: each wait for bytes to move ends after 30 s (a snapshot may take longer to be
-    built), that of a read after 12 s if there is another server to go to. A call that fails on one server is made
-    again on the next, each is tried once, none after 60 s; for a read, again and again for 25 s. But calls that must
-    not happen twice only go on to another server while no connection could be made.
+    Every call is bounded. Each wait for bytes ends after 30 s (longer while a snapshot is built), that of a read after
+    12 s if there is another server. A failed call is repeated on the next server, once for each, until 60 s have
+    passed; a read is repeated for 25 s. A call that must not run twice moves to another server only if it could not
+    connect.
     """
 
     def __init__(self, settings: Settings, start: int | None = None) -> None:
         """`start`: which of several servers is called first; None for a random one."""
         self.settings = settings
-        self.address: Servers = (
-            parse_servers(settings.server)
-            if settings.server
-            else UnixAddress(str(socket_path(settings.home)))
-        )
+        self._embedded = UnixAddress(str(socket_path(settings.home)))
+        self.address: Servers = parse_servers(settings.server) if settings.server else self._embedded
         self._key = auth.read_key_file(settings.key_file) if settings.server and settings.key_file else None
         self._tls = _tls_context(settings.tls_ca) if settings.server and settings.tls_ca else None
         self._lock = Lock()  # guards the four below
@@ -83,12 +84,16 @@ class ServerClient:
         self._is_closed = False
 
     def close(self) -> None:
-        """Close the idle connections; calls that are under way end as they would."""
+        """Close the idle connections; calls in flight complete."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+    def trouble(self) -> str:
+        """Why the servers cannot be reached now; empty if the last call succeeded. Does not wait."""
+        return self._endpoints.trouble
 
     def _connect(self, tries: Tries) -> Connection:
         if self.settings.server is None:
@@ -101,20 +106,17 @@ class ServerClient:
                 tries.failed(server, error)
 
     def _connect_embedded(self) -> Connection:
-        """A server that is just ending may still take a connection and drop it; then another is started."""
-        address = UnixAddress(str(socket_path(self.settings.home)))
+        """Retries: a server that exits may accept a connection and drop it; the retry starts another server."""
         for _ in range(EMBEDDED_TRIES_MAX - 1):
             try:
-                return Connection(connect_embedded(self.settings.home), address, None)
+                return Connection(connect_embedded(self.settings.home), self._embedded, None)
             except Unavailable:
                 time.sleep(EMBEDDED_PAUSE_S)
-        return Connection(connect_embedded(self.settings.home), address, None)
+        return Connection(connect_embedded(self.settings.home), self._embedded, None)
 
     def _tries(self, is_patient: bool) -> Tries:
         with self._lock:
-            if (
-                os.getpid() != self._process_id
-            ):  # after a fork the connections are our parent's, who is using them
+            if os.getpid() != self._process_id:  # forked: the connections are in use by the parent
                 self._process_id = os.getpid()
                 self._idle = []
                 self._endpoints = self._endpoints.forked()
@@ -131,7 +133,7 @@ class ServerClient:
         return self._connect(tries), True
 
     def _close_idle(self, server: Address) -> None:
-        """A connection to `server` failed: the idle ones to it would too, each after its own wait."""
+        """A connection to `server` failed: its idle ones would fail too, each after its own timeout."""
         with self._lock:
             failed = [connection for connection in self._idle if connection.address == server]
             self._idle = [connection for connection in self._idle if connection.address != server]
@@ -154,8 +156,8 @@ class ServerClient:
         is_repeatable: bool = True,
         is_urgent: bool = False,
     ) -> tuple[Any, bytearray | None]:
-        """`is_urgent`: somebody waits who cannot do without. A server that is silent is given up earlier, as long as
-        there is another one; but servers that have failed are tried again.
+        """`is_urgent`: a reader waits for it. The timeout of a silent server is shorter if there is another one; failed
+        servers are retried.
         """
         return self._with_connection(
             lambda connection, wait_s: connection.call(method, arguments, bulk, wait_s),
@@ -171,145 +173,135 @@ class ServerClient:
         is_repeatable: bool,
         is_urgent: bool,
     ) -> _T:
-        """What `call` returns for one of the servers. It gets a connection, and how long to wait for bytes to move."""
+        """What `call` returns for one of the servers. It gets a connection, and the timeout for bytes to move."""
         tries = self._tries(is_patient=is_urgent)
         while True:
             connection, is_new = self._take(tries)
             try:
                 is_impatient = is_urgent and tries.has_other(connection.address)
-                return call(connection, SERVER_SILENCE_S if is_impatient else timeout_s)
+                result = call(connection, SERVER_SILENCE_S if is_impatient else timeout_s)
+                if self._endpoints.trouble:
+                    self._endpoints.trouble = ""
+                return result
             except Unavailable as error:
                 if connection.is_open or not is_repeatable:
                     raise
                 self._close_idle(connection.address)
-                tries.failed(
-                    connection.address, error, is_final=is_new
-                )  # the server may just have been restarted
+                # An old connection may have failed because the server has restarted.
+                tries.failed(connection.address, error, is_final=is_new)
             finally:
                 self._give_back(connection)
 
-    def _bytes(self, method: str, arguments: dict[str, object]) -> bytearray:
-        """The bulk bytes that a reader waits for."""
-        return self._call(method, arguments, is_urgent=True)[1] or bytearray()
-
-    def _value(self, method: str, arguments: dict[str, object], is_repeatable: bool = True) -> Any:
-        return self._call(method, arguments, is_repeatable=is_repeatable)[0]
+    def _value(
+        self,
+        method: str,
+        *,
+        is_repeatable: bool = True,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        **arguments: object,
+    ) -> Any:
+        return self._call(method, arguments, timeout_s=timeout_s, is_repeatable=is_repeatable)[0]
 
     # -- datasets ----------------------------------------------------------------------------------------
 
     def create_dataset(self, name: str) -> DatasetRecord:
         """Raises InvalidInput, AlreadyExists."""
-        return _dataset_record(self._value("create_dataset", {"name": name}))
+        return _copy(DatasetRecord, self._value("create_dataset", name=name))
 
     def dataset(self, name: str) -> DatasetRecord:
         """Raises NotFound."""
-        return _dataset_record(self._value("get_dataset", {"name": name}))
+        return _copy(DatasetRecord, self._value("get_dataset", name=name))
 
     def datasets(self) -> list[DatasetRecord]:
-        """Those that this user may read, ordered by name."""
-        return [_dataset_record(info) for info in self._value("list_datasets", {})]
+        """The datasets that this user may read, ordered by name."""
+        return [_copy(DatasetRecord, info) for info in self._value("list_datasets")]
 
     def drop_dataset(self, name: str) -> None:
-        """Remove a dataset, all of it, for good. Raises NotFound."""
-        self._value("drop_dataset", {"name": name}, is_repeatable=False)
+        """Remove a dataset with all of its content, for good. Raises NotFound."""
+        self._value("drop_dataset", is_repeatable=False, name=name)
 
-    # -- looking after datasets --------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------------------
 
     def purge(self, dataset: str, grace_s: int, is_dry_run: bool) -> PurgeReport:
-        """Rewrite chunks with holes; remove chunks that have been dead for `grace_s`. Raises NotFound."""
-        arguments: dict[str, object] = {"dataset": dataset, "grace_s": grace_s, "is_dry_run": is_dry_run}
-        return _copy(PurgeReport, self._maintain("purge", arguments))
+        """Rewrite chunks with dead entries; remove chunks that have been dead for `grace_s`. Raises NotFound."""
+        report = self._maintain("purge", dataset=dataset, grace_s=grace_s, is_dry_run=is_dry_run)
+        return _copy(PurgeReport, report)
 
     def rebuild(self, dataset: str, since_s: int | None = None) -> RebuildReport:
-        """Make the metadata anew from all chunks, or from those since a time (seconds since 1970).
+        """Make the metadata again from all chunks, or from those since a time (seconds since 1970).
 
         Raises NotFound.
         """
-        report = self._maintain(
-            "rebuild", {"dataset": dataset, "since_s": -1 if since_s is None else since_s}
-        )
-        return RebuildReport(
-            report.chunks, report.entries, report.files, report.generation, tuple(report.damaged)
-        )
+        report = self._maintain("rebuild", dataset=dataset, since_s=-1 if since_s is None else since_s)
+        return replace(_copy(RebuildReport, report), damaged=tuple(report.damaged))
 
     def fsck(self, dataset: str, is_deep: bool, is_repair: bool) -> FsckReport:
         """Compare chunks, metadata and snapshot. Raises NotFound."""
-        report = self._maintain("fsck", {"dataset": dataset, "is_deep": is_deep, "is_repair": is_repair})
+        report = self._maintain("fsck", dataset=dataset, is_deep=is_deep, is_repair=is_repair)
         problems = tuple(_copy(Problem, problem) for problem in report.problems)
-        return FsckReport(
-            report.chunks,
-            report.entries,
-            report.total_bytes,
-            report.problem_count,
-            report.unmended_count,
-            problems,
-        )
+        return replace(_copy(FsckReport, report), problems=problems)
 
-    def _maintain(self, method: str, arguments: dict[str, object]) -> Any:
+    def _maintain(self, method: str, **arguments: object) -> Any:
         return self._call(method, arguments, timeout_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False)[0]
 
     def put_tag(self, dataset: str, tag: str, generation: int = 0) -> TagRecord:
         """Keep a generation, 0 for the newest, under a name. Raises AlreadyExists, NotFound, InvalidInput."""
-        arguments: dict[str, object] = {"dataset": dataset, "tag": tag, "generation": generation}
-        return _copy(TagRecord, self._call("put_tag", arguments, timeout_s=SNAPSHOT_BUILD_TIMEOUT_S)[0])
+        timeout_s = SNAPSHOT_BUILD_TIMEOUT_S
+        info = self._value("put_tag", timeout_s=timeout_s, dataset=dataset, tag=tag, generation=generation)
+        return _copy(TagRecord, info)
 
     def tags(self, dataset: str) -> list[TagRecord]:
         """Ordered by name. Raises NotFound."""
-        return [_copy(TagRecord, tag) for tag in self._value("list_tags", {"dataset": dataset})]
+        return [_copy(TagRecord, tag) for tag in self._value("list_tags", dataset=dataset)]
 
     def delete_tag(self, dataset: str, tag: str) -> None:
         """Raises NotFound."""
-        self._value("delete_tag", {"dataset": dataset, "tag": tag}, is_repeatable=False)
+        self._value("delete_tag", is_repeatable=False, dataset=dataset, tag=tag)
 
     def pin(self, dataset: str, holder: str, generation: int, updated_ns: int, lease_s: int) -> None:
-        """Keep the chunks of a snapshot from being purged for `lease_s` seconds; 0 lets go. Raises NotFound."""
-        arguments: dict[str, object] = {
-            "dataset": dataset,
-            "holder": holder,
-            "generation": generation,
-            "updated_ns": updated_ns,
-            "lease_s": lease_s,
-        }
-        self._value("pin", arguments)
+        """Protect the chunks of a snapshot from purges for `lease_s` seconds; 0 ends the pin. Raises NotFound."""
+        self._value(
+            "pin",
+            dataset=dataset,
+            holder=holder,
+            generation=generation,
+            updated_ns=updated_ns,
+            lease_s=lease_s,
+        )
 
     # -- jobs --------------------------------------------------------------------------------------------
 
-    def join_job(self, terms: Terms, fingerprint: bytes, member: bytes, known_version: int) -> Roll:
-        """Become a member of a job (`known_version` 0), or stay one, and hear who else is. `member` is sealed.
+    def join_job(
+        self, job_id: JobId, fingerprint: bytes, member: bytes, known_version: int
+    ) -> MembershipList:
+        """Join a job (`known_version` 0) or renew the lease, and get the other members. `member` is sealed.
 
         Raises NotFound, InvalidInput, or AlreadyExists if the others read something else, or the node has a new master.
         """
         arguments: dict[str, object] = {
-            "dataset": terms.dataset,
-            "job": terms.job,
+            **asdict(job_id),
             "fingerprint": fingerprint,
-            "generation": terms.generation,
-            "digest": terms.digest,
             "member": member,
             "known_version": known_version,
         }
         info, members = self._call("join_job", arguments, timeout_s=JOB_ANSWER_TIMEOUT_S)
         interval_s = max(info.interval_ms / 1000, JOB_INTERVAL_S_MIN)
-        return Roll(info.version, interval_s, None if members is None else decode_members(members))
+        return MembershipList(info.version, interval_s, None if members is None else decode_members(members))
 
-    def leave_job(self, terms: Terms, fingerprint: bytes, member: bytes) -> None:
-        """Be a member no longer. Without error if one is none. Raises NotFound."""
-        arguments: dict[str, object] = {
-            "dataset": terms.dataset,
-            "job": terms.job,
-            "fingerprint": fingerprint,
-            "member": member,
-        }
-        self._value("leave_job", arguments)
+    def leave_job(self, job_id: JobId, fingerprint: bytes, member: bytes) -> None:
+        """End the membership; no error if there is none. Raises NotFound."""
+        self._value(
+            "leave_job", dataset=job_id.dataset, job=job_id.job, fingerprint=fingerprint, member=member
+        )
 
     # -- writing -----------------------------------------------------------------------------------------
 
     def reserve_versions(self, dataset: str, count: int) -> int:
         """The first of `count` consecutive versions. Raises NotFound."""
-        return int(self._value("reserve_versions", {"dataset": dataset, "count": count}))
+        return int(self._value("reserve_versions", dataset=dataset, count=count))
 
     def put_chunk(self, dataset: str, chunk_id: bytes, parts: Sequence[Buffer]) -> int:
-        """Store a chunk; returns the dataset's generation once it is durable and counts. May be repeated.
+        """Store a chunk; returns the dataset's generation once the chunk is durable and applied. May be repeated.
 
         Raises NotFound, Damaged, StorageFull, or AlreadyExists if another chunk has this ID.
         """
@@ -318,15 +310,12 @@ class ServerClient:
         return int(self._call("put_chunk", arguments, parts)[0])
 
     def pending_file(self, dataset: str, path: bytes) -> PendingFile:
-        """What is stored of an upload to `path` that was interrupted.
-
-        Raises NotFound if there is no such dataset.
-        """
-        info = self._value("get_pending", {"dataset": dataset, "path": path})
-        if len(info.pieces) % 16:
-            raise ProtocolError("the server sent half a piece")
-        pieces = np.frombuffer(info.pieces, "<u8").reshape(-1, 2).tolist()
-        return PendingFile(info.version, info.size, info.mtime_ns, frozenset((p, n) for p, n in pieces))
+        """What is stored of an interrupted upload to `path`. Raises NotFound if there is no such dataset."""
+        info = self._value("get_pending", dataset=dataset, path=path)
+        if len(info.extents) % 16:
+            raise ProtocolError(f"the server sent {len(info.extents)} bytes of extents, no multiple of 16")
+        extents = frozenset(struct.iter_unpack("<QQ", info.extents))
+        return PendingFile(info.version, info.size, info.mtime_ns, extents)
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -342,15 +331,15 @@ class ServerClient:
         }
         info, content = self._call("get_snapshot", arguments, timeout_s=SNAPSHOT_BUILD_TIMEOUT_S)
         if content is None and info.digest != known_digest:
-            raise ProtocolError("the server sent no snapshot")
+            raise ProtocolError(f"the server sent no snapshot of {dataset}")
         return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)
 
     def payload(self, dataset: str, chunk_id: bytes, destination: memoryview, is_sent: bool = False) -> None:
-        """Receive the payload of a chunk, as it comes, into memory of its length.
+        """Receive the payload of a chunk, unverified, into memory of its length.
 
-        A server of our own on this machine opens the chunk's file for us, if it has files, and it is read here;
-        with `is_sent` it is made to read and send the payload itself.
-        Raises NotFound, Damaged (also if it is of another length); then part of it may have been received.
+        An own server on this machine passes the descriptor of the chunk's file, if it has files; this process reads
+        the file. `is_sent` makes the server read and send the payload.
+        Raises NotFound, Damaged (also if the length differs); then `destination` may be partly filled.
         """
         self.payload_in_parts(dataset, chunk_id, len(destination), lambda: iter((destination,)), is_sent)
 
@@ -362,8 +351,8 @@ class ServerClient:
         parts: Callable[[], Iterator[memoryview]],
         is_sent: bool = False,
     ) -> None:
-        """As `payload`, into one piece of memory after the other, each of which is full when `parts()` is asked for the
-        next, or ends: it may be the same piece again. Called anew when it has to begin from the start.
+        """As `payload`, into the buffers of `parts()`. Each buffer is full when the next one is requested, or the
+        iterator ends; it may be the same buffer again. A retry calls `parts()` again and starts at the first byte.
         """
         arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
 
@@ -371,8 +360,8 @@ class ServerClient:
             def destination(reply: Any) -> Iterator[memoryview]:
                 if reply.bulk_length != length_bytes:
                     raise Damaged(
-                        f"the server at {connection.address} has {reply.bulk_length} bytes where "
-                        f"{length_bytes} belong"
+                        f"chunk {chunk_id.hex()} has {reply.bulk_length} bytes on the server at "
+                        f"{connection.address}, {length_bytes} in the snapshot"
                     )
                 yield from parts()
 
@@ -382,84 +371,62 @@ class ServerClient:
 
         self._with_connection(fetch, REQUEST_TIMEOUT_S, is_repeatable=True, is_urgent=True)
 
-    def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
-        """Parts of a payload, joined, as they came.
+    def ranges(self, dataset: str, chunk_id: bytes, ranges: "npt.NDArray[np.uint32]") -> bytearray:
+        """Ranges of a payload, joined, unverified.
 
         `ranges` has shape (n, 2): offset, length. Raises NotFound, Damaged.
         """
-        arguments: dict[str, object] = {
-            "dataset": dataset,
-            "chunk_id": chunk_id,
-            "ranges": ranges.astype("<u4").tobytes(),
-        }
-        received = self._bytes("get_ranges", arguments)
-        expected = int(ranges[:, 1].sum(dtype=np.int64))
+        encoded = ranges.astype("<u4").tobytes()
+        arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id, "ranges": encoded}
+        received = self._call("get_ranges", arguments, is_urgent=True)[1] or bytearray()
+        expected = int(ranges[:, 1].sum(dtype="i8"))
         if len(received) != expected:
-            raise ProtocolError(f"asked the server for {expected} bytes, it sent {len(received)}")
+            raise ProtocolError(f"requested {expected} bytes from the server, it sent {len(received)}")
         return received
 
     def stat(self, dataset: str, path: bytes) -> RemoteEntry:
         """Raises NotFound."""
-        return _remote_entry(self._value("stat", {"dataset": dataset, "path": path}))
+        return _copy(RemoteEntry, self._value("stat", dataset=dataset, path=path))
 
     def list_folder(self, dataset: str, path: bytes, after: bytes, limit: int) -> list[RemoteEntry]:
         """Up to `limit` entries whose names sort behind `after`. Raises NotFound."""
-        arguments: dict[str, object] = {"dataset": dataset, "path": path, "after": after, "limit": limit}
-        return [_remote_entry(entry) for entry in self._value("list_folder", arguments)]
+        infos = self._value("list_folder", dataset=dataset, path=path, after=after, limit=limit)
+        return [_copy(RemoteEntry, info) for info in infos]
 
     # -- users and server --------------------------------------------------------------------------------
 
     def add_key(self, user: str, expires_s: int = 0) -> str:
-        """A new key for `user`, who is created if need be.
-
-        Returns the content of the key file, shown only now.
-        """
-        return str(self._value("add_key", {"user": user, "expires_s": expires_s}, is_repeatable=False))
+        """A new key for `user`, a new user if need be. Returns the content of the key file, shown only now."""
+        return str(self._value("add_key", is_repeatable=False, user=user, expires_s=expires_s))
 
     def remove_key(self, user: str, key_id: str = "") -> None:
         """Remove a key, or without `key_id` the user. Raises NotFound."""
-        self._value("remove_key", {"user": user, "key_id": key_id}, is_repeatable=False)
+        self._value("remove_key", is_repeatable=False, user=user, key_id=key_id)
 
     def grant(self, user: str, dataset: str, right: str) -> None:
         """Give `right` (read, write, admin, or none) on a dataset, or on `*`.
 
         Raises NotFound, InvalidInput.
         """
-        self._value("grant", {"user": user, "dataset": dataset, "right": right})
+        self._value("grant", user=user, dataset=dataset, right=right)
 
     def users(self) -> list[UserRecord]:
         return [
-            UserRecord(
-                user.name,
-                tuple(KeyRecord(key.key_id, key.created_s, key.expires_s) for key in user.keys),
-                dict(user.grants),
-            )
-            for user in self._value("list_users", {})
+            UserRecord(user.name, tuple(_copy(KeyRecord, key) for key in user.keys), dict(user.grants))
+            for user in self._value("list_users")
         ]
 
+    def servers(self) -> Sequence[Address]:
+        """The servers that this client may use."""
+        return self._endpoints.servers()
+
     def status(self) -> ServerStatus:
-        return _copy(ServerStatus, self._value("status", {}))
+        return _copy(ServerStatus, self._value("status"))
 
 
 def _copy(kind: Callable[..., _T], struct: Any) -> _T:
-    """A record from a Thrift struct with the same fields in the same order."""
-    return kind(*(getattr(struct, spec[1]) for spec in struct.thrift_spec.values()))
-
-
-def _dataset_record(info: Any) -> DatasetRecord:
-    return DatasetRecord(
-        info.dataset_id,
-        info.name,
-        info.generation,
-        info.updated_ns,
-        info.files,
-        info.total_bytes,
-        info.chunks,
-    )
-
-
-def _remote_entry(info: Any) -> RemoteEntry:
-    return _copy(RemoteEntry, info)
+    """A record from a Thrift struct with the same fields; other names are a TypeError."""
+    return kind(**{name: getattr(struct, name) for _, name, *_ in struct.thrift_spec.values()})
 
 
 def _tls_context(ca_path: str) -> ssl.SSLContext:

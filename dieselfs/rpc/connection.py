@@ -1,87 +1,32 @@
 """One connection to a server, for one thread at a time. This module opens sockets.
 
-Blocking sockets with timeouts, not trio: the library runs inside training programs and DataLoader workers,
-which have no event loop. Daemons use the same connections from worker threads.
+Blocking sockets with timeouts, not trio: the library runs in training programs and DataLoader workers without an event
+loop. Daemons use the same connections in worker threads.
 """
 
 import math
 import os
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 
+from dieselfs.address import Address
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
     FRAME_BYTES_MAX,
     HANDSHAKE_FRAME_BYTES_MAX,
     REQUEST_TIMEOUT_S,
-    SERVER_GONE_S,
 )
 from dieselfs.rpc import auth
-from dieselfs.rpc.address import Address, TcpAddress
 from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call
 from dieselfs.rpc.wire import Buffer, Wire
 
-_UNIX_PATH_BYTES_MAX = 107
-
-
-@contextmanager
-def reachable_path(path: str) -> Iterator[str]:
-    """A name for the Unix socket at `path` that fits into a socket address, however long `path` is."""
-    if len(os.fsencode(path)) <= _UNIX_PATH_BYTES_MAX:
-        yield path
-        return
-    folder = os.open(Path(path).parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{Path(path).name}"
-    finally:
-        os.close(folder)
-
-
-def open_socket(
-    address: Address, tls: ssl.SSLContext | None, timeout_s: float = CONNECT_TIMEOUT_S
-) -> socket.socket:
-    """Connect, within `timeout_s`. Raises Unavailable, saying why."""
-    sock: socket.socket | None = None
-    try:
-        if isinstance(address, TcpAddress):
-            sock = socket.create_connection((address.host, address.port), timeout_s)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_silence(sock)
-            if tls is not None:
-                sock = tls.wrap_socket(sock, server_hostname=address.host)
-        else:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            sock.settimeout(timeout_s)
-            with reachable_path(address.path) as path:
-                sock.connect(path)
-    except OSError as error:  # ssl.SSLError and timeouts are OSErrors too
-        if sock is not None:
-            sock.close()
-        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
-    return sock
-
-
-def _notice_silence(sock: socket.socket) -> None:
-    """Let the kernel find out, whoever waits for how long, that the other machine has been gone for SERVER_GONE_S."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, round(SERVER_GONE_S / 2))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, round(SERVER_GONE_S / 4))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SERVER_GONE_S * 1000))
-
 
 class Connection:
-    """A connection that has shaken hands.
-
-    After any error but a refusal it is closed and of no further use.
-    """
+    """A connection after the handshake. Any error except a refusal closes it for good."""
 
     def __init__(
         self,
@@ -91,7 +36,7 @@ class Connection:
         timeout_s: float = CONNECT_TIMEOUT_S,
         total_s: float = math.inf,
     ) -> None:
-        """Take over `sock` and prove who we are. `timeout_s` bounds each wait for bytes to move, `total_s` all of them.
+        """Take over `sock` and authenticate. `timeout_s` bounds each wait for bytes to move, `total_s` all of them.
 
         Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
         """
@@ -99,12 +44,14 @@ class Connection:
         self.address = address
         self._sequence = count(1)
         self.gives_files = False
-        """Whether the server may hand out files: we run as its user on its machine, and it has not said otherwise."""
+        """Whether the server may pass descriptors of files: same machine, same user, and no reply has denied it."""
         try:
             self._wire.limit(timeout_s, total_s)
             self._shake_hands(key, is_local=sock.family == socket.AF_UNIX)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if sock.family != socket.AF_UNIX and isinstance(error.__cause__, ConnectionError):
+                raise Unavailable(f"{error}; is TLS switched on at both ends, or at neither?") from error
             raise
 
     def _shake_hands(self, key: auth.Key | None, is_local: bool) -> None:
@@ -117,15 +64,16 @@ class Connection:
                 self.gives_files = is_local
                 return
             raise AccessDenied(
-                f"the server at {self.address} wants a key: name a key file with --key-file, DIESELFS_KEY_FILE "
+                f"the server at {self.address} requires a key: set --key-file, DIESELFS_KEY_FILE "
                 "or the configuration file"
             )
-        said = auth.transcript(user, key_id, nonce, challenge.server_nonce)
-        proof = auth.client_proof(key, said)
+        transcript = auth.transcript(user, key_id, nonce, challenge.server_nonce)
+        proof = auth.client_proof(key, transcript)
         welcome = self._exchange("prove", {"proof": proof}, (), HANDSHAKE_FRAME_BYTES_MAX)
-        if not auth.is_server_proof(key, said, welcome.proof):
+        if not auth.is_server_proof(key, transcript, welcome.proof):
             raise AccessDenied(
-                f"the server at {self.address} does not know the key of {user!r}: it is not the real one"
+                f"the server at {self.address} does not know the key of {user!r}: it is not the real one; "
+                "check the address"
             )
 
     def call(
@@ -137,13 +85,12 @@ class Connection:
         destination: Callable[[Any], Iterator[memoryview]] | None = None,
         total_s: float = math.inf,
     ) -> tuple[Any, bytearray | None]:
-        """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if
-        it announces any. With a `destination` they go there instead: a function that gets the reply, and yields one
-        piece of memory after the other, each of which is full when it is asked for the next; or it raises, as
-        ProtocolError for a reply that cannot be.
+        """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if any.
 
-        `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises what the server refuses
-        with (the connection lives on), or ProtocolError, Unavailable, or what `destination` raises (it is closed).
+        With a `destination`, the bulk bytes go there instead. It gets the reply and yields buffers; each one is full
+        when the next is requested. It raises ProtocolError for an impossible reply.
+        `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises the server's refusal
+        (the connection stays open), or ProtocolError, Unavailable, or what `destination` raises (it is closed).
         """
         self._wire.limit(timeout_s, total_s)
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX)
@@ -166,10 +113,8 @@ class Connection:
     def call_for_file(
         self, method: str, arguments: dict[str, object], timeout_s: float
     ) -> tuple[Any, int | None]:
-        """Call `method` on a Unix socket. Returns the reply, and the descriptor that came with it, if one did (not if
-        this process has no room for it). The caller closes it.
-
-        Raises as `call`; then there is no descriptor.
+        """Call `method` on a Unix socket. Returns the reply, and the descriptor that came with it, which the caller
+        closes; None if none came, or this process has none left. Raises as `call`; then there is no descriptor.
         """
         self._wire.limit(timeout_s)
         descriptors: list[int] = []
@@ -189,8 +134,8 @@ class Connection:
                     break
                 self._receive_into(part)
             if length:
-                raise ProtocolError(f"the server at {self.address} has other lengths than it announced")
-        except BaseException:  # what is still on its way belongs to nobody
+                raise ProtocolError(f"the server at {self.address} announced another length than requested")
+        except BaseException:  # bytes in flight belong to no later call
             self.close()
             raise
 
@@ -202,7 +147,7 @@ class Connection:
         reply_bytes_max: int,
         descriptors: list[int] | None = None,
     ) -> Any:
-        """`descriptors`: gets the one that comes with the reply, if one does; without it none is taken."""
+        """A descriptor that comes with the reply is added to `descriptors`; None: none is received."""
         sequence = next(self._sequence)
         message = encode_call(method, sequence, arguments)
         try:
@@ -217,8 +162,7 @@ class Connection:
             self.close()
             raise self._lost(error) from error
         except (ProtocolError, Unavailable):
-            # A refusal of kind Unavailable may have come over a healthy connection; closing that one is
-            # harmless.
+            # A refusal with Unavailable leaves the connection healthy; closing it is harmless.
             self.close()
             raise
         except DieselfsError:
@@ -243,7 +187,7 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """False once closed, or when the server has closed its end (or sent what nobody asked for)."""
+        """False once closed, or when the server has closed its end or sent unexpected bytes."""
         return self._wire.is_idle
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-// The RPC of dieselfs, between clients and the chunk server. See docs/rpc.md.
+// The RPC of dieselfs, between clients and the chunk server. See docs/reference/rpc.md.
 //
 // Transport: framed (4 bytes big-endian length, then one message), binary protocol, strict. A reply that has a field
 // `bulk_length` is followed on the same connection by that many raw bytes; so is a call with such an argument. All
@@ -10,19 +10,19 @@ namespace py dieselfs
 
 const i32 PROTOCOL_VERSION = 1
 
-/** Every refusal. Codes: dieselfs/errors.py, CODE_BY_ERROR. The message is for people. */
+/** An error of the server. Codes: dieselfs/errors.py, CODE_BY_ERROR. The message is for people. */
 exception Refusal {
   1: required i32 code
   2: required string message
 }
 
-/** `is_trusted`: the server knows the caller already (same user, on a Unix socket); `prove` is not needed. */
+/** `is_trusted`: the caller runs as the server's user, on a Unix socket; `prove` is not needed. */
 struct Challenge {
   1: required binary server_nonce
   2: required bool is_trusted
 }
 
-/** The server's own proof that it knows the user's key. */
+/** The server's proof that it knows the user's key. */
 struct Welcome {
   1: required binary proof
 }
@@ -47,7 +47,7 @@ struct EntryInfo {
   6: required binary target
 }
 
-/** `bulk_length` is 0 if the caller has this digest already. */
+/** `bulk_length` is 0 if `digest` is the `known_digest` of the call. */
 struct SnapshotInfo {
   1: required i64 generation
   2: required i64 updated_ns
@@ -55,12 +55,12 @@ struct SnapshotInfo {
   4: required i64 bulk_length
 }
 
-/** An interrupted upload. `version` 0: there is none. `pieces`: pairs of u64 place, u64 length. */
+/** An interrupted upload. `version` 0: there is none. `extents`: pairs of u64 place, u64 length. */
 struct PendingInfo {
   1: required i64 version
   2: required i64 size
   3: required i64 mtime_ns
-  4: required binary pieces
+  4: required binary extents
 }
 
 struct Bulk {
@@ -68,8 +68,8 @@ struct Bulk {
 }
 
 /**
- * Where in the file that comes with this reply the payload is. Without `is_file` none comes, and this server will have
- * none for any chunk.
+ * Where the payload is in the file whose descriptor comes with this reply. Without `is_file` there is no descriptor,
+ * and this server passes none for any chunk.
  */
 struct PayloadFile {
   1: required bool is_file
@@ -98,7 +98,7 @@ struct PurgeReport {
   4: required i64 bytes_freed
 }
 
-/** `updated_ns`: when the generation came to be. */
+/** `updated_ns`: when the generation was made. */
 struct TagInfo {
   1: required string name
   2: required i64 generation
@@ -135,60 +135,56 @@ struct FsckReport {
 struct StatusInfo {
   1: required string version
   2: required i64 started_s
-  3: required i32 connections
-  4: required i64 requests
-  5: required i64 bulk_bytes_received
-  6: required i64 bulk_bytes_sent
-  7: required string store
-  8: required string metadata
-  9: required i64 payload_bytes_given
+  3: required string store
+  4: required string metadata
+  5: required map<string, i64> metrics
 }
 
 /**
- * The roll of a job. If its version is another one than the caller knows, all members follow, each with its length
- * before it (u16). The caller asks again after `interval_ms`.
+ * The membership list of a job. If its version is not `known_version`, all members follow, each with its length before
+ * it (u16). The caller calls again after `interval_ms`.
  */
-struct RollInfo {
+struct MembershipInfo {
   1: required i64 version
   2: required i32 interval_ms
   3: required i64 bulk_length
 }
 
 /**
- * Pieces of chunks, of those that `states` has 0 for: a byte for each chunk that was asked for. 1: not here yet, ask
- * again; 2: not to be had here, ask a server.
+ * `states` has a byte for each requested chunk. 0: its extents follow; 1: in flight, request it again; 2: this node does
+ * not fetch it, request it from a server.
  */
-struct Pieces {
+struct Extents {
   1: required binary states
   2: required i64 bulk_length
 }
 
-/** How much a node of a job has in memory for good, of what it can keep of its own chunks. */
+/** `pinned_bytes` of the `wanted_bytes` that a node of a job can pin of its own chunks are in memory. */
 struct WarmthInfo {
-  1: required i64 kept_bytes
+  1: required i64 pinned_bytes
   2: required i64 wanted_bytes
   3: required i64 damaged_chunks
 }
 
-/** docs/rpc.md, "Who is calling". */
+/** docs/reference/rpc.md, "Authentication". */
 service Handshake {
   Challenge hello(1: i32 protocol_version, 2: string user, 3: string key_id, 4: binary client_nonce)
     throws (1: Refusal refusal)
   Welcome prove(1: binary proof) throws (1: Refusal refusal)
 }
 
-/** What the nodes of a job ask each other (docs/cache.md, "Transfer"). `digest`: of the snapshot that the job reads. */
+/** Calls between the nodes of a job (docs/internals/cache.md, "Transfer"). `digest`: of the snapshot that the job reads. */
 service Peer extends Handshake {
-  /** Answered by a node that is well, and reads the same. */
+  /** Succeeds on a healthy node that reads the same snapshot. */
   void ping(1: binary digest) throws (1: Refusal refusal)
-  /** `is_to_warm`: fetch what it can keep, in the background. */
+  /** `is_to_warm`: start to fetch what the node can pin, in the background. */
   WarmthInfo get_warmth(1: binary digest, 2: bool is_to_warm) throws (1: Refusal refusal)
   /**
-   * Followed by pieces, joined. `chunks`: u32 numbers of chunks in the snapshot; `counts`: for each a u32, how many of
-   * `ranges` are its own, 0 for the whole payload; `ranges`: pairs of u32 offset, u32 length. `is_common`: others will
-   * soon want the rest of these chunks.
+   * Followed by extents, joined. `chunks`: u32 numbers of chunks in the snapshot; `counts`: for each chunk a u32, the
+   * number of its `ranges`, 0 for the whole payload; `ranges`: pairs of u32 offset, u32 length. `is_shared_plan`: other
+   * readers will soon request the rest of these chunks.
    */
-  Pieces get_pieces(1: binary digest, 2: binary chunks, 3: binary counts, 4: binary ranges, 5: bool is_common)
+  Extents get_extents(1: binary digest, 2: binary chunks, 3: binary counts, 4: binary ranges, 5: bool is_shared_plan)
     throws (1: Refusal refusal)
 }
 
@@ -199,7 +195,7 @@ service ChunkServer extends Handshake {
   list<DatasetInfo> list_datasets() throws (1: Refusal refusal)
   void drop_dataset(1: string name) throws (1: Refusal refusal)
 
-  // -- looking after datasets (docs/recovery.md) --
+  // -- maintenance (docs/guide/recovery.md) --
   PurgeReport purge(1: string dataset, 2: i64 grace_s, 3: bool is_dry_run) throws (1: Refusal refusal)
   /** Metadata from chunks: all of them, or those made at `since_s` or later; -1: all. */
   RebuildReport rebuild(1: string dataset, 2: i64 since_s) throws (1: Refusal refusal)
@@ -208,16 +204,16 @@ service ChunkServer extends Handshake {
   TagInfo put_tag(1: string dataset, 2: string tag, 3: i64 generation) throws (1: Refusal refusal)
   list<TagInfo> list_tags(1: string dataset) throws (1: Refusal refusal)
   void delete_tag(1: string dataset, 2: string tag) throws (1: Refusal refusal)
-  /** Say that one reads a snapshot, for `lease_s` from now on; 0: no longer. */
+  /** Protect the chunks of a snapshot from purges for `lease_s`; 0: end the pin. */
   void pin(1: string dataset, 2: string holder, 3: i64 generation, 4: i64 updated_ns, 5: i64 lease_s)
     throws (1: Refusal refusal)
 
-  // -- jobs (docs/cache.md) --
+  // -- jobs (docs/internals/cache.md) --
   /**
-   * Become a member of a job (`known_version` 0), or stay one, and hear who else is. `member`: a proof and the member.
-   * Followed by the members if they changed.
+   * Join a job (`known_version` 0) or renew the lease. `member`: a proof and the member. Followed by the members if they
+   * changed.
    */
-  RollInfo join_job(1: string dataset, 2: string job, 3: binary fingerprint, 4: i64 generation, 5: binary digest,
+  MembershipInfo join_job(1: string dataset, 2: string job, 3: binary fingerprint, 4: i64 generation, 5: binary digest,
     6: binary member, 7: i64 known_version) throws (1: Refusal refusal)
   void leave_job(1: string dataset, 2: string job, 3: binary fingerprint, 4: binary member)
     throws (1: Refusal refusal)
@@ -225,27 +221,27 @@ service ChunkServer extends Handshake {
   // -- writing --
   /** The first of `count` consecutive versions for new entries. */
   i64 reserve_versions(1: string dataset, 2: i32 count) throws (1: Refusal refusal)
-  /** Followed by the chunk. Returns the dataset's new generation, when the chunk is durable and its entries count. */
+  /** Followed by the chunk. Returns the dataset's new generation, when the chunk is durable and applied. */
   i64 put_chunk(1: string dataset, 2: binary chunk_id, 3: i64 bulk_length) throws (1: Refusal refusal)
 
-  /** What is stored of a file at `path` whose pieces are not all there yet (the newest, if several). */
+  /** What is stored of a file at `path` of which extents are missing (the newest, if there are several). */
   PendingInfo get_pending(1: string dataset, 2: binary path) throws (1: Refusal refusal)
 
   // -- reading --
-  /** Followed by the snapshot file. `generation` 0: the newest. With a `tag`, what it names. */
+  /** Followed by the snapshot file. `generation` 0: the newest. With a `tag`, the generation that it names. */
   SnapshotInfo get_snapshot(1: string dataset, 2: i64 generation, 3: binary known_digest, 4: string tag)
     throws (1: Refusal refusal)
   /** Followed by the payload of the chunk. */
   Bulk get_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
   /**
-   * The same without the bytes: with the first byte of the reply comes a descriptor (SCM_RIGHTS) of a file that holds
-   * them, open for reading. Only for callers who are trusted, on a Unix socket.
+   * The same without the bytes: the first byte of the reply carries a descriptor (SCM_RIGHTS) of the file with the
+   * payload, open for reading. Only for trusted callers, on a Unix socket.
    */
   PayloadFile open_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
-  /** Followed by parts of the payload, joined. `ranges`: pairs of u32 offset, u32 length. */
+  /** Followed by ranges of the payload, joined. `ranges`: pairs of u32 offset, u32 length. */
   Bulk get_ranges(1: string dataset, 2: binary chunk_id, 3: binary ranges) throws (1: Refusal refusal)
 
-  // -- without chunks and snapshots, for clients in other languages and for looking around --
+  // -- without chunks and snapshots, for clients in other languages and for listings --
   EntryInfo stat(1: string dataset, 2: binary path) throws (1: Refusal refusal)
   /** Entries of a folder whose names sort behind `after`, at most `limit`. */
   list<EntryInfo> list_folder(1: string dataset, 2: binary path, 3: binary after, 4: i32 limit)

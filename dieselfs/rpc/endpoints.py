@@ -1,8 +1,7 @@
-"""The servers that a client may use, and which of them is next. This module asks etcd.
+"""The servers that a client may use, and their order. This module opens connections to etcd.
 
-Servers are stateless over the same stores, so any will do. Each new connection goes to the next server of the list;
-every process begins somewhere else, so that many processes spread over all of them. A server that failed is passed over
-for a while, as long as there is another.
+Servers are stateless over the same stores. Each new connection goes to the next server of the list; each process starts
+at a random place, which spreads the load. A failed server is avoided for a while, as long as there is another.
 """
 
 import random
@@ -11,31 +10,28 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from threading import Lock
 from typing import Protocol
 
+from dieselfs.address import Address, EtcdAddress, ServerList, Servers
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.etcd import Etcd, EtcdAccess
-from dieselfs.etcd_helper import read_values
-from dieselfs.etcd_keys import SERVERS_PREFIX, decode_servers
-from dieselfs.limits import (
-    FAILOVER_TIMEOUT_S,
-    READ_PATIENCE_S,
-    SERVER_AVOIDED_S,
-    SERVER_RETRY_S,
-    SERVERS_REFRESH_S,
-)
-from dieselfs.rpc.address import Address, EtcdAddress, ServerList, Servers
+from dieselfs.etcd.client import Etcd, EtcdAccess
+from dieselfs.etcd.helper import read_values
+from dieselfs.etcd.keys import SERVERS_PREFIX, decode_servers
+from dieselfs.limits import FAILOVER_TIMEOUT_S, READ_PATIENCE_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+
+SERVER_RETRY_S = 0.25
+"""Pause between two rounds over all servers."""
 
 Clock = Callable[[], float]
 
 
-class ServerSource(Protocol):
+class ServerDirectory(Protocol):
     def servers(self) -> Sequence[Address]:
         """The servers there are, at least one. Raises Unavailable, AccessDenied."""
 
     def known(self) -> Sequence[Address]:
-        """Those that were found last; asks nobody."""
+        """The last known servers, without I/O."""
 
-    def forked(self) -> "ServerSource":
-        """The same for a child of this process, which must not wait for locks of its parent's threads."""
+    def forked(self) -> "ServerDirectory":
+        """A copy for a forked child, with locks that no thread of the parent holds."""
 
 
 class StaticServers:
@@ -52,9 +48,9 @@ class StaticServers:
 
 
 class EtcdServers:
-    """The servers in etcd's registry, asked for again by whoever needs them when the list is old.
+    """The servers in etcd's registry; a call with an old list reads them again.
 
-    While etcd is away or empty, the last list that was found goes on being used: servers do not need etcd to serve.
+    While etcd is unavailable or empty, the last list stays in use: servers do not need etcd to serve.
     """
 
     def __init__(
@@ -67,23 +63,21 @@ class EtcdServers:
         self._read = read
         self._name = name
         self._clock = clock
-        self._lock = (
-            Lock()
-        )  # guards changes of the two below; one thread asks, the others wait for what it finds
+        self._lock = Lock()  # guards changes of the two below; one thread reads etcd, the others wait
         self._known = known
-        self._asked_s = clock() if known else float("-inf")
+        self._read_s = clock() if known else float("-inf")
 
     def servers(self) -> Sequence[Address]:
         with self._lock:
-            if self._clock() - self._asked_s >= SERVERS_REFRESH_S:
+            if self._clock() - self._read_s >= SERVERS_REFRESH_S:
                 try:
                     self._known = decode_servers(self._read()) or self._known
                 except DieselfsError:
                     if not self._known:
                         raise
-                self._asked_s = self._clock()
+                self._read_s = self._clock()
             if not self._known:
-                self._asked_s = float("-inf")
+                self._read_s = float("-inf")
                 raise Unavailable(
                     f"no server is registered at {self._name}: start one with dieselfs-server --etcd"
                 )
@@ -99,27 +93,31 @@ class EtcdServers:
 class Endpoints:
     """Chooses servers for new connections. Safe between threads."""
 
-    def __init__(self, source: ServerSource, start: int | None = None, clock: Clock = time.monotonic) -> None:
-        """`start`: the place in the list where this process begins; None for a random one."""
+    def __init__(
+        self, source: ServerDirectory, start: int | None = None, clock: Clock = time.monotonic
+    ) -> None:
+        """`start`: the place in the list where this process starts; None for a random one."""
         self._source = source
         self._clock = clock
         self._lock = Lock()  # guards the two below
         self._turn = random.SystemRandom().randrange(1 << 30) if start is None else start
         self._avoided_until_s: dict[Address, float] = {}
+        self.trouble = ""
+        """Why the last call to a server failed; empty after a call that succeeded."""
 
     def forked(self) -> "Endpoints":
-        """For a child of this process: it begins somewhere else."""
+        """For a forked child: it starts at another place."""
         return Endpoints(self._source.forked(), None, self._clock)
 
     def choose(self, tried: Container[Address]) -> Address | None:
-        """The server for a new connection; None if all have been tried. Raises as `ServerSource.servers`."""
+        """The server for a new connection; None if all have been tried. Raises as `ServerDirectory.servers`."""
         servers = self._source.servers()
         with self._lock:
             turn, self._turn = self._turn, self._turn + 1
             return next_server(servers, turn, tried, self._avoided_until_s, self._clock())
 
     def has_other(self, server: Address, tried: Container[Address]) -> bool:
-        """Whether a call to `server` could go to another one instead: not tried by it, and not avoided."""
+        """Whether another server is left for this call: not tried, and not avoided."""
         with self._lock:
             now_s = self._clock()
             return any(
@@ -127,13 +125,17 @@ class Endpoints:
                 for other in self._source.known()
             )
 
+    def servers(self) -> Sequence[Address]:
+        """All servers. Raises as `ServerDirectory.servers`."""
+        return self._source.servers()
+
     def avoid(self, server: Address) -> None:
-        """Give `server` no new connections for a while, because it failed."""
+        """Open no connections to `server` for a while, because it failed."""
         with self._lock:
             self._avoided_until_s[server] = self._clock() + SERVER_AVOIDED_S
 
     def tries(self, is_patient: bool = False) -> "Tries":
-        """A new call begins."""
+        """The servers for a new call."""
         return Tries(self, self._clock, is_patient)
 
 
@@ -144,9 +146,9 @@ def next_server(
     avoided_until_s: Mapping[Address, float],
     now_s: float,
 ) -> Address | None:
-    """Whose turn it is: the first in the ring that was not tried and is not avoided.
+    """The first server in the ring that was not tried and is not avoided.
 
-    If all the others are avoided, it is the one whose time is over first. None if all have been tried.
+    If all untried servers are avoided, the one whose time ends first. None if all have been tried.
     """
     ring = [servers[(turn + place) % len(servers)] for place in range(len(servers))]
     untried = [server for server in ring if server not in tried]
@@ -154,9 +156,9 @@ def next_server(
 
 
 class Tries:
-    """The servers that one call has tried, each once, and what came of it.
+    """The servers that one call has tried, each once, with their errors.
 
-    A patient call begins again with all of them when none is left, until its time is over.
+    A patient call retries all servers when none is left, until its time ends.
     """
 
     def __init__(
@@ -175,9 +177,7 @@ class Tries:
         self.has_failed = False
 
     def next(self) -> Address:
-        """The server to try now. Raises Unavailable, from the last one that failed, when there is none left to try or
-        no time.
-        """
+        """The server to try now. Raises Unavailable, from the last failure, when no server or no time is left."""
         while not self._failed or self._clock() < self._deadline_s:
             server = self._endpoints.choose(self._failed)
             if server is not None:
@@ -192,20 +192,21 @@ class Tries:
         raise Unavailable(f"none of {len(self._failed)} servers answers; the last one: {last}") from last
 
     def has_other(self, server: Address) -> bool:
-        """Whether it is worth giving up `server`, because another one may do better."""
+        """Whether another server is left for this call."""
         return self._endpoints.has_other(server, self._failed)
 
     def failed(self, server: Address, error: Unavailable, is_final: bool = True) -> None:
-        """Note that `server` failed; unless it is final, this call may try it again once there is no better one."""
+        """Note that `server` failed; unless it is final, this call may retry it."""
         self.has_failed = True
+        self._endpoints.trouble = str(error)
         if is_final:
             self._failed[server] = error
         self._endpoints.avoid(server)
 
 
 def open_endpoints(servers: Servers, access: EtcdAccess, start: int | None = None) -> Endpoints:
-    """Raises InvalidInput if etcd is asked for and its package is not installed."""
-    source: ServerSource
+    """Raises InvalidInput if etcd is configured and its package is not installed."""
+    source: ServerDirectory
     if isinstance(servers, EtcdAddress):
         etcd = Etcd(servers, access)
         source = EtcdServers(lambda: read_values(etcd, SERVERS_PREFIX), str(servers))

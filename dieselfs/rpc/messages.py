@@ -1,7 +1,6 @@
 """Thrift messages as bytes: calls and replies of `dieselfs.thrift`. No I/O.
 
-Modules that thriftpy2 loads from an IDL are dynamic, so their types end here: `rpc.client` and the server's
-service turn them into typed values.
+Modules that thriftpy2 loads from an IDL are untyped: `rpc.client` and the server's service convert to typed values.
 """
 
 import struct
@@ -24,7 +23,7 @@ with resources.as_file(_IDL) as _path:
 PROTOCOL_VERSION: int = thrift.PROTOCOL_VERSION
 METHODS = frozenset(thrift.ChunkServer.thrift_services)
 PEER_METHODS = frozenset(thrift.Peer.thrift_services)
-"""What the nodes of a job ask each other; but for the handshake, none of them is a method of the server."""
+"""Methods between the nodes of a job; except for the handshake, the server has none of them."""
 
 _BAD_BYTES = (
     TProtocolException,
@@ -36,7 +35,7 @@ _BAD_BYTES = (
     IndexError,
     struct.error,
 )
-"""What decoding a well-formed message of the wrong content can raise."""
+"""Errors from decoding a well-formed message with wrong content."""
 
 
 def encode_call(method: str, sequence: int, arguments: dict[str, object]) -> bytes:
@@ -50,7 +49,7 @@ def decode_call(message: bytes, methods: frozenset[str] = METHODS) -> tuple[str,
     """
     method, kind, sequence, protocol = _begin(message)
     if kind != TMessageType.CALL or method not in methods:
-        raise ProtocolError(f"not a call of a method that is answered here ({method[:40]!r})")
+        raise ProtocolError(f"not a call of a known method ({method[:40]!r})")
     return method, sequence, _read(_struct(f"{method}_args")(), protocol)
 
 
@@ -62,7 +61,7 @@ def encode_reply(method: str, sequence: int, value: object) -> bytes:
 
 
 def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
-    """The reply that makes the caller raise `error`."""
+    """The reply for which the caller raises `error`."""
     code = next(
         (CODE_BY_ERROR[kind] for kind in type(error).__mro__ if kind in CODE_BY_ERROR),
         CODE_BY_ERROR[Unavailable],
@@ -73,16 +72,13 @@ def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
 
 
 def decode_reply(method: str, sequence: int, message: bytes) -> Any:
-    """What the call returned.
-
-    Raises the server's refusal as our own error, ProtocolError for anything malformed.
-    """
+    """The value that the call returned. Raises the server's refusal, ProtocolError for anything malformed."""
     name, kind, reply_sequence, protocol = _begin(message)
     if kind == TMessageType.EXCEPTION:
         fault = _read(TApplicationException(), protocol)
         raise ProtocolError(f"the server cannot answer {method!r}: {fault.message}")
     if kind != TMessageType.REPLY or name != method or reply_sequence != sequence:
-        raise ProtocolError(f"expected the reply to {method!r}, got something else")
+        raise ProtocolError(f"expected the reply to {method!r}, got another message")
     result = _read(_struct(f"{method}_result")(), protocol)
     refusal = result.refusal
     if refusal is not None:
@@ -94,7 +90,7 @@ def decode_reply(method: str, sequence: int, message: bytes) -> Any:
 
 
 def _struct(name: str) -> Any:
-    """The arguments or the result of a method, of whichever service."""
+    """The arguments or the result of a method of either service."""
     return getattr(thrift.ChunkServer, name, None) or getattr(thrift.Peer, name)
 
 
@@ -143,7 +139,7 @@ _TYPES = {
 
 
 def _type_fault(value: Any) -> str | None:
-    """Name a field that is missing or has another type than the IDL says; thriftpy2 leaves this to us."""
+    """Name a field that is missing or has another type than in the IDL; thriftpy2 does not check this."""
     is_result = type(value).__name__.endswith("_result")
     for kind, name, *_ in value.thrift_spec.values():
         field = getattr(value, name, None)

@@ -1,7 +1,7 @@
-"""Payloads out of files that a server has opened for a client on its own machine. This module reads files.
+"""Payloads from files that a server opens for a client on its own machine. This module reads files.
 
-A server that hands out a file neither reads nor sends the payload, and nothing is received: the kernel copies it from
-the page cache to where it stays. What comes is verified like everything that a server sends, by whoever asked for it.
+The server passes a descriptor and neither reads nor sends the payload; the kernel copies it from the page cache to its
+destination. The caller verifies it as all that a server sends.
 """
 
 import os
@@ -17,12 +17,11 @@ def read_payload_file(
     parts: Callable[[], Iterator[memoryview]],
     timeout_s: float,
 ) -> bool:
-    """Read the payload that `arguments` name, which has so many bytes, into one of `parts()` after the other. False if
-    it has to be sent after all.
+    """Read the payload that `arguments` name, of `length_bytes`, into the buffers of `parts()`. False if the server has
+    to send it instead.
 
-    `timeout_s` bounds the wait for the server, but nothing bounds the reading: it takes as long as the file system
-    does. Raises what the server refuses with, ProtocolError, Unavailable. The file is closed in any case, also by an
-    interrupt; then, and where the payload has to be sent, part of it may have been read.
+    `timeout_s` bounds the wait for the server; the time of the file system is not bounded. Raises the server's refusal,
+    ProtocolError, Unavailable. The file is always closed. After False or an error, buffers may be partly filled.
     """
     reply, descriptor = connection.call_for_file("open_payload", arguments, timeout_s)
     connection.gives_files = reply.is_file
@@ -31,7 +30,7 @@ def read_payload_file(
     try:
         if reply.length != length_bytes:
             return False
-        # All of it from the disk at once: windows of read-ahead take twice the time, and twice the processor time.
+        # One read from the disk: windows of read-ahead take twice the time, and twice the processor time.
         os.posix_fadvise(descriptor, reply.start, length_bytes, os.POSIX_FADV_WILLNEED)
         offset = reply.start
         for part in parts():
@@ -46,7 +45,7 @@ def read_payload_file(
 
 
 def _read_all(descriptor: int, offset: int, destination: memoryview) -> bool:
-    """Fill `destination` from `offset` on; False if the file ends before."""
+    """Fill `destination` from `offset`; False if the file ends before."""
     while destination:
         size = os.preadv(descriptor, [destination], offset)
         if size == 0:

@@ -1,13 +1,12 @@
-"""What the server tells about entries, users and itself, as typed records. No I/O."""
+"""Replies of the server about entries, users and itself, as typed records. No I/O."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteEntry:
-    """A file, folder or link as the server lists it; for looking around without a snapshot. `op` is a
-    `chunk.format.Op`.
-    """
+    """A file, folder or link in a listing of the server, without a snapshot. `op` is a `chunk.format.Op`."""
 
     name: bytes
     op: int
@@ -37,7 +36,7 @@ class UserRecord:
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """What a purge did, or would do. `chunks_waiting` are dead, but younger than the grace time."""
+    """The result of a purge. `chunks_waiting` are dead, but younger than the grace time."""
 
     chunks_rewritten: int
     chunks_removed: int
@@ -47,7 +46,7 @@ class PurgeReport:
 
 @dataclass(frozen=True, slots=True)
 class TagRecord:
-    """A name for a generation that is kept; `updated_ns` is when the generation came to be, since 1970."""
+    """A name for a generation that is kept; `updated_ns`: when the generation was made, since 1970."""
 
     name: str
     generation: int
@@ -59,7 +58,7 @@ class TagRecord:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What a rebuild of metadata read; `damaged` says which chunks could not be read, and why."""
+    """The result of a rebuild; `damaged` has the chunks that could not be read, with the reasons."""
 
     chunks: int
     entries: int
@@ -70,7 +69,7 @@ class RebuildReport:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that fsck found. `kind` is chunk, file, metadata or snapshot."""
+    """A problem that fsck found. `kind` is chunk, file, metadata or snapshot."""
 
     kind: str
     what: str
@@ -79,7 +78,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class FsckReport:
-    """What was checked and found; `problem_count` may be more than `problems` lists."""
+    """The result of fsck; `problem_count` may be larger than the number of `problems`."""
 
     chunks: int
     entries: int
@@ -91,24 +90,18 @@ class FsckReport:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """`started_s` in seconds since 1970; `store` and `metadata` as the server was told. Bulk bytes are those of
-    connections that are over; `payload_bytes_given`: of chunks, whole or in ranges, all that was asked for until now.
-    """
+    """`started_s` in seconds since 1970; `store` and `metadata` as configured; `metrics` by name, since the start."""
 
     version: str
     started_s: int
-    connections: int
-    requests: int
-    bulk_bytes_received: int
-    bulk_bytes_sent: int
     store: str
     metadata: str
-    payload_bytes_given: int
+    metrics: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSnapshot:
-    """A snapshot as the server sends it; `content` is None if the caller has it already."""
+    """A snapshot from the server; `content` is None if the caller has this digest."""
 
     generation: int
     updated_ns: int

@@ -1,27 +1,16 @@
 """Checks that bytes are one well-formed Thrift message before a decoder sees them. No I/O.
 
-Decoders of the binary protocol believe the counts in it: a list of two thousand million elements of an
-unknown type costs its sender nine bytes and the reader minutes. Here every type must be known, nesting is
-bounded, and since every element takes at least a byte, a count larger than the bytes that are left is a lie.
+Decoders of the binary protocol trust its counts: a list of 2 billion elements of an unknown type costs the sender nine
+bytes and the receiver minutes. Here types must be known, nesting is bounded, and a count may not exceed the bytes that
+are left, as every element has at least one.
 """
 
 from dieselfs.errors import ProtocolError
 
 DEPTH_MAX = 16
 
-_BOOL, _BYTE, _DOUBLE, _I16, _I32, _I64, _STRING, _STRUCT, _MAP, _SET, _LIST = (
-    2,
-    3,
-    4,
-    6,
-    8,
-    10,
-    11,
-    12,
-    13,
-    14,
-    15,
-)
+_BOOL, _BYTE, _DOUBLE, _I16, _I32, _I64 = 2, 3, 4, 6, 8, 10
+_STRING, _STRUCT, _MAP, _SET, _LIST = 11, 12, 13, 14, 15
 _FIXED_BYTES = {_BOOL: 1, _BYTE: 1, _DOUBLE: 8, _I16: 2, _I32: 4, _I64: 8}
 _STOP = 0
 _STRICT_VERSION = b"\x80\x01\x00"
@@ -45,9 +34,7 @@ def _count(message: bytes, position: int) -> int:
         raise IndexError
     count = int.from_bytes(message[position : position + 4], "big")
     if count > len(message) - position - 4:
-        raise ProtocolError(
-            f"malformed Thrift message: it announces {count} elements and is shorter than that"
-        )
+        raise ProtocolError(f"malformed Thrift message: it announces {count} elements, but has fewer bytes")
     return count
 
 
@@ -56,7 +43,7 @@ def _string_end(message: bytes, position: int) -> int:
 
 
 def _value_end(message: bytes, position: int, kind: int, depth: int) -> int:
-    """Where the value of type `kind` that begins at `position` ends; may lie behind the message."""
+    """The end of the value of type `kind` at `position`; may lie behind the message."""
     size = _FIXED_BYTES.get(kind)
     if size is not None:
         return position + size

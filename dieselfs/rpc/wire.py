@@ -1,8 +1,8 @@
-"""The bytes of a connection, out and in, each wait for them bounded. This module waits for sockets.
+"""Sends and receives the bytes of a connection, each wait bounded. This module waits for sockets.
 
-The kernel does the waiting: one call fills a large piece of memory, however often more has to come for it, and comes
-back now and then only for us to see how long nothing has moved. To be told of all that arrives costs both ends more:
-who receives is slower, so that who sends waits more often, and what is on its way outgrows the processor's caches.
+The kernel waits: one call fills a large buffer and returns in between only every WAIT_LOOK_S, to check the timeout. A
+wakeup for each arrival costs both ends more: the receiver is slower, the sender waits more often, and bytes in flight
+outgrow the processor's caches.
 """
 
 import math
@@ -15,24 +15,22 @@ from contextlib import suppress
 from typing import TypeVar
 
 from dieselfs.limits import KIB, WAIT_LOOK_S
+from dieselfs.sockets import receive_with_descriptor
 
 Buffer = bytes | bytearray | memoryview
 
 _T = TypeVar("_T")
 
 _ARRIVED_BYTES = 64 * KIB
-"""A short reply comes with one call to the kernel; what is longer than this goes to its place without a copy."""
-
-_DESCRIPTOR = struct.Struct("i")
-"""One at most comes with a reply: there is no room for more, which the kernel closes."""
+"""A short reply takes one call to the kernel; longer ones go to their destination without a copy."""
 
 _DURATION = struct.Struct("@ll")  # struct timeval: seconds, microseconds
 
 
 class Wire:
-    """Takes over a connected socket. For one thread at a time; raises OSError, and is of no further use after that:
-    TimeoutError when no byte has moved for too long (seen up to WAIT_LOOK_S late), ConnectionError when the other side
-    has closed its end. Another exception, by a signal, may leave part of something sent or received.
+    """Takes over a connected socket. For one thread at a time. Raises OSError, and is unusable after it: TimeoutError
+    when no byte has moved for too long (detected up to WAIT_LOOK_S late), ConnectionError when the other side has
+    closed its end. An exception from a signal handler may leave a message partly sent or received.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -41,7 +39,7 @@ class Wire:
         self._fill = 0 if self._is_encrypted else socket.MSG_WAITALL
         self._silence_s = self._end_s = math.inf
         self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
-        self._taken = self._filled = 0  # what has arrived and is not taken yet lies between
+        self._taken = self._filled = 0  # bounds of the bytes that have arrived and are not taken yet
         if self._is_encrypted:
             sock.settimeout(WAIT_LOOK_S)
         else:
@@ -52,25 +50,24 @@ class Wire:
                 sock.setsockopt(socket.SOL_SOCKET, wait, duration)
 
     def limit(self, silence_s: float, total_s: float = math.inf) -> None:
-        """From now on, no wait for a byte to move is longer than `silence_s`, and all of them end in `total_s`."""
+        """Bound each following wait for a byte to move by `silence_s`, and all of them together by `total_s`."""
         self._silence_s = silence_s
         self._end_s = time.monotonic() + total_s
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """All of these, one behind the other."""
         for buffer in buffers:
             left = memoryview(buffer).cast("B")
             while left:
                 left = left[self._moved(self._socket.send, left) :]
 
     def receive(self, length: int) -> bytearray:
-        """The next bytes, so many."""
+        """The next `length` bytes."""
         received = bytearray(length)
         self.receive_into(memoryview(received))
         return received
 
     def receive_into(self, destination: memoryview) -> None:
-        """The next bytes, as many as there is room for."""
+        """Fill `destination` with the next bytes."""
         while destination:
             size = min(len(destination), self._filled - self._taken)
             if size:
@@ -83,22 +80,10 @@ class Wire:
             destination = destination[size:]
 
     def receive_with_descriptor(self, length: int, descriptors: list[int]) -> bytes | bytearray:
-        """As `receive`, over a Unix socket, with nothing left of what came before; a descriptor that comes with the
-        first byte is added to `descriptors`, whose owner closes it.
+        """As `receive`, over a Unix socket, when no earlier bytes are left. A descriptor that comes with the first byte
+        is added to `descriptors`; the caller closes it.
         """
-
-        def receive() -> bytes:
-            # Not socket.recv_fds, which drops the flags that it is given (CPython 3.11).
-            first, extras, _, _ = self._socket.recvmsg(
-                length, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
-            )
-            for level, kind, rights in extras:
-                is_right = (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
-                if is_right and len(rights) == _DESCRIPTOR.size:
-                    descriptors.extend(_DESCRIPTOR.unpack(rights))
-            return first
-
-        first = self._moved(receive)
+        first, _ = self._moved(receive_with_descriptor, self._socket, length, descriptors)
         if not first:
             raise ConnectionError("it closed the connection")
         return first + self.receive(length - len(first))
@@ -110,7 +95,7 @@ class Wire:
         return size
 
     def _moved(self, move: Callable[..., _T], *arguments: object) -> _T:
-        """What `move` returns, as soon as it moves a byte: it gives up every WAIT_LOOK_S."""
+        """What `move` returns, as soon as it moves a byte; it times out every WAIT_LOOK_S."""
         now_s = time.monotonic()
         end_s = min(now_s + self._silence_s, self._end_s)
         while now_s < self._end_s:
@@ -119,7 +104,7 @@ class Wire:
             except (BlockingIOError, TimeoutError) as error:
                 now_s = time.monotonic()
                 is_kernels = isinstance(error, TimeoutError) and error.errno is not None
-                if is_kernels or now_s >= end_s:  # it has found out that nobody is there
+                if is_kernels or now_s >= end_s:  # the kernel found the peer dead
                     raise TimeoutError from error
         raise TimeoutError
 
@@ -129,7 +114,7 @@ class Wire:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is open at both ends, and nothing has come that nobody has taken."""
+        """Whether both ends are open, and no unexpected bytes have arrived."""
         if not self.is_open or self._taken < self._filled:
             return False
         try:
@@ -144,7 +129,7 @@ class Wire:
             return True
         except OSError:
             return False
-        return False  # the end, or bytes that belong to no call
+        return False  # end of stream, or bytes that belong to no call
 
     def close(self) -> None:
         """May be called again."""

@@ -1,9 +1,9 @@
-"""Where a job stands in its epoch, as about a hundred characters of text (`docs/order.md`). No I/O.
+"""The position of a job in its epoch, as about a hundred characters of text (`docs/reference/order.md`). No I/O.
 
     order1.ba591b1014c3337faa03c7f2.s1.e2.g100.p12582912.x12595200-12697599.7e500088
 
-Snapshot, seed, epoch, group size, position, what is skipped, and a check sum, so that a cursor that was cut short
-or typed wrong is refused. Only letters, digits, `.` and `-`: it can be part of a file name, an option, or an address.
+The version of the order, snapshot, seed, epoch, group size, position, skips, and a checksum that detects a truncated or
+mistyped cursor. Only letters, digits, `.` and `-`, so a cursor can be part of a file name, an option, or an address.
 """
 
 import re
@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CURSOR_CHARACTERS_MAX, SKIP_RANGES_MAX
-from dieselfs.meta.snapshot_format import COUNT_MAX
-from dieselfs.shuffle.order import GROUP_CHUNKS_MAX, SEED_MAX, SPEC_VERSION
-from dieselfs.shuffle.skips import NO_SKIPS, Skips
+from dieselfs.shuffle.policies import NAME_BY_VERSION, policy_of
+from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.format import COUNT_MAX
 
 DIGEST_CHARACTERS = 24
-"""96 bits of the snapshot's digest: no two snapshots share them by accident, and nobody can make one that does."""
+"""96 bits of the snapshot's digest: collisions are infeasible, by accident or on purpose."""
 
 _NUMBER = "(0|[1-9][0-9]{0,19})"
 _RANGE = f"x{_NUMBER}-{_NUMBER}".replace("(", "(?:")
@@ -32,72 +33,63 @@ _CURSOR = re.compile(
 class Cursor:
     """All positions before `position` have been read; the next is `position`. `str` gives the text.
 
-    `snapshot`: the beginning of the snapshot's digest, in hexadecimal digits.
+    `snapshot`: the beginning of the digest of the snapshot (and folder), in hexadecimal digits. `spec` has no folder:
+    a cursor identifies its folder, but does not name it.
     """
 
     snapshot: str
-    seed: int
-    epoch: int
-    group_chunks: int
+    spec: PlanSpec
     position: int
-    skips: Skips = NO_SKIPS
 
     def __str__(self) -> str:
-        skips = "".join(f".x{one.start}-{one.stop - 1}" for one in self.skips.ranges)
-        order = f"order{SPEC_VERSION}.{self.snapshot}.s{self.seed}.e{self.epoch}.g{self.group_chunks}"
+        spec, version = self.spec, policy_of(self.spec).version
+        skips = "".join(f".x{one.start}-{one.stop - 1}" for one in spec.skips.ranges)
+        order = f"order{version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}.g{spec.group_chunks}"
         text = f"{order}.p{self.position}{skips}"
         return f"{text}.{_check_sum(text)}"
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
-        """The cursor of a text. Raises InvalidInput if it is none, or one of another version of the order."""
+        """The cursor of a text. Raises InvalidInput for any other text, and for another version of the order."""
         if not isinstance(text, str) or len(text) > CURSOR_CHARACTERS_MAX:
-            raise InvalidInput(f"this is no cursor: one has at most {CURSOR_CHARACTERS_MAX} characters")
+            raise InvalidInput(f"not a cursor: a cursor has at most {CURSOR_CHARACTERS_MAX} characters")
         match = _CURSOR.fullmatch(text)
         if match is None:
             raise InvalidInput(
-                f"{text!r} is no cursor: one looks like order{SPEC_VERSION}.DIGEST.s1.e0.g100.p4096.CHECKSUM"
+                f"{text!r} is no cursor: one looks like order1.DIGEST.s1.e0.g100.p4096.CHECKSUM"
             )
         version, snapshot, seed, epoch, group_chunks, position, skips, check_sum = match.groups()
-        if int(version) != SPEC_VERSION:
+        policy = NAME_BY_VERSION.get(int(version))
+        if policy is None:
+            known = ", ".join(map(str, NAME_BY_VERSION))
             raise InvalidInput(
-                f"the cursor is of order {version}, this version of dieselfs has order {SPEC_VERSION}"
+                f"the cursor is of order {version}, this version of dieselfs has order {known}"
             )
         if check_sum != _check_sum(text[: match.start(8) - 1]):
             raise InvalidInput(f"{text!r}: the check sum does not fit: the cursor was cut short or changed")
         ranges = [one.split("-") for one in skips.split(".x")[1:]]
-        cursor = cls(
-            snapshot,
-            int(seed),
-            int(epoch),
-            int(group_chunks),
-            int(position),
-            Skips(range(int(first), int(last) + 1) for first, last in ranges),
-        )
-        cursor._check(text)
+        skipped = Skips(range(int(first), int(last) + 1) for first, last in ranges)
+        if max(int(position), skipped.end) > COUNT_MAX:
+            raise InvalidInput(f"{text!r} is no cursor: a position is too large")
+        try:
+            spec = PlanSpec(int(seed), int(epoch), int(group_chunks), skipped, policy=policy)
+        except InvalidInput as error:
+            raise InvalidInput(f"{text!r} is no cursor: {error}") from None
+        cursor = cls(snapshot, spec, int(position))
+        if str(cursor) != text:  # so that equal cursors have equal texts
+            raise InvalidInput(f"{text!r} is no cursor: the skips are out of order")
         return cursor
 
     def skipping(self, ranges: Iterable[range]) -> "Cursor":
-        """The same with more left out: positions of the whole order. Raises InvalidInput if some of them have been
-        read already.
+        """The same cursor with more skips, as positions of the whole order. Raises InvalidInput if some of them have
+        been read already.
         """
-        skips = Skips((*self.skips.ranges, *ranges))
-        if skips.left_before(self.skips.whole(self.position)) != self.position:
+        skips = Skips((*self.spec.skips.ranges, *ranges))
+        if skips.left_before(self.spec.skips.whole(self.position)) != self.position:
             raise InvalidInput(
-                f"what is to be skipped lies behind position {self.position}, which the cursor has reached: take an "
-                "earlier cursor"
+                f"a range to skip begins before position {self.position} of the cursor: use an earlier cursor"
             )
-        return replace(self, skips=skips)
-
-    def _check(self, text: str) -> None:
-        is_in_range = (
-            max(self.seed, self.epoch) <= SEED_MAX
-            and self.group_chunks <= GROUP_CHUNKS_MAX
-            and max(self.position, self.skips.end) <= COUNT_MAX
-        )
-        # One text for one cursor: so that equal cursors are equal texts.
-        if not is_in_range or str(self) != text:
-            raise InvalidInput(f"{text!r} is no cursor: a number is too large, or the skips are out of order")
+        return replace(self, spec=replace(self.spec, skips=skips))
 
 
 def _check_sum(text: str) -> str:

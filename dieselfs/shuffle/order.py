@@ -2,7 +2,7 @@
 
 Shuffle the chunks, cut them into groups of G, shuffle the files of each group; a full shuffle is one group of
 all chunks. The order is a function of (snapshot, folder, seed, epoch, group size) alone, and the same on every
-machine, with every version of Python and NumPy: no library's random numbers are used. `docs/order.md`
+machine, with every version of Python and NumPy: no library's random numbers are used. `docs/reference/order.md`
 specifies it to the bit.
 """
 
@@ -12,26 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Keys, Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.meta.subtree import files_below
 from dieselfs.names import printable
-
-Numbers = npt.NDArray[np.int64]
-Nodes = npt.NDArray[np.uint32]
-Keys = npt.NDArray[np.uint64]
-
-SPEC_VERSION = 1
-DEFAULT_GROUP_CHUNKS = 100
-SEED_MAX = (1 << 64) - 1
-GROUP_CHUNKS_MAX = (1 << 32) - 1
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.subtree import files_below
 
 _FILES_AT_ONCE = 1 << 15
 
-_CHUNKS, _FILES = (
-    1,
-    2,
-)  # so that a chunk and a file of the same name get keys that have nothing to do with each other
+# So that the keys of chunks and of files are independent.
+_CHUNKS, _FILES = 1, 2
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -47,7 +38,7 @@ def mix(values: Keys) -> Keys:
 
 
 def stream(seed: int, epoch: int, kind: int) -> Keys:
-    """What sets the keys of one epoch's chunks, or files, apart from all others: an array of one number."""
+    """The number that distinguishes the keys of an epoch's chunks, or files, from all others: shape (1,)."""
     state = mix(np.array([seed], np.uint64))
     for part in (epoch, kind):
         state = mix(state ^ np.uint64(part))
@@ -55,15 +46,14 @@ def stream(seed: int, epoch: int, kind: int) -> Keys:
 
 
 class Layout:
-    """Which files begin in which chunk: all that the orders of one snapshot, or of one folder, have in common.
+    """The chunk of each file: the common part of all orders of one snapshot, or of one folder. Immutable.
 
-    Made once for a snapshot (30 ms for a million files, 4 bytes a file) and shared by all its epochs. Never
-    changes.
+    Made once for a snapshot (30 ms for a million files, 4 bytes a file) and shared by all its epochs.
     """
 
     def __init__(self, chunk_ids: Keys, files: Nodes, chunks: Numbers, folder: bytes = b"") -> None:
-        """`chunk_ids`: the two halves of each ID as numbers, one row per chunk, rows ascending. `files`: node
-        numbers, ascending; `chunks`: the row of the chunk that each of them belongs to.
+        """`chunk_ids`: shape (chunks, 2), the two halves of each ID as numbers, rows ascending. `files`: shape
+        (files,), ascending; `chunks`: shape (files,), the row of each file's chunk in `chunk_ids`.
         """
         self.folder = folder
         self.chunk_names = mix(mix(chunk_ids[:, 0]) ^ chunk_ids[:, 1])
@@ -73,11 +63,11 @@ class Layout:
 
     @classmethod
     def of(cls, snapshot: Snapshot, folder: bytes = b"") -> "Layout":
-        """The layout of a snapshot: a file belongs to the chunk that it begins in; one without bytes to the
-        chunk whose number is its node modulo the number of chunks. That of a folder has the files below it, and the
-        chunks that hold bytes of them, as if there were no others.
+        """The layout of a snapshot: a file belongs to the chunk of its first extent; an empty file to the chunk whose
+        number is its node modulo the number of chunks. The layout of a folder has only the files below it, and the
+        chunks with extents of them.
 
-        Raises NotFound, InvalidInput if it is no folder.
+        Raises NotFound, InvalidInput if it is not a folder.
         """
         root = snapshot.require(folder)
         if not snapshot.stat(root).is_folder:
@@ -89,7 +79,7 @@ class Layout:
             taking_part = np.flatnonzero(np.bincount(chunks_of(snapshot, nodes)[1], minlength=len(rows)))
             chunk_ids = chunk_ids[taking_part]
             rows[taking_part] = np.arange(len(taking_part))
-        # Without a chunk no file has bytes; the files lie in a made-up one.
+        # Without chunks all files are empty; they belong to one virtual chunk.
         if not len(chunk_ids):
             chunk_ids = np.zeros((1, 2), np.uint64)
         chunks = nodes % len(chunk_ids)
@@ -111,61 +101,52 @@ class Layout:
 
 
 class Order:
-    """The order of one epoch. Nothing is sorted but the chunks until the files of a group are asked for."""
+    """The order of one epoch. The files of a group are sorted when they are requested."""
 
-    def __init__(self, layout: Layout, seed: int, epoch: int, group_chunks: int) -> None:
-        """`group_chunks` is G; 0 shuffles fully. Raises InvalidInput for numbers out of range."""
-        if not (0 <= seed <= SEED_MAX and 0 <= epoch <= SEED_MAX and 0 <= group_chunks <= GROUP_CHUNKS_MAX):
-            raise InvalidInput(
-                f"seed {seed}, epoch {epoch}, group of {group_chunks} chunks: seed and epoch are numbers from 0 to "
-                f"2^64 - 1, a group has 1 to {GROUP_CHUNKS_MAX} chunks, or 0 for all"
-            )
+    def __init__(self, layout: Layout, spec: PlanSpec) -> None:
+        """Uses `seed`, `epoch`, and `group_chunks` of `spec`; 0 chunks shuffle fully."""
         self._layout = layout
-        self._stream = stream(seed, epoch, _FILES)
-        chunk_keys = mix(stream(seed, epoch, _CHUNKS) ^ layout.chunk_names)
+        self._stream = stream(spec.seed, spec.epoch, _FILES)
+        chunk_keys = mix(stream(spec.seed, spec.epoch, _CHUNKS) ^ layout.chunk_names)
         self.chunks: Numbers = np.argsort(chunk_keys, kind="stable")  # equal keys: the smaller ID first
-        self._group_chunks = min(group_chunks or len(self.chunks), len(self.chunks))
+        self._group_chunks = min(spec.group_chunks or len(self.chunks), len(self.chunks))
         ends = np.cumsum(layout.counts[self.chunks])
-        self.bounds: Numbers = np.append(
+        self.bounds: Positions = np.append(
             0, np.append(ends[self._group_chunks - 1 : -1 : self._group_chunks], ends[-1])
         )
-        """Where each group begins, as a position, and behind the last one where it ends."""
-
-    @property
-    def group_count(self) -> int:
-        return len(self.bounds) - 1
+        """Shape (groups + 1,): the start of each group, and the end of the last one."""
 
     def nodes(self, first_group: int, end_group: int) -> Nodes:
-        """The files of some groups that follow one another, as node numbers, in order.
+        """The files of consecutive groups, as node numbers, in order: shape (files,).
 
         About 0.4 ms for a group of 100 chunks with 37 files each; 0.1 s for a million files.
         """
-        # By groups of some ten thousand files together: what is sorted then stays in the processor's cache.
+        # About ten thousand files at a time, so that the sorted arrays stay in the processor's cache.
         marks = range(int(self.bounds[first_group]), int(self.bounds[end_group]), _FILES_AT_ONCE)
         cuts = np.searchsorted(self.bounds, marks[1:]).tolist()
         return np.concatenate([self._sorted(*cut) for cut in pairwise([first_group, *cuts, end_group])])
 
     def nodes_at(self, group: int, places: Numbers) -> Nodes:
-        """The files at some places of a group, counted from its first. Where they are few, in a fifth of the time that
-        `nodes` takes: what cannot be at one of them is not sorted.
+        """The files at places of a group, counted from its first file; the same shape. For few places this takes a
+        fifth of the time of `nodes`, because only files that can be at one of them are sorted.
         """
         nodes, keys = self._with_keys(group, group + 1)
-        # Files whose keys begin alike are neighbours, and how many have each beginning tells at which places. As many
-        # bits as make one or two files of each.
+        # Files with the same upper bits of their keys are neighbours, and the counts of these give their places. The
+        # number of bits is such that one or two files share them.
         bits = max(len(keys).bit_length() - 1, 1)
-        beginnings = (keys >> np.uint64(64 - bits)).astype(np.intp)
-        counts = np.bincount(beginnings, minlength=1 << bits)
+        prefixes = (keys >> np.uint64(64 - bits)).astype(np.intp)
+        counts = np.bincount(prefixes, minlength=1 << bits)
         at = np.searchsorted(np.cumsum(counts), places, side="right")
-        is_wanted = np.zeros(len(counts), np.bool_)
-        is_wanted[at] = True
-        left_out = np.cumsum(np.where(is_wanted, 0, counts))
-        chosen = np.flatnonzero(is_wanted[beginnings])
+        is_chosen = np.zeros(len(counts), np.bool_)
+        is_chosen[at] = True
+        left_out = np.cumsum(np.where(is_chosen, 0, counts))
+        chosen = np.flatnonzero(is_chosen[prefixes])
         by_key = chosen[np.argsort(keys[chosen])]
         found: Nodes = nodes[by_key[places - left_out[at]]]
         return found
 
-    def _with_keys(self, first_group: int, end_group: int) -> tuple[Nodes, npt.NDArray[np.uint64]]:
-        """The files of some groups, chunk by chunk, and what they are sorted by within their group.
+    def _with_keys(self, first_group: int, end_group: int) -> tuple[Nodes, Keys]:
+        """The files of consecutive groups, chunk by chunk, and their sort keys within their group.
 
         No two files have the same key, because `mix` is one-to-one: any sort gives the same order.
         """
@@ -184,7 +165,7 @@ class Order:
 
 
 def chunks_of(snapshot: Snapshot, nodes: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
-    """Every pair of a file, by its index in `nodes`, and a chunk that holds bytes of it."""
+    """One row per extent: the index of its file in `nodes`, and its chunk; both of shape (extents,)."""
     counts = snapshot.column("counts")[nodes].astype(np.int64)
     shifts = snapshot.column("firsts")[nodes] - (np.cumsum(counts) - counts)
     extents = np.repeat(shifts, counts) + np.arange(int(counts.sum()))
@@ -193,7 +174,7 @@ def chunks_of(snapshot: Snapshot, nodes: npt.NDArray[Any]) -> tuple[Numbers, Num
 
 
 def _stable_argsort(numbers: Numbers) -> Numbers:
-    """Indices that sort numbers from 0 to 2^32 - 1, equal ones in the order in which they stand.
+    """Indices that sort numbers from 0 to 2^32 - 1; equal ones keep their order.
 
     By halves of 16 bits, for which NumPy has a radix sort: ten times faster than for wider numbers.
     """

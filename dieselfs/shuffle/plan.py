@@ -1,15 +1,16 @@
-"""The plan of an epoch: its order, cut into groups and dealt out to readers. No I/O.
+"""The plan of an epoch: its order, in groups and shares. No I/O.
 
-    plan = Plan(snapshot, seed=1, epoch=2)
+    plan = Plan(snapshot, PlanSpec(seed=1, epoch=2))
     share = plan.share(rank=7, world=64, batch=1024, start=12345 * 1024)
     for path in share.paths: ...
 
-A position is a place in the order after skips. Everything is worked out when it is asked for, group by group, so a
-reader that begins anywhere begins at once.
+A position is a place in the order after skips. Groups are computed on demand, so a reader can start at any position
+without delay.
 """
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -17,26 +18,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.names import printable
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
-from dieselfs.shuffle.deal import Deal
-from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS, Layout, Nodes, Numbers, Order, chunks_of
+from dieselfs.shuffle.order import Layout, chunks_of
+from dieselfs.shuffle.partition import Partition
+from dieselfs.shuffle.policies import policy_of
 from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
+from dieselfs.snapshot.reader import Snapshot
 
-_FEW_SHARE = 4
-"""Of one file in so many it pays to work out the places by themselves."""
+_FEW_DIVISOR = 4
+"""Up to one file in this many of a group, `nodes_at` of the order is faster than sorting the group."""
 _GROUPS_KEPT = 4
-"""Groups whose order is remembered: those that a few readers are in, and the next."""
+"""Groups whose order is cached: those of a few readers, and the next."""
 
 
 class Group(NamedTuple):
-    """One group of a plan: files that are mixed with each other, and what has to be in memory to serve them.
+    """One group of a plan: files that are mixed with each other, and the chunks that serve them.
 
-    `chunks`: every chunk that holds bytes of its files, ascending. A file that spans chunks brings them all, so a
-    chunk may be needed by several groups. Positions are `first` up to but not `end`; there are none if all of
-    its files are skipped, or if no file begins in its chunks.
+    `chunks`: shape (n,), every chunk with extents of its files, ascending. Several groups may need one chunk, because
+    files may span chunks. Positions are `first` up to but not `end`; there are none if all
+    of its files are skipped, or if no file begins in its chunks.
     """
 
     number: int
@@ -49,58 +53,50 @@ class Group(NamedTuple):
 class Plan:
     """The order of one epoch after skips: positions 0 to `len(plan) - 1`, each with a file.
 
-    May be used from several threads. Not to be pickled: hand on a cursor.
+    Thread-safe. Cannot be pickled: pass a cursor instead.
     """
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        seed: int = 0,
-        epoch: int = 0,
-        group_chunks: int = DEFAULT_GROUP_CHUNKS,
-        skips: Skips | Iterable[range] = (),
-        layout: Layout | None = None,
-    ) -> None:
-        """`group_chunks`: chunks that are mixed with each other, 0 for all. `skips`: positions of the whole order
-        to leave out. `layout`: that of the snapshot, if it is known already, or that of a folder, whose plan this
-        then is. Raises InvalidInput for numbers out of range.
+    def __init__(self, snapshot: Snapshot, spec: PlanSpec, layout: Layout | None = None) -> None:
+        """`layout`: that of the spec's folder in the snapshot, if it exists already.
+
+        Raises InvalidInput for an unknown policy or a skip beyond the end; NotFound, InvalidInput as `Layout.of`.
         """
-        self.snapshot, self.seed, self.epoch, self.group_chunks = snapshot, seed, epoch, group_chunks
-        self.layout = Layout.of(snapshot) if layout is None else layout
-        self.skips = skips if isinstance(skips, Skips) else Skips(skips)
+        self.snapshot, self.spec, self.skips = snapshot, spec, spec.skips
+        self.layout = Layout.of(snapshot, spec.folder) if layout is None else layout
+        assert self.layout.folder == spec.folder
         if self.skips.end > len(self.layout):
             raise InvalidInput(
                 f"cannot skip position {self.skips.end - 1}: the epoch has {len(self.layout)}, counted from 0"
             )
-        self._order = Order(self.layout, seed, epoch, group_chunks)
+        self._order = policy_of(spec).order(self.layout, spec)
         self._bounds = self.skips.left_before(self._order.bounds)
         self._group_nodes = lru_cache(_GROUPS_KEPT)(lambda group: self._order.nodes(group, group + 1))
 
     @classmethod
     def at(cls, snapshot: Snapshot, cursor: Cursor, layout: Layout | None = None) -> "Plan":
-        """The plan that a cursor stands in; begin at `cursor.position`. Raises InvalidInput if it is another
-        snapshot's, or if its numbers do not fit this one.
+        """The plan of a cursor; start at `cursor.position`. Raises InvalidInput if the cursor is of another snapshot,
+        or if its numbers are out of range.
         """
         folder = b"" if layout is None else layout.folder
-        digest = _digest(snapshot, folder)
+        plan = cls(snapshot, replace(cursor.spec, folder=folder), layout)
+        plan.check_cursor(cursor)
+        return plan
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        """Raises InvalidInput if a cursor is of another snapshot or folder, or beyond the end."""
+        snapshot, folder, digest = self.snapshot, self.spec.folder, self._digest()
         if cursor.snapshot != digest:
             where = f", folder {printable(folder)}" if folder else ""
             raise InvalidInput(
                 f"the cursor is of snapshot {cursor.snapshot}, not of {digest} (dataset {snapshot.dataset}{where}, "
                 f"generation {snapshot.generation}): open what the job began with: generation or tag, and folder"
             )
-        plan = cls(snapshot, cursor.seed, cursor.epoch, cursor.group_chunks, cursor.skips, layout)
-        plan._check(cursor.position)
-        return plan
+        self._check(cursor.position)
 
     def with_epoch(self, epoch: int, skips: Skips | Iterable[range] = ()) -> "Plan":
-        """The same for another epoch, which has skips of its own."""
-        return Plan(self.snapshot, self.seed, epoch, self.group_chunks, skips, self.layout)
-
-    @property
-    def folder(self) -> bytes:
-        """What all files of the plan lie below; empty for the whole dataset."""
-        return self.layout.folder
+        """The plan of another epoch, with its skips."""
+        skips = skips if isinstance(skips, Skips) else Skips(skips)
+        return Plan(self.snapshot, replace(self.spec, epoch=epoch, skips=skips), self.layout)
 
     def __len__(self) -> int:
         return len(self.layout) - len(self.skips)
@@ -108,14 +104,12 @@ class Plan:
     def cursor(self, position: int) -> Cursor:
         """The cursor of a job that has read everything before `position`."""
         self._check(position)
-        return Cursor(
-            _digest(self.snapshot, self.folder),
-            self.seed,
-            self.epoch,
-            self.group_chunks,
-            position,
-            self.skips,
-        )
+        return Cursor(self._digest(), replace(self.spec, folder=b""), position)
+
+    def _digest(self) -> str:
+        """The digest in a cursor. A folder has a digest of its own, because its order differs."""
+        digest, folder = self.snapshot.digest, self.spec.folder
+        return (sha256(digest + folder).digest() if folder else digest).hex()[:DIGEST_CHARACTERS]
 
     def _check(self, position: int) -> None:
         if not 0 <= position <= len(self):
@@ -129,7 +123,9 @@ class Plan:
         return self.nodes_at(np.arange(first, end))
 
     def nodes_at(self, positions: npt.ArrayLike) -> Nodes:
-        """The files at any positions, as node numbers. Sorts the groups from the first position to the last."""
+        """The files at any positions, as node numbers; the same shape. Sorts the groups from the first position
+        to the last.
+        """
         places = self.skips.whole(positions)
         if not places.size:
             return np.empty(0, np.uint32)
@@ -144,12 +140,12 @@ class Plan:
         found: Nodes = nodes[places - self._order.bounds[first]]
         return found
 
-    def nodes_of(self, group: int, positions: Numbers) -> Nodes:
-        """As `nodes_at`, of one group. For who asks once for all that he reads of it: if that is little, less is worked
-        out than the order of the group, and nothing is remembered.
+    def nodes_of(self, group: int, positions: Positions) -> Nodes:
+        """As `nodes_at`, within one group, for a reader that needs it once. For few positions the group is not sorted,
+        and nothing is cached.
         """
         first, end = self._order.bounds[group : group + 2].tolist()
-        if len(positions) * _FEW_SHARE > end - first:
+        if len(positions) * _FEW_DIVISOR > end - first:
             return self.nodes_at(positions)
         return self._order.nodes_at(group, self.skips.whole(positions) - first)
 
@@ -157,14 +153,14 @@ class Plan:
 
     @property
     def group_count(self) -> int:
-        return self._order.group_count
+        return len(self._bounds) - 1
 
-    def group_bounds(self) -> Numbers:
-        """Where each group begins, and behind the last one where it ends: `group_count + 1` positions."""
+    def group_bounds(self) -> Positions:
+        """Shape (group_count + 1,): the start of each group, and the end of the last one."""
         return self._bounds
 
     def group_of(self, position: int) -> int:
-        """Number of the group that a position lies in."""
+        """Number of the group of a position."""
         self._check(position)
         if position == len(self):
             raise InvalidInput(f"position {position} is the end of the plan, and in no group")
@@ -178,7 +174,7 @@ class Plan:
         return Group(number, first, end, chunks, int(lengths.sum(dtype=np.int64)))
 
     def payload_bytes_of_groups(self) -> Numbers:
-        """What `group(number).payload_bytes` is for each group, at once."""
+        """`group(number).payload_bytes` of all groups at once: shape (group_count,)."""
         lengths = self.snapshot.column("chunk_payload_lengths").astype(np.int64)
         files, chunks = chunks_of(self.snapshot, self.nodes())
         groups = np.repeat(np.arange(self.group_count), np.diff(self._bounds))[files]
@@ -198,29 +194,20 @@ class Plan:
         workers: int = 1,
         drop_last: bool = False,
     ) -> "Share":
-        """What one reader reads from position `start` on; `Deal` says how. Raises InvalidInput."""
-        return Share(
-            self,
-            rank=rank,
-            world=world,
-            batch=batch,
-            start=start,
-            worker=worker,
-            workers=workers,
-            drop_last=drop_last,
-        )
+        """The share of one reader from position `start` on; `ReaderSpec` has the arguments. Raises InvalidInput."""
+        return Share(self, ReaderSpec(rank, world, batch, start, worker, workers, drop_last))
 
 
-class Share(Deal):
+class Share(Partition):
     """The positions that one reader of a plan reads, with their files."""
 
-    def __init__(self, plan: Plan, **dealt: Any) -> None:
-        """Use `Plan.share`."""
-        super().__init__(len(plan), **dealt)
+    def __init__(self, plan: Plan, reader: ReaderSpec) -> None:
+        """Raises InvalidInput if the reader starts beyond the end of the plan."""
+        super().__init__(len(plan), reader)
         self.plan = plan
 
     def nodes(self, first: int = 0, end: int | None = None) -> Nodes:
-        """The files that this reader reads first-th, up to but not end-th (default: to the last), as node numbers."""
+        """The files number `first` up to but not `end` of this reader (default: all), as node numbers."""
         return self.plan.nodes_at(self.positions(first, end))
 
     @cached_property
@@ -230,8 +217,8 @@ class Share(Deal):
 
 
 class ShuffledPaths(Sequence[str]):
-    """Paths of an epoch, in order, made when asked for. `nodes` are their numbers in the snapshot; `world` is how many
-    ranks share the epoch, of whom one reads these.
+    """Paths of a share, in order, made on access. `nodes`: shape (n,), their node numbers; `world`: the number of ranks
+    that read the epoch.
     """
 
     def __init__(self, snapshot: Snapshot, nodes: Nodes, world: int = 1) -> None:
@@ -246,9 +233,3 @@ class ShuffledPaths(Sequence[str]):
         if isinstance(index, slice):
             return ShuffledPaths(self.snapshot, self.nodes[index], self.world)
         return os.fsdecode(self.snapshot.path(int(self.nodes[index])))
-
-
-def _digest(snapshot: Snapshot, folder: bytes) -> str:
-    """What a cursor says it is of. A folder has a digest of its own, because its order is another."""
-    digest = sha256(snapshot.digest + folder).digest() if folder else snapshot.digest
-    return digest.hex()[:DIGEST_CHARACTERS]

@@ -1,7 +1,6 @@
-"""Ranges of an epoch that are left out, and how positions close up behind them. No I/O.
+"""Skipped ranges of an epoch, and the positions without them. No I/O.
 
-A range is given by positions in the whole order, before anything is skipped; a position of a plan counts only
-what is left.
+Ranges are positions in the whole order, before skips; a position of a plan counts only the files that are left.
 """
 
 from collections.abc import Iterable
@@ -9,18 +8,17 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import SKIP_RANGES_MAX
-
-Numbers = npt.NDArray[np.int64]
 
 
 class Skips:
     """Skipped ranges, ascending, none empty, none touching another. Equal if they skip the same positions."""
 
     def __init__(self, ranges: Iterable[range] = ()) -> None:
-        """Ranges in any order, of step 1; they may overlap. Raises InvalidInput if one is no such range, or if more
-        than SKIP_RANGES_MAX are left once those that touch are joined.
+        """Ranges in any order, of step 1; they may overlap. Raises InvalidInput for any other range, or if more than
+        SKIP_RANGES_MAX are left after touching ones are joined.
         """
         joined: list[range] = []
         for one in sorted(ranges, key=lambda one: one.start):
@@ -39,31 +37,31 @@ class Skips:
         lengths = np.array([len(one) for one in joined], np.int64)
         self._starts = starts
         self._lengths = lengths
-        # Where each range would stand if it and those before it were gone.
+        # The start of each range after it and those before it are removed.
         self._places = starts - (np.cumsum(lengths) - lengths)
         self._totals = np.append(0, np.cumsum(lengths))
 
     @property
     def end(self) -> int:
-        """Behind the last position that is skipped; 0 if none is."""
+        """The end of the last skipped range; 0 if there is none."""
         return self.ranges[-1].stop if self.ranges else 0
 
     def __len__(self) -> int:
-        """Number of positions that are skipped."""
+        """Number of skipped positions."""
         return int(self._totals[-1])
 
-    def whole(self, positions: npt.ArrayLike) -> Numbers:
-        """Where positions of what is left stand in the whole order."""
+    def whole(self, positions: npt.ArrayLike) -> Positions:
+        """The positions in the whole order of positions after skips; the same shape."""
         places = np.asarray(positions, np.int64)
-        whole: Numbers = places + self._totals[np.searchsorted(self._places, places, side="right")]
+        whole: Positions = places + self._totals[np.searchsorted(self._places, places, side="right")]
         return whole
 
-    def left_before(self, positions: npt.ArrayLike) -> Numbers:
-        """How many of the positions before each of these, in the whole order, are left."""
+    def left_before(self, positions: npt.ArrayLike) -> Positions:
+        """The number of positions left before each position of the whole order; the same shape."""
         places = np.asarray(positions, np.int64)
         index = np.searchsorted(self._starts, places, side="right")
         reach = np.append(0, self._starts + self._lengths)[index]
-        left: Numbers = np.maximum(places, reach) - self._totals[index]
+        left: Positions = np.maximum(places, reach) - self._totals[index]
         return left
 
     def __eq__(self, other: object) -> bool:

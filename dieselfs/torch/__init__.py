@@ -1,4 +1,4 @@
-"""Datasets and samplers for PyTorch, over the library or over a mount (docs/training.md).
+"""Datasets and samplers for PyTorch, over the library or over a mount (docs/guide/training.md).
 
 dataset = FolderDataset("imagenet/train", transform)
 sampler = ChunkShuffleBatchSampler(dataset, batch_size=1024, seed=1)
@@ -6,7 +6,7 @@ loader = DataLoader(dataset, batch_sampler=sampler, num_workers=8)
 """
 
 try:
-    import torch.utils.data  # noqa: F401  # only to see whether it is there
+    import torch.utils.data  # noqa: F401  # only a check that it is installed
 except ImportError as error:
     raise ImportError(f"dieselfs.torch needs PyTorch ({error}): pip install 'dieselfs[torch]'") from None
 

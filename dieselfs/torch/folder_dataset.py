@@ -2,16 +2,15 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.plan import Share
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs.torch.images import check_loader, load_image
-from dieselfs.torch.samples import IMAGE_EXTENSIONS, Samples, find_samples
+from dieselfs.torch.samples import IMAGE_EXTENSIONS, SampleList, Samples, find_samples
 from dieselfs.torch.source import Source, open_source
 
 Transform = Callable[[Any], Any]
@@ -21,11 +20,11 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
     """Samples of classes that are folders, labelled and numbered as torchvision's `ImageFolder` does it.
 
         FolderDataset("imagenet@v3/train")       # through the library
-        FolderDataset("/mnt/imagenet/train")     # files on a mount
+        FolderDataset("/mnt/imagenet/train")     # files on a mount, or in any local folder
 
-    An item is `(transform(loader(content)), target_transform(label))`. A batch is read at once (`__getitems__`):
-    through the library, each of its chunks is asked for once. Works in `DataLoader` workers that are forked or
-    spawned. Close it after use, or use it in a `with` block.
+    An item is `(transform(loader(content)), target_transform(label))`. A batch is read at once (`__getitems__`); the
+    library requests each of its chunks once. Works in forked and spawned `DataLoader` workers. Close it after use, or
+    use it in a `with` block.
     """
 
     def __init__(
@@ -43,8 +42,8 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
         job: str | None = None,
         job_secret: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`loader` makes an object of a file's bytes (`loader=bytes`: nothing is made); `extensions` None takes all
-        files. `root` and the options of the connection: see `open_source`; what is a sample: see `find_samples`.
+        """`loader` converts the bytes of a file (`loader=bytes`: no conversion); `extensions` None takes all files.
+        `root` and the options of the connection: see `open_source`; which files are samples: see `find_samples`.
 
         Raises NotFound, InvalidInput, AccessDenied, Unavailable.
         """
@@ -64,42 +63,56 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
             job_secret=job_secret,
         )
         try:
-            self.samples: Samples = find_samples(self.source.snapshot, self.folder, extensions)
+            self.columns: Samples = find_samples(self.source.snapshot, self.folder, extensions)
         except BaseException:
             self.source.close()
             raise
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes; the label of a class is its place."""
-        return list(self.samples.classes)
+        """Names of the classes; the label of a class is its index."""
+        return list(self.columns.classes)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        return {name: label for label, name in enumerate(self.samples.classes)}
+        return {name: label for label, name in enumerate(self.columns.classes)}
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """The label of each sample, as a list that is made at first use; `columns.labels` is the array."""
+        labels: list[int] = self.columns.labels.tolist()
+        return labels
 
     @property
-    def targets(self) -> npt.NDArray[np.int32]:
-        """The label of each sample."""
-        return self.samples.labels
+    def samples(self) -> SampleList:
+        """`(path, label)` of each sample. On a mount, `open` takes the path; else it is the path in the dataset."""
+        return SampleList(self._place, self.columns.nodes, self.columns.labels)
+
+    @property
+    def imgs(self) -> SampleList:
+        """As `samples`; code for `ImageFolder` uses both."""
+        return self.samples
+
+    def _place(self, node: int) -> str:
+        return self.source.place(self.snapshot.path(node))
 
     @property
     def snapshot(self) -> Snapshot:
         return self.source.snapshot
 
     def path(self, index: int) -> str:
-        """Where a sample lies in the dataset."""
-        return os.fsdecode(self.snapshot.path(int(self.samples.nodes[index])))
+        """Path of a sample in the dataset."""
+        return os.fsdecode(self.snapshot.path(int(self.columns.nodes[index])))
 
     def __len__(self) -> int:
-        return len(self.samples.nodes)
+        return len(self.columns.nodes)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """Many items at once; `DataLoader` asks for a batch this way. Raises DieselfsError, or OSError on a mount."""
-        nodes, labels = self.samples.nodes[indices].tolist(), self.samples.labels[indices].tolist()
+        """Many items at once; `DataLoader` reads batches this way. Raises DieselfsError, or OSError on a mount."""
+        nodes, labels = self.columns.nodes[indices].tolist(), self.columns.labels[indices].tolist()
         contents = self.source.read_many(nodes)
         return [self._item(content, label) for content, label in zip(contents, labels, strict=True)]
 
@@ -111,23 +124,23 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
         )
 
     def expect_plan(self) -> None:
-        """All batches will come in the order of a plan, in this process or in those that it is handed to."""
+        """Announce that all reads follow a plan, in this process and in its workers."""
         self.source.expect_plan()
 
     def declare(self, share: Share) -> None:
-        """Somebody begins to read this share of a plan over the folder: on a mount, it is fetched ahead from now on."""
+        """Announce that reading of this share of a plan starts; a mount prefetches it."""
         self.source.declare(share)
 
     def close(self) -> None:
-        """Let go of connections. May be called again."""
+        """Close connections. May be called again."""
         self.source.close()
 
-    def __enter__(self) -> "FolderDataset":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        classes = len(self.samples.classes)
+        classes = len(self.columns.classes)
         return f"<dieselfs.torch.FolderDataset {self.root!r}: {len(self):,} samples, {classes:,} classes>"

@@ -1,4 +1,4 @@
-"""Images out of the bytes of files. No I/O."""
+"""Images from the bytes of files. No I/O."""
 
 import io
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ from dieselfs.errors import InvalidInput
 
 
 def load_image(content: bytes) -> Any:
-    """The image that a file holds, as torchvision's default loader gives it: by Pillow, converted to RGB."""
+    """The image of a file, as by torchvision's default loader: Pillow, converted to RGB."""
     from PIL import Image
 
     with Image.open(io.BytesIO(content)) as image:
@@ -16,7 +16,7 @@ def load_image(content: bytes) -> Any:
 
 
 def check_loader(loader: object) -> None:
-    """Raises InvalidInput if this loader lacks its library: at once, not in the first worker that needs it."""
+    """Raises InvalidInput if the library of this loader is missing, before a worker needs it."""
     if loader is load_image and find_spec("PIL") is None:
         raise InvalidInput(
             "images need Pillow: pip install 'dieselfs[torch]', or give loader=bytes, or your own"

@@ -1,4 +1,4 @@
-"""Which of how many processes this one is. No I/O."""
+"""The rank of this process, and the number of ranks. No I/O."""
 
 import os
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from dieselfs.errors import InvalidInput
 def rank_and_world(
     rank: int | None = None, world: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[int, int]:
-    """The rank of this process and the number of ranks: as given, else those of the process group of torch.distributed,
-    else the variables that torchrun sets (`RANK`, `WORLD_SIZE`), else 0 of 1.
+    """`(rank, world)`: as given, else of the process group of torch.distributed, else of the variables of torchrun
+    (`RANK`, `WORLD_SIZE`), else (0, 1).
 
-    Raises InvalidInput if only one of the two is given, or a variable is no number.
+    Raises InvalidInput if only one of the two is given, or a variable is not a number.
     """
     if rank is not None and world is not None:
         return rank, world
@@ -26,5 +26,5 @@ def rank_and_world(
         return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     except ValueError:
         raise InvalidInput(
-            "RANK and WORLD_SIZE in the environment are to be numbers, as torchrun sets them"
+            "RANK and WORLD_SIZE in the environment must be numbers, as torchrun sets them"
         ) from None

@@ -1,39 +1,39 @@
-"""Samplers in the chunk-wise order of a plan, for PyTorch's DataLoader and for loaders that keep a state. No I/O."""
+"""Samplers in the chunk-wise order of a plan, for PyTorch's DataLoader and for stateful loaders. No I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from torch.utils.data import Sampler
 
 from dieselfs.errors import InvalidInput
-from dieselfs.torch.standing import Batch, Standing
+from dieselfs.torch.sampler_state import Batch, SamplerState, entry_of
 
 
 class Batches(Iterator[list[int]]):
-    """A rank's batches, once. Its state is for loaders that keep one for each batch, as torchdata's does."""
+    """The batches of a rank in one epoch. Loaders such as torchdata's keep its state for each batch."""
 
-    def __init__(self, standing: Standing) -> None:
-        self._standing = standing
-        self._position = standing.position
-        self._steps = standing.steps(self._position)
+    def __init__(self, sampler_state: SamplerState) -> None:
+        self._sampler_state = sampler_state
+        self._position = sampler_state.position
+        self._steps = sampler_state.steps(self._position)
 
     def __next__(self) -> list[int]:
         self._position, indices = next(self._steps)
         return indices
 
     def state_dict(self) -> dict[str, int]:
-        """The position behind the last batch."""
+        """The position after the last batch."""
         return {"position": self._position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._position = state["position"]
-        self._steps = self._standing.steps(self._position)
+        self._position = int(entry_of(state, "position"))
+        self._steps = self._sampler_state.steps(self._position)
 
 
 class Indices(Iterator[int]):
-    """The same one by one."""
+    """The samples of a rank, one by one."""
 
-    def __init__(self, standing: Standing) -> None:
-        self._batches = Batches(standing)
+    def __init__(self, sampler_state: SamplerState) -> None:
+        self._batches = Batches(sampler_state)
         self._left: list[int] = []
 
     def __next__(self) -> int:
@@ -54,27 +54,27 @@ class Indices(Iterator[int]):
         self._left = []
 
 
-class ChunkShuffleBatchSampler(Standing, Sampler[list[int]]):
+class ChunkShuffleBatchSampler(SamplerState, Sampler[list[int]]):
     """A rank's batches: `DataLoader(dataset, batch_sampler=ChunkShuffleBatchSampler(dataset, 256))`.
 
-    The positions of a step go to the ranks in slices whose lengths differ by one at most, for any number of ranks.
+    Each rank takes a slice of each step; for any number of ranks, the lengths of the slices differ by at most one.
     """
 
     def __iter__(self) -> Batches:
         return Batches(self)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, wherever this one begins."""
+        """Batches of a whole epoch, whatever the start position."""
         return len(self.step_ends(self.share(0)))
 
 
-class ChunkShuffleSampler(Standing, Sampler[int]):
+class ChunkShuffleSampler(SamplerState, Sampler[int]):
     """A rank's samples one by one, for loaders that make the batches:
     `DataLoader(dataset, batch_size=256 // world, sampler=ChunkShuffleSampler(dataset, 256))`.
 
-    Those batches must be the sampler's steps, so this takes no `batch_size` that the ranks cannot share evenly, no
-    folder with files that are no samples, no last step with fewer samples than ranks, and no state in the middle of
-    a step (as which one may find itself when the batch size changes). ChunkShuffleBatchSampler takes them all.
+    Those batches must be the sampler's steps. So this raises InvalidInput for a `batch_size` that is not a multiple of
+    the ranks, a folder with files that are not samples, a last step with fewer samples than ranks, and a state in the
+    middle of a step (after a change of the batch size). ChunkShuffleBatchSampler supports them all.
     """
 
     def check_start(self, position: int) -> None:
@@ -84,8 +84,8 @@ class ChunkShuffleSampler(Standing, Sampler[int]):
             raise InvalidInput(
                 f"{self.world} ranks cannot share {self.batch_size} samples evenly: {_INSTEAD}"
             )
-        if others := self.dataset.samples.other_files:
-            raise InvalidInput(f"{others} files of the folder are no samples: {_INSTEAD}")
+        if others := self.dataset.columns.other_files:
+            raise InvalidInput(f"{others} files of the folder are not samples: {_INSTEAD}")
         if position % self.batch_size:
             raise InvalidInput(f"position {position} lies inside a step of {self.batch_size}: {_INSTEAD}")
         if 0 < left < self.world:
@@ -106,8 +106,8 @@ class ChunkShuffleSampler(Standing, Sampler[int]):
         return Indices(self)
 
     def __len__(self) -> int:
-        """Samples of a whole epoch, wherever this one begins."""
+        """Samples of a whole epoch, whatever the start position."""
         return len(self.share(0))
 
 
-_INSTEAD = "take ChunkShuffleBatchSampler"
+_INSTEAD = "use ChunkShuffleBatchSampler"

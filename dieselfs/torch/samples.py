@@ -1,51 +1,71 @@
-"""Which files of a folder are samples, and of which class, as torchvision's `ImageFolder` has it. No I/O.
+"""The samples of a folder and their classes, as in torchvision's `ImageFolder`. No I/O.
 
-Columns, not tuples: 1.28 million samples take 10 MB, and are shared by forked workers as they are.
+Columns, not tuples: 1.28 million samples take 10 MB, which forked workers share.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.meta.subtree import files_below, nodes_below
 from dieselfs.names import printable
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.subtree import files_below, nodes_below
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""What `ImageFolder` takes for images."""
+"""The extensions that `ImageFolder` treats as images."""
 
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples by class, then by folder, then by name. `nodes` are their numbers in the snapshot."""
+    """Samples by class, then by folder, then by name. `nodes`: shape (n,), their node numbers; `labels`: shape
+    (n,), the index of their class in `classes`.
+    """
 
     classes: tuple[str, ...]
-    nodes: npt.NDArray[np.uint32]
+    nodes: Nodes
     labels: npt.NDArray[np.int32]
     other_files: int
-    """Files of the folder that are no samples."""
+    """Number of files below the folder that are not samples."""
 
     def index_by_node(self, nodes: int) -> npt.NDArray[np.int32]:
-        """The index of the sample at each node of a snapshot with so many nodes, -1 for what is no sample."""
+        """For a snapshot with `nodes` nodes, the index of the sample at each node, else -1: shape (nodes,)."""
         index = np.full(nodes, -1, np.int32)
         index[self.nodes] = np.arange(len(self.nodes))
         return index
+
+
+class SampleList(Sequence[tuple[str, int]]):
+    """Samples as `ImageFolder` lists them: `(path, label)`, made on access."""
+
+    def __init__(self, path_of: Callable[[int], str], nodes: Nodes, labels: npt.NDArray[np.int32]) -> None:
+        """`nodes`, `labels`: shape (n,), as in `Samples`; `path_of(node)`: the path of a sample."""
+        self._path_of, self._nodes, self._labels = path_of, nodes, labels
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return SampleList(self._path_of, self._nodes[index], self._labels[index])
+        return self._path_of(int(self._nodes[index])), int(self._labels[index])
 
 
 def find_samples(
     snapshot: Snapshot, folder: bytes, extensions: Iterable[str] | None = IMAGE_EXTENSIONS
 ) -> Samples:
     """The samples below `folder`. Its sub-folders are the classes, in the order of their names; a file anywhere
-    below one is a sample if its name ends in one of `extensions`, in small or large letters; None takes all.
+    below one is a sample if its name ends in one of `extensions`, in any case; None takes all files.
 
-    Raises NotFound if there is no such folder, or a class has no sample; InvalidInput if it is no folder, or
-    samples are behind symbolic links: an order has each file once, under its own path.
+    Raises NotFound if the folder does not exist, or a class has no sample; InvalidInput if it is not a folder, or
+    if samples are behind symbolic links: an order contains each file once, under its own path.
     """
     root = snapshot.require(folder)
     if not snapshot.stat(root).is_folder:
@@ -66,7 +86,7 @@ def find_samples(
     labels = label_of_folder[parents[nodes]]
     empty = [names[label] for label in np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0)]
     if empty or not names:
-        missing = f"no file of a class in {_some(empty)}" if names else "no folder, so there are no classes"
+        missing = f"no sample in class {_some(empty)}" if names else "no sub-folder, so there are no classes"
         kinds = "" if endings is None else f" (looked for {', '.join(map(os.fsdecode, endings))})"
         raise NotFound(f"{_shown(snapshot, root)}: {missing}{kinds}")
     return Samples(tuple(names), nodes.astype(np.uint32), labels, len(files) - len(nodes))
@@ -75,9 +95,9 @@ def find_samples(
 def _folders_below(
     snapshot: Snapshot, root: int, names: list[str]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """By node: the class that a folder belongs to, -1 for none, and its place among all in the order of paths.
+    """The class of each folder, -1 for none, and its rank in the order of paths; both have one element per node.
 
-    Only folders that something lies in have them.
+    Empty folders have neither.
     """
     label_by_name = {name: label for label, name in enumerate(names)}
     parents = snapshot.column("parents")
@@ -97,14 +117,14 @@ def _folders_below(
 def _ending(extension: str) -> bytes:
     ending = os.fsencode(extension).lower()
     if not ending or b"/" in ending:
-        raise InvalidInput(f"{extension!r} is no ending of a file name")
+        raise InvalidInput(f"{extension!r} is not a file extension: write for example .jpg")
     return ending
 
 
 def _has_ending(
     snapshot: Snapshot, nodes: npt.NDArray[np.int64], endings: tuple[bytes, ...] | None
 ) -> npt.NDArray[np.bool_]:
-    """Whose names end like this. The nodes lie in folders, so that what stands before a short name has a slash."""
+    """Whether each name has one of the endings: shape (n,). The nodes are in folders, so a slash precedes each name."""
     found = np.full(len(nodes), endings is None)
     if endings is None or not len(nodes):
         return found
@@ -119,7 +139,7 @@ def _has_ending(
 def _check_links(
     snapshot: Snapshot, root: int, label_of_folder: npt.NDArray[np.int32], endings: tuple[bytes, ...] | None
 ) -> None:
-    """Raises InvalidInput if a link is where `ImageFolder` finds samples."""
+    """Raises InvalidInput for a link that `ImageFolder` would follow to samples."""
     links = snapshot.column("link_nodes").astype(np.int64)
     parents = snapshot.column("parents")[links]
     in_class = label_of_folder[parents] >= 0
@@ -127,8 +147,8 @@ def _check_links(
     others = links[in_class | (parents == root)].tolist()
     for node in behind or (node for node in others if _leads_to_folder(snapshot, node)):
         raise InvalidInput(
-            f"{_shown(snapshot, node)} is a symbolic link; samples must be files of their own: "
-            "store what it leads to (cp -rL makes such a copy)"
+            f"{_shown(snapshot, node)} is a symbolic link, and samples must be files: "
+            "store the target instead (cp -rL makes such a copy)"
         )
 
 

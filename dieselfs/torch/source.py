@@ -1,24 +1,25 @@
-"""Where the bytes of samples come from: the library, or a mount. This module opens files and waits for sockets."""
+"""Reads the bytes of samples through the library or a mount. This module opens files and waits for sockets."""
 
 import json
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol
-from urllib.parse import quote
 
 from dieselfs.dataset import Dataset, connect
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import LIBRARY_MEMORY_BYTES, NAME_BYTES_MAX
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.names import SCHEME, is_location, parse_location, user_path
 from dieselfs.shuffle.plan import Share
+from dieselfs.shuffle.share_name import ShareName
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.torch.local_folder import snapshot_of
 
 CONTROL_FOLDER = ".dieselfs"
 """In the root of every mount, and in no listing."""
 
 
 class Source(Protocol):
-    """Files of one snapshot by their nodes. Survives fork and pickle, so it can travel to workers."""
+    """Files of one snapshot by their nodes. Works after a fork, and pickles, so workers can use it."""
 
     @property
     def snapshot(self) -> Snapshot: ...
@@ -27,12 +28,16 @@ class Source(Protocol):
         """All bytes of each file, in this order. Raises DieselfsError, or OSError on a mount."""
         ...
 
+    def place(self, path: bytes) -> str:
+        """Where users find a file of the snapshot: the path on the mount, else the path in the dataset."""
+        ...
+
     def expect_plan(self) -> None:
-        """All reads will follow a plan: the rest of a chunk is wanted soon, by this process or by another."""
+        """Announce that all reads follow a plan: this process or another soon needs the rest of a chunk."""
         ...
 
     def declare(self, share: Share) -> None:
-        """Say what will be read, so that it can be fetched ahead."""
+        """Announce a share that will be read, so that it can be prefetched."""
         ...
 
     def close(self) -> None: ...
@@ -43,27 +48,30 @@ class LibrarySource:
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        self._is_planned = False  # travels to workers, which begin later
+        self._is_planned = False  # pickled for workers, which start later
 
     @property
     def snapshot(self) -> Snapshot:
         return self.dataset.snapshot
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
-        return self.dataset.get_nodes(nodes, is_common=self._is_planned)
+        return self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
+
+    def place(self, path: bytes) -> str:
+        return os.fsdecode(path)
 
     def expect_plan(self) -> None:
         self._is_planned = True
 
     def declare(self, share: Share) -> None:
-        """Nobody fetches ahead for the library: what a batch needs is asked for together."""
+        """The library has no prefetcher: the chunks of a batch are requested together."""
 
     def close(self) -> None:
         self.dataset.close()
 
 
 class MountSource:
-    """Reads files on a mount, whose snapshot this process maps too: no folder is ever listed."""
+    """Reads files on a mount. This process maps the snapshot of the mount, so it lists no folder."""
 
     def __init__(self, mountpoint: str, snapshot: Snapshot) -> None:
         self._mountpoint = mountpoint
@@ -74,39 +82,41 @@ class MountSource:
         snapshot, prefix = self.snapshot, self._prefix
         return [_read_file(prefix + snapshot.path(node), snapshot.size(node)) for node in nodes]
 
+    def place(self, path: bytes) -> str:
+        return os.fsdecode(self._prefix + path)
+
     def expect_plan(self) -> None:
-        """The mount hears of the plan itself."""
+        """The mount gets the plan by `declare`."""
 
     def declare(self, share: Share) -> None:
-        """Reading the list of a share declares it; one byte is enough. Raises OSError, EINVAL if the mount says no.
+        """Reading one byte of the list of a share declares it. Raises OSError, EINVAL if the mount refuses.
 
-        What no name has room for (many skips, in a deep folder) is read all the same, but not ahead.
+        A share whose name is too long (many skips, in a deep folder) is not declared, so it is not prefetched.
         """
-        name = shuffle_name(share)
+        name = str(ShareName.of(share))
         if len(name) <= NAME_BYTES_MAX:
             path = os.path.join(self._mountpoint, CONTROL_FOLDER, "shuffle", name)
             with open(path, "rb", buffering=0) as file:
                 file.read(1)
 
     def close(self) -> None:
-        """Nothing is held but the mapped snapshot."""
+        """There is nothing to close but the mapped snapshot."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _same_mount, (self._mountpoint, self.snapshot.source)
 
 
-def shuffle_name(share: Share) -> str:
-    """The name that a share has on a mount, in `.dieselfs/shuffle/`."""
-    keys = {
-        "cursor": share.plan.cursor(share.start),
-        "folder": quote(share.plan.folder, safe=""),
-        "rank": share.rank,
-        "world": share.world,
-        "batch": share.batch,
-        "drop_last": int(share.end < len(share.plan)),
-        "null": 1,  # no path is then without a line that can hold it
-    }
-    return ",".join(f"{key}={value}" for key, value in keys.items() if value != "")
+class LocalSource(MountSource):
+    """Reads a plain folder, which must not change meanwhile: spawned workers build its snapshot again."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder, snapshot_of(folder))
+
+    def declare(self, share: Share) -> None:
+        """A plain folder has no prefetcher."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalSource, (self._mountpoint,)
 
 
 def _same_mount(mountpoint: str, snapshot_file: str) -> MountSource:
@@ -114,11 +124,11 @@ def _same_mount(mountpoint: str, snapshot_file: str) -> MountSource:
 
 
 def _read_file(path: bytes, size: int) -> bytes:
-    """A whole file with the plain system calls: no `fstat`, and no question whether it is a terminal."""
+    """A whole file by plain system calls, without the `fstat` and `isatty` of `open`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = os.read(descriptor, size)
-        while len(content) < size:  # one read gives at most 2 GiB
+        while len(content) < size:  # one read returns at most 2 GiB
             more = os.read(descriptor, size - len(content))
             if not more:
                 raise Damaged(f"{os.fsdecode(path)}: ends after {len(content)} of {size} bytes")
@@ -138,45 +148,44 @@ def open_source(
     job: str | None = None,
     job_secret: str | os.PathLike[str] | None = None,
 ) -> tuple[Source, bytes]:
-    """What `root` names, and the folder in it: `imagenet@v3/train` in a dataset, `/mnt/imagenet/train` on a mount.
+    """The source of `root`, and the folder in it: `imagenet@v3/train` in a dataset, `/mnt/imagenet/train` on a mount.
 
-    A text that begins with `/` or `.`, and any `Path`, is a path on a mount; the options are for datasets, as those of
-    `dieselfs.connect`, and raise what it raises. Raises InvalidInput if nothing of dieselfs is mounted there.
+    A text that begins with `/` or `.`, and any `Path`, is a path on a mount, or a plain local folder. The options are
+    those of `dieselfs.connect`, for datasets only. Raises as `dieselfs.connect`.
     """
     if not isinstance(root, str) or root.startswith(("/", ".")):
         if server or key_file or home or memory_bytes or job or job_secret:
-            raise InvalidInput(
-                f"{os.fspath(root)}: the options of a connection are for datasets, not for mounts"
-            )
-        return _mounted(os.path.realpath(root))
+            raise InvalidInput(f"{os.fspath(root)} is a local path: options of a connection are for datasets")
+        return _at_path(os.path.realpath(root))
     location = parse_location(root if is_location(root) else SCHEME + root)
     memory_bytes = LIBRARY_MEMORY_BYTES if memory_bytes is None else memory_bytes
-    dataset = connect(
-        location.state,
-        server=server,
-        key_file=key_file,
-        home=home,
-        memory_bytes=memory_bytes,
-        job=job,
-        job_secret=job_secret,
-    )
+    try:
+        dataset = connect(
+            location.state,
+            server=server,
+            key_file=key_file,
+            home=home,
+            memory_bytes=memory_bytes,
+            job=job,
+            job_secret=job_secret,
+        )
+    except NotFound as error:
+        if os.path.isdir(root):
+            raise NotFound(f"{error}; for the folder of this name, write ./{root}") from None
+        raise
     return LibrarySource(dataset), location.path
 
 
-def _mounted(path: str) -> tuple[MountSource, bytes]:
+def _at_path(path: str) -> tuple[MountSource, bytes]:
     mountpoint = path
     while not os.path.exists(os.path.join(mountpoint, CONTROL_FOLDER, "info")):
         if mountpoint == os.path.dirname(mountpoint):
-            raise InvalidInput(
-                f"{path}: no dataset is mounted there (dlcmd mounts lists what is); "
-                "to read it without a mount, name the dataset, as in imagenet/train"
-            )
+            return LocalSource(path), b""
         mountpoint = os.path.dirname(mountpoint)
     with open(os.path.join(mountpoint, CONTROL_FOLDER, "info"), "rb") as file:
         info = json.load(file)
     snapshot = Snapshot.open(info["snapshot"])
     if snapshot.digest.hex() != info["digest"]:
-        raise Damaged(f"{info['snapshot']}: not the snapshot that is mounted on {mountpoint}")
-    return MountSource(mountpoint, snapshot), user_path(
-        os.path.relpath(path, mountpoint) if path != mountpoint else ""
-    )
+        raise Damaged(f"{info['snapshot']}: not the snapshot of the mount on {mountpoint}: mount it again")
+    folder = os.path.relpath(path, mountpoint) if path != mountpoint else ""
+    return MountSource(mountpoint, snapshot), user_path(folder)

@@ -1,45 +1,43 @@
-"""Puts a server together from its settings, and runs it until it is told to stop."""
+"""Assembles a server from its settings, and runs it until a signal or until it is idle."""
 
-import fcntl
 import logging
 import os
 import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import trio
 
+from dieselfs.address import TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, Unavailable
-from dieselfs.etcd import Etcd
-from dieselfs.rpc.address import TcpAddress, UnixAddress
+from dieselfs.etcd.client import Etcd
+from dieselfs.process.lock import locked
 from dieselfs.rpc.auth import Key
-from dieselfs.rpc.serving.reception import Reception, open_listeners
-from dieselfs_server import handlers as handlers  # makes them known to the service
-from dieselfs_server.commit import catch_up
-from dieselfs_server.conversation import Conversations
+from dieselfs.rpc.serving.server import RpcServer, open_listeners
+from dieselfs_server.datasets.commit import catch_up
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.metadata.redis import RedisMetadata
-from dieselfs_server.metadata.redis_url import SCHEMES as REDIS_SCHEMES
-from dieselfs_server.metadata.sqlite import SqliteMetadata
+from dieselfs_server.metadata.redis.store import RedisMetadata
+from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Backends, Service
 from dieselfs_server.settings import ServerSettings, split_url
-from dieselfs_server.snapshots import SnapshotShelf
 from dieselfs_server.store.opening import open_store
-from dieselfs_server.tags import TagShelf
-from dieselfs_server.users import ALL_DATASETS, Right, UserStore, with_grant, with_key
+from dieselfs_server.users import ALL_DATASETS, Right, Users, UserStore, with_grant, with_key
 
 LOCK_TIMEOUT_S = 10.0
-"""How long an embedded server waits for the one before it, which is just going away."""
+"""Timeout of an embedded server that waits for its predecessor to exit."""
 
 IDLE_CHECK_S = 1.0
-_LOCK_POLL_S = 0.05
 
 _Identity = tuple[int, int] | None
-"""Device and inode of a socket's file; None if it is gone."""
+"""Device and inode of a socket's file; None if there is no file."""
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +55,8 @@ def open_metadata(url: str) -> MetadataStore:
     if scheme in REDIS_SCHEMES:
         return RedisMetadata.open(url)
     raise InvalidInput(
-        f"metadata {url!r}: this version knows sqlite:///FILE, redis://HOST:PORT/DATABASE, "
-        "redis+cluster://HOST:PORT,HOST:PORT, redis+unix:///SOCKET and memory:"
+        f"metadata {url!r}: unknown kind of store; use sqlite:///FILE, redis://HOST:PORT/DATABASE, "
+        "redis+cluster://HOST:PORT,HOST:PORT, redis+unix:///SOCKET or memory:"
     )
 
 
@@ -74,7 +72,7 @@ def open_tls(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def write_admin_key(users: UserStore, path: Path) -> None:
-    """For a server without users: make one, who may do everything, and leave the key in `path`."""
+    """If the server has no users, create an administrator and write the key to `path`."""
     if users.current() or path.exists():
         return
     key = Key.generate("admin")
@@ -85,46 +83,32 @@ def write_admin_key(users: UserStore, path: Path) -> None:
         raise InvalidInput(f"cannot write the administrator's key to {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(key.text())
-    users.change(
-        lambda table: with_grant(
-            with_key(table, key, int(time.time()), 0), "admin", ALL_DATASETS, Right.ADMIN
-        )
-    )
-    log.info("made user 'admin'; the key is in %s", path)
+
+    def add_admin(table: Users) -> Users:
+        return with_grant(with_key(table, key, int(time.time()), 0), "admin", ALL_DATASETS, Right.ADMIN)
+
+    users.change(add_admin)
+    log.info("created user 'admin'; the key is in %s", path)
 
 
 @contextmanager
-def _lock(path: Path | None) -> Iterator[None]:
-    """Hold the lock of an embedded home, so that two servers never work on it at once."""
-    if path is None:
-        yield
-        return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        _wait_for_lock(descriptor, path)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _wait_for_lock(descriptor: int, path: Path) -> None:
-    deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
+def _locked_home(path: Path | None) -> Iterator[None]:
+    """Hold the lock of an embedded server's folder, against a second server. Raises Unavailable."""
+    with ExitStack() as stack:
+        if path is not None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                stack.enter_context(locked(path, LOCK_TIMEOUT_S))
+            except BlockingIOError:
                 raise Unavailable(f"another server holds {path}") from None
-            time.sleep(_LOCK_POLL_S)
+        yield
 
 
 @asynccontextmanager
-async def open_reception(settings: ServerSettings) -> AsyncIterator[Reception]:
-    """Open the backends, apply what a crash left unapplied, and listen; stop and close them in the end."""
+async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
+    """Open the backends, apply chunks that a crash left unapplied, and listen; on exit, stop and close all."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(_lock(settings.lock))
+        stack.enter_context(_locked_home(settings.lock))
         tls = open_tls(settings)
         store = await trio.to_thread.run_sync(open_store, settings.store)
         stack.callback(store.close)
@@ -136,47 +120,49 @@ async def open_reception(settings: ServerSettings) -> AsyncIterator[Reception]:
         applied = await trio.to_thread.run_sync(catch_up, store, metadata, int(time.time() * 10**9))
         if applied:
             log.info("applied %d chunks that were stored, but not applied", applied)
-        shelf = SnapshotShelf(settings.state / "snapshots", metadata)
-        scratch = settings.state / "scratch"
-        names = (settings.store, settings.metadata)
-        service = Service(Backends(store, metadata, users, shelf, TagShelf(store), scratch, names))
-        reception = Reception(Conversations(service), tls)
+        backends = Backends(
+            store,
+            metadata,
+            users,
+            SnapshotCache(settings.state / "snapshots", metadata),
+            TagStore(store),
+            settings.state / "scratch",
+            names=(settings.store, settings.metadata),
+        )
+        service = Service(backends)
+        server = RpcServer(Dispatcher(service), tls, metrics=service.metrics)
         opened = []
         for address in settings.listen:
             listeners = await stack.enter_async_context(open_listeners(address))
-            opened += [
-                (listener, isinstance(address, TcpAddress) and tls is not None) for listener in listeners
-            ]
-            log.info("listening on %s", address)
+            has_tls = isinstance(address, TcpAddress) and tls is not None
+            opened += [(listener, has_tls) for listener in listeners]
+            log.info("listening on %s, %s TLS", address, "with" if has_tls else "without")
             if isinstance(address, TcpAddress) and not address.is_loopback and tls is None:
-                log.warning("%s: without TLS, data crosses the network in clear", address)
+                log.warning("%s: without TLS, data crosses the network unencrypted", address)
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         for listener, is_encrypted in opened:
-            nursery.start_soon(reception.serve, listener, is_encrypted)
-        yield reception
+            nursery.start_soon(server.serve, listener, is_encrypted)
+        yield server
 
 
-async def run_server(settings: ServerSettings, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT, or until nobody has called for `settings.idle_exit_s`.
+async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> None:
+    """Serve until SIGTERM or SIGINT, or until no client was connected for `settings.idle_exit_s`.
 
     Calls `ready` once it listens.
     """
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_reception(settings) as reception, trio.open_nursery() as nursery:
+        async with open_server(settings) as server, trio.open_nursery() as nursery:
             if settings.idle_exit_s is not None:
                 sockets = [Path(a.path) for a in settings.listen if isinstance(a, UnixAddress)]
                 own = {path: _identity(path) for path in sockets}
-                nursery.start_soon(
-                    _stop_when_idle, settings.idle_exit_s, own, reception, nursery.cancel_scope
-                )
+                nursery.start_soon(_stop_when_idle, settings.idle_exit_s, own, server, nursery.cancel_scope)
             if settings.registry is not None:
-                if settings.registry.is_open:
-                    log.warning(
-                        "%s lets everybody in: give it users (docs/operations.md)", settings.registry.etcd
-                    )
-                etcd = Etcd(settings.registry.etcd, settings.registry.access)
-                nursery.start_soon(stay_registered, etcd, settings.registry.addresses)
+                registry = settings.registry
+                if registry.is_open:
+                    log.warning("%s has no users: set them up (docs/guide/operations.md)", registry.etcd)
+                etcd = Etcd(registry.etcd, registry.access)
+                nursery.start_soon(stay_registered, etcd, registry.addresses)
             ready()
             nursery.start_soon(_stop_at_signal, signals, nursery.cancel_scope)
 
@@ -189,15 +175,13 @@ async def _stop_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) 
 
 
 async def _stop_when_idle(
-    idle_exit_s: float, own: Mapping[Path, _Identity], reception: Reception, scope: trio.CancelScope
+    idle_exit_s: float, own: Mapping[Path, _Identity], server: RpcServer, scope: trio.CancelScope
 ) -> None:
-    """Stop once no client has been connected for long enough, or once our sockets are no longer there to be
-    found.
-    """
+    """Stop once no client was connected for `idle_exit_s`, or once the file of a socket is gone or replaced."""
     busy_s = trio.current_time()
     while True:
         await trio.sleep(IDLE_CHECK_S)
-        if reception.client_count:
+        if server.client_count:
             busy_s = trio.current_time()
         is_lost = any(_identity(path) != identity for path, identity in own.items())
         if is_lost or trio.current_time() - busy_s >= idle_exit_s:

@@ -3,15 +3,18 @@
 import logging
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DieselfsError
+from dieselfs.flags import settings_options
+from dieselfs.process.launch import Report
+from dieselfs.settings import Place
 from dieselfs_server.assemble import run_server
-from dieselfs_server.settings import DEFAULT_LISTEN, ServerSettings
+from dieselfs_server.settings import ServerSettings
 
 EMBEDDED_IDLE_EXIT_S = 30.0
 
@@ -25,77 +28,40 @@ Examples:
   dieselfs-server --store posix:///lustre/dieselfs --metadata sqlite:///var/lib/dieselfs/metadata.db
   dieselfs-server --config /etc/dieselfs/server.toml --listen tcp://10.0.0.5:7070
 \b
-Exit codes: 0 stopped as asked, 1 usage or settings, 6 a store or an address cannot be used.""",
+Exit codes: 0 stopped by a signal, 1 usage or settings, 6 a store or an address cannot be used.""",
 )
+@click.version_option(package_name="dieselfs", message="dieselfs-server %(version)s")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with the options below.")
-@click.option(
-    "--listen",
-    multiple=True,
-    metavar="ADDRESS",
-    help=f"tcp://HOST:PORT or unix:PATH; again for more. [{DEFAULT_LISTEN}]",
-)
-@click.option("--store", metavar="URL", help="Where chunks are kept: posix:///PATH.")
-@click.option(
-    "--metadata", metavar="URL", help="Where metadata is kept: sqlite:///FILE or redis://HOST:PORT/DATABASE."
-)
-@click.option("--state", metavar="PATH", help="Folder for snapshots; can be lost. [beside the SQLite file]")
-@click.option("--admin-key", metavar="FILE", help="On first start, make user 'admin' and leave the key here.")
-@click.option("--tls-certificate", metavar="FILE", help="PEM chain; switches TLS on for TCP.")
-@click.option("--tls-key", metavar="FILE", help="PEM key of the certificate.")
-@click.option(
-    "--etcd", metavar="HOST:PORT,...", help="Register there, and take from there what is not given here."
-)
-@click.option(
-    "--advertise",
-    multiple=True,
-    metavar="ADDRESS",
-    help="tcp://HOST:PORT under which clients reach this server. [those of --listen]",
-)
-@click.option("--etcd-user", metavar="NAME", help="Who we are to etcd.")
-@click.option("--etcd-password-file", metavar="FILE", help="That user's password; 0600.")
-@click.option("--etcd-tls-ca", metavar="FILE", help="PEM certificates to trust; switches TLS on for etcd.")
-@click.option("--etcd-tls-certificate", metavar="FILE", help="PEM certificate that we show to etcd.")
-@click.option("--etcd-tls-key", metavar="FILE", help="PEM key of that certificate.")
-@click.option("--verbose", is_flag=True, help="Log what each client does.")
+@settings_options(Place.SERVER)
+@click.option("--verbose", is_flag=True, help="Log each action of the clients.")
 @click.option("--embedded", type=click.Path(path_type=Path), hidden=True)
 @click.option("--idle-exit-s", type=float, default=EMBEDDED_IDLE_EXIT_S, hidden=True)
 @click.option("--ready-fd", type=int, hidden=True)
-@click.option("--detach", is_flag=True, hidden=True)
 def serve(
     config: Path | None,
     embedded: Path | None,
     idle_exit_s: float,
     ready_fd: int | None,
-    detach: bool,
     verbose: bool,
-    **options: object,
+    given: dict[str, Any],
 ) -> None:
-    """Serve datasets: keep chunks in an object store and their metadata in a metadata store."""
+    """Serve datasets: chunks in an object store, metadata in a metadata store."""
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
     os.umask(0o077)
-    if detach and os.fork():
-        os._exit(EXIT_OK)  # whoever started us need not wait for the server's end to clean up after it
+    report = Report(ready_fd)
     try:
         if embedded is not None:
             settings = ServerSettings.embedded(embedded.absolute(), idle_exit_s)
         else:
-            settings = ServerSettings.load(config, options)
-        trio.run(run_server, settings, lambda: _report(ready_fd, "ready"))
+            settings = ServerSettings.load(config, given)
+        trio.run(run_server, settings, report.ready)
     except (DieselfsError, OSError) as error:
-        _report(ready_fd, str(error))
+        report.failed(error)
         raise
-
-
-def _report(ready_fd: int | None, text: str) -> None:
-    """Tell the process that started us, if it waits."""
-    if ready_fd is not None:
-        with suppress(BrokenPipeError):  # it has given up waiting
-            os.write(ready_fd, text.encode() + b"\n")
-        os.close(ready_fd)
 
 
 def main() -> None:
@@ -110,7 +76,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_OK)
     except Exception:
-        log.exception("the server ended by a fault of its own")
+        log.exception("the server failed with an internal error")
         sys.exit(EXIT_BUG)
 
 

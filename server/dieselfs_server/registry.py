@@ -1,6 +1,6 @@
-"""The registry of servers in etcd: this server's entry there lives as long as the server does.
+"""Keeps this server's entry in the registry of servers in etcd.
 
-Blocking calls of etcd's client run in worker threads; each is bounded (`dieselfs/etcd.py`), so stopping is too.
+Blocking calls of the etcd client run in worker threads. Each is bounded (`dieselfs/etcd/client.py`), so is stopping.
 """
 
 import logging
@@ -8,23 +8,22 @@ from collections.abc import Sequence
 
 import trio
 
+from dieselfs.address import TcpAddress
 from dieselfs.errors import DieselfsError
-from dieselfs.etcd import Etcd
-from dieselfs.etcd_keys import encode_server, server_id, server_key
+from dieselfs.etcd.client import Etcd
+from dieselfs.etcd.keys import encode_server, server_id, server_key
 from dieselfs.limits import SERVER_LEASE_S
-from dieselfs.rpc.address import TcpAddress
 
 KEEP_ALIVES_PER_LEASE = 3
-"""So one may fail, and the next one comes in time."""
+"""So the lease survives one failure."""
 
 log = logging.getLogger(__name__)
 
 
 async def stay_registered(etcd: Etcd, addresses: Sequence[TcpAddress], lease_s: int = SERVER_LEASE_S) -> None:
-    """Keep an entry with `addresses` in etcd until cancelled; then it is taken back.
+    """Keep an entry with `addresses` in etcd until cancelled; then remove it.
 
-    While etcd is away this waits, and registers again once it is there. If the process dies, the entry is gone
-    after `lease_s`. Never raises but for the cancel.
+    Retries while etcd is away. If the process dies, the entry expires after `lease_s`. Raises only if cancelled.
     """
     lease, is_away = 0, False
     try:
@@ -36,7 +35,7 @@ async def stay_registered(etcd: Etcd, addresses: Sequence[TcpAddress], lease_s: 
                 is_away = False
             except DieselfsError as error:
                 if not is_away:
-                    log.warning("not registered: %s; trying again until it answers", error)
+                    log.warning("not registered: %s; retrying until etcd answers", error)
                 is_away = True
             await trio.sleep(lease_s / KEEP_ALIVES_PER_LEASE)
     finally:
@@ -55,4 +54,4 @@ def _unregister(etcd: Etcd, lease: int) -> None:
     try:
         etcd.revoke(lease)
     except DieselfsError as error:
-        log.warning("left registered until the lease ends: %s", error)
+        log.warning("could not unregister; the entry expires with its lease: %s", error)

@@ -10,24 +10,17 @@ etcd = "10.0.0.1:2379,10.0.0.2:2379"     # register there; what is not set here 
 advertise = ["tcp://storage-1:7070"]     # as what; otherwise the addresses of `listen`
 """
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from dieselfs.address import Address, EtcdAddress, TcpAddress, UnixAddress, parse_address, parse_etcd
 from dieselfs.errors import InvalidInput
-from dieselfs.etcd import ETCD_SETTINGS, Etcd, EtcdAccess
-from dieselfs.etcd_keys import CONFIG_PREFIX, decode_settings
-from dieselfs.rpc.address import Address, EtcdAddress, TcpAddress, UnixAddress, parse_address, parse_etcd
-
-DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
-
-SHARED = frozenset({"store", "metadata", "state", "tls_certificate", "tls_key", "admin_key"})
-"""What may stand in etcd, for all servers."""
-_TEXTS = SHARED | {"etcd"} | ETCD_SETTINGS
-_LISTS = frozenset({"listen", "advertise"})
+from dieselfs.etcd.client import Etcd, EtcdAccess
+from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
+from dieselfs.settings import DEFAULT_LISTEN, Place, check_known, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ class ServerSettings:
 
         Options that are None or empty count as not given. Raises InvalidInput; Unavailable and AccessDenied for etcd.
         """
-        values = _read(config) if config else {}
+        values = read_config(config, Place.SERVER) if config else {}
         values |= {name: value for name, value in options.items() if value}
         etcd = parse_etcd(values["etcd"]) if "etcd" in values else None
         access = EtcdAccess.of(values)
@@ -142,28 +135,5 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 def _read_etcd(address: EtcdAddress, access: EtcdAccess) -> dict[str, Any]:
     settings = decode_settings(Etcd(address, access).values(CONFIG_PREFIX))
-    for name in settings:
-        if name not in SHARED:
-            raise InvalidInput(
-                f"etcd key {CONFIG_PREFIX}{name}: no such setting (known: {', '.join(sorted(SHARED))})"
-            )
+    check_known(settings, Place.ETCD, f"etcd keys below {CONFIG_PREFIX}")
     return dict(settings)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"configuration file {path}: {error}") from None
-    for name, value in values.items():
-        if name in _LISTS:
-            is_right = isinstance(value, list) and all(isinstance(text, str) for text in value)
-        elif name in _TEXTS:
-            is_right = isinstance(value, str)
-        else:
-            raise InvalidInput(f"configuration file {path}: unknown setting {name!r}")
-        if not is_right:
-            raise InvalidInput(f"configuration file {path}: {name} has the wrong type")
-    return values

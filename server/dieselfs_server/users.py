@@ -1,8 +1,6 @@
-"""Users, their keys, and what each may do. Decisions are plain functions of the table; `UserStore` keeps it
-in the object store.
+"""Users, their keys and their rights. `UserStore` keeps the table of users in the object store.
 
-The table lies beside the chunks, not in the metadata store, because metadata can be lost and rebuilt, and
-users cannot.
+The table is beside the chunks, not in the metadata store, because metadata can be lost and rebuilt, and users cannot.
 """
 
 import json
@@ -21,7 +19,7 @@ from dieselfs_server.store.interface import ObjectStore
 
 USERS_RECORD = "users"
 USERS_REFRESH_S = 5.0
-"""A key that is taken away at one server is refused by all within this time."""
+"""All servers refuse a key within this time after one of them has removed it."""
 
 USERS_MAX = 10_000
 KEYS_PER_USER_MAX = 8
@@ -31,10 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Right(IntEnum):
-    """Each includes the ones before it.
-
-    ADMIN of a dataset may drop and purge it; of all datasets, manage users.
-    """
+    """Each includes the ones before it. ADMIN of a dataset may drop and purge it; of all datasets, manage users."""
 
     NONE = 0
     READ = 1
@@ -75,14 +70,14 @@ Users = Mapping[str, User]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is at the other end of a connection. Trusted: the user who runs the server, on a Unix socket."""
+    """The client of a connection. Trusted: the user that runs the server, on a Unix socket."""
 
     name: str
     key_id: str
     is_trusted: bool = False
 
     def right_on(self, dataset: str, users: Users, now_s: float) -> Right:
-        """What the caller may do with `dataset` just now; nothing once the key has expired or is gone."""
+        """The caller's right on `dataset`; NONE if the key has expired or was removed."""
         if self.is_trusted:
             return Right.ADMIN
         user = users.get(self.name)
@@ -93,23 +88,20 @@ class Caller:
 
 
 def with_key(users: Users, key: Key, now_s: int, expires_s: int) -> Users:
-    """`users` with one more key for `key.user`, who is created if need be.
-
-    Raises InvalidInput at the limits.
-    """
+    """`users` with one more key for `key.user`, who is created if missing. Raises InvalidInput at the limits."""
     user = users.get(check_user_name(key.user), User())
     if len(user.keys) >= KEYS_PER_USER_MAX:
         raise InvalidInput(
             f"user {key.user} has {KEYS_PER_USER_MAX} keys; remove one with 'dlcmd user rm --key'"
         )
     if key.user not in users and len(users) >= USERS_MAX:
-        raise InvalidInput(f"there are {USERS_MAX} users, which is the limit")
+        raise InvalidInput(f"cannot add user {key.user}: the limit of {USERS_MAX} users is reached")
     stored = StoredKey(key.verifier(), now_s, expires_s)
     return {**users, key.user: replace(user, keys={**user.keys, key.key_id: stored})}
 
 
 def without_key(users: Users, name: str, key_id: str) -> Users:
-    """`users` without one key, or with an empty `key_id` without the user. Raises NotFound."""
+    """`users` without one key or, with an empty `key_id`, without the user. Raises NotFound."""
     user = _require(users, name)
     if not key_id:
         return {other: value for other, value in users.items() if other != name}
@@ -119,9 +111,7 @@ def without_key(users: Users, name: str, key_id: str) -> Users:
 
 
 def with_grant(users: Users, name: str, dataset: str, right: Right) -> Users:
-    """`users` with `right` on `dataset` (or on `*`) for one of them; Right.NONE takes it away. Raises
-    NotFound.
-    """
+    """`users` with `right` on `dataset` (or `*`) for one of them; Right.NONE removes it. Raises NotFound."""
     user = _require(users, name)
     if dataset != ALL_DATASETS:
         check_dataset_name(dataset)
@@ -155,14 +145,16 @@ def encode_users(users: Users) -> bytes:
 
 
 def decode_users(content: bytes) -> Users:
-    """Raises Damaged: without the table nobody gets in, which is safer than guessing."""
+    """Raises Damaged; the server then refuses all users."""
     try:
         record = json.loads(content)
         if record["format"] != 1:
             raise ValueError(f"format {record['format']}")
         return {name: _decode_user(fields) for name, fields in record["users"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"the table of users in the object store cannot be read ({error!r})") from None
+        raise Damaged(
+            f"the table of users in the object store (record {USERS_RECORD!r}) is invalid: {error!r}"
+        ) from None
 
 
 def _decode_user(fields: dict[str, dict[str, dict[str, str]]]) -> User:
@@ -180,15 +172,12 @@ def _decode_user(fields: dict[str, dict[str, dict[str, str]]]) -> User:
 
 
 class UserStore:
-    """The table, read again from the object store when it is older than USERS_REFRESH_S.
-
-    All methods block.
-    """
+    """The table, read from the object store again after USERS_REFRESH_S. All methods block."""
 
     def __init__(self, store: ObjectStore, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
-        self._lock = Lock()  # guards the two below, and makes changes follow each other
+        self._lock = Lock()  # guards the two below, and serializes changes
         self._users: Users = {}
         self._read_s = float("-inf")
         self.salt = secrets.token_bytes(32)
@@ -212,7 +201,7 @@ class UserStore:
             self._users, self._read_s = users, self._clock()
 
     def verifier(self, name: str, key_id: str) -> Verifier | None:
-        """What proves that a caller is `name`, or None."""
+        """The verifier of a valid key of user `name`, or None."""
         user = self.current().get(name)
         key = user.keys.get(key_id) if user else None
         return key.verifier if key and key.is_valid(self._clock()) else None

@@ -10,7 +10,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from lab.mounts import clear
 from tests.support.server import RunningServer, running_server
 

@@ -1,8 +1,10 @@
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,12 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput, MountError, NotFound, Unavailable
+from dieselfs.process.handle import wait_for_end
+from dieselfs.process.launch import module_environment, python_command
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.mount.options import MountOptions, format_options
+from dieselfs_client.supervision.status import supervision_of
 from tests.client.conftest import FILES
 from tests.support.server import RunningServer
 
@@ -75,6 +81,8 @@ def test_a_mount_holds_no_descriptor_of_ours(options: MountOptions, mountpoint: 
 
 def test_a_dataset_by_its_location(options: MountOptions, mountpoint: Path) -> None:
     control.mount("dl://letters/", mountpoint, options)
+    record = mount_at(str(mountpoint))
+    assert record is not None and record.source == "dl://letters"
     assert listed(mountpoint).dataset == "letters"
     control.unmount(mountpoint)
 
@@ -105,7 +113,7 @@ def test_what_goes_wrong_is_told_where_it_was_asked(
 
 def test_a_busy_mount_point(options: MountOptions, mountpoint: Path) -> None:
     control.mount("letters", mountpoint, options)
-    with pytest.raises(MountError, match="'letters' is mounted there already"):
+    with pytest.raises(MountError, match="dl://letters is mounted there already"):
         control.mount("letters", mountpoint, options)
     control.unmount(mountpoint)
 
@@ -180,7 +188,7 @@ def test_an_upgrade_changes_the_daemon_and_nothing_else(options: MountOptions, m
 def test_unmounting_while_files_are_open(options: MountOptions, mountpoint: Path) -> None:
     process = control.mount("letters", mountpoint, options)
     with open(mountpoint / "train/0.txt", "rb") as file:
-        with pytest.raises(MountError, match=f"busy: .* dlcmd umount --lazy {mountpoint}"):
+        with pytest.raises(MountError, match=f"in use by .* dlcmd umount --lazy {mountpoint}"):
             control.unmount(mountpoint)
         control.unmount(mountpoint, lazily=True)
         assert file.read() == FILES["train/0.txt"]
@@ -193,25 +201,41 @@ def test_there_is_nothing_to_unmount(mountpoint: Path) -> None:
         control.unmount(mountpoint)
 
 
+@pytest.fixture
+def silent_server(tmp_path: Path) -> Iterator[str]:
+    """A server that accepts and never answers."""
+    path = tmp_path / "silent.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        yield f"unix:{path}"
+
+
 def test_a_daemon_that_does_not_come_up_in_time_is_ended(
-    options: MountOptions, mountpoint: Path, tmp_path: Path
+    options: MountOptions, mountpoint: Path, silent_server: str
 ) -> None:
-    """A server that accepts and says nothing."""
-    listener = subprocess.Popen(
-        ["python3", "-c", "import socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\n"
-         "s.listen()\nprint(1, flush=True)\ntime.sleep(60)", str(tmp_path / "silent.sock")],
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    with listener:
-        try:
-            assert listener.stdout is not None
-            listener.stdout.readline()
-            silent = replace(options, server=f"unix:{tmp_path}/silent.sock")
-            with pytest.raises(Unavailable, match="not there in time"):
-                control.mount("letters", mountpoint, silent, timeout_s=1.5)
-            assert os.listdir(mountpoint) == []
-        finally:
-            listener.kill()
+    silent = replace(options, server=silent_server)
+    with pytest.raises(Unavailable, match=r"not ready within 1\.5 s"):
+        control.mount("letters", mountpoint, silent, timeout_s=1.5)
+    assert supervision_of(str(mountpoint)) is None and os.listdir(mountpoint) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_mount_whose_start_is_interrupted_leaves_nothing(
+    options: MountOptions, mountpoint: Path, silent_server: str, how: signal.Signals
+) -> None:
+    arguments = ["letters", str(mountpoint), "-o", format_options(replace(options, server=silent_server))]
+    command = python_command("dieselfs_client.main", *arguments)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=module_environment()) as program:
+        while (begun := supervision_of(str(mountpoint))) is None:
+            assert program.poll() is None
+        program.send_signal(how)
+        assert wait_for_end(begun.supervisor, 60.0)
+        assert program.wait(60.0) != 0
+        assert program.stderr is not None and b"Traceback" not in program.stderr.read()
+    assert os.listdir(mountpoint) == [] and mount_at(str(mountpoint)) is None
+    control.mount("letters", mountpoint, options)
+    control.unmount(mountpoint)
 
 
 def test_the_log_lies_in_the_users_state(options: MountOptions, mountpoint: Path, tmp_path: Path) -> None:
@@ -231,7 +255,11 @@ def test_what_is_mounted_survives_a_purge(
         dataset.flush()
         control.mount("purged", mountpoint, options)
         with closing(sqlite3.connect(server.folder / "metadata.db")) as metadata:
-            while not metadata.execute("select count(*) from note").fetchone()[0]:
+            # Mounts of other tests have notes of their own on this server.
+            pins = (
+                "select count(*) from note where dataset = (select number from dataset where name = 'purged')"
+            )
+            while not metadata.execute(pins).fetchone()[0]:
                 time.sleep(0.01)
         dataset.put("file", b"second")
         dataset.flush()

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import MountError
-from dieselfs_client.daemon import default_log_file
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted, serve_what_is_open
 from tests.support.users import NOBODY, as_nobody
@@ -143,28 +142,20 @@ def test_the_log_is_for_this_user_only(packed: PackedDataset, tmp_path: Path) ->
         assert stat.S_IMODE(running.log_file.stat().st_mode) == 0o600
 
 
-def test_where_the_log_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", "/state")
-    assert default_log_file("/mnt/image net") == Path("/state/dieselfs/mount-mnt-image net.log")
-    monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert default_log_file("/mnt") == Path("/home/me/.local/state/dieselfs/mount-mnt.log")
-
-
 def test_a_kernel_that_is_too_old(packed: PackedDataset, tmp_path: Path) -> None:
     """The reason reaches whoever mounts, and nothing stays mounted."""
     code = f"""
 import sys, trio
 sys.path[:0] = {sys.path!r}
 from dieselfs.errors import MountError
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs_client.daemon import serve
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.daemon import serve_mount
 from dieselfs_client.mount import kernel_protocol
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 kernel_protocol.MINOR_MIN = 1000
 snapshot = Snapshot(open(sys.argv[1], "rb").read(), "snapshot")
 try:
-    trio.run(serve, snapshot, None, sys.argv[2], MountOptions())
+    trio.run(serve_mount, snapshot, None, sys.argv[2], MountOptions())
 except MountError as error:
     print(error)
 """

@@ -10,12 +10,13 @@ import trio
 import trio.testing
 
 from dieselfs.shuffle.plan import Plan
-from dieselfs_client.ahead.pieces import Pieces
-from dieselfs_client.ahead.reads import Reads
-from dieselfs_client.ahead.residency import ChunkResidency
-from dieselfs_client.ahead.stock import Stock
-from dieselfs_client.memory import Allotment
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs_client.memory.budget import Allotment
+from dieselfs_client.memory.chunk_cache import ChunkCache, Key
 from dieselfs_client.mount.core import MountCore
+from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.prefetch.extent_table import Extents
+from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.still_time import run_in_still_time, time_flies
 
@@ -40,42 +41,42 @@ def packed() -> PackedDataset:
 class AnyPages:
     """A page cache that takes everything."""
 
-    def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
-        return int(pieces.lengths.sum())
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
+        return int(extents.lengths.sum())
 
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 
 
-class GatedResidency(ChunkResidency):
+class GatedResidency(ChunkCache):
     """No chunk comes while `gate` is not set."""
 
     gate: trio.Event
 
-    async def fetch(self, chunk: int, lane: trio.CapacityLimiter | None = None) -> memoryview:
+    async def fetch(self, chunk: Key, lane: trio.CapacityLimiter | None = None) -> memoryview:
         await self.gate.wait()
         return await super().fetch(chunk, lane)
 
 
 @dataclass
 class Rig:
-    stock: Stock
-    reads: Reads
-    residency: GatedResidency
+    prefetcher: Prefetcher
+    reads: ReadPath
+    chunk_cache: GatedResidency
     order: list[int]
     """The nodes of a plan whose reader has just begun, and of which two groups are in stock."""
 
-    async def settle(self) -> None:
+    async def resolve(self) -> None:
         """Until nothing is under way."""
         await trio.testing.wait_all_tasks_blocked()
-        while self.stock.is_busy:
+        while self.prefetcher.is_busy:
             await trio.testing.wait_all_tasks_blocked(0.001)
 
     async def read_until_held_back(self) -> int:
         """At a tripwire of the first two groups, while the third is on its way: its node."""
-        self.residency.gate = trio.Event()
+        self.chunk_cache.gate = trio.Event()
         for node in self.order[: 2 * GROUP_FILES]:
-            if self.stock.held(node) is not None:
+            if self.prefetcher.held(node) is not None:
                 if self.reads.at_once(node + 1, 0, PAGE) is None:
                     return node
                 await trio.testing.wait_all_tasks_blocked()
@@ -88,15 +89,15 @@ def run(packed: PackedDataset, scenario: Callable[[Rig], Awaitable[None]], allot
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             source = packed.source()
-            residency = GatedResidency(snapshot, source, 8 * CHUNK_BYTES, nursery)
-            residency.gate = trio.Event()
-            residency.gate.set()
-            stock = Stock(snapshot, residency, source, AnyPages(), allotment, nursery)
-            share = Plan(snapshot, 1, 0, GROUP_CHUNKS).share()
-            reads = Reads(MountCore(snapshot), residency, stock)
-            rig = Rig(stock, reads, residency, share.nodes().tolist())
-            stock.declare(share)
-            await rig.settle()
+            chunk_cache = GatedResidency(snapshot, source, 8 * CHUNK_BYTES, nursery)
+            chunk_cache.gate = trio.Event()
+            chunk_cache.gate.set()
+            prefetcher = Prefetcher(snapshot, chunk_cache, source, AnyPages(), allotment, nursery)
+            share = Plan(snapshot, PlanSpec(1, 0, GROUP_CHUNKS)).share()
+            reads = ReadPath(MountCore(snapshot), chunk_cache, prefetcher)
+            rig = Rig(prefetcher, reads, chunk_cache, share.nodes().tolist())
+            prefetcher.declare(share)
+            await rig.resolve()
             await scenario(rig)
             nursery.cancel_scope.cancel()
 
@@ -110,7 +111,9 @@ ONE_GROUP_AT_A_TIME = Allotment(0, 0, 8 * CHUNK_BYTES, GROUP_FILES * PAGE, 0)
 def test_a_reader_is_held_back_until_what_he_comes_to_is_in_stock(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         node = await rig.read_until_held_back()
-        assert rig.order.index(node) > GROUP_FILES and rig.reads.figures.at_once > 5, "not at those before"
+        assert rig.order.index(node) > GROUP_FILES and rig.reads.metrics.as_dict()["reads"]["at_once"] > 5, (
+            "not at those before"
+        )
         received: list[memoryview] = []
 
         async def read() -> None:
@@ -120,10 +123,10 @@ def test_a_reader_is_held_back_until_what_he_comes_to_is_in_stock(packed: Packed
             nursery.start_soon(read)
             await trio.testing.wait_all_tasks_blocked()
             assert not received
-            rig.residency.gate.set()
+            rig.chunk_cache.gate.set()
         assert b"".join(received) == content(int(packed.snapshot.name(node)))
-        assert not rig.stock.is_outrun(node)
-        assert rig.reads.figures.waited == 1
+        assert not rig.prefetcher.is_starved(node)
+        assert rig.reads.metrics.as_dict()["reads"]["waited_s"]["count"] == 1
 
     run(packed, scenario, ALL_IS_KEPT)
 
@@ -134,7 +137,7 @@ def test_a_reader_is_not_held_back_for_long(packed: PackedDataset) -> None:
         with time_flies():
             buffers = await rig.reads.fetch(node + 1, 0, PAGE)
         assert b"".join(buffers) == content(int(packed.snapshot.name(node)))
-        assert rig.stock.is_outrun(node), "what he comes to is still on its way"
+        assert rig.prefetcher.is_starved(node), "what he comes to is still on its way"
 
     run(packed, scenario, ALL_IS_KEPT)
 
@@ -145,9 +148,9 @@ def test_nobody_is_held_back_for_what_waits_until_he_reads_on(packed: PackedData
     async def scenario(rig: Rig) -> None:
         tripwires = 0
         for node in rig.order:
-            if rig.stock.held(node) is not None:
+            if rig.prefetcher.held(node) is not None:
                 assert rig.reads.at_once(node + 1, 0, PAGE) is not None
-                await rig.settle()
+                await rig.resolve()
                 tripwires += 1
         assert tripwires > 10
 

@@ -10,7 +10,7 @@ import pytest
 
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from tests.client.conftest import FILES
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -31,7 +31,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_in_the_background(options: MountOptions, mountpoint: Path) -> None:
-    done = run(mount_command("letters", mountpoint, "--server", options.server or "", "--memory", "64MiB"))
+    done = run(mount_command("letters", mountpoint, "--server", options.server or "", "--memory", "64MB"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (mountpoint / "train/7.txt").read_bytes() == FILES["train/7.txt"]
     control.unmount(mountpoint)
@@ -59,7 +59,7 @@ def test_in_the_foreground_until_a_signal(
     ("arguments", "code", "text"),
     [
         (["numbers", "{mount}", "-o", "server={server}"], 3, "numbers"),
-        (["letters", "{mount}/missing", "-o", "server={server}"], 1, "there is no such folder"),
+        (["letters", "{mount}/missing", "-o", "server={server}"], 3, "there is no such folder"),
         (["letters", "{mount}", "-o", "colour=red"], 1, "'colour=red' is not known"),
         (["letters", "{mount}", "--memory", "lots"], 1, "'lots' is not a size"),
         (["letters"], 1, "Missing argument"),
@@ -92,6 +92,7 @@ def test_the_helper_of_mount(options: MountOptions, mountpoint: Path) -> None:
         (["letters", "{mount}", "-f", "-o", "colour=red"], 32),
         (["letters", "{mount}", "-f", "-s", "-o", "colour=red"], 0),
         (["letters", "{mount}/missing"], 32),
+        (["/home/ada/letters", "{mount}", "-f"], 32),
         (["letters"], 1),
     ],
 )
@@ -100,6 +101,12 @@ def test_exit_codes_of_the_helper(
 ) -> None:
     assert run(helper_command(*(a.format(mount=mountpoint) for a in arguments))).returncode == code
     assert mount_at(str(mountpoint)) is None
+
+
+def test_a_dataset_that_mount_made_a_path_of_is_explained(mountpoint: Path) -> None:
+    done = run(helper_command("/home/ada/letters", mountpoint, "-o", "rw"))
+    assert done.stderr.startswith("mount.dieselfs: /home/ada/letters is a path, not a dataset: ")
+    assert done.stderr.endswith("write dl://letters\n")
 
 
 def with_mount(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
@@ -131,11 +138,15 @@ UNMOUNT = "until umount {0} 2>{1}/busy; do sleep 0.05; done  # its own files may
 def test_mount_finds_its_helper(options: MountOptions, mountpoint: Path, tmp_path: Path) -> None:
     """`mount -t dieselfs`."""
     script = f"""
-mount -t dieselfs letters {mountpoint} -o server={options.server}
+mkdir {tmp_path}/letters
+cd {tmp_path}
+mount -t dieselfs dl://letters {mountpoint} -o server={options.server},memory=64MB
 cat {mountpoint}/train/7.txt
+grep {mountpoint} /proc/mounts | cut -d ' ' -f 1
 """
     done = with_mount(tmp_path, script + UNMOUNT.format(mountpoint, tmp_path))
-    assert (done.stdout.encode(), done.stderr, done.returncode) == (FILES["train/7.txt"], "", 0)
+    expected = FILES["train/7.txt"] + b"dl://letters\n"
+    assert (done.stdout.encode(), done.stderr, done.returncode) == (expected, "", 0)
 
 
 @needs_mount

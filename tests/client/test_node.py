@@ -11,12 +11,12 @@ import trio.testing
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import MIB
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.skips import Skips
-from dieselfs_client.ahead.pieces import Pieces
-from dieselfs_client.logbook import Logbook
-from dieselfs_client.memory import shelf_transit_bytes
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs_client.memory.budget import node_cache_evictable_bytes
+from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.node import Node, allotment_of
-from dieselfs_client.options import MountOptions
+from dieselfs_client.prefetch.extent_table import Extents
+from dieselfs_client.supervision.handover_state import HandoverState
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 1000
@@ -33,8 +33,8 @@ def packed() -> PackedDataset:
 
 
 class NoPages:
-    def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
-        return int(pieces.lengths.sum())
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
+        return int(extents.lengths.sum())
 
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
@@ -44,14 +44,17 @@ def run(
     packed: PackedDataset,
     scenario: Callable[[Node], Awaitable[None]],
     options: MountOptions | None = None,
-    logbook: Logbook | None = None,
+    handover_state: HandoverState | None = None,
 ) -> None:
     options = options or MountOptions(memory_bytes=32 * MIB)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             allotment = allotment_of(packed.snapshot, options)
-            node = Node(packed.snapshot, packed.source(), options, allotment, NoPages(), nursery, logbook)
+            source = packed.source()
+            node = Node(
+                packed.snapshot, lambda: source, options, allotment, NoPages(), nursery, handover_state
+            )
             with trio.fail_after(20):
                 await scenario(node)
             nursery.cancel_scope.cancel()
@@ -67,7 +70,7 @@ async def settled(node: Node) -> None:
 
 def test_what_it_tells_goes_into_json(packed: PackedDataset) -> None:
     async def scenario(node: Node) -> None:
-        share = node.plan(3, 1, 5, Skips(), b"").share(batch=10)
+        share = node.plan(PlanSpec(3, 1, 5)).share(batch=10)
         node.declare(share)
         await node.ahead_of(share)
         await settled(node)
@@ -88,14 +91,14 @@ def test_what_it_tells_goes_into_json(packed: PackedDataset) -> None:
 def test_the_cursor_says_how_far_the_reader_is_known_to_be(packed: PackedDataset) -> None:
     async def scenario(node: Node) -> None:
         assert node.cursors() == []
-        share = node.plan(3, 1, 0, Skips(), b"").share()
+        share = node.plan(PlanSpec(3, 1, 0)).share()
         node.declare(share)
         await settled(node)
         for inode in (share.nodes(0, FILES // 2) + 1).tolist():
             node.reads.at_once(inode, 0, FILE_BYTES)
         (text,) = node.cursors()
         cursor = Cursor.parse(text)
-        assert (cursor.seed, cursor.epoch) == (3, 1)
+        assert (cursor.spec.seed, cursor.spec.epoch) == (3, 1)
         assert FILES // 2 - 200 < cursor.position <= FILES // 2
 
     run(packed, scenario)
@@ -103,18 +106,20 @@ def test_the_cursor_says_how_far_the_reader_is_known_to_be(packed: PackedDataset
 
 def test_oneshot_fetches_what_can_be_kept_at_once(packed: PackedDataset) -> None:
     async def scenario(node: Node) -> None:
-        while node.stats()["memory"]["used"]["kept"] < FILES * FILE_BYTES:
-            await trio.sleep(0.01)
+        with trio.move_on_after(60):
+            while node.stats()["memory"]["used_bytes"]["pinned"] < FILES * FILE_BYTES:
+                await trio.sleep(0.01)
+        assert node.stats()["memory"]["used_bytes"]["pinned"] == FILES * FILE_BYTES
 
     run(packed, scenario, MountOptions(memory_bytes=32 * MIB, policy="oneshot"))
 
 
 def test_the_next_daemon_goes_on_with_plans_and_stock(packed: PackedDataset) -> None:
-    book = Logbook()
+    book = HandoverState()
     positions: list[int] = []
 
     async def first(node: Node) -> None:
-        share = node.plan(3, 1, 0, Skips(), b"0").share()
+        share = node.plan(PlanSpec(3, 1, 0, folder=b"0")).share()
         node.declare(share)
         await settled(node)
         for inode in (share.nodes(0, FILES // 4) + 1).tolist():
@@ -127,11 +132,11 @@ def test_the_next_daemon_goes_on_with_plans_and_stock(packed: PackedDataset) -> 
             await trio.sleep(0.001)
         (text,) = node.cursors()
         assert Cursor.parse(text).position == positions[0] > 0
-        assert node.stats()["memory"]["used"]["kept"] > 0
+        assert node.stats()["memory"]["used_bytes"]["pinned"] > 0
         assert len(node.control.files()) == 1
 
-    run(packed, first, logbook=book)
-    run(packed, second, logbook=Logbook(os.dup(book.descriptor)))
+    run(packed, first, handover_state=book)
+    run(packed, second, handover_state=HandoverState(os.dup(book.descriptor)))
 
 
 def test_what_cannot_fit_is_refused(packed: PackedDataset) -> None:
@@ -145,9 +150,12 @@ def test_the_memory_of_a_node_in_a_job_holds_what_it_owns_whatever_chance_gives_
 ) -> None:
     options = MountOptions(memory_bytes=64 * MIB)
     alone = allotment_of(packed.snapshot, options)
-    assert alone.shelf == 0
+    assert alone.node_cache == 0
     total = FILES * FILE_BYTES
     for nodes in (1, 2, 4, 8):
-        shelf = allotment_of(packed.snapshot, options, nodes).shelf
-        assert total / nodes * 0.99 < shelf - shelf_transit_bytes(shelf, nodes) <= total + 1
-    assert allotment_of(packed.snapshot, options, 8).shelf < allotment_of(packed.snapshot, options, 2).shelf
+        node_cache = allotment_of(packed.snapshot, options, nodes).node_cache
+        assert total / nodes * 0.99 < node_cache - node_cache_evictable_bytes(node_cache, nodes) <= total + 1
+    assert (
+        allotment_of(packed.snapshot, options, 8).node_cache
+        < allotment_of(packed.snapshot, options, 2).node_cache
+    )

@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from dieselfs.limits import PEER_RETURN_S, READ_TIMEOUT_S
+from dieselfs.cluster.failure_detector import PEER_RETURN_S
+from dieselfs.limits import READ_TIMEOUT_S
 from lab.cluster import Cluster
 from lab.interception import intercepted
 from lab.job import Job, JobNode, Stored, store
@@ -55,7 +56,7 @@ def job(shared_cluster: Cluster, hosts: list[Host], stored: Stored) -> Iterator[
 def is_trusted(node: JobNode, other: JobNode) -> bool:
     """Whether `node` asks the other one for all its chunks."""
     stats = node.stats()
-    return other.name in stats["members"] and other.name not in stats["doubted"]
+    return other.name in stats["job"]["members"] and other.name not in stats["job"]["suspected"]
 
 
 def is_avoided(node: JobNode, other: JobNode) -> bool:
@@ -64,7 +65,7 @@ def is_avoided(node: JobNode, other: JobNode) -> bool:
 
 
 def answered(node: JobNode) -> int:
-    return int(node.stats()["answered"]["chunks"])
+    return int(node.stats()["served"]["chunks"])
 
 
 def check_that_all_is_well(readers: Readers, nodes: list[JobNode]) -> None:

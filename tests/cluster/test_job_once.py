@@ -58,17 +58,17 @@ def is_disturbed(job: Job) -> bool:
 def check_accounts(job: Job, stored: Stored) -> None:
     """Each chunk was fetched from the servers once; what a node has asked for, it has had."""
     all_stats = [node.stats() for node in job.nodes]
-    assert sum(stats["shelf"]["loads"] for stats in all_stats) == stored.chunks
-    assert sum(stats["shelf"]["load_bytes"] for stats in all_stats) == stored.chunk_bytes
-    assert sum(stats["own_chunks"] for stats in all_stats) == stored.chunks
+    assert sum(stats["node_cache"]["fetched_chunks"] for stats in all_stats) == stored.chunks
+    assert sum(stats["node_cache"]["fetched_bytes"] for stats in all_stats) == stored.chunk_bytes
+    assert sum(stats["job"]["own_chunks"] for stats in all_stats) == stored.chunks
     for stats in all_stats:
-        asked = stats["asked"]
+        asked = stats["requested"]
         assert (asked["from_servers"], asked["failed"]) == (0, 0)
-        assert asked["asked"] == asked["own"] + asked["from_peers"]
+        assert asked["extents"] == asked["from_node"] + asked["from_peers"]
 
 
 def is_warm(node: JobNode) -> bool:
-    return bool(node.stats()["warmth"] == 1)
+    return bool(node.stats()["job"]["warmth"] == 1)
 
 
 def is_unused(storage: Storage) -> bool:
@@ -81,7 +81,7 @@ def sent_bytes(cluster: Cluster) -> int:
     for storage in cluster.storages:
         wait_for(partial(is_unused, storage), "all clients are gone")
         with closing(storage.server.client()) as client:
-            total_bytes += client.status().bulk_bytes_sent
+            total_bytes += client.status().metrics["rpc.sent_bytes"]
     return total_bytes
 
 

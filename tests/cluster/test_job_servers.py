@@ -32,7 +32,7 @@ def check_that_a_server_is_replaced(cluster: Cluster, servers: str) -> None:
         job.mount(lost)  # which takes its place on the roll
         job.wait_until_complete()
         read_once(str(lost.place), "0")
-        assert lost.stats()["asked"]["failed"] == 0
+        assert lost.stats()["requested"]["failed"] == 0
 
 
 def test_a_server_of_the_list_is_replaced_by_the_other(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ def test_other_bytes_and_missing_ones_are_failures(tmp_path: Path) -> None:
         if is_right:
             read_once(str(tmp_path), "7")
         else:
-            with pytest.raises(AssertionError, match="7: other bytes"):
+            with pytest.raises(AssertionError, match="7: wrong bytes"):
                 read_once(str(tmp_path), "7")
     with pytest.raises(FileNotFoundError):
         read_once(str(tmp_path), "8")
@@ -45,6 +45,6 @@ def test_every_read_is_in_the_record(tmp_path: Path) -> None:
     failures = [failure for moment in moments for failure in moment.failures]
     reads = sum(moment.reads for moment in moments)
     assert 0 < len(failures) < reads
-    assert set(failures) == {"AssertionError: 2: other bytes than were stored"}
+    assert set(failures) == {"AssertionError: 2: wrong bytes"}
     assert all(0 < moment.worst_s <= moment.ended_s - moment.began_s for moment in moments)
     assert all(one.ended_s == next_one.began_s for one, next_one in pairwise(moments))

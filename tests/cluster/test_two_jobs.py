@@ -29,7 +29,7 @@ def files_of(folder: Path) -> dict[str, int]:
 def has_lost(node: JobNode, lost: JobNode) -> bool:
     """Whether it has been found out, or is off the roll by now."""
     stats = node.stats()
-    return lost.name in stats["doubted"] or lost.name not in stats["members"]
+    return lost.name in stats["job"]["suspected"] or lost.name not in stats["job"]["members"]
 
 
 def test_what_happens_to_one_job_is_nothing_to_the_other(cluster: Cluster) -> None:
@@ -64,5 +64,5 @@ def test_what_happens_to_one_job_is_nothing_to_the_other(cluster: Cluster) -> No
         assert others_readers.verdict(others).failures == ()
         for node in second.nodes:
             stats = node.stats()
-            assert (stats["doubted"], stats["peers"]["failures"]) == ([], 0)
-            assert stats["members"] == [node.name for node in second.nodes]
+            assert (stats["job"]["suspected"], stats["peers"]["failures"]) == ([], 0)
+            assert stats["job"]["members"] == [node.name for node in second.nodes]

@@ -14,16 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AlreadyExists
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.meta.snapshot_builder import build_snapshot
-from dieselfs_server.commit import catch_up, commit_chunk, read_header
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.datasets.commit import catch_up, commit_chunk, read_header
+from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.leases.pins import Pin, put_pin, remove_pin
+from dieselfs_server.maintenance.purge import purge
+from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.metadata.sqlite import SqliteMetadata
-from dieselfs_server.pins import Pin, put_pin, remove_pin
-from dieselfs_server.purge import purge
-from dieselfs_server.rebuild import rebuild
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.tags import TagShelf
 
 DATASET = bytes(range(16))
 NAME = "data"
@@ -76,7 +76,7 @@ class DatasetMachine(RuleBasedStateMachine):
         self.store = KillableStore()
         self.metadata = self.make_metadata()
         self.metadata.create_dataset(NAME, DATASET)
-        self.tags = TagShelf(self.store)
+        self.tags = TagStore(self.store)
         self.now_ns = START_NS
         self.ids = ChunkIdSource(clock=lambda: self.now_ns // 10**9, machine=bytes(6), first_counter=1)
         self.files: Files = {}

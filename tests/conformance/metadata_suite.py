@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound, Unavailable
-from dieselfs.meta.records import FileRecord, NoteChange, PendingFile
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.meta.snapshot_builder import build_snapshot
 from dieselfs.names import split_path
+from dieselfs.records import FileRecord, NoteChange, PendingFile
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.metadata.interface import MetadataStore
 from tests.support.metadata_chunks import (
     DATASET,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import dieselfs
+from dieselfs.cluster.secret import read_secret_file
 from dieselfs.dataset import Dataset
-from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, InvalidInput, NotFound
+from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, DieselfsError, InvalidInput, NotFound
 from tests.support.server import RunningServer
 
 JPEG = b"\xff\xd8" + bytes(range(256)) * 16
@@ -61,7 +62,7 @@ def test_views_are_the_same_bytes_without_a_copy(data: Dataset) -> None:
         assert views == [*contents.values(), b"beside it"]
         assert all(view.readonly for view in views)
     figures = data.statistics()
-    assert figures.hit_files + figures.missed_files == 12
+    assert figures["files"]["hits"] + figures["files"]["misses"] == 12
 
 
 def test_what_a_plan_names_is_read_without_the_names(data: Dataset, server: RunningServer) -> None:
@@ -86,9 +87,9 @@ def test_memory_is_what_was_asked_for_in_other_processes_too(data: Dataset, serv
     data.flush()
     with Dataset(server.settings(), data.name, memory_bytes=123_456_789) as reader:
         assert reader.get("file") == b"1"
-        assert reader.statistics().memory_bytes == 123_456_789
+        assert reader.statistics()["chunk_cache"]["memory_bytes"] == 123_456_789
         copy: Dataset = ForkingPickler.loads(ForkingPickler.dumps(reader))
-    assert copy.statistics().memory_bytes == 123_456_789
+    assert copy.statistics()["chunk_cache"]["memory_bytes"] == 123_456_789
     copy.close()
 
 
@@ -185,7 +186,7 @@ def test_saved_metadata_is_loaded_while_it_is_current(
     data.put("file", b"2")
     data.flush()
     with Dataset(server.settings(), data.name) as reader:
-        with pytest.raises(DieselfsError, match="generation 2 by now"):
+        with pytest.raises(DieselfsError, match="now has generation 2"):
             reader.load_meta(tmp_path / "meta")
         reader.load_meta(tmp_path / "meta", is_stale_allowed=True)
         assert reader.get("file") == b"1"  # its chunk is still there
@@ -341,13 +342,17 @@ def test_a_job_travels_to_spawned_processes_without_its_secret(
     secret.touch(0o600)
     secret.write_text("0123456789abcdef" * 4)
     with dieselfs.connect(data.name, server=server.unix, job="mine", job_secret=secret) as opened:
-        assert opened._job is not None and opened._job.job.name == "mine"
         packed = bytes(ForkingPickler.dumps(opened))
-        assert opened._job.secret.secret not in packed and secret.read_bytes() not in packed
+        assert read_secret_file(secret).secret not in packed and secret.read_bytes() not in packed
         copy: Dataset = ForkingPickler.loads(packed)
-        assert copy._job == opened._job
         copy.close()
-    with pytest.raises(InvalidInput, match="give it a name"):
+        secret.chmod(0o644)
+        with pytest.raises(
+            AccessDenied, match="chmod 600"
+        ):  # so the copy joins the job, with the secret of the file
+            ForkingPickler.loads(packed)
+        secret.chmod(0o600)
+    with pytest.raises(InvalidInput, match="in Python: job='NAME'"):
         dieselfs.connect(data.name, server=server.unix, job="auto", job_secret=secret)
     with pytest.raises(InvalidInput, match="job_secret=FILE"):
         dieselfs.connect(data.name, server=server.unix, job="mine")
@@ -367,3 +372,43 @@ def test_connect_by_name_and_by_location(
         dieselfs.connect("no-such-dataset")
     with pytest.raises(InvalidInput):
         dieselfs.connect("../etc")
+    for name in (f"{data.name}/train", f"dl://{data.name}/train/x"):
+        with pytest.raises(InvalidInput, match=rf"write connect\('{data.name}'\) .* ls\('train"):
+            dieselfs.connect(name)
+
+
+def test_what_goes_wrong_is_what_python_users_expect(server: RunningServer, data: Dataset) -> None:
+    data.put("val/a", b"12345")
+    data.flush()
+    with pytest.raises(FileNotFoundError, match="val/b: no such file or folder"):
+        data.get("val/b")
+    with pytest.raises(NotFound):
+        data.stat("nowhere")
+    for read in (data.get_many, data.views):
+        with pytest.raises(InvalidInput, match="'val' is one path: give a list of paths"):
+            read("val")
+    with pytest.raises(InvalidInput, match="seed is 'x': give a whole number from 0 to"):
+        data.plan(seed="x")  # type: ignore[arg-type]  # as somebody may call it
+    with data.open("val/a") as file:
+        assert (file.seek(2), file.read(2), file.read()) == (2, b"34", b"5")
+
+
+def test_a_closed_dataset_says_so(server: RunningServer, data: Dataset) -> None:
+    data.put("a", b"1")
+    data.flush()
+    with Dataset(server.settings(), data.name) as other:
+        assert other.get("a") == b"1"
+    for use in (lambda: other.get("a"), lambda: other.put("b", b""), lambda: other.ls()):
+        with pytest.raises(InvalidInput, match=f"dataset {data.name} is closed: open it again"):
+            use()
+    other.close()
+
+
+def test_the_version_and_the_tag_are_shown(server: RunningServer, data: Dataset) -> None:
+    assert dieselfs.__version__.count(".") >= 1
+    with pytest.raises(AttributeError):
+        getattr(dieselfs, "no_such_name")  # noqa: B009  # as the name is not there
+    assert f"Dataset '{data.name}' at" in repr(data)
+    tagged = Dataset(server.settings(), data.name, tag="v3", is_created=False)
+    assert f"Dataset '{data.name}@v3' at" in repr(tagged)
+    tagged.close()

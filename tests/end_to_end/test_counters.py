@@ -1,4 +1,7 @@
-"""The counters of a job add up: docs/cache.md, "Figures". Three mounts on two nodes, plans and random reads."""
+"""The counters of a job add up: docs/internals/cache.md, "Figures".
+
+Three mounts on two nodes, plans and random reads.
+"""
 
 import os
 import random
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.upload import TreeUpload, walk_source
+from dieselfs.transfer.upload import TreeUpload, walk_source
 from tests.support.job_mounts import job_mounts, stats_of
 from tests.support.server import RunningServer, running_server
 
@@ -69,39 +72,47 @@ def read_plan(place: Path, rank: int) -> None:
 
 
 def requests(stats: Stats) -> int:
-    return int(stats["reads"]["at_once"] + stats["reads"]["waited"])
+    return int(stats["reads"]["at_once"] + stats["reads"]["waited_s"]["count"])
 
 
 def sums(stats: list[Stats], given_bytes: int) -> dict[str, tuple[int, int]]:
     """Each equation of the documentation: two numbers that are the same once nothing is under way."""
     found: dict[str, tuple[int, int]] = {}
     for number, each in enumerate(stats):
-        plans, fetches, asked = each["plan_reads"], each["fetches"], each["job"]["asked"]
+        plans, fetches, requested = each["page_cache"], each["fetches"], each["requested"]
         found |= {
-            f"plans of {number}": (plans["files"], plans["from_page_cache"] + plans["asked"]),
-            f"asked by {number}": (
-                asked["asked"],
-                asked["own"] + asked["from_peers"] + asked["from_servers"] + asked["failed"],
+            f"plans of {number}": (plans["planned_files"], plans["hits"] + plans["misses"]),
+            f"requested by {number}": (
+                requested["extents"],
+                requested["from_node"]
+                + requested["from_peers"]
+                + requested["from_servers"]
+                + requested["failed"],
             ),
-            f"bytes asked by {number}": (
-                asked["asked_bytes"],
-                asked["own_bytes"] + asked["peer_bytes"] + asked["server_bytes"] + asked["failed_bytes"],
+            f"bytes requested by {number}": (
+                requested["bytes"],
+                requested["node_bytes"]
+                + requested["peer_bytes"]
+                + requested["server_bytes"]
+                + requested["failed_bytes"],
             ),
-            f"fetched by {number}": (fetches["chunks"] + fetches["ranges"], asked["asked"] - asked["failed"]),
+            f"fetched by {number}": (
+                fetches["chunks"] + fetches["ranges"],
+                requested["extents"] - requested["failed"],
+            ),
             f"bytes fetched by {number}": (
                 fetches["chunk_bytes"] + fetches["range_bytes"],
-                asked["asked_bytes"] - asked["failed_bytes"],
+                requested["bytes"] - requested["failed_bytes"],
             ),
         }
-    jobs = [each["job"] for each in stats]
-    masters = [job for job in jobs if job["is_master"]]
+    masters = [each for each in stats if each["job"]["is_master"]]
     found["between nodes"] = (
-        sum(job["asked"]["peer_bytes"] for job in jobs),
-        sum(job["answered"]["answered_bytes"] for job in masters),
+        sum(each["requested"]["peer_bytes"] for each in stats),
+        sum(each["served"]["bytes"] for each in masters),
     )
     found["out of the server"] = (
-        sum(job["shelf"]["load_bytes"] for job in masters)
-        + sum(job["asked"]["server_bytes"] for job in jobs),
+        sum(each["node_cache"]["fetched_bytes"] for each in masters)
+        + sum(each["requested"]["server_bytes"] for each in stats),
         given_bytes,
     )
     return found
@@ -117,7 +128,7 @@ def test_the_counters_of_a_job_add_up(
         job_mounts(server, "counted", tmp_path / "nodes", ["node-0", "node-1", "node-0"]) as places,
         ThreadPoolExecutor(len(places)) as threads,
     ):
-        given_before = data.client.status().payload_bytes_given
+        given_before = data.client.status().metrics["payloads.sent_bytes"]
         list(threads.map(read_at_random, places))
         before = [stats_of(place) for place in places]
         list(threads.map(read_plan, places[:2], (0, 1)))
@@ -125,18 +136,18 @@ def test_the_counters_of_a_job_add_up(
         deadline_s = time.monotonic() + PATIENCE_S
         while True:  # what is read ahead comes to its end
             stats = [stats_of(place) for place in places]
-            found = sums(stats, data.client.status().payload_bytes_given - given_before)
+            found = sums(stats, data.client.status().metrics["payloads.sent_bytes"] - given_before)
             if all(one == other for one, other in found.values()) or time.monotonic() > deadline_s:
                 break
         assert {name: one for name, (one, _) in found.items()} == {
             name: other for name, (_, other) in found.items()
         }
         for each, earlier in zip(stats[:2], before[:2], strict=True):
-            plans = each["plan_reads"]
+            plans = each["page_cache"]
             # What is behind the last tripwire is not known to have been read.
-            assert 0 < plans["files"] <= FILES // 2
-            assert 0 < plans["asked"] <= requests(each) - requests(earlier)
-        assert stats[2]["plan_reads"]["files"] == 0
+            assert 0 < plans["planned_files"] <= FILES // 2
+            assert 0 < plans["misses"] <= requests(each) - requests(earlier)
+        assert stats[2]["page_cache"]["planned_files"] == 0
         assert found["between nodes"][0] > 0
         assert sum(job["is_master"] for job in (each["job"] for each in stats)) == 2
         assert found["out of the server"][0] <= CHUNKS * FILES_PER_CHUNK * FILE_BYTES

@@ -19,8 +19,8 @@ from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.options import MountOptions
-from dieselfs_client.supervision.record import supervision_of
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.status import supervision_of
 from tests.support.server import RunningServer, running_server
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -81,14 +81,14 @@ def mountpoints(tmp_path: Path) -> Iterator[list[Path]]:
 _MOUNT = """
 import sys
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions, parse_options
+from dieselfs_client.mount.options import MountOptions, parse_options
 control.mount("job", sys.argv[1], parse_options(sys.argv[2], MountOptions()))
 """
 
 
 def mount_together(server: RunningServer, secret: Path, places: list[Path], **more: Any) -> None:
     """They wait for each other, so they are mounted at the same time."""
-    from dieselfs_client.options import format_options
+    from dieselfs_client.mount.options import format_options
 
     with ExitStack() as stack:
         running = [
@@ -115,14 +115,14 @@ def read_all(place: Path) -> None:
 
 
 def job_stats(place: Path) -> dict[str, Any]:
-    stats: dict[str, Any] = json.loads((place / ".dieselfs/stats").read_text())["job"]
+    stats: dict[str, Any] = json.loads((place / ".dieselfs/stats").read_text())
     return stats
 
 
 def loads(places: list[Path]) -> int:
     """Chunks that left the server."""
     stats = [job_stats(place) for place in places]
-    return sum(each["shelf"]["loads"] + each["asked"]["from_servers"] for each in stats)
+    return sum(each["node_cache"]["fetched_chunks"] + each["requested"]["from_servers"] for each in stats)
 
 
 def test_every_chunk_leaves_the_server_once(
@@ -134,9 +134,12 @@ def test_every_chunk_leaves_the_server_once(
     assert loads(mountpoints) == CHUNKS
     for number, place in enumerate(mountpoints):
         stats = job_stats(place)
-        assert stats["members"] == ["node-0", "node-1", "node-2"] and stats["node"] == f"node-{number}"
-        assert stats["asked"]["from_peers"] > 0 and stats["asked"]["failed"] == 0
-    assert sum(job_stats(place)["own_chunks"] for place in mountpoints) == CHUNKS
+        assert (
+            stats["job"]["members"] == ["node-0", "node-1", "node-2"]
+            and stats["job"]["node"] == f"node-{number}"
+        )
+        assert stats["requested"]["from_peers"] > 0 and stats["requested"]["failed"] == 0
+    assert sum(job_stats(place)["job"]["own_chunks"] for place in mountpoints) == CHUNKS
 
 
 def test_oneshot_brings_the_dataset_into_the_pool_before_it_is_read(
@@ -145,7 +148,7 @@ def test_oneshot_brings_the_dataset_into_the_pool_before_it_is_read(
     places = mountpoints[:2]
     mount_together(server, secret, places, policy="oneshot")
     deadline_s = time.monotonic() + 60
-    while any(job_stats(place)["warmth"] < 1 for place in places):
+    while any(job_stats(place)["job"]["warmth"] < 1 for place in places):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     assert loads(places) == CHUNKS
@@ -164,7 +167,7 @@ def test_a_node_that_is_killed_costs_the_others_no_read(
         os.kill(process, signal.SIGKILL)
     for place in mountpoints[:2]:
         read_all(place)
-    assert job_stats(mountpoints[1])["asked"]["failed"] == 0
+    assert job_stats(mountpoints[1])["requested"]["failed"] == 0
 
 
 def test_what_a_job_needs_is_said_when_it_is_missing(

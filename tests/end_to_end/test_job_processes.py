@@ -18,8 +18,8 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
-from dieselfs_client.supervision.record import supervision_of
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.status import supervision_of
 from lab.mounts import clear
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, content, store
@@ -99,12 +99,12 @@ def job(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def job_stats(place: Path) -> dict[str, Any]:
-    stats: dict[str, Any] = json.loads((place / ".dieselfs/stats").read_text())["job"]
+    stats: dict[str, Any] = json.loads((place / ".dieselfs/stats").read_text())
     return stats
 
 
 def is_master(place: Path) -> bool:
-    return bool(job_stats(place)["is_master"])
+    return bool(job_stats(place)["job"]["is_master"])
 
 
 def read(place: Path, number: int) -> None:
@@ -151,7 +151,7 @@ def test_each_process_has_one_connection_to_each_other_node(job: Job) -> None:
             (ports,) = {frozenset(port for _, port in sorted(each["members"])) for each in figures}
             processes = len(places) + len(readers)
             assert established(set(ports)) == processes * (len(nodes) - 1)
-            attached = [job_stats(place)["attached"] for place in places]
+            attached = [job_stats(place)["job"]["attached"] for place in places]
             assert all(count >= 2 for count in attached)
             assert established(set(ports)) + len(readers) == len(nodes) * (processes - 1), "as in the paper"
         finally:
@@ -159,7 +159,7 @@ def test_each_process_has_one_connection_to_each_other_node(job: Job) -> None:
                 reader.kill()
     assert all(each["from_servers"] == each["failed"] == 0 for each in figures)
     stats = [job_stats(place) for place in places]
-    assert sum(each["shelf"]["loads"] for each in stats) == CHUNKS
+    assert sum(each["node_cache"]["fetched_chunks"] for each in stats) == CHUNKS
 
 
 def test_a_mount_takes_over_from_one_that_is_killed_while_it_is_read(job: Job) -> None:
@@ -191,8 +191,8 @@ def test_a_mount_takes_over_from_one_that_is_killed_while_it_is_read(job: Job) -
             is_over.set()
         assert reading.result()
     read_all(other)
-    assert job_stats(second)["asked"]["failed"] == job_stats(other)["asked"]["failed"] == 0
-    assert job_stats(second)["members"] == ["node-0", "node-1"]
+    assert job_stats(second)["requested"]["failed"] == job_stats(other)["requested"]["failed"] == 0
+    assert job_stats(second)["job"]["members"] == ["node-0", "node-1"]
 
 
 def test_a_mount_whose_daemon_is_killed_stays_in_the_job(job: Job) -> None:
@@ -204,4 +204,4 @@ def test_a_mount_whose_daemon_is_killed_stays_in_the_job(job: Job) -> None:
         for place in (first, second):
             read_all(place)
         wait_for(lambda: is_master(first) != is_master(second))
-        assert [job_stats(place)["asked"]["failed"] for place in (first, second)] == [0, 0]
+        assert [job_stats(place)["requested"]["failed"] for place in (first, second)] == [0, 0]

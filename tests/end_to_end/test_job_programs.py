@@ -17,8 +17,8 @@ import pytest
 import dieselfs
 from dieselfs.dataset import Dataset
 from dieselfs.errors import NotFound
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.snapshot_cache import GENERATIONS_KEPT
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.store import GENERATIONS_KEPT
 from tests.support.job_daemons import end_job_daemons, job_daemons
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, store
@@ -33,7 +33,6 @@ PATIENCE_S = 120.0
 
 PROGRAM = """
 import json, os, sys, time
-from dataclasses import asdict
 import dieselfs
 
 def is_right(path, content):
@@ -42,17 +41,17 @@ def is_right(path, content):
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 with dieselfs.connect("DATASET", memory_bytes=MEMORY_BYTES) as data:
     path = 0
-    while data.statistics().job_nodes < NODES:
+    while data.statistics()["job"]["nodes"] < NODES:
         assert is_right(path, data.get(f"{path}"))
         path = (path + FILES // 8) % FILES
         time.sleep(0.05)
-    print(json.dumps(asdict(data.statistics())), flush=True)
+    print(json.dumps(data.statistics()["requested"]), flush=True)
     for line in sys.stdin:
         paths = data.plan(seed=1, epoch=int(line), group_chunks=3).share(rank, world, batch=32).paths
         for first in range(0, len(paths), 8):
             batch = paths[first : first + 8]
             assert all(map(is_right, batch, data.get_many(batch)))
-        print(json.dumps(asdict(data.statistics())), flush=True)
+        print(json.dumps(data.statistics()["requested"]), flush=True)
 """
 PROGRAM = PROGRAM.replace("FILE_BYTES", f"{FILE_BYTES}").replace("FILES", f"{FILES}")
 PROGRAM = PROGRAM.replace("MEMORY_BYTES", f"{MEMORY_BYTES}")
@@ -85,7 +84,7 @@ class Program:
         assert line, f"the program has failed: {self.process.wait(PATIENCE_S)}"
         figures: dict[str, int] = json.loads(line)
         came = figures["node_bytes"] + figures["peer_bytes"] + figures["server_bytes"]
-        assert figures["asked_bytes"] == came + figures["failed_bytes"] and not figures["failed_bytes"]
+        assert figures["bytes"] == came + figures["failed_bytes"] and not figures["failed_bytes"]
         return figures
 
 
@@ -147,7 +146,7 @@ class Nodes:
 def given_bytes(server: RunningServer) -> int:
     """What the server has given of chunks, to whomever."""
     with closing(server.client()) as client:
-        return client.status().payload_bytes_given
+        return client.status().metrics["payloads.sent_bytes"]
 
 
 @pytest.fixture
@@ -247,4 +246,7 @@ def test_a_snapshot_that_the_servers_have_no_more_is_handed_to_the_daemon(
             other.ls()
         assert data.get("first") == b"1"
         figures = data.statistics()
-        assert figures.job_nodes == 1 and figures.node_bytes > 0 == figures.server_bytes, nodes.log()
+        assert (
+            figures["job"]["nodes"] == 1
+            and figures["requested"]["node_bytes"] > 0 == figures["requested"]["server_bytes"]
+        ), nodes.log()

@@ -12,7 +12,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.limits import KIB, MIB
-from dieselfs.upload import TreeUpload, walk_source
+from dieselfs.transfer.upload import TreeUpload, walk_source
 from tests.support.job_mounts import job_mounts, stats_of
 from tests.support.server import RunningServer, running_server
 
@@ -65,7 +65,7 @@ def read_epoch(places: list[Path], epoch: int) -> int:
 
 
 def on_shelves(places: list[Path], what: str) -> int:
-    return sum(stats_of(place)["job"]["shelf"][what] for place in places)
+    return sum(stats_of(place)["node_cache"][what] for place in places)
 
 
 def test_each_chunk_that_is_not_kept_leaves_the_server_once_in_an_epoch(
@@ -78,16 +78,16 @@ def test_each_chunk_that_is_not_kept_leaves_the_server_once_in_an_epoch(
         job_mounts(server, "large", tmp_path / "nodes", NODES, memory_bytes=MEMORY_BYTES) as places,
     ):
         assert data.snapshot.chunk_count == CHUNKS
-        shelves = sum(stats_of(place)["memory"]["allotted"]["shelf"] for place in places)
+        shelves = sum(stats_of(place)["memory"]["allotted_bytes"]["node_cache"] for place in places)
         assert shelves < 0.8 * CHUNKS * CHUNK_BYTES
         assert read_epoch(places, 0) == FILES
-        assert on_shelves(places, "loads") == CHUNKS
-        kept = on_shelves(places, "kept_bytes") // CHUNK_BYTES
-        in_transit = on_shelves(places, "transit_bytes") // CHUNK_BYTES
-        assert kept > CHUNKS // 4
+        assert on_shelves(places, "fetched_chunks") == CHUNKS
+        pinned = on_shelves(places, "pinned_bytes") // CHUNK_BYTES
+        in_transit = on_shelves(places, "evictable_bytes") // CHUNK_BYTES
+        assert pinned > CHUNKS // 4
         assert read_epoch(places, 1) == FILES
-        again = on_shelves(places, "loads") - CHUNKS
-        assert CHUNKS - kept - in_transit <= again <= CHUNKS - kept
-        assert on_shelves(places, "kept_bytes") // CHUNK_BYTES == kept, "nothing of it was given up"
+        again = on_shelves(places, "fetched_chunks") - CHUNKS
+        assert CHUNKS - pinned - in_transit <= again <= CHUNKS - pinned
+        assert on_shelves(places, "pinned_bytes") // CHUNK_BYTES == pinned, "nothing of it was given up"
         for place in places:
-            assert stats_of(place)["job"]["asked"]["failed"] == 0
+            assert stats_of(place)["requested"]["failed"] == 0

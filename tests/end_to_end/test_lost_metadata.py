@@ -8,9 +8,9 @@ from pathlib import Path
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
-from dieselfs.sender import ChunkSender
+from dieselfs.transfer.sender import ChunkSender
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from tests.end_to_end.test_redis_servers import options
 from tests.support.redis import needs_redis, running_redis
 from tests.support.server import running_server

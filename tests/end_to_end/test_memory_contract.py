@@ -15,10 +15,10 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_USAGE
 from dieselfs.limits import KIB, MIB
-from dieselfs_client.memory import PROGRAM_BYTES
+from dieselfs_client.memory.budget import PROGRAM_BYTES
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.supervision.record import supervision_of
+from dieselfs_client.supervision.status import supervision_of
 from tests.support.cgroup import limited_group, why_not
 from tests.support.page_cache import cached_pages
 from tests.support.server import RunningServer, running_server
@@ -92,14 +92,14 @@ def test_a_mount_keeps_to_its_memory(server: RunningServer, tmp_path: Path, grou
     with mounted(server, tmp_path, limit_data) as mountpoint:
         most = read_epoch(mountpoint, epoch=0, group=group)
         stats = json.loads((mountpoint / ".dieselfs/stats").read_text())
-        allotted = stats["memory"]["allotted"]
+        allotted = stats["memory"]["allotted_bytes"]
         assert sum(allotted.values()) <= MEMORY_BYTES
         # What the kernel keeps of files that were read through the daemon is its own, and not pushed; it is little.
-        assert most <= allotted["window"] + allotted["kept"] + FILES * FILE_BYTES // 10
+        assert most <= allotted["window"] + allotted["pinned"] + FILES * FILE_BYTES // 10
         supervision = supervision_of(str(mountpoint))
         assert supervision is not None and supervision.restarts == 0
         assert anonymous_bytes(supervision.daemon) <= MEMORY_BYTES + PROGRAM_BYTES
-        assert stats["memory"]["process_bytes"] <= PROGRAM_BYTES + allotted["transit"] + allotted["tables"]
+        assert stats["memory"]["process_bytes"] <= PROGRAM_BYTES + allotted["evictable"] + allotted["tables"]
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.limits import JOB_AGAIN_S_MAX
 from dieselfs_client import control
-from dieselfs_client.supervision.record import supervision_of
+from dieselfs_client.cluster.membership import JOB_RETRY_S_MAX
+from dieselfs_client.supervision.status import supervision_of
 from lab.namespace import wait_for
 from tests.support.job_mounts import job_mounts, stats_of
 from tests.support.server import RunningServer, running_server
@@ -51,7 +51,7 @@ def daemon_of(place: Path) -> int:
 
 def out(place: Path) -> str:
     """Why its node is out of the job."""
-    why: str = stats_of(place)["job"]["membership"]["out"]
+    why: str = stats_of(place)["membership"]["out"]
     return why
 
 
@@ -65,10 +65,10 @@ def test_a_machine_whose_name_was_taken_reads_on_and_comes_back_when_it_is_free(
             wait_for(lambda: "node node-0 of the job has a new master" in out(place), "it finds out")
             read_all(place)
             assert out(other) == ""
-        wait_for(lambda: out(place) == "", "it is back", 2 * JOB_AGAIN_S_MAX)
+        wait_for(lambda: out(place) == "", "it is back", 2 * JOB_RETRY_S_MAX)
         read_all(place)
         log = Path(f"{place}.log").read_text()
-        assert "this node is out, and tries to come back" in log and "this node is back" in log
+        assert "this node is out, and will retry" in log and "this node is back" in log
 
 
 def end_daemon(place: Path, number: signal.Signals) -> None:
@@ -84,16 +84,17 @@ def test_what_a_node_has_in_memory_outlives_its_daemons(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folders[0]))
     with job_mounts(server, DATASET, folders[0], ["node-0"]) as (place,):
         read_all(place)
-        assert stats_of(place)["job"]["shelf"]["loads"] == CHUNKS
+        assert stats_of(place)["node_cache"]["fetched_chunks"] == CHUNKS
         end_daemon(place, signal.SIGSEGV)
-        crashed = stats_of(place)["job"]
+        crashed = stats_of(place)
         control.upgrade(place)
-        for job in (crashed, stats_of(place)["job"]):
-            assert job["is_master"] and job["warmth"] == 1
-            assert (job["shelf"]["inherited"], job["shelf"]["loads"]) == (CHUNKS, 0)
+        for stats in (crashed, stats_of(place)):
+            assert stats["job"]["is_master"] and stats["job"]["warmth"] == 1
+            cache = stats["node_cache"]
+            assert (cache["inherited_chunks"], cache["fetched_chunks"]) == (CHUNKS, 0)
         with job_mounts(server, DATASET, folders[1], ["node-0"]) as (attached,):
             read_all(attached)
-            assert stats_of(attached)["job"]["asked"]["own"] > 0
-        assert stats_of(place)["job"]["shelf"]["loads"] == 0
+            assert stats_of(attached)["requested"]["from_node"] > 0
+        assert stats_of(place)["node_cache"]["fetched_chunks"] == 0
         end_daemon(place, signal.SIGKILL)
-        assert stats_of(place)["job"]["shelf"]["inherited"] == 0, "whoever kills it may need the memory"
+        assert stats_of(place)["node_cache"]["inherited_chunks"] == 0, "whoever kills it may need the memory"

@@ -21,8 +21,8 @@ from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.options import MountOptions
-from dieselfs_client.supervision.record import supervision_of
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.status import supervision_of
 from tests.support import plan_reader
 from tests.support.server import RunningServer, running_server
 
@@ -136,8 +136,8 @@ def test_every_byte_is_right_whatever_happens(server: RunningServer, tmp_path: P
         stats = json.loads((mountpoint / ".dieselfs/stats").read_text())
         assert [result["failures"] for result in results] == [[]] * READERS, fire.happened
         assert all(result["files"] >= plan_reader.FILES_MIN for result in results), results
-        allotted, used = stats["memory"]["allotted"], stats["memory"]["used"]
-        assert used["kept"] <= allotted["kept"] and used["window"] <= allotted["window"] + 4 * MIB
+        allotted, used = stats["memory"]["allotted_bytes"], stats["memory"]["used_bytes"]
+        assert used["pinned"] <= allotted["pinned"] and used["window"] <= allotted["window"] + 4 * MIB
         control.unmount(mountpoint)
     finally:
         for reader in readers:

@@ -9,8 +9,9 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
+from dieselfs.settings import PYFUSE3
 from dieselfs_client import control
-from dieselfs_client.options import PYFUSE3, MountOptions
+from dieselfs_client.mount.options import MountOptions
 from lab.mounts import clear
 from tests.support.plan_reader import content_of, read
 from tests.support.server import running_server
@@ -46,6 +47,6 @@ def test_an_epoch_by_plan(tmp_path: Path) -> None:
             with ThreadPoolExecutor(READERS) as pool:
                 shares = list(pool.map(lambda rank: read_share(mountpoint, rank), range(READERS)))
             assert sorted(path for share in shares for path in share) == stored
-            assert json.loads((mountpoint / ".dieselfs/stats").read_bytes())["stock"]["pushed_files"] > 0
+            assert json.loads((mountpoint / ".dieselfs/stats").read_bytes())["prefetch"]["pushed_files"] > 0
         finally:
             clear(mountpoint)

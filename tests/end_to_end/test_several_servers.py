@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.config import Settings
 from dieselfs.dataset import Dataset
 from dieselfs.errors import NotFound, Unavailable
-from dieselfs.etcd_keys import SERVERS_PREFIX, decode_servers
+from dieselfs.etcd.keys import SERVERS_PREFIX, decode_servers
 from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
-from dieselfs.upload import SourceEntry, TreeUpload, walk_source
+from dieselfs.settings import Settings
+from dieselfs.transfer.upload import SourceEntry, TreeUpload, walk_source
 from tests.support.cut_off import server_that_hangs_up
 from tests.support.dlcmd import wait_until
 from tests.support.etcd import RunningEtcd, running_etcd
@@ -54,7 +54,7 @@ def connections(server: RunningServer) -> int:
     """How many clients a server has, but for the one that asks."""
     client = server.client()
     try:
-        return client.status().connections - 1
+        return client.status().metrics["rpc.connections"] - 1
     finally:
         client.close()
 

@@ -15,7 +15,7 @@ from bench.learning import Lesson
 from dieselfs.dataset import Dataset
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from tests.support.image_folder import ImageFolder
 from tests.support.server import RunningServer, running_server
 
@@ -66,9 +66,7 @@ def test_samples_and_labels_are_those_of_a_walk_over_the_mount(
     mountpoint: Path, dataset: FolderDataset
 ) -> None:
     walked = ImageFolder(str(mountpoint / "train"))
-    found = [
-        (str(mountpoint / dataset.path(index)), label) for index, label in enumerate(dataset.targets.tolist())
-    ]
+    found = [(str(mountpoint / dataset.path(index)), label) for index, label in enumerate(dataset.targets)]
     assert found == walked.samples
     content, label = dataset[700]
     assert (Path(walked.samples[700][0]).read_bytes(), walked.samples[700][1]) == (content, label)
@@ -145,7 +143,7 @@ def test_every_sample_is_read_once_whatever_workers_and_ranks_there_are(
 
 
 def test_a_network_learns_as_well_in_chunk_wise_order(mountpoint: Path) -> None:
-    """A short version of what docs/training.md shows; the margin is many times the spread of such means."""
+    """A short version of what docs/guide/training.md shows; the margin is many times the spread of such means."""
     epochs, last, seeds = 8, 3, 2
     lesson = Lesson.on(mountpoint)
     full, chunk_wise = (

@@ -15,10 +15,10 @@ from dieselfs.chunk.ids import parse_chunk_name
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, StorageFull, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
-from dieselfs.upload import TreeUpload, walk_source
+from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
-from dieselfs_server.commit import read_header
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.store.posix import PosixStore
 from tests.support.ceph import CEPHX, needs_ceph, running_ceph
 from tests.support.server import RunningServer, running_server

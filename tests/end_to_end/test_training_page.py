@@ -1,4 +1,4 @@
-"""docs/training.md is right to the letter: its commands and programs are run, on images of digits."""
+"""docs/guide/training.md is right to the letter: its commands and programs are run, on images of digits."""
 
 import os
 import re
@@ -19,7 +19,7 @@ import pytest
 import dieselfs
 from bench.digits import write_digits
 from dieselfs.errors import MountError
-from dieselfs.meta.subtree import files_below
+from dieselfs.snapshot.subtree import files_below
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
 from dieselfs.torch.source import LibrarySource
 from dieselfs_client import control
@@ -46,7 +46,7 @@ class Page:
         return self.folder / "mnt/imagenet"
 
     def blocks(self, language: str) -> list[str]:
-        text = (DOCUMENTS / "training.md").read_text(encoding="utf-8")
+        text = (DOCUMENTS / "guide/training.md").read_text(encoding="utf-8")
         return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
     def program(self, name: str) -> str:
@@ -70,9 +70,9 @@ class Page:
 
     def environment(self) -> dict[str, str]:
         """Of a user with another home; but a daemon is found by this process, too."""
-        kept = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
+        pinned = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
         return {
-            **kept,
+            **pinned,
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "HOME": str(self.folder),
@@ -122,7 +122,7 @@ def test_the_library_shares_memory(page: Page, monkeypatch: pytest.MonkeyPatch) 
         with FolderDataset("imagenet@v1/train", loader=bytes) as dataset:
             assert len(dataset.__getitems__(range(len(dataset)))) == len(dataset)
             assert isinstance(dataset.source, LibrarySource)
-            assert dataset.source.dataset.statistics().shared_chunks > 0
+            assert dataset.source.dataset.statistics()["chunk_cache"]["shared_chunks"] > 0
     finally:
         page.shell(f"{commands.strip()} --stop")
 
@@ -153,7 +153,7 @@ def test_two_nodes_that_pool_their_memory(page: Page) -> None:
             log.name: log.read_text() for log in (page.folder / ".local/state/dieselfs").glob("job-*.log")
         }
         assert sorted(logs) == ["job-torchrun-resnet-rack-1.log", "job-torchrun-resnet-rack-2.log"]
-        assert all("in job torchrun-resnet" in log for log in logs.values()), logs
+        assert all("job torchrun-resnet: 2 nodes" in log for log in logs.values()), logs
     finally:
         end_job_daemons(runtime)
         shutil.rmtree(runtime)
@@ -185,7 +185,7 @@ def test_stored_in_mixed_order(page: Page, monkeypatch: pytest.MonkeyPatch) -> N
 
 def function(page: Page, name: str) -> Callable[..., Any]:
     defined: dict[str, Any] = {}
-    exec(compile(page.program(name), "docs/training.md", "exec"), defined)
+    exec(compile(page.program(name), "docs/guide/training.md", "exec"), defined)
     found: Callable[..., Any] = defined[name]
     return found
 

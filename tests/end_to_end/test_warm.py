@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.errors import EXIT_PARTIAL, EXIT_USAGE
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
 from dieselfs.limits import MIB
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
-from dieselfs_client.supervision.record import supervision_of
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.status import supervision_of
 from lab.mounts import clear
 from tests.support.dlcmd import Dlcmd
 from tests.support.job_mounts import job_mounts, loads, stats_of
@@ -70,7 +70,7 @@ def test_a_mount_is_warmed_before_anybody_reads(server: RunningServer, dlcmd: Dl
     assert dlcmd("warm", place, "--wait", "100", "--timeout", PATIENCE).text.startswith(f"{place}: 100.0%")
     assert stats_of(place)["fetches"]["chunks"] == CHUNKS
     told = json.loads((place / ".dieselfs/warm").read_text())
-    assert told["job"] is None and told["node"]["kept_bytes"] == told["node"]["wanted_bytes"] > 0
+    assert told["job"] is None and told["node"]["pinned_bytes"] == told["node"]["wanted_bytes"] > 0
     for number in range(FILES):
         assert (place / str(number)).read_bytes() == content(number)
     assert stats_of(place)["fetches"] == {**stats_of(place)["fetches"], "chunks": CHUNKS, "ranges": 0}
@@ -81,7 +81,7 @@ def test_one_command_warms_all_nodes_of_a_job(server: RunningServer, dlcmd: Dlcm
     with job_mounts(server, "warmed", dlcmd.folder / "nodes", nodes) as places:
         summary = dlcmd("warm", places[0], "--wait", "80%", "--timeout", PATIENCE, "--json").summary
         assert (summary["job"], sorted(summary["nodes"]), summary["unknown"]) == ("training", nodes, [])
-        assert summary["kept_bytes"] >= 0.8 * summary["wanted_bytes"]
+        assert summary["pinned_bytes"] >= 0.8 * summary["wanted_bytes"]
         assert summary["wanted_bytes"] == FILES * FILE_BYTES
 
         ran = dlcmd("warm", places[1], "--wait", "100%", "--timeout", PATIENCE)
@@ -99,9 +99,9 @@ def test_a_mount_that_is_attached_to_its_node_speaks_for_the_job_as_well(
         (attached,) = (place for place in places if not stats_of(place)["job"]["is_master"])
         summary = dlcmd("warm", attached, "--wait", "100%", "--timeout", PATIENCE, "--json").summary
         assert (sorted(summary["nodes"]), summary["unknown"]) == (["node-0", "node-1"], [])
-        assert summary["kept_bytes"] == summary["wanted_bytes"] == FILES * FILE_BYTES
+        assert summary["pinned_bytes"] == summary["wanted_bytes"] == FILES * FILE_BYTES
         node = json.loads((attached / ".dieselfs/warm").read_text())["node"]
-        assert node["kept_bytes"] == summary["nodes"]["node-0"]["kept_bytes"]
+        assert node["pinned_bytes"] == summary["nodes"]["node-0"]["pinned_bytes"]
 
 
 def test_when_the_time_is_over_it_says_how_far_it_is(
@@ -127,7 +127,7 @@ def test_nodes_that_do_not_answer_are_named(server: RunningServer, dlcmd: Dlcmd)
                 told = json.loads((places[0] / ".dieselfs/warm").read_text())
             assert told["job"]["unknown"] == ["node-1"] and list(told["job"]["nodes"]) == ["node-0"]
             assert told["node"]["share"] == 1
-            known_bytes, dataset_bytes = told["node"]["kept_bytes"], told["dataset_bytes"]
+            known_bytes, dataset_bytes = told["node"]["pinned_bytes"], told["dataset_bytes"]
             assert dataset_bytes == FILES * FILE_BYTES > known_bytes
             assert told["job"]["wanted_bytes"] == min(2 * known_bytes, dataset_bytes)
         finally:
@@ -135,9 +135,10 @@ def test_nodes_that_do_not_answer_are_named(server: RunningServer, dlcmd: Dlcmd)
 
 
 def test_what_cannot_be_is_said_in_a_line(server: RunningServer, dlcmd: Dlcmd, place: Path) -> None:
-    assert "no dataset is mounted there" in dlcmd("warm", place, exit_code=EXIT_USAGE).stderr
+    assert "no dataset is mounted there" in dlcmd("warm", place, exit_code=EXIT_NOT_FOUND).stderr
     mount(server, place)
     for wrong in ("0%", "101%", "most", "-5", "nan"):
-        assert "is not a part" in dlcmd("warm", place, f"--wait={wrong}", exit_code=EXIT_USAGE).stderr
+        refused = dlcmd("warm", place, f"--wait={wrong}", exit_code=EXIT_USAGE)
+        assert "is not a percentage above 0" in refused.stderr
     assert "--wait" in dlcmd("warm", place, "--timeout", "5", exit_code=EXIT_USAGE).stderr
     assert stats_of(place)["fetches"]["chunks"] == 0

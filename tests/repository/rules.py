@@ -8,7 +8,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 FUNCTION_LINES_MAX = 70
 """Of a function's body, without its docstring."""
@@ -72,7 +72,7 @@ _REASON = re.compile(r"\s*#\s*\S.{7,}")
 _SUPPRESSION = re.compile(
     r"#\s*(?P<kind>type:\s*ignore|noqa)(?P<codes>\[[\w ,-]+\]|:\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*)?(?P<rest>.*)"
 )
-_DOCUMENT = re.compile(r"\bdocs/[\w-]+\.md\b")
+_DOCUMENT = re.compile(r"\bdocs/(?:[\w-]+/)*[\w-]+\.md\b")
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
@@ -96,6 +96,25 @@ def layer_faults(source: str, package: str) -> Iterator[str]:
             )
 
 
+def two_way_faults(source_by_module: Mapping[str, str]) -> Iterator[str]:
+    """Pairs of packages that import each other. The root of a tree is not counted: what lies there is for all of it."""
+    pairs: dict[tuple[str, str], str] = {}
+    for module, source in source_by_module.items():
+        package = module.rpartition(".")[0]
+        for _, name in imports(ast.parse(source)):
+            while name and name not in source_by_module:
+                name = name.rpartition(".")[0]
+            imported = name.rpartition(".")[0]
+            if package != imported and "." in package and "." in imported:
+                pairs.setdefault((package, imported), f"{module} imports {name}")
+    for (package, imported), example in sorted(pairs.items()):
+        if package < imported and (imported, package) in pairs:
+            yield (
+                f"{package} and {imported} import each other ({example}; {pairs[imported, package]}): "
+                "move what both need below them"
+            )
+
+
 def effect_faults(source: str) -> Iterator[str]:
     """The first effect in a module of `dieselfs` whose docstring does not begin with "... This module opens ..."."""
     tree = ast.parse(source)
@@ -110,7 +129,7 @@ def effect_faults(source: str) -> Iterator[str]:
 
 def _effects(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for line, name in imports(tree):
-        if name.partition(".")[0] in EFFECT_MODULES:
+        if name.partition(".")[0] in EFFECT_MODULES and not name.startswith("urllib.parse"):
             yield line, f"imports {name}"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":

@@ -16,6 +16,7 @@ from tests.repository.rules import (
     mentioned_documents,
     sleep_faults,
     suppression_faults,
+    two_way_faults,
 )
 from tests.support.documents import REPOSITORY
 
@@ -37,43 +38,46 @@ TESTS_BY_PACKAGE = {
 }
 
 WITHOUT_TWIN: dict[str, str] = {
+    "dieselfs/sockets.py": "tests/dieselfs/process/test_embedded_server.py and every test over a socket",
+    "dieselfs/arrays.py": "names of types",
+    "dieselfs/frozen_reader.py": "tests/dieselfs/test_dataset.py reads, refreshes and pickles through it",
     "dieselfs/errors.py": "a list of names; each is raised in the tests of what raises it",
     "dieselfs/limits.py": "numbers that assert how they relate when they are imported",
-    "dieselfs/meta/records.py": "records without behaviour",
+    "dieselfs/records.py": "records without behaviour",
     "dieselfs/rpc/records.py": "records without behaviour",
     "dieselfs/rpc/client.py": "tests/server/test_service.py calls all of it over a real socket",
     "dieselfs/rpc/connection.py": "tests/server/test_listener.py, from both ends of a real socket",
-    "dieselfs/download_plan.py": "the decisions of a download: tests/dieselfs/test_download.py",
-    "dieselfs/sender.py": "tests/dieselfs/test_upload.py sends through it, to servers that fail and die",
-    "dieselfs/writer.py": "tests/dieselfs/test_dataset.py puts and deletes through it",
-    "client/dieselfs_client/cache_daemon.py": "tests/client/test_cache_control.py starts it and reads from it",
-    "client/dieselfs_client/flights.py": "tests/client/ahead/test_residency.py and test_shelf.py fetch by it",
+    "dieselfs/transfer/download_plan.py": "the decisions of a download: tests/dieselfs/transfer/test_download.py",
+    "dieselfs/transfer/sender.py": "tests/dieselfs/transfer/test_upload.py: servers that fail and die",
+    "dieselfs/transfer/writer.py": "tests/dieselfs/test_dataset.py puts and deletes through it",
     "client/dieselfs_client/mount/page_helper.py": "tests/client/mount/test_page_cache.py gives it its orders",
-    "server/dieselfs_server/assemble.py": "every test over a running server, and tests/dieselfs/test_embedded.py",
-    "server/dieselfs_server/catalog.py": "tests/server/test_service.py",
+    "server/dieselfs_server/assemble.py": "every test over a running server",
+    "server/dieselfs_server/datasets/catalog.py": "tests/server/test_service.py",
     "dieselfs/rpc/serving/*.py": "tests/server/test_listener.py: strangers, broken clients and false servers",
-    "server/dieselfs_server/conversation.py": "tests/server/test_listener.py, over real sockets",
+    "server/dieselfs_server/dispatcher.py": "tests/server/test_listener.py, over real sockets",
     "server/dieselfs_server/handlers/*.py": "tests/server/test_service.py and tests/server/test_maintenance.py",
-    "server/dieselfs_server/fsck.py": "tests/server/test_maintenance.py",
-    "server/dieselfs_server/purge.py": "tests/server/test_maintenance.py",
-    "server/dieselfs_server/tags.py": "tests/server/test_maintenance.py",
+    "server/dieselfs_server/maintenance/fsck.py": "tests/server/test_maintenance.py",
+    "server/dieselfs_server/maintenance/purge.py": "tests/server/test_maintenance.py",
+    "server/dieselfs_server/datasets/tags.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/main.py": "tests/cluster and every other test with a server: tools/lab/server.py starts it",
     "server/dieselfs_server/metadata/interface.py": "a contract; tests/conformance/metadata_suite.py holds it",
-    "server/dieselfs_server/metadata/sqlite_*.py": "parts of one store: tests/server/metadata/test_sqlite.py",
+    "server/dieselfs_server/metadata/sqlite/*.py": "parts of one store: tests/server/metadata/sqlite/test_store.py",
     "server/dieselfs_server/store/interface.py": "a contract; each store is held to it",
     "server/dieselfs_server/store/posix_files.py": "a part of one store: tests/server/store/test_posix.py",
-    "dieselfs/chunk_source.py": "a contract; readers and tests have sources of their own",
+    "dieselfs/sources/interface.py": "a contract; readers and tests have sources of their own",
     "client/dieselfs_client/supervision/child.py": "tests/client/supervision/test_supervisor.py: they die, stop, hang",
-    "client/dieselfs_client/supervision/herald.py": "tests/client/supervision/test_supervisor.py: what is told where",
-    "client/dieselfs_client/job/own_shelf.py": "tests/dieselfs/peers/test_source.py asks it from many threads",
-    "client/dieselfs_client/job/peer_probing.py": "tests/dieselfs/peers/test_client.py: a peer proves itself",
-    "client/dieselfs_client/supervision/zygote.py": "tests/client/supervision/test_supervisor.py: daemons are forks",
+    "client/dieselfs_client/supervision/startup_report.py": "tests/client/supervision/test_supervisor.py",
+    "client/dieselfs_client/cluster/peer_probing.py": "tests/dieselfs/cluster/test_peer_client.py",
+    "client/dieselfs_client/zygote.py": "tests/client/supervision/test_supervisor.py: daemons are forks",
     "tools/dieselfs_tools/commands/upgrade.py": "tests/tools/commands/test_mount.py replaces a daemon",
+    "tools/dieselfs_tools/commands/completion.py": "tests/tools/test_completion.py has bash source its script",
     "tools/dieselfs_tools/commands/mounts.py": "tests/tools/commands/test_mount.py goes there and back",
     "tools/dieselfs_tools/commands/umount.py": "tests/tools/commands/test_mount.py goes there and back",
     "tools/dieselfs_tools/confirmation.py": "tests/tools/commands/test_rb.py types into a terminal",
     "tools/dieselfs_tools/content.py": "tests/tools/commands/test_cat.py",
-    "tools/dieselfs_tools/session.py": "tests/tools/test_dlcmd.py: options, environment, configuration file",
+    "tools/dieselfs_tools/download_runner.py": "tests/tools/commands/test_get.py",
+    "tools/dieselfs_tools/upload_runner.py": "tests/tools/commands/test_put.py",
+    "tools/dieselfs_tools/session.py": "tests/tools/test_command_line.py: options, environment, configuration file",
     "tools/dieselfs_tools/target.py": "tests/tools/commands/test_put.py: what is there, what is stored already",
     "tools/lab/namespace.py": "tests/cluster/test_network.py: hosts are namespaces",
     "tools/lab/packet_filter.py": "tests/cluster/test_network.py: what is lost, and what is not",
@@ -81,7 +85,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/lab/interception.py": "tests/cluster/test_job_faults.py turns bits between nodes with it",
     "tools/lab/job.py": "tests/cluster/test_job_once.py mounts jobs of 1 to 8 nodes",
     "tools/lab/mounts.py": "tests/client/mount/test_mounting.py clears mounts that live and that are dead",
-    "tools/lab/redis_process.py": "tests/server/metadata/test_redis_link.py kills and starts it again",
+    "tools/lab/redis_process.py": "tests/server/metadata/redis/test_client.py kills and starts it again",
     "tools/lab/server.py": "every test over a running server",
     "tools/bench/*.py": "measurements; their arithmetic has tests in tests/tools/bench/test_figures.py",
 }
@@ -113,6 +117,18 @@ def test_packages_import_only_what_lies_below_them() -> None:
     assert set(ROOT_BY_PACKAGE) == set(LAYERS)
     for package, root in ROOT_BY_PACKAGE.items():
         holds(partial(layer_faults, package=package), modules(root))
+
+
+def test_packages_do_not_import_each_other() -> None:
+    sources = {
+        ".".join((package, *module.relative_to(root).with_suffix("").parts)): module.read_text(
+            encoding="utf-8"
+        )
+        for package, root in ROOT_BY_PACKAGE.items()
+        for module in modules(root)
+    }
+    faults = list(two_way_faults({name.removesuffix(".__init__"): text for name, text in sources.items()}))
+    assert not faults, "\n" + "\n".join(faults)
 
 
 def test_modules_of_dieselfs_say_when_they_touch_the_world() -> None:
@@ -170,7 +186,7 @@ def test_documents_that_are_named_exist() -> None:
     texts = [
         *modules(*PRODUCT, TESTS),
         *REPOSITORY.glob("*.md"),
-        *REPOSITORY.glob("docs/*.md"),
+        *REPOSITORY.glob("docs/**/*.md"),
         REPOSITORY / "Makefile",
     ]
     own_examples = TESTS / "repository" / "test_rules.py"
@@ -187,8 +203,20 @@ def test_documents_that_are_named_exist() -> None:
 def test_links_lead_somewhere() -> None:
     dead = [
         f"{shown(path)}:{line}: there is no {name}"
-        for path in [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")]
+        for path in [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
         for line, name in linked_files(path.read_text(encoding="utf-8"))
         if not (path.parent / name).exists()
     ]
     assert not dead, "\n" + "\n".join(dead)
+
+
+def test_modules_that_the_internals_name_exist() -> None:
+    modules_there = [shown(path) for path in modules(*PRODUCT, TESTS)]
+    gone = [
+        f"{shown(page)}:{line}: there is no {name}"
+        for page in REPOSITORY.glob("docs/internals/*.md")
+        for line, text in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        for name in re.findall(r"[\w/]*\w\.py\b", text)
+        if not any(f"/{module}".endswith(f"/{name}") for module in modules_there)
+    ]
+    assert not gone, "\n" + "\n".join(gone)

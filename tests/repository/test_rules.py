@@ -11,6 +11,7 @@ from tests.repository.rules import (
     mentioned_documents,
     sleep_faults,
     suppression_faults,
+    two_way_faults,
 )
 
 
@@ -32,10 +33,20 @@ def test_layers(package: str, source: str, is_right: bool) -> None:
     assert (not list(layer_faults(source, package))) == is_right
 
 
+def test_two_way_imports() -> None:
+    down = {"d.a.x": "from d.b.y import f", "d.b.y": "import os", "d.limits": "import d.a.x"}
+    assert not list(two_way_faults(down))
+    assert [
+        fault.partition(" import ")[0] for fault in two_way_faults({**down, "d.b.z": "import d.a.x"})
+    ] == ["d.a and d.b"]
+
+
 @pytest.mark.parametrize(
     ("source", "is_right"),
     [
         ('"""Arithmetic. No I/O."""\nimport os\nx = os.fsencode("a"), os.path.join("a", "b")', True),
+        ('"""Arithmetic. No I/O."""\nfrom urllib.parse import quote', True),
+        ('"""Arithmetic."""\nimport urllib.request', False),
         ('"""Arithmetic."""\nimport socket', False),
         ('"""Arithmetic."""\nfrom pathlib import Path', False),
         ('"""Arithmetic."""\nimport os\nos.stat("a")', False),

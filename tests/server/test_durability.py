@@ -1,4 +1,4 @@
-"""The states of `docs/durability.md` that concern both stores: what a crash leaves, and what completes it."""
+"""The states of `docs/internals/durability.md` that concern both stores: what a crash leaves, and what completes it."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import NotFound
-from dieselfs_server.commit import catch_up, commit_chunk
-from dieselfs_server.metadata.sqlite import SqliteMetadata
+from dieselfs_server.datasets.commit import catch_up, commit_chunk
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.posix import PosixStore
 from tests.conformance.metadata_suite import check_against_model
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, delete, encode, pack

@@ -6,30 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.cache.member import Member, Terms
-from dieselfs.cache.secret import JobSecret
+from dieselfs.address import TcpAddress
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
 from dieselfs.limits import GIB
-from dieselfs.rpc.address import TcpAddress
 from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.members import JobId
 from tests.support.redis import needs_redis, running_redis
 from tests.support.server import RunningServer, running_servers
 
 SECRET = JobSecret(b"s" * 32)
-TERMS = Terms("shared", "train", 1, b"d" * 32)
+TERMS = JobId("shared", "train", 1, b"d" * 32)
 
 
-def sealed(node: str, terms: Terms = TERMS, secret: JobSecret = SECRET) -> bytes:
+def sealed(node: str, terms: JobId = TERMS, secret: JobSecret = SECRET) -> bytes:
     return secret.seal(Member(node, 0, TcpAddress("127.0.0.1", 7071), GIB, node.encode().ljust(16)), terms)
 
 
 def join(
-    client: ServerClient, node: str, terms: Terms = TERMS, known_version: int = 0
+    client: ServerClient, node: str, terms: JobId = TERMS, known_version: int = 0
 ) -> tuple[int, list[str]]:
     """The version of the roll, and the nodes on it; none if nothing has changed."""
-    roll = client.join_job(terms, SECRET.fingerprint(), sealed(node, terms), known_version)
-    assert 1.0 <= roll.interval_s < 2.0
-    return roll.version, [SECRET.open(member, terms).node for member in roll.members or ()]
+    job_members = client.join_job(terms, SECRET.fingerprint(), sealed(node, terms), known_version)
+    assert 1.0 <= job_members.interval_s < 2.0
+    return job_members.version, [SECRET.open(member, terms).node for member in job_members.members or ()]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_another_snapshot_is_refused(admin: ServerClient) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    admin: ServerClient, terms: Terms, fingerprint: bytes, member: bytes, known_version: int
+    admin: ServerClient, terms: JobId, fingerprint: bytes, member: bytes, known_version: int
 ) -> None:
     with pytest.raises(InvalidInput):
         admin.join_job(terms, fingerprint, member, known_version)

@@ -9,16 +9,18 @@ from threading import Thread
 
 import pytest
 
+from dieselfs.address import parse_address
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AccessDenied, Damaged, NotFound, ProtocolError
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, CONNECTIONS_PER_PEER_MAX, FRAME_BYTES_MAX
-from dieselfs.rpc.address import parse_address
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.connection import Connection, open_socket
+from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.framing import frame
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call, encode_reply, thrift
+from dieselfs.sockets import open_socket
+from tests.support.dlcmd import wait_until
 from tests.support.server import RunningServer, running_server, start_server
 
 HELLO = {"protocol_version": PROTOCOL_VERSION, "user": "", "key_id": "", "client_nonce": bytes(32)}
@@ -102,6 +104,8 @@ def test_unknown_user_removed_key_and_wrong_key_sound_the_same(server: RunningSe
             Connection(open_socket(address, None), address, key)
         answers.append(str(caught.value))
     assert len(set(answers)) == 1
+    for reason in ("handshake failed: ", "wrong secret", "unknown, removed or expired"):
+        wait_until(lambda reason=reason: reason in server.log())  # the server logs after it has replied
     client = server.client(path)
     client.datasets()  # the right key passes
     client.close()

@@ -158,7 +158,7 @@ def test_fsck_names_a_damaged_chunk_and_its_files(
     assert report.unmended_count == report.problem_count > 0
     said = [problem for problem in report.problems if problem.kind == "chunk"]
     assert largest.name in said[0].what
-    lost = {problem.what.split(" lies")[0] for problem in report.problems if problem.kind == "file"}
+    lost = {problem.what.split(" needs")[0] for problem in report.problems if problem.kind == "file"}
     assert lost and lost < set(FILES)
     for path, content in FILES.items():  # all others still read
         if path not in lost:

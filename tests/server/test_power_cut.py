@@ -7,7 +7,7 @@ from pathlib import Path
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
-from dieselfs.sender import ChunkSender
+from dieselfs.transfer.sender import ChunkSender
 from tests.support.disks import xfs_disk
 from tests.support.server import start_server
 

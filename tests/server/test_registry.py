@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from dieselfs.address import TcpAddress
 from dieselfs.errors import AccessDenied
-from dieselfs.etcd import Etcd, EtcdAccess
-from dieselfs.etcd_keys import CONFIG_PREFIX, SERVERS_PREFIX, decode_servers, server_key
+from dieselfs.etcd.client import Etcd, EtcdAccess
+from dieselfs.etcd.keys import CONFIG_PREFIX, SERVERS_PREFIX, decode_servers, server_key
 from dieselfs.limits import SERVER_LEASE_S
-from dieselfs.rpc.address import TcpAddress
 from dieselfs_server.registry import stay_registered
 from tests.support.etcd import RunningEtcd, running_etcd
 from tests.support.server import RunningServer, start_server
@@ -124,7 +124,7 @@ def test_servers_that_stop_and_servers_that_die(etcd: RunningEtcd, tmp_path: Pat
 
 
 def test_users_with_no_more_rights_than_they_need(tmp_path: Path) -> None:
-    """Those that docs/operations.md advises."""
+    """Those that docs/guide/operations.md advises."""
     password = tmp_path / "password"
     password.write_text("word")
     password.chmod(0o600)

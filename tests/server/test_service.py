@@ -11,8 +11,10 @@ from dieselfs.chunk.format import Op
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.limits import INLINE_FILE_BYTES_MAX, LISTING_ENTRIES_MAX, PATH_BYTES_MAX
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.messages import METHODS
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.handlers import HANDLERS
 from tests.support.server import RunningServer, running_server
 
 PRIVATE = "private-data"
@@ -33,13 +35,18 @@ def as_user(server: RunningServer, name: str, **grants: str) -> ServerClient:
 def write(client: ServerClient, dataset: str, path: bytes, content: bytes) -> int:
     return int(
         client._value(  # the pure Thrift method, which the Python client does not need
-            "write_file", {"dataset": dataset, "path": path, "content": content, "mode": 0o640, "mtime_ns": 5}
+            "write_file", dataset=dataset, path=path, content=content, mode=0o640, mtime_ns=5
         )
     )
 
 
 def read(client: ServerClient, dataset: str, path: bytes) -> bytes:
-    return bytes(client._value("read_file", {"dataset": dataset, "path": path}))
+    return bytes(client._value("read_file", dataset=dataset, path=path))
+
+
+def test_every_method_of_the_protocol_has_a_handler() -> None:
+    assert HANDLERS.keys() == METHODS - {"hello", "prove"}
+    assert all(function.__name__ == method for method, function in HANDLERS.items())
 
 
 def test_files_by_pure_thrift(admin: ServerClient) -> None:
@@ -189,20 +196,20 @@ def test_status_counts(admin: ServerClient) -> None:
     before = admin.status()
     admin.snapshot(PRIVATE)
     after = admin.status()
-    assert after.requests == before.requests + 2
-    assert after.connections >= 1 and after.store.startswith("posix://")
+    assert after.metrics["rpc.requests"] == before.metrics["rpc.requests"] + 2
+    assert after.metrics["rpc.connections"] >= 1 and after.store.startswith("posix://")
 
 
 def test_what_is_given_of_chunks_is_counted_to_the_byte(admin: ServerClient) -> None:
     snapshot = Snapshot(bytes(admin.snapshot(PRIVATE).content or b""), "server")
     chunk_id, length_bytes = snapshot.chunk_id(0), snapshot.chunk_payload_length(0)
-    before = admin.status().payload_bytes_given
+    before = admin.status().metrics["payloads.sent_bytes"]
     admin.payload(PRIVATE, chunk_id, memoryview(bytearray(length_bytes)))
-    assert admin.status().payload_bytes_given == before + length_bytes
+    assert admin.status().metrics["payloads.sent_bytes"] == before + length_bytes
     ranges = np.array([[0, 1], [1, length_bytes - 1]], np.uint32)
     admin.ranges(PRIVATE, chunk_id, ranges)
     admin.snapshot(PRIVATE)
-    assert admin.status().payload_bytes_given == before + 2 * length_bytes
+    assert admin.status().metrics["payloads.sent_bytes"] == before + 2 * length_bytes
 
 
 def test_an_admin_key_is_made_on_first_start(tmp_path: Path) -> None:

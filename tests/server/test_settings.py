@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from dieselfs.address import TcpAddress, UnixAddress, parse_etcd
 from dieselfs.errors import InvalidInput, Unavailable
-from dieselfs.etcd import ETCD_SETTINGS, EtcdAccess
-from dieselfs.etcd_keys import CONFIG_PREFIX, SERVERS_PREFIX
+from dieselfs.etcd.client import EtcdAccess
+from dieselfs.etcd.keys import CONFIG_PREFIX, SERVERS_PREFIX
 from dieselfs.limits import SERVER_LEASE_S
-from dieselfs.rpc.address import TcpAddress, UnixAddress, parse_etcd
-from dieselfs_server.settings import SHARED, RegistrySettings, ServerSettings, advertised
+from dieselfs.settings import Place, given_at
+from dieselfs_server.settings import RegistrySettings, ServerSettings, advertised
 from tests.support.documents import REPOSITORY
 from tests.support.etcd import running_etcd
 from tests.support.server import free_port
@@ -40,7 +41,7 @@ def test_options_then_file_then_etcd(tmp_path: Path) -> None:
         assert settings.registry is not None
         assert (settings.registry.etcd, settings.registry.addresses) == (etcd.address, [A])
         client.put("/dieselfs/config/stroe", "posix:///x")
-        with pytest.raises(InvalidInput, match="/dieselfs/config/stroe"):
+        with pytest.raises(InvalidInput, match="/dieselfs/config/: unknown setting 'stroe'"):
             ServerSettings.load(config, {})
 
 
@@ -99,7 +100,7 @@ def test_an_etcd_that_lets_everybody_in_is_known(etcd: str, access: EtcdAccess, 
 
 
 def test_the_document_says_what_may_stand_in_etcd() -> None:
-    document = (REPOSITORY / "docs" / "operations.md").read_text()
+    document = (REPOSITORY / "docs" / "guide" / "operations.md").read_text()
     assert f"`{CONFIG_PREFIX}<name>`" in document and f"`{SERVERS_PREFIX}<host>:<port>`" in document
-    assert all(f"`{name}`" in document for name in SHARED | ETCD_SETTINGS)
+    assert all(f"`{row.name}`" in document for row in given_at(Place.ETCD))
     assert f"lease of {SERVER_LEASE_S} s" in document

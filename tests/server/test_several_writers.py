@@ -10,7 +10,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists
-from dieselfs.upload import TreeUpload, walk_source
+from dieselfs.transfer.upload import TreeUpload, walk_source
 from tests.support.server import RunningServer, start_server
 
 WRITERS = 4

@@ -43,10 +43,19 @@ def test_a_server_that_is_not_certified_is_refused(server: RunningServer, tmp_pa
         client.datasets()
 
 
-def test_a_client_without_tls_is_told_something_useful(server: RunningServer) -> None:
+def test_a_client_without_tls_is_asked_for_it(server: RunningServer) -> None:
     client = ServerClient(server.settings(server.user("eve")))
-    with pytest.raises(DieselfsError):
+    with pytest.raises(DieselfsError, match="is TLS switched on at both ends"):
         client.datasets()
+
+
+def test_a_client_with_tls_at_a_server_without_is_asked_for_it(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    with running_server(tmp_path / "plain") as plain:
+        client = ServerClient(plain.settings(plain.user("eve"), certificate[0]))
+        with pytest.raises(Unavailable, match="is TLS switched on at both ends"):
+            client.datasets()
 
 
 def test_a_missing_certificate_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 
 from dieselfs.chunk.format import Op
 from dieselfs.errors import AlreadyExists
-from dieselfs_server.metadata.sqlite import SqliteMetadata
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from tests.support.metadata_chunks import DATASET, DATASET_ID, Put, apply, chunk_id, delete
 
 CHUNKS = [

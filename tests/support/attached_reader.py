@@ -9,11 +9,11 @@ import json
 import sys
 from pathlib import Path
 
-from dieselfs.cache.job import Job
-from dieselfs.cache.node_socket import NodeClient, job_socket_path
-from dieselfs.cache.secret import read_secret_file
+from dieselfs.cluster.attachment import Attachment
+from dieselfs.cluster.job import Job
+from dieselfs.cluster.node_client import NodeClient, job_socket_path
+from dieselfs.cluster.secret import read_secret_file
 from dieselfs.dataset import connect
-from dieselfs.peers.attachment import Attachment
 
 
 def main() -> None:
@@ -29,7 +29,9 @@ def main() -> None:
         for chunk in range(snapshot.chunk_count):
             assert data.chunks.is_payload(chunk, attachment.source.fetch_chunk(chunk))
         members = [[member.node, member.address.port] for member in attachment.members]
-        print(json.dumps({"members": members, **attachment.source.figures()}), flush=True)
+        print(
+            json.dumps({"members": members, **attachment.source.metrics.as_dict()["requested"]}), flush=True
+        )
         sys.stdin.read()
         attachment.close()
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import trio
 
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
-from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.error_log import ErrorLog
 
@@ -34,8 +33,8 @@ class SimpleContents:
     def cursors(self) -> list[str]:
         return self.texts
 
-    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips, folder: bytes) -> Plan:
-        return Plan(self._snapshot, seed, epoch, group_chunks, skips, Layout.of(self._snapshot, folder))
+    def plan(self, spec: PlanSpec) -> Plan:
+        return Plan(self._snapshot, spec)
 
     def declare(self, share: Share) -> None:
         self.declared.append(share)

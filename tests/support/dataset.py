@@ -18,13 +18,13 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, Preamble, decode_header, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
-from dieselfs.chunk_source import Arrival, Excerpts
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, PieceTable
-from dieselfs.meta.snapshot import ExtentRef, Snapshot
-from dieselfs.meta.snapshot_builder import build_snapshot
 from dieselfs.names import split_path
+from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.reader import ExtentRef, Snapshot
+from dieselfs.sources.interface import Arrival, Slices
 
 DATASET_ID = bytes(range(16))
 
@@ -91,11 +91,13 @@ class MemoryChunkSource:
         data = bytes(self.payloads[extent.chunk][extent.offset : extent.offset + extent.length])
         if xxh3_64_intdigest(data) != extent.checksum:
             name = self.chunk_names[extent.chunk]
-            raise Damaged(f"chunk {name}: payload offset {extent.offset}: checksum of a piece does not match")
+            raise Damaged(
+                f"chunk {name}: payload offset {extent.offset}: checksum of an extent does not match"
+            )
         return data
 
     def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
     ) -> Iterator[Arrival]:
         for chunk, extents in wanted.items():
             try:
@@ -103,7 +105,7 @@ class MemoryChunkSource:
             except DieselfsError as error:
                 yield {chunk: error}
             else:
-                yield {chunk: Excerpts.joined(memoryview(content), extents)}
+                yield {chunk: Slices.joined(memoryview(content), extents)}
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return [[chunk] for chunk in chunks]
@@ -238,7 +240,7 @@ def _entry_table(
             for row, (_, entry, header) in enumerate(firsts)
             if ops[row] == Op.SYMLINK
         },
-        PieceTable(
+        ExtentColumns(
             np.array([row for row, _, _, _ in spans], np.int64),
             span("places", np.uint64),
             np.array([chunk for _, chunk, _, _ in spans], np.int64),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dieselfs_tools.command_line import VERBS
 from dieselfs_tools.dlcmd import main
 
 TIMEOUT_S = 120.0
@@ -35,7 +36,7 @@ setattr(owner, name, call)
 
 # Forked from a process that has imported everything: otherwise most of the time of the tests would go into imports.
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["dieselfs_tools.dlcmd"])
+_forks.set_forkserver_preload(["dieselfs.dataset", *(f"dieselfs_tools.commands.{verb}" for verb in VERBS)])
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class Dlcmd:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        kept = {
+        pinned = {
             name: value for name, value in os.environ.items() if not name.startswith(("DIESELFS_", "XDG_"))
         }
         return {
-            **kept,
+            **pinned,
             "HOME": str(self.folder),
             "PYTHONPATH": os.pathsep.join(sys.path),
             "DIESELFS_HOME": str(self.home),

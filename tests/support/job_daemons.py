@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from dieselfs.cache.node_lock import NodeLock
+from dieselfs.cluster.node_lock import NodeLock
 
 PATIENCE_S = 60.0
 

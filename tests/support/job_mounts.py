@@ -9,7 +9,7 @@ from typing import Any
 
 from dieselfs.limits import MIB
 from dieselfs_client import control
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from lab.mounts import clear
 from tests.support.server import RunningServer
 
@@ -58,5 +58,5 @@ def stats_of(place: Path) -> dict[str, Any]:
 
 def loads(places: Sequence[Path]) -> int:
     """Chunks, and pieces of chunks, that left the server for the job."""
-    jobs = [stats_of(place)["job"] for place in places]
-    return sum(job["shelf"]["loads"] + job["asked"]["from_servers"] for job in jobs)
+    jobs = [stats_of(place) for place in places]
+    return sum(job["node_cache"]["fetched_chunks"] + job["requested"]["from_servers"] for job in jobs)

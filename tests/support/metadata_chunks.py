@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import ChunkHeader, Op, Preamble, decode_chunk
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
-from dieselfs.meta.records import ChunkRecord, EntryTable, Extent, FileRecord
+from dieselfs.records import ChunkRecord, EntryTable, Extent, FileRecord
 from dieselfs_server.metadata.interface import MetadataStore
 
 DATASET = "pets"

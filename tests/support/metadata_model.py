@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dieselfs.chunk.format import ChunkHeader, Op
-from dieselfs.meta.records import Extent, FileRecord
 from dieselfs.names import split_path
+from dieselfs.records import Extent, FileRecord
 
 
 class _Place(NamedTuple):

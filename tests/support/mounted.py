@@ -17,11 +17,11 @@ from pathlib import Path
 
 import trio
 
-from dieselfs.chunk_source import NodeSource
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Source
 from dieselfs_client import daemon
-from dieselfs_client.daemon import open_log, serve
-from dieselfs_client.options import MountOptions
+from dieselfs_client.daemon import open_log, serve_mount
+from dieselfs_client.mount.options import MountOptions
 from lab.mounts import clear
 from tests.support.dataset import PackedDataset
 
@@ -56,7 +56,7 @@ class RunningMount:
 
 def _serve(
     content: bytes,
-    source: NodeSource,
+    source: Source,
     mountpoint: str,
     options: MountOptions,
     log_file: Path,
@@ -66,7 +66,7 @@ def _serve(
     open_log(log_file)
     if sabotage is not None:
         sabotage()
-    trio.run(serve, Snapshot(content, "snapshot"), source, mountpoint, options, ready.set)
+    trio.run(serve_mount, Snapshot(content, "snapshot"), source, mountpoint, options, ready.set)
 
 
 def serve_what_is_open(grace_s: float) -> None:
@@ -78,7 +78,7 @@ def serve_what_is_open(grace_s: float) -> None:
 def mounted(
     dataset: PackedDataset,
     folder: Path,
-    source: NodeSource | None = None,
+    source: Source | None = None,
     options: MountOptions | None = None,
     sabotage: Callable[[], None] | None = None,
 ) -> Iterator[RunningMount]:

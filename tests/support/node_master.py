@@ -9,12 +9,13 @@ from threading import Thread
 
 import trio
 
-from dieselfs.cache.member import Member
-from dieselfs.cache.segment import Segment
-from dieselfs.chunk_source import ChunkSource
-from dieselfs_client.job.member_list import MemberList
-from dieselfs_client.sharing import ChunkSharing, listening
-from dieselfs_client.shelf import Shelf
+from dieselfs.chunk.segment import Segment
+from dieselfs.cluster.member import Member
+from dieselfs.process.state_dirs import make_private
+from dieselfs.sources.interface import Source
+from dieselfs_client.cluster.local_service import LocalService, bound
+from dieselfs_client.cluster.member_list import MemberList
+from dieselfs_client.memory.node_cache import NodeCache
 from tests.support.dataset import PackedDataset
 
 START_TIMEOUT_S = 30.0
@@ -26,8 +27,8 @@ class NodeMaster:
     """A master that runs; its shelf is filled from `server`."""
 
     packed: PackedDataset
-    server: ChunkSource
-    shelf: Shelf = field(init=False)
+    server: Source
+    node_cache: NodeCache = field(init=False)
     members: MemberList = field(init=False)
     _call: Callable[[Callable[[], object]], object] = field(init=False)
 
@@ -48,17 +49,18 @@ class NodeMaster:
         token = trio.lowlevel.current_trio_token()
         self._call = lambda function: trio.from_thread.run_sync(function, trio_token=token)
         self.members = MemberList(members)
-        with listening(path) as listener:
+        make_private(path.parent)
+        with bound(path) as listener:
             async with trio.open_nursery() as nursery:
-                self.shelf = Shelf(self.packed.snapshot, self.fetch, ROOM_BYTES, ROOM_BYTES, nursery)
-                sharing = ChunkSharing(self.shelf, self.packed.snapshot, self.members)
+                self.node_cache = NodeCache(self.packed.snapshot, self.fetch, ROOM_BYTES, ROOM_BYTES, nursery)
+                sharing = LocalService(self.node_cache, self.packed.snapshot, self.members)
                 started(nursery.cancel_scope)
                 await sharing.serve(listener)
 
 
 @contextmanager
 def running_master(
-    packed: PackedDataset, path: Path, members: Sequence[Member], server: ChunkSource | None = None
+    packed: PackedDataset, path: Path, members: Sequence[Member], server: Source | None = None
 ) -> Iterator[NodeMaster]:
     """A master at the socket `path`, until the end of the block. The first of `members` is this one."""
     master = NodeMaster(packed, server or packed.source())

@@ -1,6 +1,6 @@
 """Nodes of a job in one process: each a trio run in its own thread, with a shelf, and a service on a real socket."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -9,17 +9,19 @@ from threading import Event, Thread
 import numpy as np
 import trio
 
-from dieselfs.cache.member import Member
-from dieselfs.cache.secret import JobSecret
-from dieselfs.cache.segment import Segment
-from dieselfs.cache.warmth import Warmth
-from dieselfs.chunk_source import ChunkSource
-from dieselfs.rpc.address import TcpAddress
+from dieselfs.address import TcpAddress
+from dieselfs.chunk.segment import Segment
+from dieselfs.cluster.chunk_requests import PeerRequest
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.pooled_source import LocalPayload
+from dieselfs.cluster.secret import JobSecret
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import DieselfsError
 from dieselfs.rpc.auth import Key
-from dieselfs.rpc.serving.reception import open_listeners
-from dieselfs_client.job.own_shelf import OwnShelf
-from dieselfs_client.job.peer_service import PeerService
-from dieselfs_client.shelf import Shelf
+from dieselfs.rpc.serving.server import open_listeners
+from dieselfs.sources.interface import Source
+from dieselfs_client.cluster.peer_service import PeerService
+from dieselfs_client.memory.node_cache import NodeCache
 from tests.support.dataset import PackedDataset
 
 START_TIMEOUT_S = 30.0
@@ -32,18 +34,18 @@ class PeerNode:
     """A node that runs. Its shelf is filled from `server`, at once or when `gate` is set."""
 
     packed: PackedDataset
-    server: ChunkSource
+    server: Source
     gate: Event = field(default_factory=Event)
     times_warmed: int = 0
     own_patience_s: float = START_TIMEOUT_S
     member: Member = field(init=False)
-    shelf: Shelf = field(init=False)
-    own: OwnShelf = field(init=False)
+    node_cache: NodeCache = field(init=False)
+    own: "OwnChunks" = field(init=False)
     service: PeerService = field(init=False)
 
     def warmth(self, is_to_warm: bool) -> Warmth:
         self.times_warmed += is_to_warm
-        return self.shelf.warmth(np.arange(self.packed.snapshot.chunk_count))
+        return self.node_cache.warmth(np.arange(self.packed.snapshot.chunk_count))
 
     def fetch(self, chunk: int) -> Segment:
         self.gate.wait(START_TIMEOUT_S)
@@ -58,14 +60,16 @@ class PeerNode:
         name: str,
         key: Key,
         room_bytes: int,
-        transit_bytes: int,
+        evictable_bytes: int,
         answer_s: float,
         started: Callable[[trio.CancelScope], None],
     ) -> None:
         async with trio.open_nursery() as nursery:
-            self.shelf = Shelf(self.packed.snapshot, self.fetch, room_bytes, transit_bytes, nursery)
-            self.own = OwnShelf(self.shelf, trio.lowlevel.current_trio_token(), self.own_patience_s)
-            self.service = PeerService(self.packed.snapshot, self.shelf, key, answer_s, self.warmth)
+            self.node_cache = NodeCache(
+                self.packed.snapshot, self.fetch, room_bytes, evictable_bytes, nursery
+            )
+            self.own = OwnChunks(self.node_cache, trio.lowlevel.current_trio_token(), self.own_patience_s)
+            self.service = PeerService(self.packed.snapshot, self.node_cache, key, answer_s, self.warmth)
             async with open_listeners(TcpAddress("127.0.0.1", 0)) as (listener,):
                 port = listener.socket.getsockname()[1]
                 self.member = Member(name, 0, TcpAddress("127.0.0.1", port), room_bytes, bytes(16))
@@ -74,15 +78,45 @@ class PeerNode:
                 await trio.sleep_forever()
 
 
+class OwnChunks:
+    """A `LocalSource` over a node cache that runs in another thread, as that of a process that is attached."""
+
+    def __init__(self, node_cache: NodeCache, token: trio.lowlevel.TrioToken, patience_s: float) -> None:
+        self._node_cache = node_cache
+        self._token = token
+        self._patience_s = patience_s
+
+    def find(self, wanted: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, LocalPayload]]:
+        for each in wanted:
+            try:
+                yield each, trio.from_thread.run(self._find, each, trio_token=self._token)
+            except DieselfsError as error:
+                yield each, error
+
+    async def _find(self, wanted: PeerRequest) -> memoryview | None:
+        node_cache, chunk = self._node_cache, wanted.chunk
+        if wanted.extents and not node_cache.is_worth_fetching(
+            chunk, wanted.length_bytes, wanted.is_shared_plan
+        ):
+            return None
+        with trio.move_on_after(self._patience_s):
+            payload = (await node_cache.fetch(chunk)).view
+            if wanted.extents:
+                ranges = [(extent.offset, extent.length) for extent in wanted.extents]
+                node_cache.handed_out(chunk, np.array(ranges, np.int64))
+            return payload
+        return None
+
+
 @contextmanager
 def running_node(
     packed: PackedDataset,
     name: str = "node",
     key: Key | None = None,
     room_bytes: int = ROOM_BYTES,
-    transit_bytes: int = ROOM_BYTES,
+    evictable_bytes: int = ROOM_BYTES,
     answer_s: float = 10.0,
-    server: ChunkSource | None = None,
+    server: Source | None = None,
     own_patience_s: float = START_TIMEOUT_S,
 ) -> Iterator[PeerNode]:
     """A node, until the end of the block. It answers when it has everything, unless `answer_s` says otherwise."""
@@ -95,7 +129,7 @@ def running_node(
 
     thread = Thread(
         target=trio.run,
-        args=(node.run, name, key or SECRET.peer_key(), room_bytes, transit_bytes, answer_s, started),
+        args=(node.run, name, key or SECRET.peer_key(), room_bytes, evictable_bytes, answer_s, started),
     )
     thread.start()
     scope, token = scopes.get(timeout=START_TIMEOUT_S)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from lab.namespace import wait_for
 from lab.ports import HOST, free_ports
-from lab.redis_process import START_TIMEOUT_S, RedisProcess, running_redis, wait_until
+from lab.redis_process import START_TIMEOUT_S, RedisProcess, running_redis
 
 __all__ = [
     "HOST",
@@ -49,7 +50,7 @@ class RedisCluster:
     def wait_until_whole(self) -> None:
         """Until every node says that all slots are served, and every master has its replica."""
         for node in self.nodes:
-            wait_until(partial(_is_whole, node), f"the cluster, seen from port {node.port}")
+            wait_for(partial(_is_whole, node), f"port {node.port} sees the whole cluster", START_TIMEOUT_S)
 
 
 @contextmanager

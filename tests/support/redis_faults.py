@@ -1,4 +1,4 @@
-"""Links to Redis that break on purpose, and hands that alter what is stored."""
+"""Clients of Redis that fail on purpose, and a function that alters stored values."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -6,54 +6,54 @@ from typing import Any
 import redis
 
 from dieselfs.errors import Unavailable
-from dieselfs_server.metadata.redis import RedisMetadata
-from dieselfs_server.metadata.redis_cells import Call
-from dieselfs_server.metadata.redis_link import Link, RedisLink
-from dieselfs_server.metadata.redis_url import parse_redis_url
+from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient
+from dieselfs_server.metadata.redis.fields import Call
+from dieselfs_server.metadata.redis.store import RedisMetadata
+from dieselfs_server.metadata.redis.url import parse_redis_url
 
 
 class BreakingLink:
-    """Carries `batches` batches, then breaks: as if the process were killed there. `is_answer_lost` breaks it behind
-    the last batch: Redis has done it, nobody knows.
+    """Sends `batches` batches, then fails, as if the process were killed there. With `is_answer_lost` it fails after
+    the last batch: Redis has executed it, and the answer is lost.
     """
 
-    def __init__(self, link: Link, batches: int, is_answer_lost: bool) -> None:
-        self._link = link
+    def __init__(self, client: RedisCalls, batches: int, is_answer_lost: bool) -> None:
+        self._client = client
         self._left = batches
         self._is_answer_lost = is_answer_lost
 
-    def ask(self, calls: Sequence[Call]) -> list[Any]:
+    def execute(self, calls: Sequence[Call]) -> list[Any]:
         self._left -= 1
         if self._left < 0:
-            raise Unavailable("the link is broken")
-        replies = self._link.ask(calls)
+            raise Unavailable("the connection is broken")
+        replies = self._client.execute(calls)
         if self._left == 0 and self._is_answer_lost:
             raise Unavailable("the answer is lost")
         return replies
 
     def close(self) -> None:
-        self._link.close()
+        self._client.close()
 
 
 class CallingLink:
     """Calls `between` before each batch."""
 
-    def __init__(self, link: Link, between: Callable[[], None]) -> None:
-        self._link = link
+    def __init__(self, client: RedisCalls, between: Callable[[], None]) -> None:
+        self._client = client
         self._between = between
 
-    def ask(self, calls: Sequence[Call]) -> list[Any]:
+    def execute(self, calls: Sequence[Call]) -> list[Any]:
         self._between()
-        return self._link.ask(calls)
+        return self._client.execute(calls)
 
     def close(self) -> None:
-        self._link.close()
+        self._client.close()
 
 
-def store_with(url: str, wrap: Callable[[Link], Link] = lambda link: link) -> RedisMetadata:
-    """A store whose link is wrapped once it stands."""
+def store_with(url: str, wrap: Callable[[RedisCalls], RedisCalls] = lambda client: client) -> RedisMetadata:
+    """A store whose client is wrapped once it has connected."""
     location = parse_redis_url(url)
-    return RedisMetadata(wrap(RedisLink(location, patience_s=1.0)), location.prefix)
+    return RedisMetadata(wrap(RedisClient(location, patience_s=1.0)), location.prefix)
 
 
 def altered_values(client: "redis.Redis", prefix: bytes) -> Iterator[bytes]:

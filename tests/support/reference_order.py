@@ -1,4 +1,4 @@
-"""The order of an epoch a second time, from `docs/order.md` alone: Python's own integers, no NumPy, nothing of ours."""
+"""The order of an epoch a second time, from `docs/reference/order.md` alone: Python's own integers, no NumPy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,7 +37,7 @@ def order(
     return sorted(first_chunks, key=place)
 
 
-def kept(whole: Sequence[int], skips: Sequence[range]) -> list[int]:
+def pinned(whole: Sequence[int], skips: Sequence[range]) -> list[int]:
     """The order after skips."""
     return [node for place, node in enumerate(whole) if not any(place in one for one in skips)]
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock, Thread
 
-from dieselfs.cache.node_messages import Hello, Message, Unknown, Welcome, decode, encode
+from dieselfs.cluster.node_messages import Hello, Message, Unknown, Welcome, decode, encode
 
 Answer = Callable[[socket.socket, int, Message | Unknown], object]
 """Sends something, or nothing, or closes; called with each request and its number."""

@@ -2,8 +2,8 @@
 
 from torch.utils.data import Dataset
 
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.plan import Share
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs.torch.samples import find_samples
 from tests.support.dataset import TreeEntry, pack_entries
 
@@ -25,7 +25,7 @@ class ShuffledFolder(Dataset[int]):
         self._content = bytes(pack_entries(files, chunk_bytes=CHUNK_BYTES).snapshot.content)
         self.snapshot = Snapshot(self._content, "packed")
         self.folder = b"train"
-        self.samples = find_samples(self.snapshot, self.folder)
+        self.columns = find_samples(self.snapshot, self.folder)
         self.declared: list[Share] = []
 
     def expect_plan(self) -> None:
@@ -35,7 +35,7 @@ class ShuffledFolder(Dataset[int]):
         self.declared.append(share)
 
     def __len__(self) -> int:
-        return len(self.samples.nodes)
+        return len(self.columns.nodes)
 
     def __getitem__(self, index: int) -> int:
         return index

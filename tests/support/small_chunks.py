@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dieselfs.dataset import Dataset
-from dieselfs.upload import TreeUpload, walk_source
+from dieselfs.transfer.upload import TreeUpload, walk_source
 
 CHUNKS = 64
 FILES_PER_CHUNK = 4

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.chunk.format import Op
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, PieceTable
-from dieselfs.meta.snapshot import ExtentRef, Snapshot
-from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE, build_snapshot
-from dieselfs.meta.snapshot_format import SECTION_TYPES, encode_snapshot
 from dieselfs.names import split_path
+from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
+from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE, build_snapshot
+from dieselfs.snapshot.format import SECTION_TYPES, encode_snapshot
+from dieselfs.snapshot.reader import ExtentRef, Snapshot
 
 SOURCE = "snapshot 7"
 DATASET_ID = bytes(range(0xA0, 0xB0))
@@ -82,7 +82,7 @@ def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
         np.array([extent.offset if extent else 0 for extent in singles], np.uint32),
         np.array([extent.checksum if extent else 0 for extent in singles], np.uint64),
         {row: entry.target for row, entry in enumerate(entries) if entry.op is Op.SYMLINK},
-        PieceTable(
+        ExtentColumns(
             np.array([row for row, _ in pieces], np.int64),
             np.array([extent.place for _, extent in pieces], np.uint64),
             np.array([extent.chunk for _, extent in pieces], np.int64),
@@ -128,8 +128,8 @@ def with_columns(data: bytes, **columns: npt.NDArray[Any]) -> bytes:
         "chunks": header.chunks,
         "hash_bits": header.hash_bits,
     }
-    kept = {name: snapshot.column(name) for name in SECTION_TYPES}
-    return encode_snapshot(header.dataset, header.dataset_id, numbers, {**kept, **columns})
+    pinned = {name: snapshot.column(name) for name in SECTION_TYPES}
+    return encode_snapshot(header.dataset, header.dataset_id, numbers, {**pinned, **columns})
 
 
 def with_element(data: bytes, column: str, index: int, value: int) -> bytes:

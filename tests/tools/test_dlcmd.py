@@ -1,286 +1,93 @@
-"""The command line as a whole: help, common options, errors and exit codes."""
+"""How dlcmd starts and how signals end it, as a program of its own."""
 
-import errno
-import os
-import re
-import socket
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
-import click
 import pytest
 
-from dieselfs import errors
-from dieselfs_tools.dlcmd import described, dlcmd, run
+from dieselfs.errors import EXIT_INTERRUPTED
 from tests.support.dlcmd import Dlcmd
-from tests.support.documents import REPOSITORY
-from tests.support.server import RunningServer, free_port
+from tests.support.server import RunningServer
+
+HEAVY = {"numpy", "trio", "thriftpy2", "dieselfs.dataset", "dieselfs_client.daemon"}
+"""Modules that take most of the time of a start."""
+
+_LOADED = "import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules, file=sys.stderr))"
 
 
-def verbs(group: click.Group = dlcmd, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, command in group.commands.items():
-        yield (*above, name)
-        if isinstance(command, click.Group):
-            yield from verbs(command, (*above, name))
-
-
-@pytest.mark.parametrize("verb", [(), *verbs()], ids=" ".join)
-def test_every_help_page_has_two_examples_and_the_common_options(
-    verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([*verb, "--help"]) == errors.EXIT_OK
-    page = capsys.readouterr().out
-    examples = page.partition("Examples:\n")[2].splitlines()
-    assert sum(line.strip().startswith(("dlcmd ", "tar ")) for line in examples) >= 2
-    assert all(name in page for name in ("--server", "--key-file", "--json", "--quiet", "--bytes", "--debug"))
-    assert max(map(len, page.splitlines())) <= 120
-
-
-CHANGING = (
-    "put",
-    "get",
-    "rm",
-    "rb",
-    "mount",
-    "umount",
-    "upgrade",
-    "cache",
-    "purge",
-    "user add",
-    "user rm",
-    "user grant",
-)
-
-
-@pytest.mark.parametrize("verb", CHANGING)
-def test_everything_that_changes_something_has_a_dry_run(
-    verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run([*verb.split(), "--help"])
-    assert "-n, --dry-run" in capsys.readouterr().out
-
-
-def test_the_exit_codes_of_the_help_are_those_of_the_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["--help"])
-    table = capsys.readouterr().out.partition("Exit codes:\n")[2]
-    listed = {int(line.split()[0]) for line in table.splitlines() if line.strip()}
-    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    assert listed == codes - {errors.EXIT_BUG}
-
-
-USAGE = [
-    [],
-    ["putt"],
-    ["ls", "--no-such-option"],
-    ["ls", "imagenet"],
-    ["ls", "dl://"],
-    ["ls", "dl://d/../etc"],
-    ["ls", "dl://d/x//y"],
-    ["put", "x"],
-    ["put", "x", "y"],
-    ["put", "-", "dl://d/"],
-    ["put", "-r", "-", "dl://d/x"],
-    ["put", "--chunk-size", "4X", ".", "dl://d/"],
-    ["put", "--chunk-size", "1G", ".", "dl://d/"],
-    ["put", "--jobs", "0", ".", "dl://d/"],
-    ["put", ".", "dl://d/"],
-    ["get", "."],
-    ["rb", "dl://d/inside"],
-    ["purge", "--grace", "soon", "dl://d"],
-    ["user"],
-    ["user", "add", "not a name"],
-    ["user", "grant", "anna", "d", "own"],
-    ["mount", "d"],
-    ["--server", "http://x/y", "ls"],
-]
-
-
-@pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
-def test_what_cannot_be_is_one_line_and_exit_code_1(
-    arguments: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DIESELFS_HOME", str(home))
-    assert run(arguments) == errors.EXIT_USAGE
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("dlcmd: ") and err.count("\n") == 1
-
-
-MISSING = [
-    ["ls", "dl://none"],
-    ["ls", "-R", "dl://none"],
-    ["stat", "dl://none/x"],
-    ["cat", "dl://none/x"],
-    ["get", "dl://none/x"],
-    ["get", "-r", "dl://none/"],
-    ["rm", "dl://none/x"],
-    ["rm", "-r", "dl://none/x"],
-    ["du", "dl://none"],
-    ["info", "dl://none"],
-    ["rb", "-y", "dl://none"],
-    ["mount", "none", "."],
-    ["purge", "dl://none"],
-    ["shuffle", "none"],
-    ["user", "rm", "nobody"],
-    ["user", "rm", "-n", "nobody"],
-    ["user", "grant", "nobody", "d", "read"],
-    ["put", "no-such-file", "dl://none/"],
-    ["put", "-r", "no-such-folder", "dl://none/"],
-]
-
-
-@pytest.mark.parametrize("arguments", MISSING, ids=" ".join)
-def test_what_is_not_there_is_one_line_and_exit_code_3(
-    arguments: list[str],
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("DIESELFS_HOME", str(home))
-    monkeypatch.chdir(tmp_path)
-    assert run(arguments) == errors.EXIT_NOT_FOUND
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("dlcmd: ") and err.count("\n") == 1
-    if arguments[0] == "cat":  # which has no JSON
-        return
-    assert run([*arguments, "--json"]) == errors.EXIT_NOT_FOUND
-    assert capsys.readouterr().out.startswith('{"type": "summary", "exit_code": 3, "error": ')
-
-
-def test_the_embedded_server_was_left_without_a_dataset_by_a_put_of_nothing(dlcmd: Dlcmd) -> None:
-    dlcmd("put", "no-such-file", "dl://of-nothing/", exit_code=errors.EXIT_NOT_FOUND)
-    dlcmd("info", "dl://of-nothing", exit_code=errors.EXIT_NOT_FOUND)
-
-
-def test_common_options_may_stand_before_and_after_the_verb(dlcmd: Dlcmd, server: RunningServer) -> None:
-    before = dlcmd("--server", server.unix, "--json", "ls")
-    after = dlcmd("ls", "--json", "--server", server.unix)
-    between = dlcmd("--json", "server", "--server", server.unix, "status")
-    assert before.stdout == after.stdout
-    assert between.objects[0]["address"] == server.unix
-
-
-def test_the_environment_names_the_server(dlcmd: Dlcmd, server: RunningServer) -> None:
-    there = Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.unix})
-    assert there("server", "status", "--json").objects[0]["address"] == server.unix
-    assert there("--server", "embedded", "server", "status", "--json").objects[0]["address"] != server.unix
-
-
-def test_the_configuration_file_names_the_server(dlcmd: Dlcmd, server: RunningServer) -> None:
-    config = dlcmd.folder / ".config" / "dieselfs" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text(f'server = "{server.unix}"\n')
-    assert dlcmd("server", "status", "--json").objects[0]["address"] == server.unix
-    config.write_text("sever = 1\n")
-    assert "unknown setting 'sever'" in dlcmd("ls", exit_code=errors.EXIT_USAGE).stderr
-
-
-@pytest.mark.parametrize("arguments", [("ls",), ("put", "f", "dl://d/"), ("user", "ls")], ids=" ".join)
-def test_an_unreachable_server_is_exit_code_6(dlcmd: Dlcmd, arguments: tuple[str, ...]) -> None:
-    (dlcmd.folder / "f").touch()
-    address = f"tcp://127.0.0.1:{free_port()}"
-    ran = dlcmd("--server", address, *arguments, exit_code=errors.EXIT_UNAVAILABLE)
-    assert ran.stderr == f"dlcmd: cannot reach the server at {address}: Connection refused\n"
-
-
-def test_what_is_no_server_is_exit_code_6(dlcmd: Dlcmd) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        process = dlcmd.start(
-            "--server", f"127.0.0.1:{listener.getsockname()[1]}", "ls", stderr=subprocess.PIPE
-        )
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(4096)
-            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            _, err = process.communicate(timeout=60)
-    assert process.returncode == errors.EXIT_UNAVAILABLE
-    assert err.startswith(b"dlcmd: ") and err.count(b"\n") == 1
-
-
-def test_wrong_and_missing_keys_are_exit_code_4(dlcmd: Dlcmd, server: RunningServer) -> None:
-    over_tcp = ("--server", server.tcp)
-    refused = errors.EXIT_REFUSED
-    assert "wants a key" in dlcmd(*over_tcp, "ls", exit_code=refused).stderr
-    assert "No such file" in dlcmd(*over_tcp, "ls", "--key-file", "none", exit_code=refused).stderr
-
-    key = server.user("reader-with-a-key")
-    dlcmd(*over_tcp, "ls", "--key-file", key)
-    wrong = dlcmd.folder / "wrong"
-    wrong.write_text(key.read_text()[:-10] + "AAAAAAAA=\n")
-    wrong.chmod(0o600)
-    err = dlcmd(*over_tcp, "ls", "--key-file", wrong, exit_code=refused).stderr
-    secret = key.read_text().split()[-1]
-    assert secret[:20] not in err
-    wrong.write_text("not a key")
-    assert "is not a key file" in dlcmd(*over_tcp, "ls", "--key-file", wrong, exit_code=refused).stderr
-    key.chmod(0o644)
-    assert "chmod 600" in dlcmd(*over_tcp, "ls", "--key-file", key, exit_code=refused).stderr
-    key.chmod(0o600)
-
-
-def test_a_right_that_is_missing_is_exit_code_4_and_an_unseen_dataset_exit_code_3(
-    dlcmd: Dlcmd, server: RunningServer
-) -> None:
-    (dlcmd.folder / "f").write_text("x")
-    for name in ("seen", "unseen"):
-        dlcmd("--server", server.unix, "put", "f", f"dl://{name}/")
-    reader = ("--server", server.tcp, "--key-file", server.user("only-reads", seen="read"))
-    assert dlcmd(*reader, "ls", "--json").objects[0]["dataset"] == "seen"
-    assert dlcmd(*reader, "cat", "dl://seen/f").stdout == b"x"
-    refused = errors.EXIT_REFUSED
-    assert "may only read" in dlcmd(*reader, "put", "-f", "f", "dl://seen/g", exit_code=refused).stderr
-    dlcmd(*reader, "rm", "dl://seen/f", exit_code=refused)
-    dlcmd(*reader, "rb", "-y", "dl://seen", exit_code=refused)
-    dlcmd(*reader, "purge", "dl://seen", exit_code=refused)
-    dlcmd(*reader, "user", "ls", exit_code=refused)
-    dlcmd(*reader, "server", "status", exit_code=refused)
-    dlcmd(*reader, "ls", "dl://unseen", exit_code=errors.EXIT_NOT_FOUND)
-
-
-def test_a_traceback_only_with_debug(dlcmd: Dlcmd) -> None:
-    dlcmd("stat", "dl://none/x", exit_code=errors.EXIT_NOT_FOUND)
-    process = dlcmd.start("stat", "--debug", "dl://none/x", stderr=subprocess.PIPE)
-    _, err = process.communicate(timeout=60)
-    assert b"Traceback" in err and process.returncode == errors.EXIT_NOT_FOUND
+def loaded(dlcmd: Dlcmd, *arguments: str) -> set[str]:
+    """The heavy modules that one command imports."""
+    ran = dlcmd.changed(_LOADED, *arguments)
+    assert ran.returncode == 0, ran
+    return HEAVY & set(ran.stderr.rpartition("LOADED")[2].split())
 
 
 @pytest.mark.parametrize(
-    ("error", "exit_code", "text"),
-    [
-        (KeyboardInterrupt(), 130, "run the same command again, and it continues"),
-        (click.Abort(), 130, "interrupted"),
-        (errors.Damaged("chunk x: offset 3"), 5, "chunk x: offset 3"),
-        (errors.StorageFull("no room"), 2, "no room"),
-        (OSError(errno.EIO, os.strerror(errno.EIO), "/a/b"), 2, "/a/b: Input/output error"),
-        (ZeroDivisionError("x"), 70, "this is a bug in dieselfs: ZeroDivisionError: x"),
-    ],
+    "arguments", [("--version",), ("--help",), ("help", "ls"), ("completion", "bash")], ids=" ".join
 )
-def test_errors_as_line_and_exit_code(error: BaseException, exit_code: int, text: str) -> None:
-    message, code = described(error)
-    assert text in message
-    assert code == exit_code
+def test_what_needs_no_server_imports_nothing_heavy(dlcmd: Dlcmd, arguments: tuple[str, ...]) -> None:
+    assert loaded(dlcmd, *arguments) == set()
 
 
-def test_the_document_is_about_this_command(capsys: pytest.CaptureFixture[str]) -> None:
-    document = (REPOSITORY / "docs" / "dlcmd.md").read_text(encoding="utf-8")
-    headings = {
-        name for line in document.splitlines() if line.startswith("### ") for name in line[4:].split(", ")
-    }
-    assert headings == set(dlcmd.commands)
-    rows = {int(row[1]) for row in re.finditer(r"^\| (\d+) \|", document, re.MULTILINE)}
-    run(["--help"])
-    table = capsys.readouterr().out.partition("Exit codes:\n")[2]
-    assert {int(line.split()[0]) for line in table.splitlines() if line.strip()} | {70, 141} == rows
-    known = {name for verb in [(), *verbs()] for name in option_names(verb)}
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", document)) <= known
+def test_ls_imports_the_protocol_and_nothing_else(dlcmd: Dlcmd, server: RunningServer) -> None:
+    (dlcmd.folder / "f").touch()
+    dlcmd("--server", server.unix, "put", "f", "dl://listed-lightly/")
+    assert loaded(dlcmd, "--server", server.unix, "ls") == {"thriftpy2"}
+    assert loaded(dlcmd, "--server", server.unix, "ls", "-l", "dl://listed-lightly") == {"thriftpy2"}
 
 
-def option_names(verb: tuple[str, ...]) -> set[str]:
-    command: click.Command = dlcmd
-    for name in verb:
-        assert isinstance(command, click.Group)
-        command = command.commands[name]
-    return {name for parameter in command.params for name in parameter.opts} | {"--help"}
+@pytest.mark.parametrize("module", ["click", "dieselfs.errors", "dieselfs_tools.commands.put"])
+def test_an_interruption_while_it_imports_is_one_line(dlcmd: Dlcmd, module: str) -> None:
+    """The signal comes when the import of `module` begins."""
+    code = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+"""
+    ran = dlcmd.changed(code, "put", "--help")
+    assert ran.returncode == EXIT_INTERRUPTED
+    assert ran.stderr == "dlcmd: interrupted\n" or ran.stderr.startswith(
+        "dlcmd: interrupted; the same command"
+    )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_it_at_once(dlcmd: Dlcmd, signum: signal.Signals) -> None:
+    code = f"""
+import os, signal
+signal.signal({signum:d}, signal.SIG_DFL)  # the tests may have been started with it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from dieselfs_tools.session import Session
+def close(self, error=None):
+    os.kill(os.getpid(), {signum:d})
+Session.close = close
+from dieselfs_tools import output
+output.Output.summary = lambda *_: os.kill(os.getpid(), {signum:d})
+"""
+    ran = dlcmd.changed(code, "completion", "bash")
+    assert ran.returncode == 128 + signum
+    assert ran.stderr == "dlcmd: interrupted\n"
+
+
+def test_a_program_in_the_background_of_a_shell_ignores_ctrl_c(dlcmd: Dlcmd, tmp_path: Path) -> None:
+    code = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nimport atexit; " + (
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
+    )
+    assert dlcmd.changed(code, "--version").returncode == 0
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "dieselfs_tools.dlcmd", "--version"],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.startswith("dlcmd ")

@@ -17,10 +17,9 @@ def test_what_is_no_dataset_is_refused(text: str) -> None:
         dataset_name(text)
 
 
-def test_a_location_is_always_with_the_scheme() -> None:
-    assert location("dl://pets/a").path == b"a"
-    with pytest.raises(InvalidInput, match="write dl://DATASET/PATH"):
-        location("pets/a")
+def test_a_location_is_named_with_and_without_the_scheme() -> None:
+    assert location("dl://pets/a") == location("pets/a")
+    assert location("pets/a").path == b"a"
 
 
 def test_examples_keep_their_lines() -> None:

@@ -27,14 +27,14 @@ def test_json_is_one_object_a_line_and_nothing_else(capsys: pytest.CaptureFixtur
     assert err == "dlcmd: b: is gone\n"
 
 
-def test_quiet_keeps_results_errors_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_keeps_results_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     output = Output(is_quiet=True)
     output.note("note")
     output.detail("entry", "detail", {})
     output.record("entry", "result", {})
     output.error("wrong")
     output.summary("summary", {})
-    assert capsys.readouterr() == ("result\nsummary\n", "dlcmd: wrong\n")
+    assert capsys.readouterr() == ("result\n", "dlcmd: wrong\n")
 
 
 def test_an_error_is_one_line_of_printable_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import dieselfs
-from dieselfs.config import EMBEDDED
-from dieselfs.embedded import log_path
+from dieselfs.process.embedded_server import log_path
+from dieselfs.settings import EMBEDDED
 from dieselfs_tools.private_home import private_home, stop_server
 
 

@@ -1,6 +1,7 @@
 """Progress: lines for a log, a bar on a terminal."""
 
 import io
+import os
 from threading import Event
 
 import pytest
@@ -13,7 +14,7 @@ from dieselfs_tools.progress import Reading, progress_line, shown
 def test_a_line_says_how_far_how_fast_and_how_long_still() -> None:
     reading = Reading(1234, 1 << 30, 5678, 5 << 30, 2)
     assert progress_line("put", reading, 1 << 30, 10) == (
-        "put: 1,234 of 5,678 files, 1.0 GiB of 5.0 GiB, 102 MiB/s, 40 s left, 2 failed"
+        "put: 20%, 1,234 of 5,678 files, 1.0 GiB of 5.0 GiB, 102 MiB/s, 40 s left, 2 failed"
     )
 
 
@@ -41,13 +42,44 @@ class Stream(io.StringIO):
         return result
 
 
+def test_what_was_skipped_counts_neither_for_the_rate_nor_for_the_time_left() -> None:
+    resumed = Reading(900, 900 << 20, 1000, 1000 << 20, skipped_bytes=890 << 20)
+    line = progress_line("put", resumed, resumed.worked_bytes, 10)
+    assert "1.0 MiB/s" in line and "1 min 40 s left" in line
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
+def test_a_narrow_terminal_keeps_what_matters_most(columns: int) -> None:
+    line = progress_line("put", Reading(1, 10, 20, 20), 10, 1, columns)
+    assert len(line) <= columns
+    assert line.startswith("put: 50%, 1 of 20 f")
+    assert ("failed" in line) is (columns >= 80)
+
+
+def test_bytes_alone_count_where_there_are_no_files() -> None:
+    reading = Reading(0, 2048, 0, 2048, is_total_known=False, noun="")
+    assert progress_line("read", reading, 2048, 2) == "read: 2.0 KiB, 1.0 KiB/s"
+
+
+def test_a_terminal_that_does_not_know_its_size_shows_progress() -> None:
+    ours, theirs = os.openpty()  # of 0 columns and 0 rows
+    try:
+        with (
+            os.fdopen(theirs, "w") as terminal,
+            shown(Output(), "get", lambda: Reading(1, 2048, 3, 4096), terminal),
+        ):
+            assert b"get: 50%, 1 of 3 files" in os.read(ours, 4096)
+    finally:
+        os.close(ours)
+
+
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_something_is_shown_soon(is_terminal: bool) -> None:
     stream = Stream(is_terminal)
     with shown(Output(), "get", lambda: Reading(1, 2048, 3, 4096), stream):
         assert stream.written.wait(30)
     assert "get: " in stream.getvalue()
-    assert ("%" in stream.getvalue()) is is_terminal
+    assert ("\n" in stream.getvalue()) is not is_terminal
 
 
 def test_quiet_shows_nothing() -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import DieselfsError
+from dieselfs_tools.output import Output
 from dieselfs_tools.spool import spooled
+
+QUIET = Output(is_quiet=True)
 
 
 @pytest.fixture(autouse=True)
@@ -20,14 +23,14 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("size", [0, 1, 3 << 20])
 def test_the_file_holds_it_all_and_is_gone_afterwards(scratch: Path, size: int) -> None:
     content = os.urandom(size)
-    with spooled(io.BytesIO(content)) as path:
+    with spooled(io.BytesIO(content), QUIET) as path:
         assert Path(path).read_bytes() == content
         assert Path(path).stat().st_mode & 0o777 == 0o644
     assert os.listdir(scratch) == []
 
 
 def test_a_failure_afterwards_leaves_nothing_and_stays_what_it_is(scratch: Path) -> None:
-    with pytest.raises(OSError, match="of another"), spooled(io.BytesIO(b"x")):
+    with pytest.raises(OSError, match="of another"), spooled(io.BytesIO(b"x"), QUIET):
         raise OSError("of another")
     assert os.listdir(scratch) == []
 
@@ -35,5 +38,5 @@ def test_a_failure_afterwards_leaves_nothing_and_stays_what_it_is(scratch: Path)
 def test_no_room_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     wanted = pytest.raises(DieselfsError, match="/no/such/folder: No such file or directory; set TMPDIR")
-    with wanted, spooled(io.BytesIO(b"x")):
+    with wanted, spooled(io.BytesIO(b"x"), QUIET):
         pass

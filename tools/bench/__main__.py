@@ -1,7 +1,8 @@
-"""`python -m bench`: runs the benchmarks, prints a table for each trial, and cleans up also when interrupted."""
+"""`python -m bench`: runs benchmarks, prints a table for each trial, and cleans up after an interrupt."""
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -15,16 +16,17 @@ from pathlib import Path
 import click
 
 from bench.failover import failover
-from bench.figures import Figure, Run, RunFailed, Trial, figures
+from bench.figures import FULL, QUICK, Figure, Run, RunFailed, Scale, Table, Trial, figures
+from bench.forms import filesystem_type
+from bench.job_simulation import job_simulation
 from bench.listing import listing
-from bench.machine import machine_facts
 from bench.pool import pool
+from bench.pool_simulation import pool_simulation
 from bench.reading import reading
 from bench.rebuild import rebuild
-from bench.report import trial_fields, trial_lines
+from bench.report import table_lines, trial_fields, trial_lines
 from bench.requests import requests
 from bench.resilience import resilience
-from bench.scale import FULL, QUICK, Scale
 from bench.servers import servers
 from bench.snapshot import snapshot
 from bench.stores import stores
@@ -32,34 +34,36 @@ from bench.transfer import transfer
 from bench.upload import upload
 from dieselfs.errors import DieselfsError
 
-BENCHMARKS: dict[str, Callable[[Path, Scale], Generator[Trial]]] = {
-    "upload": upload,
-    "snapshot": snapshot,
-    "listing": listing,
-    "reading": reading,
-    "resilience": resilience,
-    "rebuild": rebuild,
-    "stores": stores,
-    "requests": requests,
-    "servers": servers,
-    "transfer": transfer,
-    "pool": pool,
-    "failover": failover,
-}
+
+def accuracy(folder: Path, scale: Scale) -> Generator[Table]:
+    from bench.accuracy import accuracy  # imports PyTorch, which is slow and optional
+
+    yield from accuracy(folder, scale)
+
+
+Benchmark = Callable[[Path, Scale], Generator[Trial | Table]]
+ALL: list[Benchmark] = [upload, snapshot, listing, reading, resilience, rebuild, stores, requests, servers]
+ALL += [transfer, pool, failover, job_simulation, pool_simulation, accuracy]
+BENCHMARKS = {benchmark.__name__: benchmark for benchmark in ALL}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
-@click.option("--quick", is_flag=True, help="Small and soon done, to try it out; the figures mean little.")
-@click.option("--rounds", type=click.IntRange(min=1), help="How often each side is run.")
-@click.option("--kills", type=click.IntRange(min=2), help="How many nodes `failover` loses.")
+@click.option("--quick", is_flag=True, help="A short run on small data, to test the benchmark.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Runs of each side.")
+@click.option("--kills", type=click.IntRange(min=2), help="Nodes that `failover` loses.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=Path(tempfile.gettempdir()),
-    help="Where to work: on the file system to compare with. Takes 25 GB.  [the folder for temporary files]",
+    help="Working folder, on the file system to compare with; needs 25 GB.  [the folder for temporary files]",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all runs to this file too.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Also write all runs to this file."
+)
+@click.option(
+    "--figure", type=click.Path(path_type=Path), help="Draw the results of `failover` or `accuracy` as SVG."
+)
 def main(
     names: tuple[str, ...],
     quick: bool,
@@ -67,14 +71,14 @@ def main(
     kills: int | None,
     folder: Path,
     json_file: Path | None,
+    figure: Path | None,
 ) -> None:
-    """Measure dieselfs on this machine, beside the local file system: all benchmarks, or those named."""
+    """Measure dieselfs and its alternatives on this machine: all benchmarks, or those named."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if figure is not None:
+        import bench.drawing  # before the measurements, as matplotlib is optional
     scale = QUICK if quick else FULL
-    if rounds is not None:
-        scale = replace(scale, rounds=rounds)
-    if kills is not None:
-        scale = replace(scale, kills=kills)
+    scale = replace(scale, rounds=rounds or scale.rounds, kills=kills or scale.kills, figure=figure)
     facts = machine_facts(folder, sys.argv[1:])
     for name, fact in facts.items():
         print(f"{name + ':':14} {fact}")
@@ -82,18 +86,25 @@ def main(
     with workplace(folder) as place:
         for name in names or BENCHMARKS:
             (place / name).mkdir()
-            with closing(BENCHMARKS[name](place / name, scale)) as trials:
-                for trial in trials:
-                    done, found = run_trial(trial)
-                    print("", *trial_lines(done, found), sep="\n", flush=True)
-                    measured.append(trial_fields(done, found))
+            with closing(BENCHMARKS[name](place / name, scale)) as results:
+                for result in results:
+                    print()
+                    if isinstance(result, Table):
+                        for line in table_lines(result):
+                            print(line, flush=True)
+                    else:
+                        done, found = run_trial(result)
+                        print(*trial_lines(done, found), sep="\n", flush=True)
+                        measured.append(trial_fields(done, found))
+            if figure is not None and name == "failover":
+                bench.drawing.draw_failover(measured, figure)
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": facts, "trials": measured}, indent=1) + "\n")
 
 
 @contextmanager
 def workplace(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent`, removed with all that is in it."""
+    """A new folder in `parent`, removed at the end of the block."""
     folder = parent.resolve() / f"dieselfs-bench-{os.getpid()}"
     folder.mkdir()
     try:
@@ -102,8 +113,29 @@ def workplace(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def machine_facts(folder: Path, arguments: list[str]) -> dict[str, str]:
+    """The machine, the software, the file system of `folder`, and the command."""
+    models = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
+    ]
+    model = models[0].partition(":")[2].strip() if models else platform.machine()
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "processors": f"{len(os.sched_getaffinity(0))} x {model}",
+        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "file system": filesystem_type(folder),
+        "Python": platform.python_version(),
+        "commit": commit or "unknown: not a git checkout",
+        "command": " ".join(["python -m bench", *arguments]),
+        "load before": f"{os.getloadavg()[0]:.1f} processes",
+        "user": "root" if os.getuid() == 0 else "not root: nothing is measured with caches dropped",
+    }
+
+
 def run_trial(trial: Trial) -> tuple[Trial, list[Figure]]:
-    """Run the sides in turn, as often as the trial says. A side that fails is left out, with the reason."""
+    """Run the sides in turn, `trial.rounds` times. A side that fails is left out, with the reason."""
     runs: dict[str, list[Run]] = {side.name: [] for side in trial.sides}
     left_out = dict(trial.left_out)
     for number in range(trial.rounds):
@@ -113,9 +145,8 @@ def run_trial(trial: Trial) -> tuple[Trial, list[Figure]]:
                     runs[side.name].append(side.run())
                 except (RunFailed, DieselfsError, OSError, subprocess.SubprocessError) as error:
                     left_out[side.name] = f"it failed: {error}"
-    done = replace(
-        trial, sides=[side for side in trial.sides if side.name not in left_out], left_out=left_out
-    )
+    sides = [side for side in trial.sides if side.name not in left_out]
+    done = replace(trial, sides=sides, left_out=left_out)
     return done, figures(done, runs)
 
 

@@ -1,20 +1,24 @@
-"""Whether two ways to train agree: the difference of runs with the same seeds, and how sure it is. No I/O."""
+"""Accuracies of training by storage and group size, and whether two kinds of training agree. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
 from scipy.stats import t
 
+from bench.figures import Table
+
 CONFIDENCE = 0.95
 TOLERANCE = 0.01
-"""Differences of accuracy below one percentage point are of no account."""
+"""Differences of accuracy below one percentage point are irrelevant."""
+PART_EPOCHS = 5
+"""Compared are the mean accuracies of the first and of the last epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean of paired differences, and the limits that it lies between with the probability `CONFIDENCE`."""
+    """The mean of paired differences, and its interval of confidence `CONFIDENCE`."""
 
     mean: float
     low: float
@@ -22,8 +26,11 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        """Shown to be within the tolerance, not just not shown to be beyond it."""
+        """The whole interval is within the tolerance."""
         return self.low > -TOLERANCE and self.high < TOLERANCE
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
 
 
 def difference(ours: Sequence[float], others: Sequence[float]) -> Difference:
@@ -32,3 +39,40 @@ def difference(ours: Sequence[float], others: Sequence[float]) -> Difference:
     mean, count = fmean(differences), len(differences)
     reach = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * stdev(differences) / sqrt(count)
     return Difference(mean, mean - reach, mean + reach)
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """One way to store the digits. By group size: `repeats`, the share of images that follow one of their class;
+    `runs`, the accuracies by seed, then by epoch.
+    """
+
+    title: str
+    chunks: int
+    repeats: dict[int, float]
+    runs: dict[int, list[list[float]]]
+
+
+def group_name(group: int, chunks: int) -> str:
+    return f"G = {group} ({group / chunks:.0%})" if group else "full shuffle"
+
+
+def storing_table(storing: Storing) -> Table:
+    """Differences are from the full shuffle, in percentage points."""
+    heads = [f"{storing.title}, {storing.chunks} chunks", "class repeats"]
+    heads += [f"first {PART_EPOCHS} epochs", "difference", f"last {PART_EPOCHS} epochs", "difference "]
+    heads += [f"within {100 * TOLERANCE:g} point, {CONFIDENCE:.0%} sure"]
+    return Table(dict.fromkeys(heads, "{}"), _rows(storing))
+
+
+def _rows(storing: Storing) -> Iterator[Sequence[str]]:
+    parts = slice(PART_EPOCHS), slice(-PART_EPOCHS, None)
+    for group, runs in storing.runs.items():
+        cells, verdicts = [group_name(group, storing.chunks), f"{storing.repeats[group]:.0%}"], []
+        for part in parts:
+            ours, full = ([fmean(run[part]) for run in each] for each in (runs, storing.runs[0]))
+            found = difference(ours, full)
+            mean = f"{100 * fmean(ours):.1f} ± {100 * stdev(ours):.1f} %"
+            cells += [mean, str(found) if group else ""]
+            verdicts.append("yes" if found.agrees else "no")
+        yield [*cells, " / ".join(verdicts) if group else ""]

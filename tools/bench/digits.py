@@ -14,15 +14,15 @@ from sklearn.datasets import load_digits
 
 from dieselfs.dataset import Dataset
 from dieselfs.names import split_path
-from dieselfs.upload import Failed, SourceEntry, TreeUpload, walk_source
+from dieselfs.transfer.upload import Failed, SourceEntry, TreeUpload, walk_source
 
 Entries = Callable[[Failed, Path], Iterator[SourceEntry]]
-"""In which order the files of a folder are stored."""
+"""Files of a folder in storage order."""
 
 TEST_EVERY = 5
-"""Of each class, every fifth image is kept back to measure the accuracy with."""
+"""Of each class, every fifth image is a test image."""
 CHUNK_BYTES = 3000
-"""24 images: as many chunks as CIFAR-10 has of 4 MiB, and more."""
+"""24 images: more chunks than CIFAR-10 has of 4 MiB."""
 
 _SEED = 1
 _BRIGHTEST = 16
@@ -48,14 +48,14 @@ def by_class(failed: Failed, source: Path) -> Iterator[SourceEntry]:
 
 
 def mixed(failed: Failed, source: Path) -> Iterator[SourceEntry]:
-    """In random order, `test/` and `train/` each for itself, as from a shuffled list of names."""
+    """In random order, `test/` and `train/` separately."""
     entries = list(by_class(failed, source))
     random.Random(_SEED).shuffle(entries)
     yield from sorted(entries, key=lambda entry: entry.path.partition(b"/")[0])
 
 
 def store_digits(data: Dataset, entries: Entries, source: Path) -> None:
-    """Store the folder that `write_digits` wrote, in this order."""
+    """Store the folder of `write_digits` in this order."""
     upload = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=CHUNK_BYTES)
     report = upload.run(lambda failed: entries(failed, source))
     assert not report.failures, report.failures

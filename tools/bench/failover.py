@@ -1,91 +1,147 @@
-"""What the others notice when a node of their job is lost under load, and what another job on the same hosts does.
+"""The rate of the other nodes, and of another job, while a node of a job is lost under load.
 
-Readers read files at random at a pace, verify each byte, and count in tenths of a second. A node is killed, or stops
-and says nothing more, at a moment that the seed says; then it is brought back. Nobody else may have a read fail.
+Two jobs are mounted on the same four hosts. Readers read random files at a fixed rate and verify each byte. A node of
+one job is killed or stopped at a random moment; then it returns. No read of the others may fail. This module starts and
+kills processes, and mounts.
 """
 
+import os
 import random
 import signal
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from bench.failover_dip import AFTER_S, BACK_SHARE, BEFORE_S, dip, rates_around
-from bench.failover_jobs import FILES_PER_S, NODES, READERS_EACH, ReadJob, two_jobs
-from bench.figures import Aim, Quantity, Run, RunFailed, Side, Trial
-from bench.scale import Scale
-from lab.job import JobNode
-from lab.load import verdict_of
-from lab.network import Unsuitable
+from bench.dips import AFTER_S, BACK_SHARE, BEFORE_S, dip, rates_around
+from bench.figures import Run, RunFailed, Scale, Side, Trial
+from bench.stopwatch import family_of
+from dieselfs_client.supervision.status import supervision_of
+from lab.cluster import Cluster, running_cluster
+from lab.job import Job, JobNode, store
+from lab.load import Readers, load, verdict_of
+from lab.network import Network, Unsuitable
 from lab.reader import BIN_S, Moment
 
-BACK_AIM = Aim(Quantity.DURATION_S, 5.0)
-SEED = 1
+NODES = 4
+FILES, FILE_BYTES, FILES_PER_CHUNK = 1536, 16_384, 8
+MEMORY = "24MiB"
+"""Of each node: the size of the dataset, mostly for owned chunks, so nearly every read asks another node."""
+READERS_EACH = 2
+FILES_PER_S = 20.0
+"""Of each reader: below the limit, so a lost node leaves no processor time that speeds up the others."""
 WAYS = {"killed": signal.SIGKILL, "silent": signal.SIGSTOP}
-CALM = "nobody is lost"
 MOMENT_MAX_S = 0.5
-"""Up to so much later than it could be, a node is lost."""
+"""Upper limit of the random delay of a loss."""
+SEED = 1
 
 
 def failover(folder: Path, scale: Scale) -> Generator[Trial]:
-    """Half of the kills of each way; and before, half as often as each, the same without a loss."""
+    """Half of the kills in each way, after half as many runs without a loss."""
     title = f"Until {BACK_SHARE:.0%} of the rate, {NODES} nodes with {READERS_EACH} readers of {FILES_PER_S:g} files/s"
-    rounds = max(scale.kills // len(WAYS), 1)
+    rounds, chance = max(scale.kills // len(WAYS), 1), random.Random(SEED)
     try:
-        with two_jobs() as jobs:
-            losses = _Losses(*jobs)
-            calm = [Side(CALM, partial(losses.watch, None), 1, "")]
-            yield Trial(title, calm, rounds=max(rounds // 2, 1))
-            sides = [
-                Side(name, partial(losses.watch, how), 1, "", aim=BACK_AIM) for name, how in WAYS.items()
-            ]
-            yield Trial(title, sides, rounds)
+        with ExitStack() as stack:
+            cluster = stack.enter_context(running_cluster(stack.enter_context(Network())))
+            losing = stack.enter_context(_read_job(cluster, "losing", 0))
+            keeping = stack.enter_context(_read_job(cluster, "keeping", 1000))
+            watch = partial(_watch, losing, keeping, chance)
+            yield Trial(title, [Side("nobody is lost", partial(watch, None), 1, "")], max(rounds // 2, 1))
+            yield Trial(title, [Side(name, partial(watch, how), 1, "") for name, how in WAYS.items()], rounds)
     except Unsuitable as error:
         yield Trial(title, [], rounds=0, left_out=dict.fromkeys(WAYS, str(error)))
 
 
-class _Losses:
-    """One loss after the other; each is another node, at another moment."""
-
-    def __init__(self, losing: ReadJob, keeping: ReadJob) -> None:
-        self._losing = losing
-        self._keeping = keeping
-        self._chance = random.Random(SEED)
-
-    def watch(self, how: signal.Signals | None) -> Run:
-        """Lose a node in this way, or none. Raises RunFailed if a read of the others failed, or was wrong."""
-        lost = self._chance.choice(self._losing.nodes)
-        others = [node for node in self._losing.nodes if node is not lost]
-        time.sleep(BEFORE_S + self._chance.uniform(0, MOMENT_MAX_S))
-        lost_s = time.monotonic()
-        if how is not None:
-            self._losing.lose(lost, how)
-        time.sleep(AFTER_S + 2 * BIN_S)  # what is under way then is written down a little later
-        own = self._moments(self._losing, others, lost_s)
-        other = self._moments(self._keeping, self._keeping.nodes, lost_s)
-        if how is not None:
-            self._losing.bring_back(lost)
-        return _run(own, other, lost_s)
-
-    def _moments(self, job: ReadJob, nodes: Sequence[JobNode], lost_s: float) -> list[Moment]:
-        return job.moments(nodes, lost_s - BEFORE_S)
+def _watch(losing: "_ReadJob", keeping: "_ReadJob", chance: random.Random, how: signal.Signals | None) -> Run:
+    """Lose a node in this way, or none. Raises RunFailed if a read of the others failed or was wrong."""
+    lost = chance.choice(losing.nodes)
+    time.sleep(BEFORE_S + chance.uniform(0, MOMENT_MAX_S))
+    lost_s = time.monotonic()
+    if how is not None:
+        losing.lose(lost, how)
+    time.sleep(AFTER_S + 2 * BIN_S)  # a read in flight is recorded at its end
+    own = losing.moments([node for node in losing.nodes if node is not lost], lost_s - BEFORE_S)
+    other = keeping.moments(keeping.nodes, lost_s - BEFORE_S)
+    if how is not None:
+        losing.bring_back(lost)
+    return _run(own, other, lost_s)
 
 
 def _run(own: Sequence[Moment], other: Sequence[Moment], lost_s: float) -> Run:
-    seen = verdict_of([*own, *other])
-    if seen.failures:
-        raise RunFailed(f"{len(seen.failures)} of {seen.reads:,} reads failed: {seen.failures[0]}")
-    series = {"its job": rates_around(own, lost_s), "another job": rates_around(other, lost_s)}
-    dips = {name: dip(rates) for name, rates in series.items()}
-    return Run(
-        dips["its job"].back_s,
-        seen={
-            "lowest": dips["its job"].lowest,
-            "slowest read s": verdict_of(own).worst_s,
-            "another job": dips["another job"].after,
-            "its lowest": dips["another job"].lowest,
-            "its slowest read s": verdict_of(other).worst_s,
-        },
-        series={name: rates.tolist() for name, rates in series.items()},
-    )
+    verdict = verdict_of([*own, *other])
+    if verdict.failures:
+        raise RunFailed(f"{len(verdict.failures)} of {verdict.reads:,} reads failed: {verdict.failures[0]}")
+    rates = {"its job": rates_around(own, lost_s), "another job": rates_around(other, lost_s)}
+    own_dip, other_dip = map(dip, rates.values())
+    seen = {
+        "lowest": own_dip.lowest,
+        "slowest read s": verdict_of(own).worst_s,
+        "another job": other_dip.after,
+        "its lowest": other_dip.lowest,
+        "its slowest read s": verdict_of(other).worst_s,
+    }
+    return Run(own_dip.back_s, seen=seen, series={name: each.tolist() for name, each in rates.items()})
+
+
+class _ReadJob:
+    """A job with readers on all nodes that are not lost."""
+
+    def __init__(self, job: Job, seed: int) -> None:
+        self.nodes = job.nodes
+        self._job = job
+        self._seed = seed
+        self._loads: dict[JobNode, tuple[Readers, ExitStack]] = {}
+        self._lost: dict[JobNode, list[int]] = {}
+
+    def begin(self, node: JobNode) -> None:
+        """Start readers on this node; returns when all have read."""
+        self._seed += 1
+        stack = ExitStack()
+        self._loads[node] = stack.enter_context(load([node], READERS_EACH, self._seed, FILES_PER_S)), stack
+
+    def end(self) -> None:
+        for _, stack in self._loads.values():
+            stack.close()
+
+    def lose(self, node: JobNode, how: signal.Signals) -> None:
+        """Kill or stop all processes of the job on a node, readers first."""
+        supervision = supervision_of(str(node.place))
+        if supervision is None:
+            raise RunFailed(f"{node.name} is not mounted")
+        self._loads[node][0].kill()
+        self._lost[node] = family_of(supervision.supervisor)
+        self._signal(node, how)
+
+    def bring_back(self, node: JobNode) -> None:
+        self._signal(node, signal.SIGKILL)
+        self._loads.pop(node)[1].close()
+        self._job.mount(node)
+        self.begin(node)
+
+    def moments(self, nodes: Sequence[JobNode], since_s: float) -> list[Moment]:
+        return [moment for node in nodes for moment in self._loads[node][0].moments([node], since_s)]
+
+    def _signal(self, node: JobNode, how: signal.Signals) -> None:
+        for process in self._lost[node]:
+            with suppress(ProcessLookupError):
+                os.kill(process, how)
+
+
+@contextmanager
+def _read_job(cluster: Cluster, name: str, seed: int) -> Iterator[_ReadJob]:
+    """Mounted on all hosts, complete, with readers. Raises Unsuitable."""
+    there = {host.name: host for host in cluster.net.hosts}
+    names = [f"node-{number}" for number in range(NODES)]
+    hosts = [there.get(each) or cluster.net.host(each) for each in names]
+    stored = store(cluster, hosts[0], name, FILES, FILE_BYTES, FILES_PER_CHUNK)
+    with Job(name, cluster, stored.name, hosts, memory=MEMORY) as job:
+        job.mount()
+        job.wait_until_complete()
+        read_job = _ReadJob(job, seed)
+        try:
+            for node in job.nodes:
+                read_job.begin(node)
+            yield read_job
+        finally:
+            read_job.end()

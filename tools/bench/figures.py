@@ -1,15 +1,40 @@
-"""What was measured, and the arithmetic over it: order of the runs, medians, rates, ratios, aims. No I/O."""
+"""Measurements and their arithmetic: order of the runs, medians, rates, ratios. No I/O."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from pathlib import Path
 from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """`rounds`: runs of each side; `entries`: files of the large dataset; `small_files`, `large_files`: of the source
+    trees; `chunks`: in a store; `requests`: of all clients; `kills`: of nodes; `seeds`, `epochs`: of trainings;
+    `nodes`: limit of simulated jobs; `figure`: an SVG file to draw.
+    """
+
+    rounds: int
+    entries: int
+    small_files: int
+    large_files: int
+    chunks: int
+    requests: int
+    kills: int
+    seeds: int
+    epochs: int
+    nodes: int
+    is_quick: bool = False
+    figure: Path | None = None
+
+
+FULL = Scale(5, 1_280_000, 100_000, 5_000, 256, 12_000, 20, 12, 20, 1024)
+QUICK = Scale(3, 50_000, 5_000, 300, 32, 3_000, 2, 2, 2, 16, is_quick=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one side. `parts` are processor seconds by who spent them, as far as that is known; `seen` is what
-    else was counted or measured, by a name that says the unit; `series` what was measured over time.
+    """One run of one side. `parts`: processor seconds by process name; `seen`: other measurements by a name with the
+    unit; `series`: measurements over time.
     """
 
     duration_s: float
@@ -19,34 +44,13 @@ class Run:
 
 
 class RunFailed(Exception):
-    """A side could not do its work; the message says why."""
-
-
-class Quantity(Enum):
-    """What an aim is about, and how it is written."""
-
-    RATE = "at least {:,g} {unit}/s"
-    RATIO = "at least {:g} of {base}"
-    DURATION_S = "under {:g} s"
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """What a side is to reach: a rate or a ratio of at least `bound`, or a duration below it.
-
-    A ratio is that to the base of the trial, or to each of the sides `of`.
-    """
-
-    quantity: Quantity
-    bound: float
-    of: tuple[str, ...] = ()
+    """Why a side failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way to do the work of a trial. `run` does all of it once: `amount` of a `unit`, `size_bytes` together.
-
-    Without a unit, only the time counts.
+    """One way to do the work of a trial. `run` does all of it once: `amount` of a `unit` (empty: only time counts)
+    and `size_bytes`.
     """
 
     name: str
@@ -54,14 +58,12 @@ class Side:
     amount: float
     unit: str
     size_bytes: int = 0
-    aim: Aim | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Sides that are compared with each other, each run `rounds` times. Ratios are those to the side called `base`.
-
-    `left_out` are sides that cannot be run, and why.
+    """Sides, each run `rounds` times. `base`: the side that ratios refer to; `left_out`: sides that cannot be run, and
+    why.
     """
 
     title: str
@@ -71,21 +73,25 @@ class Trial:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def order(self, number: int) -> Sequence[Side]:
-        """The sides in the order of a round: there and back, so that none always follows the same other."""
+        """The sides of a round, forwards and backwards in turn, so none always follows the same one."""
         return self.sides if number % 2 == 0 else self.sides[::-1]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """What came of a side. Element `i` of `runs`, and of those of the other figures, are of the same round.
+class Table:
+    """A Markdown table: the format of each column by its head, and rows, which may be computed lazily."""
 
-    `base` is the figure that it is compared with; `rivals` are those that its aim is about.
-    """
+    columns: Mapping[str, str]
+    rows: Iterable[Sequence[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The runs of a side. Runs with the same index in all figures are of the same round."""
 
     side: Side
     runs: Sequence[Run]
     base: "Figure | None" = None
-    rivals: Sequence["Figure"] = ()
 
     @property
     def durations_s(self) -> list[float]:
@@ -106,51 +112,29 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the base."""
-        return None if self.base is None else self.ratio_to(self.base)
-
-    def ratio_to(self, other: "Figure") -> float:
-        """How many times as fast, by rate: the median over the rounds, because a machine's speed drifts."""
-        per_second = self.side.amount / other.side.amount
-        return median(
-            per_second * theirs.duration_s / ours.duration_s
-            for ours, theirs in zip(self.runs, other.runs, strict=True)
-        )
+        """Rate divided by that of the base: the median over the rounds, as a machine's speed drifts."""
+        if self.base is None:
+            return None
+        per_second = self.side.amount / self.base.side.amount
+        pairs = zip(self.runs, self.base.runs, strict=True)
+        return median(per_second * theirs.duration_s / ours.duration_s for ours, theirs in pairs)
 
     @property
     def parts(self) -> dict[str, float]:
-        """The median of each part over the runs."""
-        return {name: median(run.parts[name] for run in self.runs) for name in self.runs[0].parts}
+        return _medians([run.parts for run in self.runs])
 
     @property
     def seen(self) -> dict[str, float]:
-        """The median of each over the runs that have it."""
-        names = dict.fromkeys(name for run in self.runs for name in run.seen)
-        return {name: median(run.seen[name] for run in self.runs if name in run.seen) for name in names}
+        return _medians([run.seen for run in self.runs])
 
-    @property
-    def reached(self) -> float | None:
-        """What was reached, as a multiple of the aim: 1 and more is enough. None without an aim."""
-        aim = self.side.aim
-        if aim is None:
-            return None
-        if aim.quantity is Quantity.DURATION_S:
-            return aim.bound / self.duration_s
-        if aim.quantity is Quantity.RATE:
-            return self.rate / aim.bound
-        return min((self.ratio_to(rival) / aim.bound for rival in self.rivals), default=None)
+
+def _medians(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each value, over the runs with it."""
+    names = dict.fromkeys(name for values in measured for name in values)
+    return {name: median(values[name] for values in measured if name in values) for name in names}
 
 
 def figures(trial: Trial, runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
-    """The figures of a trial, from the runs of each side by its name, in the order of the sides."""
+    """In the order of the sides. `runs`: by name of the side."""
     alone = {side.name: Figure(side, runs[side.name]) for side in trial.sides}
-    base = alone.get(trial.base or "")
-    return [
-        replace(figure, base=base, rivals=_rivals(figure.side.aim, base, alone)) for figure in alone.values()
-    ]
-
-
-def _rivals(aim: Aim | None, base: Figure | None, figures: Mapping[str, Figure]) -> list[Figure]:
-    if aim is not None and aim.of:
-        return [figures[name] for name in aim.of if name in figures]
-    return [] if base is None else [base]
+    return [replace(figure, base=alone.get(trial.base or "")) for figure in alone.values()]

@@ -1,18 +1,156 @@
-"""One dataset in every form that is read: as a tree, in dieselfs, and as peers keep it. This module writes files."""
+"""One dataset as files, in dieselfs, and in the formats of peers. This module writes files and mounts."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import importlib.util
+import os
+import random
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.homes import Home, running_home, upload_tree
-from bench.peers import copy_in_memory, lmdb_lack, make_lmdb, make_squashfs, make_tar, squashfuse_lack
-from bench.trees import SourceTree, make_tree
+from bench.figures import RunFailed
+from bench.homes import Home, running_home, store_tree
+from lab.namespace import wait_for
+
+SMALL_FILE_BYTES = 4096
+LARGE_FILE_BYTES = 110_000
+"""About the mean of ImageNet."""
+FILES_PER_FOLDER = 1000
+LMDB_MAP_BYTES = 64 << 30
+"""Limit of the sparse file."""
+
+_SEED = 7
+_START_TIMEOUT_S, _STOP_TIMEOUT_S = 30.0, 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTree:
+    """A folder with `files` files of `file_bytes` each, 1,000 to a folder, their content random."""
+
+    folder: Path
+    files: int
+    file_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.files * self.file_bytes
+
+    @property
+    def title(self) -> str:
+        return f"{self.files:,} files of {self.file_bytes:,} bytes"
+
+    def paths(self) -> list[str]:
+        return [_file_path(number) for number in range(self.files)]
+
+
+def _file_path(number: int) -> str:
+    return f"n{number // FILES_PER_FOLDER:05}/n{number // FILES_PER_FOLDER:05}_{number:08}.jpg"
+
+
+def make_tree(folder: Path, files: int, file_bytes: int) -> SourceTree:
+    """Write a source tree. The content is the same in every run."""
+    content, tree = random.Random(_SEED), SourceTree(folder, files, file_bytes)
+    for path in tree.paths():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content.randbytes(file_bytes))
+    return tree
+
+
+def shuffled(paths: Sequence[str]) -> list[str]:
+    """The paths in random order, the same in every run."""
+    return random.Random(_SEED).sample(paths, len(paths))
+
+
+def filesystem_type(folder: Path) -> str:
+    """The type of the file system of `folder`: of the mount with the longest matching path."""
+    place, best = str(folder.resolve()), ("", "unknown")
+    for line in Path("/proc/self/mounts").read_text("utf-8", "surrogateescape").splitlines():
+        _, mountpoint, kind, *_ = line.split()
+        is_above = place == mountpoint or place.startswith(mountpoint.rstrip("/") + "/")
+        if is_above and len(mountpoint) >= len(best[0]):
+            best = (mountpoint, kind)
+    return best[1]
+
+
+def can_drop_caches() -> bool:
+    return os.access("/proc/sys/vm/drop_caches", os.W_OK)
+
+
+def drop_caches(what: str = "3") -> None:
+    """Sync and, as root, drop the kernel's caches: "1" of pages, "3" of names and inodes too."""
+    os.sync()
+    if can_drop_caches():
+        Path("/proc/sys/vm/drop_caches").write_text(what)
+
+
+# -- peers -----------------------------------------------------------------------------------------------
+
+
+def squashfuse_lack() -> str | None:
+    """Why squashfuse cannot be measured, or None."""
+    for program, package in (("mksquashfs", "squashfs-tools"), ("squashfuse_ll", "squashfuse")):
+        if shutil.which(program) is None:
+            return f"there is no {program} (package {package})"
+    return None
+
+
+def lmdb_lack() -> str | None:
+    """Why LMDB cannot be measured, or None."""
+    return None if importlib.util.find_spec("lmdb") else "there is no lmdb (pip install 'dieselfs[bench]')"
+
+
+@contextmanager
+def squashfuse(image: Path, mountpoint: Path) -> Iterator[int]:
+    """The image mounted by squashfuse_ll until the end of the block; its process ID."""
+    mountpoint.mkdir(exist_ok=True)
+    process = subprocess.Popen(["squashfuse_ll", "-f", image, mountpoint])
+
+    def is_mounted() -> bool:
+        if process.poll() is not None:
+            raise RunFailed(f"squashfuse_ll ended with {process.returncode}")
+        return mountpoint.is_mount()
+
+    try:
+        wait_for(is_mounted, f"squashfuse_ll has mounted {mountpoint}", _START_TIMEOUT_S)
+        yield process.pid
+    finally:
+        process.terminate()  # it unmounts
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_TIMEOUT_S)
+        process.kill()
+        process.wait()
+        if mountpoint.is_mount():
+            subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=False)
+
+
+def make_lmdb(tree: SourceTree, path: Path) -> None:
+    """One file with the paths as keys, filled in their order, so it is dense and sequential."""
+    import lmdb
+
+    with (
+        lmdb.open(str(path), map_size=LMDB_MAP_BYTES, subdir=False) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        for name in sorted(map(os.fsencode, tree.paths())):
+            transaction.put(name, (tree.folder / os.fsdecode(name)).read_bytes(), append=True)
+
+
+def make_tar(tree: SourceTree, path: Path) -> dict[str, tuple[int, int]]:
+    """A tar file; returns the offset and size of each file by path."""
+    with tarfile.open(path, "w:") as archive:
+        for name in tree.paths():
+            archive.add(tree.folder / name, name)
+    with tarfile.open(path, "r:") as archive:
+        return {member.name: (member.offset_data, member.size) for member in archive}
 
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """`image` and `lmdb` are there unless squashfuse or LMDB are lacking; mounts go below `folder`."""
+    """`image` and `lmdb` exist unless squashfuse or LMDB is missing; mounts go below `folder`."""
 
     folder: Path
     tree: SourceTree
@@ -23,21 +161,24 @@ class Forms:
     tar: Path
     tar_index: Mapping[str, tuple[int, int]]
 
-    @property
-    def title(self) -> str:
-        return f"{self.tree.files:,} files of {self.tree.file_bytes:,} bytes"
-
 
 @contextmanager
 def all_forms(folder: Path, files: int, file_bytes: int) -> Iterator[Forms]:
-    """In the new folder `folder`, until the end of the block; its server runs."""
+    """In a new folder, with a running server, until the end of the block."""
     folder.mkdir()
     tree = make_tree(folder / "source", files, file_bytes)
     image, database, archive = folder / "image.squashfs", folder / "data.mdb", folder / "archive.tar"
-    with running_home(folder / "home") as home, copy_in_memory(tree) as in_memory:
-        upload_tree(home, tree)
-        if squashfuse_lack() is None:
-            make_squashfs(tree, image)
+    with (
+        running_home(folder / "home") as home,
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dieselfs-bench-") as memory,
+    ):
+        store_tree(home, tree.folder, tree.size_bytes)
+        shutil.copytree(tree.folder, memory, dirs_exist_ok=True)
+        if squashfuse_lack() is None:  # uncompressed: the content is random, like that of JPEG files
+            options = ["-noI", "-noD", "-noF", "-noX", "-quiet", "-no-progress"]
+            subprocess.run(
+                ["mksquashfs", tree.folder, image, *options], check=True, stdout=subprocess.DEVNULL
+            )
         if lmdb_lack() is None:
             make_lmdb(tree, database)
-        yield Forms(folder, tree, home, in_memory, image, database, archive, make_tar(tree, archive))
+        yield Forms(folder, tree, home, Path(memory), image, database, archive, make_tar(tree, archive))

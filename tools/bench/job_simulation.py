@@ -1,51 +1,68 @@
-"""Jobs of up to a thousand nodes and ten million chunks, on the real code with a simulated clock and network.
+"""Jobs of up to 1,024 nodes and ten million chunks: the real code with a simulated clock and network.
 
-    python -m bench.job_simulation [NODES ...]
-
-What is real: placement, members and their seals, the rolls in a metadata store, what a node does with what it is told.
-What is simulated: time, and the network between nodes and servers, as a delay.
+Real: placement, sealed members, membership lists in a metadata store, the nodes' membership. Simulated: time, and the
+network as a delay.
 """
 
 import random
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import trio
 import trio.testing
 
-from dieselfs.cache.member import Member, Terms
-from dieselfs.cache.placement import Placement
-from dieselfs.cache.roll import Roll, encode_members
-from dieselfs.cache.secret import SEAL_BYTES, JobSecret
+from bench.figures import Scale, Table
+from dieselfs.address import TcpAddress
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
-from dieselfs.limits import GIB
-from dieselfs.rpc.address import TcpAddress
-from dieselfs_client.job.membership import Membership
-from dieselfs_server.job_roll import Application, JobRoll
-from dieselfs_server.metadata.sqlite import SqliteMetadata
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.placement import Placement
+from dieselfs.cluster.secret import JobSecret
+from dieselfs.limits import GIB, SEAL_BYTES
+from dieselfs.rpc.members import JobId, MembershipList, encode_members
+from dieselfs_client.cluster.membership import Membership
+from dieselfs_server.leases.job_members import JobMembers, JoinRequest
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
+NODES = (16, 64, 256, 1024)
+CHUNKS = (34_500, 1_000_000, 10_000_000)
 DATASET = bytes(16)
-TERMS = Terms("imagenet", "train", 1, bytes(32))
+TERMS = JobId("imagenet", "train", 1, bytes(32))
 SECRET = JobSecret(bytes(32))
 START_S = 10.0
-"""The nodes of a job begin within this time, as a launcher starts them."""
+"""In which all nodes of a job start."""
 STEADY_S = 60.0
 DELAY_S = 0.001
 LIMIT_S = 3600.0
+SAMPLE = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """How chunks spread over nodes: the fullest and the emptiest in relation to the mean; what a lost node moves."""
+def job_simulation(folder: Path, scale: Scale) -> Generator[Table]:
+    sizes = [nodes for nodes in NODES if nodes <= scale.nodes]
+    columns = dict.fromkeys(("nodes", "chunks"), "{:,}") | dict.fromkeys(("fullest", "emptiest"), "{:.3f}")
+    columns |= {
+        "moved by a loss": "{:,}",
+        "needlessly": "{}",
+        "fullest then": "{:.3f}",
+        "placed in": "{:.2f} s",
+    }
+    chunk_counts = CHUNKS[:1] if scale.is_quick else CHUNKS
+    yield Table(
+        columns, ((nodes, chunks, *balance(nodes, chunks)) for nodes in sizes for chunks in chunk_counts)
+    )
+    columns = {"nodes": "{:,}", "what": "{}", "until all know": "{:.1f} s", "calls per s": "{:.0f}"}
+    columns |= {"in the worst second": "{}", "told": "{:.2f} MB", "server's work per call": "{:.2f} ms"}
+    yield Table(columns, ((nodes, *each) for nodes in sizes for each in agreements(nodes)))
 
-    nodes: int
-    chunks: int
+
+class Balance(NamedTuple):
+    """Chunks over nodes: the fullest and the emptiest node divided by the mean; what the loss of a node moves."""
+
     fullest: float
     emptiest: float
     moved: int
@@ -55,16 +72,15 @@ class Balance:
 
 
 def members_of(nodes: int) -> list[Member]:
+    addresses = [TcpAddress(f"10.0.{n >> 8}.{n & 255}", 7071) for n in range(nodes)]
     return [
-        Member(
-            f"node-{n:04d}", n, TcpAddress(f"10.0.{n >> 8}.{n & 255}", 7071), 16 * GIB, n.to_bytes(16, "big")
-        )
-        for n in range(nodes)
+        Member(f"node-{n:04d}", n, address, 16 * GIB, n.to_bytes(16, "big"))
+        for n, address in enumerate(addresses)
     ]
 
 
 def chunk_ids(chunks: int) -> npt.NDArray[np.uint8]:
-    """IDs as one writer makes them, 50 a second."""
+    """IDs of one writer, 50 a second: uint8, concatenated."""
     ids = np.zeros((chunks, CHUNK_ID_BYTES), np.uint8)
     numbers = np.arange(chunks, dtype=">u4")
     ids[:, :4] = (numbers // 50 + 1_700_000_000).astype(">u4").view(np.uint8).reshape(-1, 4)
@@ -73,22 +89,19 @@ def chunk_ids(chunks: int) -> npt.NDArray[np.uint8]:
 
 
 def balance(nodes: int, chunks: int) -> Balance:
-    """Place all chunks; then lose a node, and place what it owned anew."""
+    """Place all chunks, lose the fullest node, and place its chunks again."""
     ids = chunk_ids(chunks)
     placement = Placement(members_of(nodes))
     begun_s = time.process_time()
     owners = placement.owners(ids)
     placing_s = time.process_time() - begun_s
     shares = np.bincount(owners, minlength=nodes) / (chunks / nodes)
-    lost = int(shares.argmax())
-    sample = ids[:: max(chunks // 100_000, 1)]
+    lost, step = int(shares.argmax()), max(chunks // SAMPLE, 1)
     without = placement.without({placement.members[lost].node})
     numbers = np.delete(np.arange(nodes), lost)
-    before, after = owners[:: max(chunks // 100_000, 1)], numbers[without.owners(sample)]
+    before, after = owners[::step], numbers[without.owners(ids[::step])]
     heirs = np.bincount(numbers[without.owners(ids[owners == lost])], minlength=nodes) * nodes / chunks
     return Balance(
-        nodes,
-        chunks,
         float(shares.max()),
         float(shares.min()),
         int((owners == lost).sum()),
@@ -98,48 +111,41 @@ def balance(nodes: int, chunks: int) -> Balance:
     )
 
 
-@dataclass(eq=False)
 class Servers:
-    """All servers of a job: one metadata store, and what it was asked, by second."""
+    """All servers of a job: one metadata store; calls by second, and bytes of the answers."""
 
-    metadata: SqliteMetadata
-    calls: Counter[int] = field(default_factory=Counter)
-    told_bytes: Counter[int] = field(default_factory=Counter)
-    working_s: float = 0.0
+    def __init__(self, metadata: SqliteMetadata) -> None:
+        self._metadata = metadata
+        self.calls: Counter[int] = Counter()
+        self.told_bytes = 0
+        self.working_s = 0.0
+        self._make_dataset()
 
-    def __post_init__(self) -> None:
-        self.make_dataset()
-
-    def make_dataset(self) -> None:
-        self.metadata.create_dataset(TERMS.dataset, DATASET)
-        self.roll = JobRoll(self.metadata, DATASET, TERMS.job, SECRET.fingerprint())
+    def _make_dataset(self) -> None:
+        self._metadata.create_dataset(TERMS.dataset, DATASET)
+        self._job_members = JobMembers(self._metadata, DATASET, TERMS.job, SECRET.fingerprint())
 
     def lose_everything(self) -> None:
-        self.metadata.drop_dataset(DATASET)
-        self.make_dataset()
+        self._metadata.drop_dataset(DATASET)
+        self._make_dataset()
 
-    async def join(self, sealed: bytes, known_version: int) -> Roll:
+    async def join(self, sealed: bytes, known_version: int) -> MembershipList:
         await trio.sleep(DELAY_S)
-        node = Member.of(sealed[SEAL_BYTES:]).node
-        application = Application(sealed, node, TERMS.generation, TERMS.digest, known_version)
+        node, now_ns = Member.of(sealed[SEAL_BYTES:]).node, int((1_800_000_000 + trio.current_time()) * 10**9)
+        request = JoinRequest(sealed, node, TERMS.generation, TERMS.digest, known_version)
         begun_s = time.process_time()
-        told = self.roll.renew(application, self._now_ns()) or self.roll.admit(application, self._now_ns())
+        told = self._job_members.renew(request, now_ns) or self._job_members.admit(request, now_ns)
         self.working_s += time.process_time() - begun_s
-        second = int(trio.current_time())
-        self.calls[second] += 1
-        self.told_bytes[second] += len(encode_members(told.members or ()))
+        self.calls[int(trio.current_time())] += 1
+        self.told_bytes += len(encode_members(told.members or ()))
         return told
 
     async def leave(self, sealed: bytes) -> None:
-        """Nodes of a simulation die; none says that it leaves."""
-
-    def _now_ns(self) -> int:
-        return int((1_800_000_000 + trio.current_time()) * 10**9)
+        """Simulated nodes are killed and do not leave."""
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How long until every node knew what had happened, and what the servers were asked meanwhile."""
+class Agreement(NamedTuple):
+    """How long until every node knew an event, and the calls to servers meanwhile."""
 
     what: str
     took_s: float
@@ -150,7 +156,7 @@ class Agreement:
 
 
 class JobSimulation:
-    """A job from its start to a loss of everything; each step ends when all nodes agree."""
+    """A job from its start to the loss of the store; each step ends when all nodes agree."""
 
     def __init__(self, nodes: int, servers: Servers, seed: int) -> None:
         self._servers = servers
@@ -159,23 +165,21 @@ class JobSimulation:
         self._running: dict[str, tuple[Membership, trio.CancelScope]] = {}
 
     async def run(self) -> list[Agreement]:
-        agreements = []
+        everyone, dying = {member.node for member in self._members}, self._members[1]
         async with trio.open_nursery() as nursery:
             for member in self._members:
                 nursery.start_soon(self._live, member, self._random.uniform(0, START_S))
-            everyone = {member.node for member in self._members}
-            agreements.append(await self._until_known("start", everyone))
-            agreements.append(await self._steady("steady"))
-            self._running["node-0001"][1].cancel()
-            agreements.append(await self._until_known("a node dies", everyone - {"node-0001"}))
-            nursery.start_soon(self._live, self._members[1], 0.0)
-            agreements.append(await self._until_known("it comes back", everyone))
+            found = [await self._until("start", everyone), await self._until("steady")]
+            self._running[dying.node][1].cancel()
+            found.append(await self._until("a node dies", everyone - {dying.node}))
+            nursery.start_soon(self._live, dying, 0.0)
+            found.append(await self._until("it comes back", everyone))
             self._servers.lose_everything()
             changes = self._changes()
-            agreements.append(await self._steady("the store is lost"))
-            assert self._changes() == changes, "nobody may see a shorter list meanwhile"
+            found.append(await self._until("the store is lost"))
+            assert self._changes() == changes, "no node may see a shorter list meanwhile"
             nursery.cancel_scope.cancel()
-        return agreements
+        return found
 
     async def _live(self, me: Member, begins_after_s: float) -> None:
         await trio.sleep(begins_after_s)
@@ -186,24 +190,19 @@ class JobSimulation:
         del self._running[me.node]
 
     def _changes(self) -> int:
-        return sum(membership.statistics().changes for membership, _ in self._running.values())
+        return sum(
+            membership.metrics.numbers()["membership.changes"] for membership, _ in self._running.values()
+        )
 
-    async def _until_known(self, what: str, nodes: set[str]) -> Agreement:
-        def is_known() -> bool:
-            return self._running.keys() == nodes and all(
-                len(membership.members) == len(nodes) for membership, _ in self._running.values()
-            )
+    def _is_known(self, nodes: set[str]) -> bool:
+        memberships = [membership for membership, _ in self._running.values()]
+        return self._running.keys() == nodes and all(len(each.members) == len(nodes) for each in memberships)
 
-        return await self._watched(what, is_known)
-
-    async def _steady(self, what: str) -> Agreement:
-        end_s = trio.current_time() + STEADY_S
-        return await self._watched(what, lambda: trio.current_time() >= end_s)
-
-    async def _watched(self, what: str, is_over: Callable[[], bool]) -> Agreement:
+    async def _until(self, what: str, nodes: set[str] | None = None) -> Agreement:
+        """Wait until these nodes know each other; without nodes, for STEADY_S."""
         servers, begun_s = self._servers, trio.current_time()
-        working_s, calls, told_bytes = servers.working_s, servers.calls.total(), servers.told_bytes.total()
-        while not is_over():
+        working_s, calls, told_bytes = servers.working_s, servers.calls.total(), servers.told_bytes
+        while trio.current_time() < begun_s + STEADY_S if nodes is None else not self._is_known(nodes):
             assert trio.current_time() - begun_s < LIMIT_S, f"{what}: the nodes do not agree"
             await trio.sleep(0.1)
         took_s, made = trio.current_time() - begun_s, servers.calls.total() - calls
@@ -213,39 +212,13 @@ class JobSimulation:
             took_s,
             made / max(took_s, 1.0),
             max(servers.calls[second] for second in seconds),
-            (servers.told_bytes.total() - told_bytes) / 1e6,
+            (servers.told_bytes - told_bytes) / 1e6,
             (servers.working_s - working_s) / max(made, 1) * 1000,
         )
 
 
 def agreements(nodes: int, seed: int = 1) -> list[Agreement]:
-    """Run the simulation of one job."""
+    """Simulate one job."""
     with closing(SqliteMetadata.in_memory()) as metadata:
         simulation = JobSimulation(nodes, Servers(metadata), seed)
         return trio.run(simulation.run, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def lines(sizes: Sequence[int]) -> Iterator[str]:
-    yield "| nodes | chunks | fullest | emptiest | moved by a loss | needlessly | fullest then | placed in |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    for nodes in sizes:
-        for chunks in (34_500, 1_000_000, 10_000_000):
-            b = balance(nodes, chunks)
-            yield (
-                f"| {nodes:,} | {chunks:,} | {b.fullest:.3f} | {b.emptiest:.3f} | {b.moved:,} | {b.moved_needlessly} "
-                f"| {b.fullest_heir:.3f} | {b.placing_s:.2f} s |"
-            )
-    yield ""
-    yield "| nodes | what | until all know | calls per s | in the worst second | told | server's work per call |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
-    for nodes in sizes:
-        for a in agreements(nodes):
-            yield (
-                f"| {nodes:,} | {a.what} | {a.took_s:.1f} s | {a.calls_per_s:.0f} | {a.calls_per_s_max} "
-                f"| {a.told_mb:.2f} MB | {a.server_ms_per_call:.2f} ms |"
-            )
-
-
-if __name__ == "__main__":
-    for line in lines([int(nodes) for nodes in sys.argv[1:]] or [16, 64, 256, 1024]):
-        print(line, flush=True)

@@ -24,7 +24,7 @@ def load_pixels(content: bytes) -> torch.Tensor:
 
 
 def small_network(seed: int) -> nn.Module:
-    """Two convolutions with batch normalisation, as the networks of the figure have it, and 6,138 weights."""
+    """Two convolutions with batch normalisation, like the networks of the figure; 6,138 weights."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
@@ -35,7 +35,7 @@ def small_network(seed: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A dataset of digits that is mounted: what to learn from, and what to be examined with."""
+    """A mounted dataset of digits: training and test images."""
 
     train: FolderDataset
     images: torch.Tensor
@@ -50,10 +50,10 @@ class Lesson:
         )
 
     def learn(self, seed: int, group_chunks: int, epochs: int) -> list[float]:
-        """Train a new network; the share of test images that it knows after each epoch.
+        """Train a new network; its accuracy on the test images after each epoch.
 
-        `seed` is that of the first weights and of the order; `group_chunks` 0 shuffles fully. In one thread, so that
-        the same order gives the same figures.
+        `seed`: of the initial weights and of the order; `group_chunks`: 0 shuffles fully. One thread, so that the same
+        order gives the same accuracies.
         """
         torch.set_num_threads(1)
         network = small_network(seed)
@@ -67,10 +67,10 @@ class Lesson:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(network(images), labels).backward()
                 optimizer.step()
-            accuracies.append(self._examine(network))
+            accuracies.append(self._accuracy(network))
         return accuracies
 
-    def _examine(self, network: nn.Module) -> float:
+    def _accuracy(self, network: nn.Module) -> float:
         network.eval()
         with torch.no_grad():
             found = network(self.images).argmax(dim=1)

@@ -1,106 +1,93 @@
-"""The memory of a job beside memcached, nutcracker, Redis and LMDB: 1 to 8 nodes, each a host on a network of its own.
+"""The memory of a job beside memcached, nutcracker, Redis and LMDB, on 1 to 8 nodes of a network.
 
-On each node runs a daemon of the job, a memcached, a nutcracker and a redis-server, with equal memory, and one process
-that reads; all readers together read each file once. At the beginning everything is in the memory of the job (or of the
-rival), and nothing in that of the reader, whose library keeps what it maps and gets, within its limit: so whole chunks
-go from node to node, and once it has read for a while (*read before*), it has all of them. A library of 32 MiB keeps
-next to nothing; with it, both sides use as much memory.
+Each node has a daemon of the job, a memcached, a nutcracker and a redis-server, with equal memory, and one reader; all
+readers together read each file once. At the start everything is in the memory of the job or rival, and nothing in that
+of the readers. The library keeps chunks within its limit: *read before* it has all of them, with 32 MiB nearly none.
 
-Loading: the job fetches chunks from its server, whose store is a folder; every node puts its share of the files into
-memcached, as it reads them from the same local file system. Both with the kernel's caches dropped. Recovery: the daemon
-or memcached of one node has been killed, and the readers of the others read everything once, in the chunk-wise order or
-256 random files at a time, by which all that was lost comes into memory again; the kernel's caches are as they are.
+Loading, with cold kernel caches: the job fetches chunks from its server; each node puts its share of the files into
+memcached, from the local file system. Recovery: the daemon or memcached of one node is killed, and the others read
+everything once, in chunk-wise order or 256 random files at a time, which restores all lost files; kernel caches warm.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from subprocess import Popen
 
-from bench.figures import Aim, Quantity, Run, Side, Trial
-from bench.peers import lmdb_lack, make_lmdb
-from bench.pool_hosts import RunningJob, Stage, running_job, running_stage
-from bench.pool_readers import (
-    cache_batches,
-    cache_filler,
-    cache_gets,
-    cache_refiller,
-    library_batches,
-    library_batches_again,
-    library_gets,
-    library_gets_again,
+from bench.figures import Run, Scale, Side, Trial
+from bench.forms import drop_caches, lmdb_lack, make_lmdb, shuffled
+from bench.pool_hosts import (
+    RunningJob,
+    Stage,
+    cache_fills,
+    cache_reads,
     library_plan,
-    lmdb_gets,
+    library_reads,
     on_host,
+    running_job,
+    running_stage,
 )
-from bench.pool_rivals import (
-    MEMCACHED,
-    NUTCRACKER,
-    REDIS,
-    Fleet,
-    rival_lack,
-    running_memcached,
-    running_nutcracker,
-    running_redis_fleet,
-)
-from bench.readers import Reader, read_together
-from bench.reading_files import shares_of
-from bench.scale import FULL, Scale
-from bench.stopwatch import family_processor_s
-from bench.trees import can_drop_caches, drop_caches, shuffled
+from bench.pool_rivals import MEMCACHED, NUTCRACKER, REDIS, Fleet, rival_lack, running_fleet
+from bench.readers import Reader, lmdb_reader, read_together, shares_of
 from dieselfs.limits import GIB, LIBRARY_MEMORY_BYTES, MIB
 from lab.network import Host, Unsuitable
 
 NODES = (1, 2, 4, 8)
 ROUNDS_MAX = 3
 SLOW_ROUNDS_MAX = 2
-"""Of those that take long to get there."""
-BATCHES = (64, 256)
+"""Of trials with a long setup."""
+BATCHES = (1, 64, 256)
 SMALL_SHARE = 50
-"""Of gets by a library that keeps next to nothing, one file in so many is read: they take long."""
+"""With a small library one file in SMALL_SHARE is read, as each get takes long."""
 NODE_MEMORY_BYTES = 1 * GIB
-"""As every daemon, memcached and redis-server has; more than the dataset, as one node has to do for all."""
+"""Of each daemon, memcached and redis-server: more than the dataset."""
 SMALL_MEMORY_BYTES = 32 * MIB
-"""A library that keeps next to nothing, as with a dataset that is much larger than its memory."""
+"""Of a library with a dataset much larger than its memory."""
 
 JOB, JOB_PLAN = "dieselfs", "dieselfs, chunk-wise order"
 JOB_AGAIN, JOB_SMALL = "dieselfs, read before", "dieselfs, library of 32 MiB"
 LMDB = "LMDB, on the node itself"
-READ_AIM = Aim(Quantity.RATIO, 2.1, of=(MEMCACHED,))
-LOAD_AIM = Aim(Quantity.RATIO, 10, of=(MEMCACHED,))
 
-RIVALS = (MEMCACHED, NUTCRACKER, REDIS)
+Ask = Callable[[Host, Sequence[str]], Reader]
+"""Makes the reader of a share of the files on a host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`servers`: the processes on the nodes whose processor seconds count."""
+
+    paths: Sequence[str]
+    ask: Ask
+    servers: Sequence[int] = ()
 
 
 def pool(folder: Path, scale: Scale) -> Generator[Trial]:
     rounds = min(scale.rounds, ROUNDS_MAX)
-    counts = NODES if scale.small_files == FULL.small_files else NODES[:2]
-    lacks = {name: lack for name in RIVALS if (lack := rival_lack(name)) is not None}
+    counts = NODES[:2] if scale.is_quick else NODES
+    lacks = {name: lack for name in (MEMCACHED, NUTCRACKER, REDIS) if (lack := rival_lack(name)) is not None}
     try:
         with running_stage(folder, scale.small_files, max(counts)) as stage:
             for nodes in counts:
                 hosts = stage.nodes[:nodes]
                 yield from _reading(stage, hosts, folder, rounds, lacks)
-                yield _loading(stage, hosts, rounds, lacks)
+                yield _beside_memcached(
+                    stage, hosts, "loaded, cold", _load_job, _load_memcached, rounds, lacks
+                )
                 if nodes > 1:
-                    yield _recovery(stage, hosts, rounds, lacks)
+                    what = f"read once by {nodes - 1} when one has gone"
+                    yield _beside_memcached(
+                        stage, hosts, what, _recover_job, _recover_memcached, rounds, lacks
+                    )
     except Unsuitable as reason:
         yield Trial("The memory of a job, on a network", [], 0, left_out={"everything": str(reason)})
 
 
 def _title(stage: Stage, hosts: Sequence[Host], what: str) -> str:
-    nodes = f"{len(hosts)} node{'s' if len(hosts) > 1 else ''}"
-    return f"{nodes}, {stage.tree.files:,} files of {stage.tree.file_bytes:,} bytes, {what}"
+    return f"{len(hosts)} node{'s' if len(hosts) > 1 else ''}, {stage.tree.title}, {what}"
 
 
 # -- reading ---------------------------------------------------------------------------------------------
-
-
-Process = Popen[bytes]
-Ask = Callable[[Host, Sequence[str]], Reader]
-"""What reads a share of the files on a host."""
 
 
 def _reading(
@@ -109,192 +96,123 @@ def _reading(
     with ExitStack() as stack:
         job = stack.enter_context(running_job(stage, hosts, NODE_MEMORY_BYTES))
         job.load()
-        fleets = _filled_fleets(stack, stage, hosts, lacks)
-        paths = shuffled(stage.tree.paths())
-        small = paths[::SMALL_SHARE]
-        gets: dict[str, tuple[Sequence[str], Ask]] = {
-            JOB: (paths, partial(_library_gets, job, LIBRARY_MEMORY_BYTES)),
-            JOB_AGAIN: (paths, partial(_library_gets_again, job)),
-            JOB_SMALL: (small, partial(_library_gets, job, SMALL_MEMORY_BYTES)),
-            **{fleet.name: (paths, partial(_cache_gets, fleet)) for fleet in fleets},
-        }
-        if len(hosts) == 1 and lmdb_lack() is None:
-            database = folder / "data.mdb"
-            make_lmdb(stage.tree, database)
-            gets[LMDB] = (paths, partial(_lmdb_gets, database))
-        servers = {fleet.name: fleet.processes for fleet in fleets}
+        fleets = [
+            stack.enter_context(running_fleet(name, hosts, NODE_MEMORY_BYTES))
+            for name in (MEMCACHED, NUTCRACKER, REDIS)
+            if name not in lacks
+        ]
+        for fleet in fleets:
+            _fill(stage, fleet)
+        servers = {fleet.name: [process.pid for process in fleet.processes] for fleet in fleets}
         if NUTCRACKER in servers:
-            servers[NUTCRACKER] = [*servers[NUTCRACKER], *servers[MEMCACHED]]
-        servers |= dict.fromkeys((JOB, JOB_PLAN, JOB_AGAIN, JOB_SMALL), job.daemons)
-        yield read_trial(stage, hosts, "one by one", gets, servers, rounds, lacks)
+            servers[NUTCRACKER] += servers[MEMCACHED]
+        daemons = [daemon.pid for daemon in job.daemons]
+        paths = shuffled(stage.tree.paths())
         for batch in BATCHES:
-            batches: dict[str, tuple[Sequence[str], Ask]] = {
-                JOB: (paths, partial(_library_batches, job, LIBRARY_MEMORY_BYTES, batch)),
-                JOB_SMALL: (small, partial(_library_batches, job, SMALL_MEMORY_BYTES, batch)),
-                JOB_PLAN: (paths, partial(_planned, job, batch)),
-                JOB_AGAIN: (paths, partial(_library_batches_again, job, batch)),
-                **{fleet.name: (paths, partial(_cache_batches, fleet, batch)) for fleet in fleets},
+
+            def library(memory_bytes: int, is_again: bool = False, batch: int = batch) -> Ask:
+                return lambda _, share: partial(library_reads, job, memory_bytes, batch, is_again, share)
+
+            ways = {
+                JOB: Way(paths, library(LIBRARY_MEMORY_BYTES), daemons),
+                JOB_AGAIN: Way(paths, library(LIBRARY_MEMORY_BYTES, is_again=True), daemons),
+                JOB_SMALL: Way(paths[::SMALL_SHARE], library(SMALL_MEMORY_BYTES), daemons),
             }
-            yield read_trial(stage, hosts, f"{batch} at a time", batches, servers, rounds, lacks)
+            if batch > 1:
+                ways[JOB_PLAN] = Way(paths, _planned(job, batch), daemons)
+            for fleet in fleets:
+                reads = partial(cache_reads, fleet, batch)
+                ways[fleet.name] = Way(paths, partial(partial, reads), servers[fleet.name])
+            if batch == 1 and len(hosts) == 1 and lmdb_lack() is None:
+                make_lmdb(stage.tree, folder / "data.mdb")
+                ways[LMDB] = Way(paths, lambda _, share: partial(lmdb_reader, folder / "data.mdb", share))
+            what = "one by one" if batch == 1 else f"{batch} at a time"
+            yield read_trial(stage, hosts, what, ways, rounds, lacks)
 
 
-def _library_gets(job: RunningJob, memory_bytes: int, host: Host, share: Sequence[str]) -> Reader:
-    return partial(library_gets, job, memory_bytes, share)
-
-
-def _library_batches(
-    job: RunningJob, memory_bytes: int, batch: int, host: Host, share: Sequence[str]
-) -> Reader:
-    return partial(library_batches, job, memory_bytes, batch, share)
-
-
-def _library_gets_again(job: RunningJob, host: Host, share: Sequence[str]) -> Reader:
-    return partial(library_gets_again, job, share)
-
-
-def _library_batches_again(job: RunningJob, batch: int, host: Host, share: Sequence[str]) -> Reader:
-    return partial(library_batches_again, job, batch, share)
-
-
-def _planned(job: RunningJob, batch: int, host: Host, share: Sequence[str]) -> Reader:
-    return partial(library_plan, job, batch, job.hosts.index(host), len(job.hosts))
-
-
-def _cache_gets(fleet: Fleet, host: Host, share: Sequence[str]) -> Reader:
-    return partial(cache_gets, fleet, host, share)
-
-
-def _cache_batches(fleet: Fleet, batch: int, host: Host, share: Sequence[str]) -> Reader:
-    return partial(cache_batches, fleet, host, batch, share)
-
-
-def _lmdb_gets(file: Path, host: Host, share: Sequence[str]) -> Reader:
-    return partial(lmdb_gets, file, share)
+def _planned(job: RunningJob, batch: int) -> Ask:
+    return lambda host, _: partial(library_plan, job, batch, job.hosts.index(host), len(job.hosts))
 
 
 def read_trial(
     stage: Stage,
     hosts: Sequence[Host],
     what: str,
-    ways: Mapping[str, tuple[Sequence[str], Ask]],
-    servers: Mapping[str, Sequence[Process]],
+    ways: Mapping[str, Way],
     rounds: int,
     lacks: Mapping[str, str],
 ) -> Trial:
-    """`servers`: who answers on the nodes, by the name of the side; their processor seconds are counted."""
-    most = max(len(paths) for paths, _ in ways.values())
+    most = max(len(way.paths) for way in ways.values())
     sides = []
-    for name, (paths, ask) in ways.items():
-        shares = zip(hosts, shares_of(paths, len(hosts)), strict=True)
-        readers = [on_host(host, ask(host, share)) for host, share in shares]
-        run = partial(_read, readers, len(paths), servers.get(name, ()))
-        size_bytes = len(paths) * stage.tree.file_bytes
-        title = name if len(paths) == most else f"{name} ({len(paths):,} files)"
-        sides.append(
-            Side(title, run, len(paths), "files", size_bytes, READ_AIM if name in (JOB, JOB_AGAIN) else None)
-        )
+    for name, way in ways.items():
+        files, shares = len(way.paths), zip(hosts, shares_of(way.paths, len(hosts)), strict=True)
+        readers = [on_host(host, way.ask(host, share)) for host, share in shares]
+        run = partial(read_together, readers, files, {"servers": way.servers} if way.servers else None)
+        name = name if files == most else f"{name} ({files:,} files)"
+        sides.append(Side(name, run, files, "files", files * stage.tree.file_bytes))
     return Trial(_title(stage, hosts, what), sides, rounds, MEMCACHED, lacks)
-
-
-def _read(readers: Sequence[Reader], files: int, servers: Sequence[Process]) -> Run:
-    before_s = _processor_s(servers)
-    run = read_together(readers, files)
-    return replace(run, parts={**run.parts, "servers": _processor_s(servers) - before_s}) if servers else run
-
-
-def _processor_s(processes: Sequence[Process]) -> float:
-    return sum(family_processor_s(process.pid) for process in processes)
-
-
-def _filled_fleets(
-    stack: ExitStack, stage: Stage, hosts: Sequence[Host], lacks: Mapping[str, str]
-) -> list[Fleet]:
-    """The rivals that there are, each with all files."""
-    fleets: list[Fleet] = []
-    if MEMCACHED not in lacks:
-        fleets.append(stack.enter_context(running_memcached(hosts, NODE_MEMORY_BYTES)))
-        if NUTCRACKER not in lacks:
-            fleets.append(stack.enter_context(running_nutcracker(fleets[0])))
-    if REDIS not in lacks:
-        fleets.append(stack.enter_context(running_redis_fleet(hosts, NODE_MEMORY_BYTES)))
-    for fleet in fleets:
-        _fill(stage, fleet)
-    return fleets
-
-
-def _fill(stage: Stage, fleet: Fleet) -> Run:
-    """Every node its share of the files, in their order."""
-    paths = stage.tree.paths()
-    readers = [
-        on_host(host, partial(cache_filler, fleet, host, stage.tree.folder, share))
-        for host, share in zip(fleet.hosts, shares_of(paths, len(fleet.hosts)), strict=True)
-    ]
-    return read_together(readers, len(paths))
 
 
 # -- loading and recovery --------------------------------------------------------------------------------
 
 
-def _loading(stage: Stage, hosts: Sequence[Host], rounds: int, lacks: Mapping[str, str]) -> Trial:
-    def load_job() -> Run:
-        with running_job(stage, hosts, NODE_MEMORY_BYTES) as job:
-            _forget()
-            return job.load()
-
-    def load_memcached() -> Run:
-        with running_memcached(hosts, NODE_MEMORY_BYTES) as fleet:
-            _forget()
-            return _fill(stage, fleet)
-
-    return _two_sided(stage, hosts, "loaded, cold", load_job, load_memcached, rounds, lacks, LOAD_AIM)
-
-
-def _recovery(stage: Stage, hosts: Sequence[Host], rounds: int, lacks: Mapping[str, str]) -> Trial:
-    *survivors, _ = hosts
-
-    def recover_job() -> Run:
-        with running_job(stage, hosts, NODE_MEMORY_BYTES) as job:
-            job.load()
-            job.kill(len(survivors))
-            readers = [
-                on_host(host, partial(library_plan, job, BATCHES[-1], rank, len(survivors)))
-                for rank, host in enumerate(survivors)
-            ]
-            return read_together(readers, stage.tree.files)
-
-    def recover_memcached() -> Run:
-        paths = shuffled(stage.tree.paths())
-        with running_memcached(hosts, NODE_MEMORY_BYTES) as fleet:
-            _fill(stage, fleet)
-            fleet.kill(len(survivors))
-            readers = [
-                on_host(host, partial(cache_refiller, fleet, host, stage.tree.folder, share))
-                for host, share in zip(survivors, shares_of(paths, len(survivors)), strict=True)
-            ]
-            return read_together(readers, len(paths))
-
-    title = f"read once by {len(survivors)} when one has gone"
-    return _two_sided(stage, hosts, title, recover_job, recover_memcached, rounds, lacks)
-
-
-def _two_sided(
+def _beside_memcached(
     stage: Stage,
     hosts: Sequence[Host],
     what: str,
-    job: Callable[[], Run],
-    memcached: Callable[[], Run],
+    job: Callable[[Stage, Sequence[Host]], Run],
+    memcached: Callable[[Stage, Sequence[Host]], Run],
     rounds: int,
     lacks: Mapping[str, str],
-    aim: Aim | None = None,
 ) -> Trial:
-    amounts = (stage.tree.files, "files", stage.tree.size_bytes)
-    sides = [Side(JOB, job, *amounts, aim)]
-    if MEMCACHED not in lacks:
-        sides.append(Side(MEMCACHED, memcached, *amounts))
     left_out = {name: lack for name, lack in lacks.items() if name == MEMCACHED}
+    sides = [
+        Side(name, partial(run, stage, hosts), stage.tree.files, "files", stage.tree.size_bytes)
+        for name, run in ((JOB, job), (MEMCACHED, memcached))
+        if name not in left_out
+    ]
     return Trial(_title(stage, hosts, what), sides, min(rounds, SLOW_ROUNDS_MAX), MEMCACHED, left_out)
 
 
-def _forget() -> None:
-    if can_drop_caches():
+def _load_job(stage: Stage, hosts: Sequence[Host]) -> Run:
+    with running_job(stage, hosts, NODE_MEMORY_BYTES) as job:
         drop_caches()
+        return job.load()
+
+
+def _load_memcached(stage: Stage, hosts: Sequence[Host]) -> Run:
+    with running_fleet(MEMCACHED, hosts, NODE_MEMORY_BYTES) as fleet:
+        drop_caches()
+        return _fill(stage, fleet)
+
+
+def _recover_job(stage: Stage, hosts: Sequence[Host]) -> Run:
+    """Kill the daemon of the last host, whose port is then closed."""
+    with running_job(stage, hosts, NODE_MEMORY_BYTES) as job:
+        job.load()
+        *survivors, lost = hosts
+        lost.kill(job.daemons[-1])
+        plans = [
+            on_host(host, partial(library_plan, job, BATCHES[-1], rank, len(survivors)))
+            for rank, host in enumerate(survivors)
+        ]
+        return read_together(plans, stage.tree.files)
+
+
+def _recover_memcached(stage: Stage, hosts: Sequence[Host]) -> Run:
+    with running_fleet(MEMCACHED, hosts, NODE_MEMORY_BYTES) as fleet:
+        _fill(stage, fleet)
+        *survivors, lost = hosts
+        lost.kill(fleet.processes[-1])
+        return _fill(stage, fleet, survivors, shuffled(stage.tree.paths()))
+
+
+def _fill(
+    stage: Stage, fleet: Fleet, hosts: Sequence[Host] | None = None, paths: Sequence[str] | None = None
+) -> Run:
+    """Each node sets its share of the files; with `paths`, only the missing ones, in this order."""
+    hosts, is_refill = hosts or fleet.hosts, paths is not None
+    fills = partial(cache_fills, fleet, stage.tree.folder, is_refill)
+    shares = zip(hosts, shares_of(paths or stage.tree.paths(), len(hosts)), strict=True)
+    readers = [on_host(host, partial(fills, host, share)) for host, share in shares]
+    return read_together(readers, stage.tree.files)

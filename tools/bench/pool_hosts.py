@@ -1,43 +1,52 @@
-"""Hosts with a dataset on a server, and the daemons of a job that hold it in memory together.
+"""Hosts with the daemons of a job, and readers through the library or a rival's client. This module starts processes.
 
-This module starts processes, and asks them.
+Each `Reader` runs in its own process: it enters the namespace of its host, connects, and returns the measured work.
 """
 
+import logging
+import mmap
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
+from subprocess import Popen
 
 from bench.figures import Run, RunFailed
-from bench.stopwatch import family_processor_s
-from bench.trees import SMALL_FILE_BYTES, SourceTree, make_tree
-from dieselfs.cache.job import Job
-from dieselfs.cache.member import Member
-from dieselfs.cache.node_socket import NodeClient, job_socket_path, runtime_folder
-from dieselfs.cache.secret import JobSecret, find_secret
+from bench.forms import SMALL_FILE_BYTES, SourceTree, make_tree
+from bench.pool_rivals import Cache, Fleet, MemcachedCache
+from bench.readers import Reader, Work, get_batches
+from bench.stopwatch import processor_s, spent_since
+from dieselfs.cluster.job import Job
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.node_client import NodeClient, job_socket_path
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.dataset import Dataset, connect
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.peers.client import PeerClient
-from dieselfs.upload import TreeUpload, walk_source
+from dieselfs.process.state_dirs import runtime_folder
+from dieselfs.snapshot.reader import Snapshot
 from lab.cluster import Cluster, running_cluster
 from lab.network import Host, Network
+from lab.server import upload
 
 DATASET = "pool"
 LOAD_TIMEOUT_S = 60.0
 JOIN_TIMEOUT_S = 90.0
+SEED, GROUP_CHUNKS = 1, 4
+FILL_FILES = 256
+"""Files in a batch that fills a cache."""
 _POLL_S = 0.02
 _numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The dataset, as a tree on the local file system and on a server, and the hosts that are to read it."""
+    """The dataset, as a local tree and on a server, and the hosts that read it."""
 
     tree: SourceTree
     cluster: Cluster
@@ -47,105 +56,192 @@ class Stage:
 
 @contextmanager
 def running_stage(folder: Path, files: int, nodes: int) -> Iterator[Stage]:
-    """So many files of 4 KB, and so many hosts, until the end of the block. Raises Unsuitable."""
+    """Files of 4 KB and hosts, until the end of the block. Raises Unsuitable."""
     with Network() as net, running_cluster(net, servers=1) as cluster:
         hosts = [net.host(f"node-{number}") for number in range(nodes)]
         tree = make_tree(folder / "source", files, SMALL_FILE_BYTES)
         with hosts[0].inside(), Dataset(cluster.settings(hosts[0]), DATASET, is_created=False) as dataset:
-            upload = TreeUpload(dataset.client, dataset.create(), None)
-            report = upload.run(lambda failed: walk_source(os.fsencode(tree.folder), b"", failed))
-            if report.counters.stored_bytes != tree.size_bytes:
-                raise RunFailed(f"not everything is stored: {report.failures}")
+            upload(dataset, tree.folder)
             dataset.refresh()
             yield Stage(tree, cluster, hosts, dataset.snapshot)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A daemon on each of some hosts, members of one job all of them, with nothing in memory yet."""
+    """The daemons of one job, one on each host."""
 
     stage: Stage
     name: str
     secret: JobSecret
     hosts: Sequence[Host]
-    daemons: Sequence["subprocess.Popen[bytes]"]
+    daemons: "Sequence[Popen[bytes]]"
     members: Sequence[Member]
 
     def connect(self, memory_bytes: int = LIBRARY_MEMORY_BYTES) -> Dataset:
-        """The dataset, for a process on one of the hosts, which has the host's environment."""
-        cluster = self.stage.cluster
-        return connect(
-            DATASET,
-            server=cluster.servers,
-            key_file=str(cluster.key_file),
-            memory_bytes=memory_bytes,
-            job=self.name,
-        )
+        """Called in a process with a host's environment."""
+        servers, key_file = self.stage.cluster.servers, str(self.stage.cluster.key_file)
+        return connect(DATASET, server=servers, key_file=key_file, memory_bytes=memory_bytes, job=self.name)
 
     def load(self) -> Run:
-        """Have everything fetched into the memory of the job. Raises RunFailed."""
+        """Warm the whole job. Raises RunFailed."""
+        (storage,) = self.stage.cluster.storages
+        processes = {"daemons": [each.pid for each in self.daemons], "server": [storage.server.process.pid]}
         key, digest = self.secret.peer_key(), self.stage.snapshot.digest
         with self.hosts[0].inside(), closing(PeerClient(key, digest)) as peers:
             for member in self.members:
-                peers.warmth(member)  # so that it has a connection
-            before_s = self._processor_s()
-            start_s = time.perf_counter()
+                peers.warmth(member)  # connects
+            before_s, start_s = processor_s(processes), time.perf_counter()
             for member in self.members:
                 peers.warmth(member, is_to_warm=True)
             for member in self.members:
-                while (warmth := peers.warmth(member)).kept_bytes < warmth.wanted_bytes:
+                while (warmth := peers.warmth(member)).pinned_bytes < warmth.wanted_bytes:
                     if time.perf_counter() > start_s + LOAD_TIMEOUT_S:
                         raise RunFailed(f"{member.node} is not warm after {LOAD_TIMEOUT_S:g} s")
                     time.sleep(_POLL_S)
-            duration_s = time.perf_counter() - start_s
-        return Run(
-            duration_s, {name: spent_s - before_s[name] for name, spent_s in self._processor_s().items()}
-        )
-
-    def _processor_s(self) -> dict[str, float]:
-        (storage,) = self.stage.cluster.storages
-        return {
-            "daemons": sum(family_processor_s(daemon.pid) for daemon in self.daemons),
-            "server": family_processor_s(storage.server.process.pid),
-        }
-
-    def kill(self, number: int) -> None:
-        """As a power cut does it, but for the host, which says that nobody listens there any more."""
-        self.hosts[number].kill(self.daemons[number])
+            return Run(time.perf_counter() - start_s, spent_since(before_s, processes))
 
 
 @contextmanager
 def running_job(stage: Stage, hosts: Sequence[Host], memory_bytes: int) -> Iterator[RunningJob]:
-    """A job of all these hosts, each with so much memory, until the end of the block; none of it before."""
+    """A job of these hosts with cold memories, until the end of the block."""
     cluster, name = stage.cluster, f"bench-{next(_numbers)}"
     secret = find_secret(None, str(cluster.key_file), DATASET, name)
-    daemons: list[subprocess.Popen[bytes]] = []
+    daemons: list[Popen[bytes]] = []
     members: Sequence[Member] = ()
-    try:
+    with ExitStack() as stack:
         for rank, host in enumerate(hosts):
             command = [sys.executable, "-P", "-m", "dieselfs_client.cache_daemon", DATASET]
             command += ["--memory", str(memory_bytes), "--server", cluster.servers]
             command += ["--key-file", str(cluster.key_file), "--job", name, "--job-nodes", str(len(hosts))]
             command += ["--job-node", host.name, "--job-rank", str(rank), "--job-host", host.address]
             daemons.append(host.start(command))
+            stack.callback(host.kill, daemons[-1])
         for rank, host in enumerate(hosts):
             members = _wait_until_joined(stage, host, Job(name, rank, len(hosts), host.name), secret)
         yield RunningJob(stage, name, secret, hosts, daemons, members)
-    finally:
-        for host, daemon in zip(hosts, daemons, strict=False):
-            if daemon.poll() is None:
-                host.kill(daemon)
 
 
 def _wait_until_joined(stage: Stage, host: Host, job: Job, secret: JobSecret) -> Sequence[Member]:
-    """The members of a job, as soon as the daemon of a host knows them all. Raises RunFailed."""
+    """All members, once the daemon of a host knows them. Raises RunFailed."""
     folder, digest = runtime_folder(host.environment()), stage.snapshot.digest
     path = job_socket_path(folder, DATASET, digest, job, secret.fingerprint())
     end_s = time.monotonic() + JOIN_TIMEOUT_S
     while time.monotonic() < end_s:
         with closing(NodeClient(path, digest)) as node:
-            told = node.members()
-        if told is not None and told.members is not None and len(told.members) == job.size:
-            return told.members
+            known = node.members()
+        if known is not None and known.members is not None and len(known.members) == job.size:
+            return known.members
         time.sleep(_POLL_S)
     raise RunFailed(f"{host.name} does not know all nodes after {JOIN_TIMEOUT_S:g} s: {host.log()[-2000:]}")
+
+
+# -- readers ---------------------------------------------------------------------------------------------
+
+
+def on_host(host: Host, reader: Reader) -> Reader:
+    return partial(_step_onto, host, reader)
+
+
+def _step_onto(host: Host, reader: Reader) -> Work:
+    os.environ.update(host.environment())
+    logging.disable(logging.WARNING)  # about killed nodes
+    stack = ExitStack()  # the process ends there
+    stack.enter_context(host.inside())
+    work = reader()
+
+    def work_there() -> int:
+        with stack:
+            return work()
+
+    return work_there
+
+
+def library_reads(
+    job: RunningJob, memory_bytes: int, batch: int, is_again: bool, paths: Sequence[str]
+) -> Work:
+    """`batch` files a call (1: `get`). `is_again`: all files were read before, and the library keeps what fits; else
+    its memory is empty, and the machine has free pages for all of it.
+    """
+    dataset = _opened(job, memory_bytes)
+    if batch == 1:
+        work: Work = partial(_get_each, dataset.get, paths)
+    else:
+        work = partial(get_batches, dataset.get_many, batch, paths)
+    if not is_again:
+        return _with_memory_at_hand(min(memory_bytes, job.stage.tree.size_bytes), work)
+    get_batches(dataset.get_many, FILL_FILES, paths)
+    return work
+
+
+def library_plan(job: RunningJob, batch: int, rank: int, world: int) -> Work:
+    """The share of one rank in an epoch in chunk-wise order; computing the order is measured too."""
+    dataset = _opened(job, LIBRARY_MEMORY_BYTES)
+
+    def read() -> int:
+        paths = dataset.plan(SEED, 0, GROUP_CHUNKS).share(rank, world).paths
+        return get_batches(dataset.get_many, batch, paths)
+
+    return read
+
+
+def _opened(job: RunningJob, memory_bytes: int) -> Dataset:
+    dataset = job.connect(memory_bytes)
+    dataset.get(job.stage.tree.paths()[0])  # connects
+    return dataset
+
+
+def _with_memory_at_hand(length_bytes: int, work: Work) -> Work:
+    """Free pages of a virtual machine return to its host within half a second, and then cost twenty times as much; the
+    rivals took their memory when they were filled.
+    """
+    spare = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    spare.madvise(mmap.MADV_HUGEPAGE)
+    spare[:: mmap.PAGESIZE] = bytes(-(-length_bytes // mmap.PAGESIZE))
+
+    def work_there() -> int:
+        spare.close()
+        return work()
+
+    return work_there
+
+
+def _get_each(get: Callable[[str], bytes | None], paths: Sequence[str]) -> int:
+    for path in paths:
+        if get(path) is None:
+            raise RunFailed(f"there is no {path}")
+    return len(paths)
+
+
+def cache_reads(fleet: Fleet, batch: int, host: Host, paths: Sequence[str]) -> Work:
+    """`batch` files a call (1: `get`)."""
+    cache = fleet.open(host)
+    cache.get_many(paths[:FILL_FILES])  # connects
+    if batch == 1:
+        return partial(_get_each, cache.get, paths)
+    return partial(get_batches, cache.get_many, batch, paths)
+
+
+def cache_fills(fleet: Fleet, folder: Path, is_refill: bool, host: Host, paths: Sequence[str]) -> Work:
+    """Reads files of the local file system, and sets all, or with `is_refill` the missing ones."""
+    return partial(_refill if is_refill else _fill, fleet.open(host), folder, paths)
+
+
+def _fill(cache: Cache, folder: Path, paths: Sequence[str]) -> int:
+    for first in range(0, len(paths), FILL_FILES):
+        cache.set_many(_contents(folder, paths[first : first + FILL_FILES]))
+    return len(paths)
+
+
+def _refill(cache: Cache, folder: Path, paths: Sequence[str]) -> int:
+    assert isinstance(cache, MemcachedCache)
+    for first in range(0, len(paths), FILL_FILES):
+        batch = paths[first : first + FILL_FILES]
+        found = cache.get_available(batch)
+        missing = [path for path in batch if path not in found]
+        if missing:
+            cache.set_available(_contents(folder, missing))
+    return len(paths)
+
+
+def _contents(folder: Path, paths: Sequence[str]) -> Mapping[str, bytes]:
+    return {path: (folder / path).read_bytes() for path in paths}

@@ -1,164 +1,110 @@
-"""What the memory of a job is compared with: memcached on each node, by the client's sharding or through nutcracker on
-each node, and Redis. This module starts processes, and opens sockets.
+"""Rivals of the memory of a job: memcached, by the client's sharding or through nutcracker, and Redis, on each node.
 
-Their clients are the fastest that pip installs without a compiler: pylibmc (libmemcached), redis-py with hiredis. All
-of them spread keys by hashing; a key is the path of a file, its value the content.
+Their clients are the fastest that pip installs without a compiler: pylibmc, redis-py with hiredis. All hash keys over
+the servers; a key is the path of a file, its value the content. This module starts processes.
 """
 
 import importlib.util
 import shutil
-import socket
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from subprocess import Popen
 from typing import Any, Protocol
 from zlib import crc32
 
 from dieselfs.limits import MIB
+from lab.cluster import listens
 from lab.namespace import wait_for
 from lab.network import Host
 
 MEMCACHED, NUTCRACKER, REDIS = "memcached", "memcached, nutcracker", "Redis"
-
-_MEMCACHED_PORT, _NUTCRACKER_PORT, _REDIS_PORT = 11211, 22121, 6379
+_NEEDS = {
+    MEMCACHED: ("memcached", "pylibmc"),
+    NUTCRACKER: ("nutcracker", "pylibmc"),
+    REDIS: ("redis-server", "hiredis"),
+}
+_PORTS = {MEMCACHED: 11211, NUTCRACKER: 22121, REDIS: 6379}
 _THREADS = 2
-"""Of each memcached; the machine has as many processors, and several servers."""
-
-
+"""Of each memcached."""
 _TRIES_MAX = 3
 
 
 class Cache(Protocol):
-    """A client of a rival, for one process."""
+    """A client, for one process."""
 
     def get(self, path: str) -> bytes | None: ...
 
-    def get_many(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """What there is of these."""
-        ...
+    def get_many(self, paths: Sequence[str]) -> Mapping[str, bytes]: ...
 
     def set_many(self, contents: Mapping[str, bytes]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Servers of a rival, one on each of some hosts. `open` makes a client, on the given host."""
+    """Servers of a rival, one on each host."""
 
     name: str
     hosts: Sequence[Host]
-    processes: Sequence["subprocess.Popen[bytes]"]
-    open: Callable[[Host], Cache]
+    processes: "Sequence[Popen[bytes]]"
 
-    def kill(self, number: int) -> None:
-        self.hosts[number].kill(self.processes[number])
+    def open(self, host: Host) -> Cache:
+        if self.name == NUTCRACKER:
+            return MemcachedCache(_addresses([host], NUTCRACKER), is_text=True)
+        servers = _addresses(self.hosts, self.name)
+        return RedisCache(servers) if self.name == REDIS else MemcachedCache(servers)
 
 
 def rival_lack(name: str) -> str | None:
-    """Why a rival cannot be measured, None if it can."""
-    program, module = {
-        MEMCACHED: ("memcached", "pylibmc"),
-        NUTCRACKER: ("nutcracker", "pylibmc"),
-        REDIS: ("redis-server", "hiredis"),
-    }[name]
+    """Why a rival cannot be measured, or None."""
+    program, module = _NEEDS[name]
     if shutil.which(program) is None:
         return f"there is no {program} (apt-get install {program})"
-    return (
-        None if importlib.util.find_spec(module) else f"there is no {module} (pip install 'dieselfs[bench]')"
+    is_there = importlib.util.find_spec(module) is not None
+    return None if is_there else f"there is no {module} (pip install 'dieselfs[bench]')"
+
+
+@contextmanager
+def running_fleet(name: str, hosts: Sequence[Host], memory_bytes: int) -> Iterator[Fleet]:
+    """The servers of a rival until the end of the block. nutcracker needs running memcached servers."""
+    with ExitStack() as stack:
+        processes = []
+        for host in hosts:
+            process = host.start(_command(name, host, hosts, memory_bytes))
+            processes.append(process)
+            stack.callback(host.kill, process)
+        for host in hosts:
+            wait_for(partial(listens, host, _PORTS[name]), f"{name} listens on {host.name}")
+        yield Fleet(name, hosts, processes)
+
+
+def _command(name: str, host: Host, hosts: Sequence[Host], memory_bytes: int) -> list[str]:
+    port = str(_PORTS[name])
+    if name == MEMCACHED:
+        options = ["-u", "root", "-p", port, "-m", str(memory_bytes // MIB), "-t", str(_THREADS)]
+        return ["memcached", "-l", host.address, *options]
+    if name == REDIS:  # nothing on disk
+        options = ["--port", port, "--save", "", "--maxmemory", str(memory_bytes), "--protected-mode", "no"]
+        return ["redis-server", "--bind", host.address, *options]
+    servers = "".join(f"\n    - {address}:1" for address in _addresses(hosts, MEMCACHED))
+    settings = host.folder / "nutcracker.yml"
+    settings.write_text(
+        f"pool:\n  listen: {host.address}:{port}\n  hash: fnv1a_64\n  distribution: ketama\n"
+        f"  preconnect: true\n  servers:{servers}\n"
     )
+    return ["nutcracker", "-c", str(settings), "-a", host.address]
 
 
-# -- servers ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def running_memcached(hosts: Sequence[Host], memory_bytes: int) -> Iterator[Fleet]:
-    """memcached on each host, of so much memory, until the end of the block. Clients shard by consistent hashing."""
-    options = ["-u", "root", "-p", str(_MEMCACHED_PORT), "-m", str(memory_bytes // MIB), "-t", str(_THREADS)]
-    servers = _addresses(hosts, _MEMCACHED_PORT)
-    with _running(
-        hosts, _MEMCACHED_PORT, lambda host: ["memcached", "-l", host.address, *options]
-    ) as processes:
-        yield Fleet(MEMCACHED, hosts, processes, lambda _: MemcachedCache(servers))
-
-
-@contextmanager
-def running_nutcracker(memcached: Fleet) -> Iterator[Fleet]:
-    """A proxy on each host of the fleet, which knows all servers of it, until the end of the block."""
-    servers = "".join(f"\n    - {address}:1" for address in _addresses(memcached.hosts, _MEMCACHED_PORT))
-
-    def command(host: Host) -> list[str]:
-        settings = host.folder / "nutcracker.yml"
-        settings.write_text(
-            f"pool:\n  listen: {host.address}:{_NUTCRACKER_PORT}\n  hash: fnv1a_64\n  distribution: ketama\n"
-            f"  preconnect: true\n  servers:{servers}\n"
-        )
-        return ["nutcracker", "-c", str(settings), "-a", host.address]
-
-    with _running(memcached.hosts, _NUTCRACKER_PORT, command) as processes:
-        yield Fleet(
-            NUTCRACKER,
-            memcached.hosts,
-            processes,
-            lambda host: MemcachedCache(_addresses([host], _NUTCRACKER_PORT), is_text=True),
-        )
-
-
-@contextmanager
-def running_redis_fleet(hosts: Sequence[Host], memory_bytes: int) -> Iterator[Fleet]:
-    """redis-server on each host, which keeps nothing on disk, until the end of the block."""
-    options = [
-        "--port",
-        str(_REDIS_PORT),
-        "--save",
-        "",
-        "--maxmemory",
-        str(memory_bytes),
-        "--protected-mode",
-        "no",
-    ]
-    servers = _addresses(hosts, _REDIS_PORT)
-    with _running(
-        hosts, _REDIS_PORT, lambda host: ["redis-server", "--bind", host.address, *options]
-    ) as processes:
-        yield Fleet(REDIS, hosts, processes, lambda _: RedisCache(servers))
-
-
-def _addresses(hosts: Sequence[Host], port: int) -> list[str]:
-    return [f"{host.address}:{port}" for host in hosts]
-
-
-@contextmanager
-def _running(
-    hosts: Sequence[Host], port: int, command: Callable[[Host], list[str]]
-) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for host in hosts:
-            processes.append(host.start(command(host)))
-        for host in hosts:
-            wait_for(partial(_listens, host, port), f"something listens on port {port} of {host.name}")
-        yield processes
-    finally:
-        for host, process in zip(hosts, processes, strict=False):
-            if process.poll() is None:
-                host.kill(process)
-
-
-def _listens(host: Host, port: int) -> bool:
-    with host.inside(), socket.socket() as probe:
-        return probe.connect_ex((host.address, port)) == 0
-
-
-# -- clients ---------------------------------------------------------------------------------------------
+def _addresses(hosts: Sequence[Host], name: str) -> list[str]:
+    return [f"{host.address}:{_PORTS[name]}" for host in hosts]
 
 
 class MemcachedCache:
-    """A server that is gone is left out at the first failure, and its keys go to the others."""
+    """Ejects a lost server at the first failure; its keys move to the others."""
 
     def __init__(self, servers: Sequence[str], is_text: bool = False) -> None:
-        """`is_text`: nutcracker does not speak the binary protocol, which is the faster one."""
+        """`is_text`: the slower protocol, the only one of nutcracker."""
         import pylibmc
 
         behaviors: dict[str, int] = {"tcp_nodelay": 1, "ketama": 1}
@@ -173,15 +119,15 @@ class MemcachedCache:
         failed = self._client.set_multi(contents)
         assert not failed, f"{len(failed)} files could not be set"
 
-    def get_what_lives(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """As `get_many`, where a server may have gone."""
+    def get_available(self, paths: Sequence[str]) -> Mapping[str, bytes]:
+        """As `get_many`, after the loss of a server."""
         try:
             return self.get_many(paths)
         except self._failure:
             return {}
 
-    def set_where_one_lives(self, contents: Mapping[str, bytes]) -> None:
-        """As `set_many`, where a server may have gone: then the client notices, and tries once more."""
+    def set_available(self, contents: Mapping[str, bytes]) -> None:
+        """As `set_many`, after the loss of a server: retries while the client ejects it."""
         left = list(contents)
         for _ in range(_TRIES_MAX):
             try:
@@ -193,7 +139,7 @@ class MemcachedCache:
 
 
 class RedisCache:
-    """Shards by a hash of the key, without which several servers would be no cluster; MGET to one after the other."""
+    """Shards by a hash of the key; MGET to one server after the other."""
 
     def __init__(self, servers: Sequence[str]) -> None:
         import redis
@@ -202,26 +148,24 @@ class RedisCache:
         self._clients: list[Any] = [redis.Redis(host, int(port)) for host, port in places]
 
     def get(self, path: str) -> bytes | None:
-        content: bytes | None = self._client(path).get(path)
+        content: bytes | None = self._clients[self._shard(path)].get(path)
         return content
 
     def get_many(self, paths: Sequence[str]) -> Mapping[str, bytes]:
         found: dict[str, bytes] = {}
-        for number, shard in enumerate(self._shards(paths)):
-            if shard:
-                found.update(zip(shard, self._clients[number].mget(shard), strict=True))
+        for client, shard in self._shards(paths):
+            found.update(zip(shard, client.mget(shard), strict=True))
         return found
 
     def set_many(self, contents: Mapping[str, bytes]) -> None:
-        for number, shard in enumerate(self._shards(contents)):
-            if shard:
-                self._clients[number].mset({path: contents[path] for path in shard})
+        for client, shard in self._shards(contents):
+            client.mset({path: contents[path] for path in shard})
 
-    def _client(self, path: str) -> Any:
-        return self._clients[crc32(path.encode()) % len(self._clients)]
+    def _shard(self, path: str) -> int:
+        return crc32(path.encode()) % len(self._clients)
 
-    def _shards(self, paths: Sequence[str] | Mapping[str, bytes]) -> list[list[str]]:
-        shards: list[list[str]] = [[] for _ in self._clients]
+    def _shards(self, paths: Iterable[str]) -> Iterator[tuple[Any, list[str]]]:
+        shards: dict[int, list[str]] = {}
         for path in paths:
-            shards[crc32(path.encode()) % len(shards)].append(path)
-        return shards
+            shards.setdefault(self._shard(path), []).append(path)
+        return ((self._clients[number], shard) for number, shard in shards.items())

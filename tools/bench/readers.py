@@ -1,29 +1,33 @@
-"""Processes that read as training programs do, let go together, each with its part. This module starts processes."""
+"""Processes that read like training programs, started together. This module starts processes."""
 
 import multiprocessing
 import os
 import struct
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Sized
 from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bench.figures import Run, RunFailed
-from bench.stopwatch import family_processor_s, own_processor_s
+from bench.stopwatch import Processes, own_processor_s, processor_s, spent_since
 
 PREPARE_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 300.0
 
 Work = Callable[[], int]
-"""Reads files, and returns how many."""
+"""Reads files, and returns their number."""
 
 Reader = Callable[[], Work]
-"""Called in a process of its own: gets everything ready, and returns the work that is measured."""
+"""Called in its own process: prepares the work that is measured, and returns it."""
 
 _forks = multiprocessing.get_context("fork")
+
+
+def shares_of(paths: Sequence[str], readers: int) -> list[Sequence[str]]:
+    return [paths[number::readers] for number in range(readers)]
 
 
 def plain_reader(folder: Path, paths: Sequence[str], file_bytes: int) -> Work:
@@ -32,23 +36,39 @@ def plain_reader(folder: Path, paths: Sequence[str], file_bytes: int) -> Work:
 
 
 def python_reader(folder: Path, paths: Sequence[str], file_bytes: int) -> Work:
-    """As most programs in Python do it. Before Python 3.14, `open` asks of every file whether it is a terminal."""
-    return partial(_read_with_open, [f"{folder}/{path}" for path in paths], file_bytes)
-
-
-def planned_reader(folder: Path, plan: str, file_bytes: int) -> Work:
-    """Takes a plan from a mount and reads what it lists, in its order; reading the list is part of the work."""
+    """Reads with Python's `open`, which before Python 3.14 checks whether each file is a terminal."""
 
     def read() -> int:
-        prefix = os.fsencode(folder) + b"/"
-        return _read_plainly([prefix + path for path in read_plan(folder, plan)], file_bytes)
+        for path in paths:
+            with open(f"{folder}/{path}", "rb") as file:
+                _check(path, len(file.read()), file_bytes)
+        return len(paths)
 
     return read
 
 
-def read_plan(folder: Path, plan: str) -> list[bytes]:
-    """The paths of a plan; who reads them declares that the files will be read in this order."""
-    return (folder / ".dieselfs" / "shuffle" / plan).read_bytes().splitlines()
+def planned_reader(folder: Path, plan: str, file_bytes: int) -> Work:
+    """Reads the list of a plan from a mount, then its files in that order; both are measured."""
+
+    def read() -> int:
+        prefix = os.fsencode(folder) + b"/"
+        paths = (folder / ".dieselfs" / "shuffle" / plan).read_bytes().splitlines()
+        return _read_plainly([prefix + path for path in paths], file_bytes)
+
+    return read
+
+
+def get_batches(get_many: Callable[[Sequence[str]], Sized], batch: int, paths: Sequence[str]) -> int:
+    return sum(len(get_many(paths[first : first + batch])) for first in range(0, len(paths), batch))
+
+
+def lmdb_reader(file: Path, paths: Sequence[str]) -> Work:
+    """Reads from the page cache: LMDB maps its file."""
+    import lmdb
+
+    keys = [os.fsencode(path) for path in paths]
+    get = lmdb.open(str(file), subdir=False, readonly=True, lock=False).begin().get
+    return lambda: sum(get(key) is not None for key in keys)
 
 
 def _read_plainly(paths: Sequence[bytes], file_bytes: int) -> int:
@@ -58,78 +78,67 @@ def _read_plainly(paths: Sequence[bytes], file_bytes: int) -> int:
         content = read(descriptor, file_bytes)
         close(descriptor)
         if len(content) != file_bytes:
-            raise RunFailed(f"{os.fsdecode(path)}: {len(content)} of {file_bytes} bytes")
+            _check(os.fsdecode(path), len(content), file_bytes)
     return len(paths)
 
 
-def _read_with_open(paths: Sequence[str], file_bytes: int) -> int:
-    for path in paths:
-        with open(path, "rb") as file:
-            content = file.read()
-        if len(content) != file_bytes:
-            raise RunFailed(f"{path}: {len(content)} of {file_bytes} bytes")
-    return len(paths)
+def _check(path: str, length_bytes: int, file_bytes: int) -> None:
+    if length_bytes != file_bytes:
+        raise RunFailed(f"{path}: {length_bytes} of {file_bytes} bytes")
 
 
-def read_together(readers: Sequence[Reader], files: int, others: Mapping[str, int] | None = None) -> Run:
-    """Run each reader in a process of its own; the clock runs from the first that starts to the last that ends.
+def read_together(readers: Sequence[Reader], files: int, others: Processes | None = None) -> Run:
+    """Run each reader in its own process; the duration is from the first start to the last end.
 
-    `others`: processes that take part, by a name; what they and their descendants spend on processors is counted.
-    Raises RunFailed if a reader could not do its work, or if all together did not read `files`; no reader is left.
+    `others`: processes whose processor time counts. Raises RunFailed if a reader fails, or if all together do not read
+    `files`; no reader process remains.
     """
-    watched = others or {}
     with ExitStack() as stack:
         started = [stack.enter_context(closing(_ReaderProcess(reader))) for reader in readers]
         for process in started:
             process.receive(PREPARE_TIMEOUT_S)
-        before_s = {name: family_processor_s(process) for name, process in watched.items()}
+        before_s = processor_s(others or {})
         for process in started:
-            process.let_go()
-        starts_s, ends_s, processor_s, counts = zip(
-            *(struct.unpack(_REPORT, process.receive(READ_TIMEOUT_S)) for process in started), strict=True
-        )
-        parts = {"readers": sum(processor_s)}
-        for name, process_id in watched.items():
-            parts[name] = family_processor_s(process_id) - before_s[name]
+            process.pipe.send_bytes(_DONE)
+        reports = [struct.unpack(_REPORT, process.receive(READ_TIMEOUT_S)) for process in started]
+        starts_s, ends_s, own_s, counts = zip(*reports, strict=True)
+        parts = {"readers": sum(own_s), **spent_since(before_s, others or {})}
     if sum(counts) != files:
         raise RunFailed(f"{sum(counts):,} files were read, {files:,} expected")
     return Run(max(ends_s) - min(starts_s), parts)
 
 
+_DONE, _FAILED = b"d", b"f"
+_REPORT = "3dq"
+"""Start and end of a reader by the machine's clock, its processor seconds between them, its files."""
+
+
 class _ReaderProcess:
-    """A reader in a process of its own. It says when it is ready, waits to be let go, and reports."""
+    """Sends a message when its reader is ready, waits for the start, and reports."""
 
     def __init__(self, reader: Reader) -> None:
-        self._pipe, theirs = _forks.Pipe()
+        self.pipe, theirs = _forks.Pipe()
         self._process = _forks.Process(target=_serve, args=(reader, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
-    def let_go(self) -> None:
-        self._pipe.send_bytes(_GO)
-
     def receive(self, timeout_s: float) -> bytes:
-        """What it says next, without the first byte. Raises RunFailed if it failed, or took too long."""
-        if not self._pipe.poll(timeout_s):
-            raise RunFailed(f"a reader was not done in {timeout_s:g} s")
+        """Its next message without the first byte. Raises RunFailed if the reader failed or timed out."""
+        if not self.pipe.poll(timeout_s):
+            raise RunFailed(f"a reader did not finish within {timeout_s:g} s")
         try:
-            said = self._pipe.recv_bytes()
+            message = self.pipe.recv_bytes()
         except EOFError:
             raise RunFailed("a reader ended in the middle of its work") from None
-        if said[:1] == _FAILED:
-            raise RunFailed(said[1:].decode("utf-8", "replace"))
-        return said[1:]
+        if message[:1] == _FAILED:
+            raise RunFailed(message[1:].decode("utf-8", "replace"))
+        return message[1:]
 
     def close(self) -> None:
         self._process.kill()
         self._process.join()
         self._process.close()
-        self._pipe.close()
-
-
-_GO, _DONE, _FAILED = b"g", b"d", b"f"
-_REPORT = "3dq"
-"""When a reader began and ended, on the machine's clock; its processor seconds in between; how many files it read."""
+        self.pipe.close()
 
 
 def _serve(reader: Reader, pipe: Connection) -> None:

@@ -1,31 +1,27 @@
-"""Rebuild: metadata from the headers of chunks, without a server; reading and decoding them alone beside it."""
+"""Rebuild of metadata from chunk headers without a server, beside reading and decoding the headers alone."""
 
 from collections.abc import Generator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
 
-from bench.figures import Aim, Quantity, Run, Side, Trial
-from bench.scale import Scale
+from bench.figures import Run, Scale, Side, Trial
 from bench.stopwatch import measure
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs_server.commit import read_header
-from dieselfs_server.metadata.sqlite import SqliteMetadata
-from dieselfs_server.rebuild import rebuild as rebuild_metadata
+from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.maintenance.rebuild import rebuild as rebuild_metadata
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.posix import PosixStore
 
-HEADERS_AIM = Aim(Quantity.RATE, 500_000)
-ENTRIES_PER_FOLDER = 1280
-ENTRIES_PER_CHUNK = 1024
+ENTRIES_PER_FOLDER, ENTRIES_PER_CHUNK = 1280, 1024
 _DATASET_ID = bytes(range(16))
 _NOW_NS = 1_800_000_000 * 10**9
 
 
 def rebuild(folder: Path, scale: Scale) -> Generator[Trial]:
-    store = PosixStore(folder / "chunks")
-    _write_chunks(store, scale.entries)
-    numbers = count()
+    store, files, numbers = PosixStore(folder / "chunks"), scale.entries, count()
+    _write_chunks(store, files)
 
     def read_headers() -> None:
         for chunk_id in store.list_chunks(_DATASET_ID):
@@ -35,14 +31,10 @@ def rebuild(folder: Path, scale: Scale) -> Generator[Trial]:
         with closing(SqliteMetadata(folder / f"metadata-{next(numbers)}.db")) as metadata:
             return measure(lambda: rebuild_metadata(store, metadata, "data", _DATASET_ID, _NOW_NS))
 
-    amounts = (scale.entries, "files")
+    headers = Side("headers read and checked", lambda: measure(read_headers), files, "files")
+    title = f"Rebuild of {files:,} files from {ENTRIES_PER_CHUNK} to a chunk"
     yield Trial(
-        f"Rebuild of {scale.entries:,} files from {ENTRIES_PER_CHUNK} to a chunk",
-        [
-            Side("headers read and checked", lambda: measure(read_headers), *amounts, aim=HEADERS_AIM),
-            Side("metadata made in SQLite", build, *amounts),
-        ],
-        min(scale.rounds, 3),
+        title, [headers, Side("metadata made in SQLite", build, files, "files")], min(scale.rounds, 3)
     )
 
 

@@ -1,110 +1,157 @@
-"""Pieces and chunks from one node of a job to another, beside what plain sockets move between two Python processes.
+"""Extents and chunks from one node of a job to another, beside what plain sockets move between two Python processes.
 
-The node that is asked has all chunks on its shelf, and runs in a process of its own; this one asks, as a node does, and
-verifies what comes. Plain sockets move as many bytes at a time, from memory with `send` and with `sendfile`, into
-memory that was there before; nobody looks at them. All over loopback.
+The peer has all chunks in memory and runs in its own process; this process requests and verifies as a node does. Plain
+sockets move equal blocks from memory, with `send` and with `sendfile`, into allocated memory, unverified. All over
+loopback. This module starts processes.
 """
 
+import mmap
+import multiprocessing
+import os
+import socket
+import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from bench.figures import Aim, Quantity, Run, RunFailed, Side, Trial
-from bench.homes import running_home, upload_tree
-from bench.scale import Scale
+import trio
+
+from bench.figures import Run, RunFailed, Scale, Side, Trial
+from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, make_tree
+from bench.homes import Home, running_home, store_tree
 from bench.stopwatch import measure
-from bench.transfer_ends import SECRET, PlainEnd, running_peer, running_plain_end
-from bench.trees import LARGE_FILE_BYTES, SMALL_FILE_BYTES, make_tree
-from dieselfs.cache.member import Member
+from dieselfs.address import TcpAddress
+from dieselfs.cluster.chunk_requests import PeerRequest
+from dieselfs.cluster.member import INCARNATION_BYTES, Member
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.pooled_source import LocalPayload, PooledSource
+from dieselfs.cluster.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
-from dieselfs.meta.snapshot import ExtentRef
-from dieselfs.peers.asking import Wanted
-from dieselfs.peers.client import PeerClient
-from dieselfs.peers.source import Found, PooledSource
+from dieselfs.rpc.serving.server import open_listeners
+from dieselfs.snapshot.reader import ExtentRef
+from dieselfs_client.cluster.peer_service import PeerService
+from dieselfs_client.memory.node_cache import NodeCache
 
 CHUNKS = 16
 REQUEST_CHUNKS = 4
-"""Whose pieces are asked for at once: 16 MiB, two requests."""
+"""Whose extents are requested together: 16 MiB, two requests."""
 RANKS = 4
-"""Each wants one file in so many of a chunk; it asks for those of so many more chunks at once."""
+"""Each requests one file in RANKS of a chunk, and of RANKS times as many chunks at once."""
 PASSES = 4
-"""A run moves everything so many times: 256 MiB, in less than a second."""
+"""How often a run moves everything: 256 MiB, in less than a second."""
 ROUNDS = 3
-"""As many as of others, times so many."""
+"""Rounds for each round of other benchmarks."""
+SECRET, HOST = JobSecret(bytes(32)), "127.0.0.1"
+START_TIMEOUT_S, ANSWER_TIMEOUT_S = 60.0, 30.0
 
-PEERS, SEND, SENDFILE = "node to node", "plain socket, send", "plain socket, sendfile"
-AIM = Aim(Quantity.RATIO, 0.7, of=(SEND, SENDFILE))
+_ORDER = struct.Struct("<?II")
+"""To the plain process: whether with `sendfile`, offset, length."""
+_forks = multiprocessing.get_context("fork")
 
 
 def transfer(folder: Path, scale: Scale) -> Generator[Trial]:
-    rounds = ROUNDS * scale.rounds
     for file_bytes in (SMALL_FILE_BYTES, LARGE_FILE_BYTES):
         with asking_node(folder / str(file_bytes), file_bytes) as (node, plain):
-            title = f"Pieces of {file_bytes:,} bytes"
-            request_bytes = REQUEST_CHUNKS * CHUNK_TARGET_BYTES
-            yield _trial(f"{title}, a quarter of each chunk", node, node.shares, plain, request_bytes, rounds)
-            yield _trial(f"{title}, all of each chunk", node, node.all_pieces, plain, request_bytes, rounds)
+            title, request_bytes = f"Extents of {file_bytes:,} bytes", REQUEST_CHUNKS * CHUNK_TARGET_BYTES
+            ways = [
+                (f"{title}, a quarter of each chunk", node.shares, request_bytes),
+                (f"{title}, all of each chunk", node.all_extents, request_bytes),
+            ]
             if file_bytes == SMALL_FILE_BYTES:
-                title = "Whole chunks"
-                yield _trial(title, node, node.whole_chunks, plain, CHUNK_TARGET_BYTES, rounds)
+                ways.append(("Whole chunks", node.whole_chunks, CHUNK_TARGET_BYTES))
+            for title, ask, request_bytes in ways:
+                runs: dict[str, Callable[[], Run]] = {
+                    "node to node": partial(node.run, ask),
+                    "plain socket, send": partial(plain.run, False, request_bytes),
+                    "plain socket, sendfile": partial(plain.run, True, request_bytes),
+                }
+                amount = PASSES * node.size_bytes / MIB
+                sides = [Side(name, run, amount, "MiB") for name, run in runs.items()]
+                yield Trial(title, sides, ROUNDS * scale.rounds, "plain socket, send")
 
 
 @contextmanager
 def asking_node(
     folder: Path, file_bytes: int, chunks: int = CHUNKS
-) -> Iterator[tuple["AskingNode", PlainEnd]]:
-    """A node whose peer has so many chunks of such files, and the plain socket beside it; works in a new folder."""
+) -> Iterator[tuple["AskingNode", "PlainEnd"]]:
+    """A node whose peer has `chunks` chunks of such files, and the plain socket, in a new folder."""
     folder.mkdir()
     tree = make_tree(folder / "source", chunks * CHUNK_TARGET_BYTES // file_bytes, file_bytes)
     with running_home(folder / "home") as home:
-        upload_tree(home, tree)
+        store_tree(home, tree.folder, tree.size_bytes)
         with (
-            running_peer(home, 2 * tree.size_bytes) as (peer, process),
-            running_plain_end(tree.size_bytes) as plain,
+            _serving(partial(_serve_peer, home, 2 * tree.size_bytes)) as (port, process),
+            _serving(partial(_serve_plainly, tree.size_bytes)) as (plain_port, plain_process),
+            closing(socket.create_connection((HOST, plain_port), ANSWER_TIMEOUT_S)) as connected,
             home.dataset() as dataset,
-            closing(AskingNode(dataset, peer, process)) as node,
         ):
-            yield node, plain
+            peer = Member("peer", 1, TcpAddress(HOST, port), 2 * tree.size_bytes, bytes(INCARNATION_BYTES))
+            with closing(AskingNode(dataset, peer, process)) as node:
+                yield node, PlainEnd(connected, plain_process, tree.size_bytes)
 
 
-def _trial(
-    title: str,
-    node: "AskingNode",
-    ask: Callable[[], int],
-    plain: PlainEnd,
-    request_bytes: int,
-    rounds: int,
-) -> Trial:
-    size_bytes = node.size_bytes
-    amount = (PASSES * size_bytes / MIB, "MiB")
-    sides = [Side(PEERS, partial(node.run, ask), *amount, aim=AIM)]
-    for name, is_sendfile in ((SEND, False), (SENDFILE, True)):
-        receive = partial(plain.receive, is_sendfile, request_bytes)
-        sides.append(Side(name, partial(_run, receive, size_bytes, plain.process), *amount))
-    return Trial(title, sides, rounds, SEND)
+@contextmanager
+def _serving(serve: Callable[[Connection], None]) -> Iterator[tuple[int, int]]:
+    """`serve` in its own process, until the end of the block; the port that it sends, and its process ID."""
+    pipe, theirs = _forks.Pipe()
+    process = _forks.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if process.pid is None or not pipe.poll(START_TIMEOUT_S):
+            raise RunFailed(f"the other end did not listen within {START_TIMEOUT_S:g} s")
+        try:
+            port = int(pipe.recv_bytes())
+        except EOFError:
+            raise RunFailed("the other end ended before it listened") from None
+        yield port, process.pid
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()
 
 
 def _run(work: Callable[[], int], size_bytes: int, other_end: int) -> Run:
     """Everything, PASSES times."""
     moved_bytes: list[int] = []
-    run = measure(lambda: moved_bytes.extend(work() for _ in range(PASSES)), {"other end": other_end})
+    run = measure(lambda: moved_bytes.extend(work() for _ in range(PASSES)), {"other end": [other_end]})
     if moved_bytes != [size_bytes] * PASSES:
         raise RunFailed(f"{moved_bytes} bytes came, {size_bytes} were expected each time")
     return run
 
 
-class _Nothing:
-    """The shelf of a node that owns no chunks."""
+# -- a node of a job -------------------------------------------------------------------------------------
 
-    def find(self, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, Found]]:
+
+def _serve_peer(home: Home, memory_bytes: int, pipe: Connection) -> None:
+    """A node with all chunks in memory."""
+    with home.dataset() as dataset:
+        trio.run(_be_peer, dataset, memory_bytes, pipe)
+
+
+async def _be_peer(dataset: Dataset, memory_bytes: int, pipe: Connection) -> None:
+    snapshot = dataset.snapshot
+    async with trio.open_nursery() as nursery, open_listeners(TcpAddress(HOST, 0)) as (listener,):
+        node_cache = NodeCache(snapshot, dataset.chunks.fetch_segment, memory_bytes, 0, nursery)
+        for chunk in range(snapshot.chunk_count):
+            await node_cache.fetch(chunk)
+        pipe.send_bytes(b"%d" % listener.socket.getsockname()[1])
+        await PeerService(snapshot, node_cache, SECRET.peer_key()).serve(listener)
+
+
+class _Nothing:
+    """The cache of a node that owns no chunks."""
+
+    def find(self, wanted: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, LocalPayload]]:
         return ((each, None) for each in wanted)
 
 
 class AskingNode:
-    """A node that asks its one peer for everything."""
+    """A node that requests everything from its one peer."""
 
     def __init__(self, dataset: Dataset, peer: Member, process: int) -> None:
         """`process`: of the peer."""
@@ -124,37 +171,84 @@ class AskingNode:
         self._peers.close()
 
     def figures(self) -> dict[str, int]:
-        """Of its source: where what came came from."""
-        return self._source.figures()
+        figures: dict[str, int] = self._source.metrics.as_dict()["requested"]
+        return figures
 
     def run(self, ask: Callable[[], int]) -> Run:
-        """Raises RunFailed if a byte came from elsewhere than the peer."""
+        """Raises RunFailed if a byte came from another source than the peer."""
         run = _run(ask, self.size_bytes, self._process)
         figures = self.figures()
-        if figures["from_peers"] != figures["asked"]:
+        if figures["from_peers"] != figures["extents"]:
             raise RunFailed(f"the peer did not have everything: {figures}")
         return run
 
     def shares(self) -> int:
-        """Each rank's files in turn, those of many chunks in one request."""
+        """The files of each rank in turn, of many chunks in one request."""
         return sum(self._ask(self._chunks, rank, RANKS) for rank in range(RANKS))
 
-    def all_pieces(self) -> int:
-        return sum(
-            self._ask(self._chunks[first : first + REQUEST_CHUNKS], 0, 1)
-            for first in range(0, len(self._chunks), REQUEST_CHUNKS)
-        )
+    def all_extents(self) -> int:
+        starts = range(0, len(self._chunks), REQUEST_CHUNKS)
+        return sum(self._ask(self._chunks[start : start + REQUEST_CHUNKS], 0, 1) for start in starts)
 
     def whole_chunks(self) -> int:
         return sum(len(self._source.fetch_chunk(chunk)) for chunk in self._chunks)
 
     def _ask(self, chunks: Sequence[int], rank: int, ranks: int) -> int:
-        """For the files of one of so many ranks; how many bytes came."""
-        wanted = {chunk: self._extents[chunk][rank::ranks] for chunk in chunks}
+        """Request the files of one rank; the bytes that arrived."""
         total_bytes = 0
-        for arrival in self._source.fetch_many(wanted):
-            for pieces in arrival.values():
-                if isinstance(pieces, DieselfsError):
-                    raise pieces
-                total_bytes += sum(map(len, pieces))
+        for arrival in self._source.fetch_many(
+            {chunk: self._extents[chunk][rank::ranks] for chunk in chunks}
+        ):
+            for extents in arrival.values():
+                if isinstance(extents, DieselfsError):
+                    raise extents
+                total_bytes += sum(map(len, extents))
         return total_bytes
+
+
+# -- a plain socket --------------------------------------------------------------------------------------
+
+
+class PlainEnd:
+    """Receives the memory of another process over a plain socket, into one buffer. That memory is as large as the
+    node's, as a smaller one would stay in the processor's caches.
+    """
+
+    def __init__(self, connected: socket.socket, process: int, content_bytes: int) -> None:
+        self._connected, self._process, self._content_bytes = connected, process, content_bytes
+
+    def run(self, is_sendfile: bool, request_bytes: int) -> Run:
+        return _run(partial(self.receive, is_sendfile, request_bytes), self._content_bytes, self._process)
+
+    def receive(self, is_sendfile: bool, request_bytes: int) -> int:
+        """Request all of the content, `request_bytes` at a time."""
+        memory = memoryview(bytearray(request_bytes))
+        for start in range(0, self._content_bytes, request_bytes):
+            left = memory[: self._content_bytes - start]
+            self._connected.sendall(_ORDER.pack(is_sendfile, start, len(left)))
+            while left:
+                size = self._connected.recv_into(left)
+                if not size:
+                    raise RunFailed("the plain socket was closed")
+                left = left[size:]
+        return self._content_bytes
+
+
+def _serve_plainly(content_bytes: int, pipe: Connection) -> None:
+    """From a memfd, as a node cache does."""
+    memory = os.memfd_create("plain")
+    os.truncate(memory, content_bytes)
+    with socket.create_server((HOST, 0)) as listener, mmap.mmap(memory, content_bytes) as content:
+        content.write(os.urandom(content_bytes))
+        pipe.send_bytes(b"%d" % listener.getsockname()[1])
+        connected, _ = listener.accept()
+        with connected, memoryview(content) as view:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while order := connected.recv(_ORDER.size, socket.MSG_WAITALL):
+                is_sendfile, start, size = _ORDER.unpack(order)
+                end = start + size
+                if not is_sendfile:
+                    connected.sendall(view[start:end])
+                    start = end
+                while start < end:
+                    start += os.sendfile(connected.fileno(), memory, start, end - start)

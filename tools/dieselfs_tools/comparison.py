@@ -1,4 +1,4 @@
-"""Whether two folders hold the same: names, types, modes, times, link targets, and every byte.
+"""Compares two folders: names, types, modes, times, link targets, and every byte.
 
 This module reads files.
 """
@@ -16,7 +16,7 @@ DIFFERENCES_KEPT_MAX = 20
 
 @dataclass
 class Comparison:
-    """What was compared, and what is not the same (at most 20 of them are kept)."""
+    """Numbers of what was compared, and the differences, of which `shown` has at most 20."""
 
     files: int = 0
     folders: int = 0
@@ -32,7 +32,7 @@ class Comparison:
 
 
 def compare_trees(first: bytes, second: bytes, left_out: Collection[bytes] = ()) -> Comparison:
-    """Compare two folders with all that is in them, but for folders in `first` whose names are `left_out`."""
+    """Compare two folders with their content, without folders in `first` whose names are `left_out`."""
     comparison = Comparison()
     pending = [b""]
     while pending:

@@ -1,7 +1,7 @@
-"""`python -m dieselfs_tools.demo [FOLDER]`: the main job, on this machine alone, and proof that it works.
+"""`python -m dieselfs_tools.demo [FOLDER]`: upload, mount, compare, read, on this machine alone.
 
-Uploads a folder, mounts it, compares the mount with the folder byte for byte, reads it in shuffled order, unmounts. All
-that it makes lies in a temporary folder and is gone in the end. The exit code is 0 if everything was as it should be.
+It uploads a folder, mounts it, compares the mount with the folder byte for byte, reads it in shuffled order, and
+unmounts. All its files are in a temporary folder, which it removes. The exit code is 0 if nothing differed.
 """
 
 import os
@@ -15,33 +15,33 @@ from pathlib import Path
 from typing import NoReturn
 
 import dieselfs
-from dieselfs.config import EMBEDDED
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_INTERRUPTED, EXIT_OK, DieselfsError, InvalidInput, NotFound
-from dieselfs.upload import Failed, SourceEntry, TreeUpload, walk_source
+from dieselfs.settings import EMBEDDED
+from dieselfs.transfer.upload import Failed, SourceEntry, TreeUpload, walk_source
+from dieselfs.units import count, format_duration, format_size
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import DEVICE
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from dieselfs_tools.comparison import compare_trees
 from dieselfs_tools.private_home import private_home
-from dieselfs_tools.units import count, format_duration, format_size
 
 DATASET = "demo"
 SEED, EPOCH = 1, 0
 
 _INSTALLED = frozenset([b"site-packages", b"dist-packages"])
-"""They lie in the folder of the standard library, but are no part of it."""
+"""Folders in that of the standard library that are no part of it."""
 
 
 class Failure(DieselfsError):
-    """Something was not as it should be."""
+    """A step had another result than it must have."""
 
 
 def main() -> NoReturn:
-    # The source may be the standard library: neither we nor what we start is to leave compiled modules in it.
+    # The source may be the standard library: no process of the demo may write compiled modules into it.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is cleaned up then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up too
     try:
         demonstrate(*chosen_source(sys.argv[1:]))
     except DieselfsError as error:
@@ -83,7 +83,7 @@ def demonstrate(source: Path, left_out: frozenset[bytes]) -> None:
 
 
 class Step:
-    """A numbered line: what is done is printed when it begins, and what came of it when it is done."""
+    """A numbered line: the title is printed at the start, the result at the end."""
 
     number = 0
 
@@ -97,7 +97,7 @@ class Step:
         return max(time.monotonic() - self._started_s, 1e-6)
 
     def rate(self, files: int, size_bytes: int) -> str:
-        """How long it took, and how fast that was."""
+        """The time it took, and the speed."""
         elapsed_s = self.elapsed_s
         speed = f"{files / elapsed_s:,.0f} files/s, {format_size(size_bytes / elapsed_s)}/s"
         return f"{format_duration(elapsed_s)} ({speed})"
@@ -133,7 +133,7 @@ def upload(data: Dataset, source: Path, left_out: frozenset[bytes]) -> None:
 
 @contextmanager
 def mounted(data: Dataset, home: Path) -> Iterator[Path]:
-    """The dataset as a folder, while the context lasts."""
+    """The dataset as a folder, in the context."""
     mountpoint = home / "mount"
     mountpoint.mkdir()
     step = Step("Mount the chunks as a folder")
@@ -143,17 +143,12 @@ def mounted(data: Dataset, home: Path) -> Iterator[Path]:
         step.done(f"any program can read {mountpoint}, after {format_duration(step.elapsed_s)}")
         yield mountpoint
     except BaseException:
-        _unmount(mountpoint)
+        with suppress(DieselfsError):  # the first error is the one to report
+            control.unmount(mountpoint, lazily=True)
         raise
     step = Step("Unmount")
     control.unmount(mountpoint)
     step.done(f"done in {format_duration(step.elapsed_s)}")
-
-
-def _unmount(mountpoint: Path) -> None:
-    """After a failure, which is not to be hidden by another one."""
-    with suppress(DieselfsError):
-        control.unmount(mountpoint, lazily=True)
 
 
 def compare(source: Path, mountpoint: Path, left_out: Collection[bytes]) -> None:

@@ -1,14 +1,17 @@
-"""Stored files, folders and links as listings show them, wherever they are known from. No I/O."""
+"""Stored files, folders and links in listings. No I/O."""
 
 import stat
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dieselfs.chunk.format import Op
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.names import printable
+from dieselfs.records import Op
 from dieselfs.rpc.records import RemoteEntry
+from dieselfs.units import format_time
 from dieselfs_tools.output import Output, name_fields
-from dieselfs_tools.units import format_time
+
+if TYPE_CHECKING:
+    from dieselfs.snapshot.reader import Snapshot
 
 _TYPE_BITS = {Op.FILE: stat.S_IFREG, Op.DIRECTORY: stat.S_IFDIR, Op.SYMLINK: stat.S_IFLNK}
 _TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
@@ -18,7 +21,7 @@ SIZE_COLUMNS = 9
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing in a dataset. `mode` has the type bits; `target` is that of a link."""
+    """An entry of a dataset. `mode` has the type bits; `target` is that of a link."""
 
     path: bytes
     mode: int
@@ -36,14 +39,14 @@ class Entry:
 
     @classmethod
     def of_server(cls, path: bytes, entry: RemoteEntry) -> "Entry":
-        """Raises ValueError for an entry of no known kind."""
+        """Raises ValueError for an unknown kind of entry."""
         op = Op(entry.op)
         mode = stat.S_IMODE(entry.mode) | _TYPE_BITS[op]
         size = len(entry.target) if op == Op.SYMLINK else entry.size
         return cls(path, mode, size, entry.mtime_ns, entry.target)
 
     @classmethod
-    def of_snapshot(cls, snapshot: Snapshot, node: int) -> "Entry":
+    def of_snapshot(cls, snapshot: "Snapshot", node: int) -> "Entry":
         stored = snapshot.stat(node)
         target = snapshot.target(node) if stored.is_link else b""
         return cls(snapshot.path(node), stored.mode, stored.size, stored.mtime_ns, target)
@@ -60,7 +63,7 @@ class Entry:
         return {**fields, **name_fields(self.target, "target")} if self.type == "link" else fields
 
     def line(self, output: Output, name: bytes, is_long: bool) -> str:
-        """For people: `name`, with a slash behind a folder; `is_long`, with mode, size and time before it."""
+        """As text: `name`, with a slash after a folder; `is_long`: mode, size and time before it."""
         shown = printable(name) + ("/" if self.is_folder else "")
         if not is_long:
             return shown

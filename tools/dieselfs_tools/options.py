@@ -1,14 +1,18 @@
-"""Options and the form of help that the verbs have in common."""
+"""Options, arguments and help texts that verbs share. No I/O."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dieselfs.errors import InvalidInput
+from dieselfs.flags import attributes
 from dieselfs.names import SCHEME, Location, check_dataset_name, is_location, parse_location
-from dieselfs_tools.session import Session
-from dieselfs_tools.units import parse_duration, parse_size
+from dieselfs.settings import BY_NAME, Place
+from dieselfs.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Function = Callable[..., Any]
 
@@ -16,11 +20,12 @@ HELP_COLUMNS = 100
 
 
 class Parsed(click.ParamType[Any]):
-    """A parameter whose text one of our parsers understands."""
+    """A parameter with a parser of ours (raises InvalidInput). `kind`: the values that completion offers."""
 
-    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], object], kind: str = "") -> None:
         self.name = name
         self._parse = parse
+        self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):  # a default
@@ -29,6 +34,15 @@ class Parsed(click.ParamType[Any]):
             return self._parse(value)
         except InvalidInput as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> "list[CompletionItem]":
+        if not self._kind:
+            return []
+        from dieselfs_tools.completion import offered
+
+        return offered(self._kind, ctx, incomplete)
 
 
 def dataset_name(text: str) -> str:
@@ -55,8 +69,8 @@ def dataset_folder(text: str) -> Location:
 
 
 def location(text: str) -> Location:
-    """`dl://dataset[@tag]/path`. Raises InvalidInput."""
-    return parse_location(text)
+    """`dl://dataset[@tag]/path`, with or without `dl://`. Raises InvalidInput."""
+    return parse_location(text if is_location(text) else SCHEME + text)
 
 
 def changeable_location(text: str) -> Location:
@@ -67,81 +81,47 @@ def changeable_location(text: str) -> Location:
     return location
 
 
-LOCATION = Parsed("dl://DATASET/PATH", location)
-CHANGEABLE = Parsed("dl://DATASET/PATH", changeable_location)
-FOLDER = Parsed("dl://DATASET[@TAG][/FOLDER]", dataset_folder)
-STATE = Parsed("dl://DATASET[@TAG]", dataset_state)
-DATASET = Parsed("dl://DATASET", dataset_name)
+LOCATION = Parsed("dl://DATASET/PATH", location, "location")
+CHANGEABLE = Parsed("dl://DATASET/PATH", changeable_location, "location")
+FOLDER = Parsed("dl://DATASET[@TAG][/FOLDER]", dataset_folder, "location")
+STATE = Parsed("dl://DATASET[@TAG]", dataset_state, "dataset")
+DATASET = Parsed("dl://DATASET", dataset_name, "dataset")
+TAG = Parsed("TAG", str, "tag")
+MOUNTPOINT = Parsed("FOLDER", str, "mountpoint")
+SOURCE = Parsed("SOURCE", str, "source")
+"""A file or folder here, or a location."""
 SIZE = Parsed("SIZE", parse_size)
 DURATION = Parsed("DURATION", parse_duration)
 
 
-def _set(change: Callable[[Session, Any], None]) -> Function:
-    """A callback that keeps an option in the session if it is given, so that it may stand before or after the verb."""
-
-    def callback(context: click.Context, _: click.Parameter, value: Any) -> None:
-        if value:
-            change(context.ensure_object(Session), value)
-
-    return callback
-
-
-def _set_server(session: Session, value: str) -> None:
-    session.server = value
-
-
-def _set_key_file(session: Session, value: str) -> None:
-    session.key_file = value
-
-
-def _set_json(session: Session, value: bool) -> None:
-    session.output.is_json = value
-
-
-def _set_quiet(session: Session, value: bool) -> None:
-    session.output.is_quiet = value
-
-
-def _set_exact(session: Session, value: bool) -> None:
-    session.output.is_exact = value
-
-
-def _set_debug(session: Session, value: bool) -> None:
-    session.is_debug = value
-
-
 def _common_options() -> list[click.Parameter]:
-    def option(*names: str, change: Function, **attributes: Any) -> click.Option:
-        # Eager: a fault in another option is then reported in the form that is asked for.
-        return click.Option(names, callback=_set(change), expose_value=False, is_eager=True, **attributes)
+    """Options of all verbs. They are set in the session, so they may stand before or after the verb."""
+
+    def option(*names: str, of_output: str = "", **attributes: Any) -> click.Option:
+        def keep(context: click.Context, param: click.Parameter, value: Any) -> None:
+            if value:
+                setattr(context.obj.output if of_output else context.obj, of_output or str(param.name), value)
+
+        # Eager: an error in another option is then reported in the requested form.
+        return click.Option(names, callback=keep, expose_value=False, is_eager=True, **attributes)
+
+    def switch(*names: str, of_output: str = "", text: str) -> click.Option:
+        return option(*names, of_output=of_output, is_flag=True, help=text)
 
     return [
-        option(
-            "--server",
-            change=_set_server,
-            metavar="ADDRESS",
-            help="tcp://HOST:PORT[,...], etcd://HOST:PORT, unix:PATH, or 'embedded'. "
-            "[DIESELFS_SERVER, the configuration file]",
+        option("--server", **attributes(BY_NAME["server"], Place.VERB)),
+        option("--key-file", **attributes(BY_NAME["key_file"], Place.VERB)),
+        switch(
+            "--json", of_output="is_json", text="Print one JSON object per line; the last is the summary."
         ),
-        option(
-            "--key-file",
-            change=_set_key_file,
-            metavar="FILE",
-            help="Your key. [DIESELFS_KEY_FILE, the configuration file]",
-        ),
-        option(
-            "--json", change=_set_json, is_flag=True, help="One JSON object a line; the last is the summary."
-        ),
-        option(
-            "--quiet", "-q", change=_set_quiet, is_flag=True, help="Only errors, results and the summary."
-        ),
-        option("--bytes", change=_set_exact, is_flag=True, help="Sizes as exact numbers of bytes."),
-        option("--debug", change=_set_debug, is_flag=True, help="A traceback with an error."),
+        switch("--quiet", "-q", of_output="is_quiet", text="Print errors and results only."),
+        switch("--bytes", of_output="is_exact", text="Print sizes as exact numbers of bytes."),
+        switch("--debug", "is_debug", text="Print a traceback with an error."),
     ]
 
 
 class Verb(click.Command):
-    """A verb: its own options, those that all verbs have, and examples at the end of its help."""
+    """A verb with the options of all verbs."""
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
@@ -149,9 +129,7 @@ class Verb(click.Command):
 
 
 class VerbGroup(click.Group):
-    """Verbs in order of being added."""
-
-    command_class = Verb
+    """Verbs in the order in which they were added, with the options of all verbs."""
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
@@ -166,37 +144,38 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def verb(name: str, *lines: str) -> Callable[[Function], click.Command]:
-    """Make a verb of a function, which is given the session first. `lines`: examples for the help."""
+def verb(name: str, *lines: str, group: click.Group | None = None) -> Callable[[Function], click.Command]:
+    """Make a function, whose first argument is the session, a verb (of a group). `lines`: examples for the help."""
 
     def decorate(function: Function) -> click.Command:
-        return click.command(name, cls=Verb, epilog=examples(*lines))(click.pass_obj(function))
+        made = click.command(name, cls=Verb, epilog=examples(*lines))(click.pass_obj(function))
+        if group is not None:
+            group.add_command(made)
+        return made
 
     return decorate
 
 
-dry_run = click.option(
-    "-n", "--dry-run", "is_dry_run", is_flag=True, help="Say what would be done, and do nothing."
-)
-yes = click.option("-y", "--yes", "is_confirmed", is_flag=True, help="Do not ask.")
-warm_rate = click.option(
-    "--warm-rate",
-    "warm_rate_bytes",
-    type=SIZE,
-    default=0,
-    help="What is fetched before it is read comes no faster than this a second. [no limit]",
-)
-human = click.option(
-    "-h", "--human", is_flag=True, expose_value=False, help="Sizes as 4.0 MiB, which is the default."
-)
+def verb_group(name: str, text: str, *lines: str) -> VerbGroup:
+    """A verb that has verbs. `text`: its help; `lines`: examples."""
+    return VerbGroup(name, help=text, epilog=examples(*lines))
 
 
-def jobs(default: int) -> Callable[[Function], Function]:
-    return click.option(
-        "-j",
-        "--jobs",
-        type=click.IntRange(1, 64),
-        default=default,
-        show_default=True,
-        help="Threads that work at once.",
-    )
+def flag(*names: str, text: str, **attributes: Any) -> Callable[[Function], Function]:
+    return click.option(*names, is_flag=True, help=text, **attributes)
+
+
+dry_run = flag("-n", "--dry-run", "is_dry_run", text="Print what would be done, and do nothing.")
+recursive = flag("-r", "--recursive", "is_recursive", text="Folders with all their content.")
+yes = flag("-y", "--yes", "is_confirmed", text="Do not ask for confirmation.")
+human = flag("-h", "--human", expose_value=False, text="Print sizes as 4.0 MiB (the default).")
+
+
+jobs = click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    help="Number of threads.",
+)

@@ -1,4 +1,4 @@
-"""What dlcmd prints: lines for people, or with --json one object a line. This module writes to stdout and stderr."""
+"""The output of dlcmd: text, or with --json one object per line. This module writes to stdout and stderr."""
 
 import base64
 import json
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dieselfs.names import printable
-from dieselfs_tools.units import format_size
+from dieselfs.units import format_size
 
 FAILURES_SHOWN_MAX = 20
-"""On stderr; with --json all that are known are printed."""
+"""On stderr; --json prints all that are known."""
 
 
 def name_fields(path: bytes, name: str = "path") -> dict[str, object]:
-    """A path for JSON: as text, and where that is not all of it (the bytes are not UTF-8), its bytes in base64."""
+    """A path for JSON: as text, and if it is not UTF-8, also its bytes in base64."""
     fields: dict[str, object] = {name: path.decode("utf-8", "backslashreplace")}
     try:
         path.decode("utf-8")
@@ -24,7 +24,7 @@ def name_fields(path: bytes, name: str = "path") -> dict[str, object]:
 
 
 def write_bytes(content: bytes) -> None:
-    """Write to stdout as it is, all of it: with PYTHONUNBUFFERED, its own `write` may leave off in the middle."""
+    """Write all bytes to stdout. With PYTHONUNBUFFERED, a single `write` may be partial."""
     sys.stdout.flush()
     left = memoryview(content)
     while left:
@@ -34,9 +34,9 @@ def write_bytes(content: bytes) -> None:
 
 @dataclass
 class Output:
-    """How a command speaks. With `is_json` stdout carries objects only: records, and as the last one the summary.
+    """The form of the output. With `is_json` stdout carries objects only: records, and last the summary.
 
-    `is_exact`: sizes in bytes. `is_stdout_taken`: stdout carries the content of files, so people read stderr.
+    `is_exact`: sizes in bytes. `is_stdout_taken`: stdout carries the content of files, so text goes to stderr.
     """
 
     is_json: bool = False
@@ -48,43 +48,41 @@ class Output:
         return str(size_bytes) if self.is_exact else format_size(size_bytes)
 
     def record(self, kind: str, text: str, fields: Mapping[str, object]) -> None:
-        """One result, in whichever form is asked for."""
+        """One result, in the requested form."""
         if self.is_json:
             self._print_json({"type": kind, **fields})
         else:
             self._print(text)
 
     def detail(self, kind: str, text: str, fields: Mapping[str, object]) -> None:
-        """One result among many, which -q leaves out."""
+        """One result of many; -q omits it."""
         if not self.is_quiet:
             self.record(kind, text, fields)
 
     def note(self, text: str) -> None:
-        """What -q leaves out, and JSON too."""
+        """A line that -q and --json omit."""
         if not self.is_json and not self.is_quiet:
             self._print(text)
 
     def aside(self, text: str) -> None:
-        """What goes on just now, on stderr; -q leaves it out, and JSON too."""
+        """A state, on stderr; -q and --json omit it."""
         if not self.is_json and not self.is_quiet:
             print(text, file=sys.stderr, flush=True)
 
     def summary(self, text: str, fields: Mapping[str, object], exit_code: int = 0) -> int:
-        """The last line; an empty `text` is not printed. Returns `exit_code`, which is what a command returns."""
+        """The last line; -q and an empty `text` omit it. Returns `exit_code`."""
         if self.is_json:
             self._print_json({"type": "summary", "exit_code": exit_code, **fields})
-        elif text:
+        elif text and not self.is_quiet:
             self._print(text)
         return exit_code
 
     def failure(self, path: str, reason: str) -> None:
-        """One thing that could not be done."""
-        if self.is_json:
-            self._print_json({"type": "failure", "path": path, "reason": reason})
-        self.error(f"{path}: {reason}")
+        """One failed item."""
+        self.failures([(path, reason)], 1)
 
     def failures(self, failures: list[tuple[str, str]], total: int) -> None:
-        """All that could not be done, where there may be more than anybody wants to read."""
+        """The failed items that are known, of `total`."""
         if self.is_json:
             for path, reason in failures:
                 self._print_json({"type": "failure", "path": path, "reason": reason})
@@ -94,7 +92,7 @@ class Output:
             self.error(f"... and {total - FAILURES_SHOWN_MAX} more like these")
 
     def error(self, text: str) -> None:
-        """Always on stderr, always one line."""
+        """One line on stderr."""
         line = printable(" ".join(text.splitlines()).encode("utf-8", "surrogateescape"))
         print(f"dlcmd: {line}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Which entries of a tree are wanted: `--exclude` and `--include`, as in s3cmd. No I/O."""
+"""Selection of entries by `--exclude` and `--include`, as in s3cmd. No I/O."""
 
 import os
 import re
@@ -9,10 +9,10 @@ from dieselfs.names import split_path
 
 
 class Patterns:
-    """Shell patterns, tried on paths relative to the source.
+    """Shell patterns for paths relative to the source.
 
-    A pattern with a slash in it is tried on the whole path, any other on the name; `*` matches slashes too. What is
-    in a folder that is left out is left out as well. Whatever an include matches is wanted all the same.
+    A pattern with a slash is matched with the whole path, any other with the name; `*` matches slashes too. The content
+    of an excluded folder is excluded. An include overrides an exclude.
     """
 
     def __init__(self, excludes: Iterable[str] = (), includes: Iterable[str] = ()) -> None:
@@ -20,13 +20,13 @@ class Patterns:
         self._includes = [_Pattern(text) for text in includes]
 
     def is_wanted(self, path: bytes) -> bool:
-        """Whether the entry at `path` is to go along. The source itself (the empty path) always does."""
+        """Whether the entry at `path` is selected. The source itself (the empty path) always is."""
         if not self._excludes or not self._is_excluded(path):
             return True
         return any(pattern.matches(path) for pattern in self._includes)
 
     def is_pruned(self, path: bytes) -> bool:
-        """Whether neither the folder at `path` is wanted nor anything in it."""
+        """Whether neither the folder at `path` nor its content is selected."""
         return not self._includes and not self.is_wanted(path)
 
     def _is_excluded(self, path: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The options that say which order is meant, and how the verbs print files of it."""
+"""The options of an order, and the output of its files."""
 
 import re
 import sys
@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from dieselfs.arrays import Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.names import Location, printable
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.deal import Numbers
-from dieselfs.shuffle.order import DEFAULT_GROUP_CHUNKS
 from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
 from dieselfs_tools import options
 from dieselfs_tools.output import name_fields, write_bytes
 from dieselfs_tools.session import Session
@@ -26,7 +26,7 @@ _SKIP = re.compile(r"([0-9]{1,20}):([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 @dataclass(frozen=True, slots=True)
 class SkippedSteps:
-    """Steps of one epoch, from `first` to `last`, that are left out."""
+    """Steps `first` to `last` of an epoch, which are omitted."""
 
     epoch: int
     first: int
@@ -54,7 +54,7 @@ class SkippedSteps:
 
 @dataclass(frozen=True, slots=True)
 class OrderOptions:
-    """What the options of `order_options` say. None: not given."""
+    """The values of `order_options`. None: not given."""
 
     seed: int | None
     epoch: int | None
@@ -68,13 +68,16 @@ class OrderOptions:
     def check(self) -> None:
         """Raises InvalidInput if some options do not go together."""
         if (self.rank is None) != (self.world is None):
-            raise InvalidInput("--rank and --world go together: which reader, of how many")
-        given = {"--seed": self.seed, "--epoch": self.epoch, "--group": self.group_chunks}
-        doubled = [name for name, value in given.items() if value is not None]
-        if self.cursor is not None and doubled:
-            raise InvalidInput(f"the cursor says already what {', '.join(doubled)} would")
-        if self.batch is not None and self.batch < 1:
-            raise InvalidInput(f"a batch of {self.batch} files cannot be")
+            raise InvalidInput("--rank and --world need each other: the reader, and the number of readers")
+        if self.cursor is not None and (doubled := self._given()):
+            options = ", ".join("--" + name.removesuffix("_chunks") for name in doubled)
+            raise InvalidInput(f"the cursor already contains {options}; leave the option out")
+        self.reader()
+
+    def reader(self, start: int = 0, drop_last: bool = False) -> ReaderSpec:
+        """Which part of the plan is meant. Raises InvalidInput."""
+        world = 1 if self.world is None else self.world
+        return ReaderSpec(self.rank or 0, world, self.batch, start, drop_last=drop_last)
 
     def plan(self, session: Session, location: Location) -> tuple[Plan, int]:
         """The plan of a dataset, or of a folder in it, and the position that the cursor stands at (else 0)."""
@@ -83,22 +86,25 @@ class OrderOptions:
             whole = data.plan_at(self.cursor, location.path)
             cursor = self.cursor.skipping(self._skipped(whole))
             return Plan.at(whole.snapshot, cursor, whole.layout), cursor.position
-        group_chunks = DEFAULT_GROUP_CHUNKS if self.group_chunks is None else self.group_chunks
-        whole = data.plan(self.seed or 0, self.epoch or 0, group_chunks, folder=location.path)
-        return whole.with_epoch(whole.epoch, self._skipped(whole)), 0
+        whole = data.plan_of(PlanSpec(folder=location.path, **self._given()))
+        return whole.with_epoch(whole.spec.epoch, self._skipped(whole)), 0
+
+    def _given(self) -> dict[str, Any]:
+        """The fields of a plan that options name."""
+        fields = {"seed": self.seed, "epoch": self.epoch, "group_chunks": self.group_chunks}
+        return {field: value for field, value in fields.items() if value is not None}
 
     def _skipped(self, plan: Plan) -> list[range]:
         batch, total = self.batch or self.world or 1, len(plan.layout)
-        return [skip.positions(batch, total) for skip in self.skips if skip.epoch == plan.epoch]
+        return [skip.positions(batch, total) for skip in self.skips if skip.epoch == plan.spec.epoch]
 
 
 def order_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument DATASET, as a Location, and the options that OrderOptions is made of, as one argument `order`."""
+    """The argument DATASET, as a Location, and the fields of OrderOptions as options, in one argument `order`."""
 
-    @wraps(function)  # takes the options along that are there already
+    @wraps(function)  # keeps the options that the function has already
     def collected(session: Session, /, dataset: Location, **values: Any) -> Any:
-        names = OrderOptions.__slots__
-        order = OrderOptions(**{name: values.pop(name) for name in names})
+        order = OrderOptions(**{name: values.pop(name) for name in OrderOptions.__slots__})
         order.check()
         return function(session, dataset, order, **values)
 
@@ -107,8 +113,8 @@ def order_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _DECORATORS = (
     click.argument("dataset", type=options.FOLDER, metavar="DATASET"),
-    click.option("--seed", type=int, help="Another seed, another sequence of epochs.  [default: 0]"),
-    click.option("--epoch", type=int, help="Which epoch.  [default: 0]"),
+    click.option("--seed", type=int, help="Seed of the sequence of epochs.  [default: 0]"),
+    click.option("--epoch", type=int, help="Number of the epoch.  [default: 0]"),
     click.option(
         "--group",
         "group_chunks",
@@ -118,26 +124,24 @@ _DECORATORS = (
     click.option(
         "--cursor",
         type=options.Parsed("CURSOR", Cursor.parse),
-        help="Seed, epoch, group, position and skips as a job has kept them.",
+        help="Seed, epoch, group, position and skips, as saved by a job.",
     ),
     click.option(
         "--skip",
         "skips",
         type=options.Parsed("EPOCH:FIRST-LAST", SkippedSteps.parse),
         multiple=True,
-        help="Leave out these steps of --batch files, first and last included. May be repeated.",
+        help="Omit these steps of --batch files, first to last. May be repeated.",
     ),
-    click.option("--rank", type=int, help="Only what this reader reads, counted from 0."),
-    click.option("--world", type=int, help="How many readers there are."),
+    click.option("--rank", type=int, help="Print only the files of this reader, counted from 0."),
+    click.option("--world", type=int, help="Number of readers."),
     click.option(
-        "--batch",
-        type=int,
-        help="Files of one step, of all readers together.  [default: one for each reader]",
+        "--batch", type=int, help="Files of one step, of all readers together.  [default: one per reader]"
     ),
 )
 
 
-def print_files(session: Session, plan: Plan, positions: Numbers, is_null: bool = False) -> None:
+def print_files(session: Session, plan: Plan, positions: Positions, is_null: bool = False) -> None:
     """Print the files at some positions: a line each, or ended by NUL bytes, or as JSON."""
     for first in range(0, len(positions), LINES_AT_ONCE):
         places = positions[first : first + LINES_AT_ONCE]
@@ -152,13 +156,13 @@ def print_files(session: Session, plan: Plan, positions: Numbers, is_null: bool 
 
 
 def plan_fields(location: Location, plan: Plan) -> dict[str, object]:
-    """What a summary says of a plan."""
+    """The fields of a summary that describe a plan."""
     return {
         "dataset": location.state,
         **(name_fields(location.path, "folder") if location.path else {}),
-        "seed": plan.seed,
-        "epoch": plan.epoch,
-        "group_chunks": plan.group_chunks,
+        "seed": plan.spec.seed,
+        "epoch": plan.spec.epoch,
+        "group_chunks": plan.spec.group_chunks,
         "positions": len(plan),
         "skipped": len(plan.skips),
     }

@@ -1,23 +1,20 @@
-"""A home for embedded data that is gone afterwards, its server with it. This module writes a temporary folder."""
+"""A temporary home for embedded data and its server. This module writes a temporary folder."""
 
-import fcntl
-import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dieselfs.embedded import socket_path
+from dieselfs.process.embedded_server import socket_path
+from dieselfs.process.lock import locked
 
 STOP_TIMEOUT_S = 15.0
-_POLL_S = 0.05
 
 
 @contextmanager
 def private_home(folder: str | None = None) -> Iterator[Path]:
-    """A new folder to be a DIESELFS_HOME, in `folder` or where temporary files go."""
+    """A new DIESELFS_HOME in `folder`, or in the folder of temporary files; removed at the end of the context."""
     home = Path(tempfile.mkdtemp(prefix="dieselfs-", dir=folder))
     try:
         yield home
@@ -27,20 +24,13 @@ def private_home(folder: str | None = None) -> Iterator[Path]:
 
 
 def stop_server(home: Path) -> bool:
-    """End the embedded server of `home`, if there is one, by taking its socket away; whether it ended in time."""
+    """End the embedded server of `home`, if there is one, by removing its socket; returns whether it ended in time."""
     with suppress(FileNotFoundError):
         socket_path(home).unlink()
     try:
-        lock = os.open(home / "run" / "server.lock", os.O_RDWR | os.O_CLOEXEC)
+        with locked(home / "run" / "server.lock", STOP_TIMEOUT_S):
+            return True
     except FileNotFoundError:
         return True
-    try:
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            time.sleep(_POLL_S)
+    except BlockingIOError:
         return False
-    finally:
-        os.close(lock)

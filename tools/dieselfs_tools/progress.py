@@ -1,8 +1,9 @@
-"""How far it is: a bar on a terminal, elsewhere a line now and then.
+"""The progress of a command: one changing line on a terminal, otherwise a line every 10 s.
 
 This module writes to stderr and starts a thread.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,19 +12,22 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TextIO
 
-from tqdm import tqdm
-
+from dieselfs.units import count, format_duration, format_size
 from dieselfs_tools.output import Output
-from dieselfs_tools.units import count, format_duration, format_size
 
-BAR_INTERVAL_S = 0.2
+TERMINAL_INTERVAL_S = 0.2
 FIRST_LINE_S = 0.8
 LINE_INTERVAL_S = 10.0
+
+DEFAULT_COLUMNS = 80
+"""Of a terminal without a size, as those of `script` and `docker exec`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far something is. `is_total_known` false: the totals still grow. `noun`: what is counted as files."""
+    """The state of some work. `skipped_bytes` are done without work. `is_total_known` false: the totals still grow.
+    `noun`: what `files` counts; empty if only bytes count.
+    """
 
     done_files: int
     done_bytes: int
@@ -32,14 +36,23 @@ class Reading:
     failed_files: int = 0
     is_total_known: bool = True
     noun: str = "file"
+    skipped_bytes: int = 0
+
+    @property
+    def worked_bytes(self) -> int:
+        return self.done_bytes - self.skipped_bytes
 
 
-def progress_line(verb: str, reading: Reading, worked_bytes: int, elapsed_s: float) -> str:
-    """One line for a log. `worked_bytes`: done in this run, from which the rate is made."""
+def progress_line(
+    verb: str, reading: Reading, worked_bytes: int, elapsed_s: float, columns: int | None = None
+) -> str:
+    """One line, as long as `columns` allow. Rate and time left come from `worked_bytes`, done in this run."""
     rate = worked_bytes / elapsed_s if elapsed_s > 0 else 0.0
     growing = "" if reading.is_total_known else " found so far"
+    if not reading.noun:
+        return f"{verb}: {format_size(reading.done_bytes)}, {format_size(rate)}/s"[:columns]
     parts = [
-        f"{verb}: {reading.done_files:,} of {count(reading.total_files, reading.noun)}",
+        f"{reading.done_files:,} of {count(reading.total_files, reading.noun)}",
         f"{format_size(reading.done_bytes)} of {format_size(reading.total_bytes)}{growing}",
         f"{format_size(rate)}/s",
     ]
@@ -47,21 +60,24 @@ def progress_line(verb: str, reading: Reading, worked_bytes: int, elapsed_s: flo
         left_bytes = max(reading.total_bytes - reading.done_bytes, 0)
         parts.append(f"{format_duration(left_bytes / rate)} left")
     parts.append(f"{reading.failed_files} failed")
-    return ", ".join(parts)
+    if reading.is_total_known and reading.total_bytes:
+        parts[0] = f"{min(reading.done_bytes / reading.total_bytes, 1):.0%}, {parts[0]}"
+    while columns is not None and len(parts) > 1 and len(f"{verb}: {', '.join(parts)}") > columns:
+        parts.pop()
+    return f"{verb}: {', '.join(parts)}"[:columns]
 
 
 @contextmanager
 def shown(
     output: Output, verb: str, read: Callable[[], Reading], stream: TextIO | None = None
 ) -> Iterator[None]:
-    """Show how far the work in the `with` block is; `read` is called from a thread of its own."""
+    """Show the progress of the `with` block; another thread calls `read`."""
     if output.is_quiet:
         yield
         return
     stream = stream or sys.stderr
-    show = _show_bar if stream.isatty() else _show_lines
     over = Event()
-    thread = Thread(target=show, args=(verb, read, stream, over), name="dieselfs-progress", daemon=True)
+    thread = Thread(target=_show, args=(verb, read, stream, over), name="dieselfs-progress", daemon=True)
     thread.start()
     try:
         yield
@@ -70,32 +86,25 @@ def shown(
         thread.join()
 
 
-def _show_lines(verb: str, read: Callable[[], Reading], stream: TextIO, over: Event) -> None:
+def _show(verb: str, read: Callable[[], Reading], stream: TextIO, over: Event) -> None:
+    is_terminal = stream.isatty()
     started_s, first = time.monotonic(), read()
-    wait_s = FIRST_LINE_S
+    wait_s = TERMINAL_INTERVAL_S if is_terminal else FIRST_LINE_S
     while not over.wait(wait_s):
-        reading = read()
-        worked_bytes = reading.done_bytes - first.done_bytes
-        print(
-            progress_line(verb, reading, worked_bytes, time.monotonic() - started_s), file=stream, flush=True
-        )
-        wait_s = LINE_INTERVAL_S
+        reading, elapsed_s = read(), time.monotonic() - started_s
+        worked_bytes = reading.worked_bytes - first.worked_bytes
+        if is_terminal:
+            line = progress_line(verb, reading, worked_bytes, elapsed_s, _columns(stream) - 1)
+            print(f"\r{line}\033[K", end="", file=stream, flush=True)
+        else:
+            print(progress_line(verb, reading, worked_bytes, elapsed_s), file=stream, flush=True)
+            wait_s = LINE_INTERVAL_S
+    if is_terminal:
+        print("\r\033[K", end="", file=stream, flush=True)
 
 
-def _show_bar(verb: str, read: Callable[[], Reading], stream: TextIO, over: Event) -> None:
-    with tqdm(
-        desc=verb, unit="B", unit_scale=True, unit_divisor=1024, file=stream, leave=False, dynamic_ncols=True
-    ) as bar:
-        while True:
-            reading = read()
-            growing = "" if reading.is_total_known else "+"
-            failed = f", {reading.failed_files} failed" if reading.failed_files else ""
-            bar.total = max(reading.total_bytes, reading.done_bytes)
-            bar.n = reading.done_bytes
-            bar.set_postfix_str(
-                f"{reading.done_files:,}/{reading.total_files:,}{growing} {reading.noun}s{failed}",
-                refresh=False,
-            )
-            bar.refresh()
-            if over.wait(BAR_INTERVAL_S):
-                return
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_COLUMNS
+    except OSError:
+        return DEFAULT_COLUMNS

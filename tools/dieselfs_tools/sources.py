@@ -1,4 +1,4 @@
-"""What `put` is given: files and folders, and where each goes in the dataset. This module looks at files."""
+"""The sources of `put`, and their paths in the dataset. This module looks at files."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dieselfs.errors import DieselfsError, InvalidInput, NotFound
 from dieselfs.names import Location, check_path, printable
-from dieselfs.upload import Failed, SourceEntry, walk_source
+from dieselfs.transfer.upload import Failed, SourceEntry, walk_source
 from dieselfs_tools.patterns import Patterns
 
 
@@ -21,10 +21,10 @@ class Source:
 
 
 def place_of(source: bytes, is_folder: bool, destination: Location, is_into: bool) -> bytes:
-    """Where a source goes, as with rsync.
+    """The path of a source in the dataset, by the rules of rsync.
 
-    A folder goes into the destination, and with a slash at its end what is in it goes there. A file goes
-    into a destination that is a folder (`is_into`), and else takes its name.
+    A folder goes into the destination; with a slash at its end, its content does. A file goes into a destination that
+    is a folder (`is_into`); otherwise the destination is its new name.
     """
     name = os.path.basename(source.rstrip(b"/"))
     if is_folder and (source.endswith(b"/") or name in (b"", b".", b"..")):
@@ -37,9 +37,9 @@ def place_of(source: bytes, is_folder: bool, destination: Location, is_into: boo
 def find_sources(
     names: Sequence[str], destination: Location, is_into: bool, is_recursive: bool
 ) -> list[Source]:
-    """Look at what is named and place it. A link that is named goes as what it points to, unless `is_recursive`.
+    """The named files and folders. A named link is followed, unless `is_recursive`.
 
-    Raises NotFound for what is missing, InvalidInput for a folder without `is_recursive`.
+    Raises NotFound for a missing one, and InvalidInput for a folder without `is_recursive`.
     """
     return [_find_source(os.fsencode(name), destination, is_into, is_recursive) for name in names]
 
@@ -56,7 +56,7 @@ def _find_source(name: bytes, destination: Location, is_into: bool, is_recursive
 
 
 def listed_sources(names: Sequence[bytes], folder: Source, failed: Failed) -> Iterator[Source]:
-    """The names of a `--files-from`, relative to `folder`; what cannot be is told to `failed`."""
+    """The names of a `--files-from`, relative to `folder`; errors go to `failed`."""
     for name in names:
         relative = name.removeprefix(b"./").rstrip(b"/")
         try:
@@ -70,7 +70,7 @@ def listed_sources(names: Sequence[bytes], folder: Source, failed: Failed) -> It
 
 
 def walk(source: Source, patterns: Patterns, is_recursive: bool, failed: Failed) -> Iterator[SourceEntry]:
-    """A source with what is in it, as far as it is wanted."""
+    """The selected entries of a source."""
 
     def relative(path: bytes) -> bytes:
         return path[len(source.path) :].lstrip(b"/") if source.is_folder else os.path.basename(path)
@@ -81,8 +81,3 @@ def walk(source: Source, patterns: Patterns, is_recursive: bool, failed: Failed)
     for entry in walk_source(source.source, source.path, failed, is_pruned):
         if patterns.is_wanted(relative(entry.path)):
             yield entry
-
-
-def file_bytes(status: os.stat_result) -> int:
-    """Length of a file; folders and links count nothing."""
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0

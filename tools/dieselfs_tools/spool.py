@@ -1,36 +1,44 @@
-"""Standard input as a file, because a chunk says how long a file is, and a pipe does not.
+"""Standard input as a file: a chunk records the size of a file before its bytes, and a pipe has no size.
 
 This module writes a temporary file.
 """
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
 from dieselfs.errors import DieselfsError
+from dieselfs_tools.output import Output
+from dieselfs_tools.progress import Reading, shown
 
 COPY_BYTES = 1 << 20
 FILE_MODE = 0o644
 
 
 @contextmanager
-def spooled(stream: BinaryIO) -> Iterator[str]:
-    """Copy a stream to its end into a temporary file, which is gone afterwards; gives its path.
+def spooled(stream: BinaryIO, output: Output) -> Iterator[str]:
+    """Copy a stream into a temporary file, and show the progress; yields its path. The context removes the file.
 
-    Raises DieselfsError if there is no room for it.
+    Raises DieselfsError if there is no space for it.
     """
     with ExitStack() as stack:
         try:
             file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="dlcmd-"))
-            shutil.copyfileobj(stream, file, COPY_BYTES)
-            file.flush()
+            with shown(output, "read standard input", lambda: _reading(file.fileno())):
+                while block := stream.read(COPY_BYTES):
+                    file.write(block)
+                file.flush()
             os.fchmod(file.fileno(), FILE_MODE)
         except OSError as error:
             raise DieselfsError(
-                f"standard input cannot be kept in {tempfile.gettempdir()}: {error.strerror}; "
-                "set TMPDIR to a folder with more room"
+                f"standard input cannot be stored in {tempfile.gettempdir()}: {error.strerror}; "
+                "set TMPDIR to a folder with more space"
             ) from None
         yield file.name
+
+
+def _reading(descriptor: int) -> Reading:
+    size_bytes = os.fstat(descriptor).st_size
+    return Reading(0, size_bytes, 0, size_bytes, is_total_known=False, noun="")

@@ -1,4 +1,4 @@
-"""Where an upload goes: the dataset, what is at the destination, and what is stored already.
+"""The destination of an upload: the dataset, and what it already contains.
 
 This module asks the server.
 """
@@ -7,18 +7,17 @@ import os
 import stat
 from dataclasses import dataclass
 
-from dieselfs.chunk.format import Op
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
-from dieselfs.meta.records import DatasetRecord
 from dieselfs.names import Location
+from dieselfs.records import DatasetRecord, Op
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteEntry
-from dieselfs.upload import SourceEntry
+from dieselfs.transfer.upload import SourceEntry
 
 
 @dataclass(frozen=True)
 class Target:
-    """`dataset` None: it does not exist yet. `is_folder`: sources go into the destination, under their own names."""
+    """`dataset` is None if it does not exist. `is_folder`: sources go into the destination, under their own names."""
 
     client: ServerClient
     location: Location
@@ -26,7 +25,7 @@ class Target:
     is_folder: bool
 
     def made(self) -> DatasetRecord:
-        """The dataset, which is made if need be."""
+        """The dataset, which is created if it does not exist."""
         if self.dataset is not None:
             return self.dataset
         try:
@@ -35,7 +34,7 @@ class Target:
             return self.client.dataset(self.location.dataset)
 
     def holds(self, entry: SourceEntry) -> bool:
-        """Whether this is stored already, as far as type, size, time and mode tell; asks the server about it alone."""
+        """Whether the entry is stored with the same type, size, time and mode. Sends one request to the server."""
         if self.dataset is None:
             return False
         try:
@@ -46,7 +45,7 @@ class Target:
 
 
 def is_same(entry: SourceEntry, stored: RemoteEntry) -> bool:
-    """`dieselfs.upload.is_stored` for an entry as the server tells it."""
+    """`dieselfs.transfer.upload.is_stored` for an entry in the form of the server."""
     status = entry.status
     if (stat.S_IMODE(status.st_mode), status.st_mtime_ns) != (stat.S_IMODE(stored.mode), stored.mtime_ns):
         return False
@@ -62,7 +61,7 @@ def is_same(entry: SourceEntry, stored: RemoteEntry) -> bool:
 
 
 def find_target(client: ServerClient, location: Location) -> Target:
-    """Look at the destination. Raises InvalidInput if it names a folder and a file is there."""
+    """The destination at a location. Raises InvalidInput if it names a folder, and is a file."""
     try:
         dataset = client.dataset(location.dataset)
     except NotFound:

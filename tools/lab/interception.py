@@ -1,4 +1,4 @@
-"""A proxy on the way from one host to a port of another, of which programs of the first know nothing."""
+"""A transparent proxy between one host and a port of another."""
 
 import socket
 from collections.abc import Iterator
@@ -14,16 +14,14 @@ _TABLE = "100"
 
 @contextmanager
 def intercepted(source: Host, target: Host, port: int) -> Iterator[TcpProxy]:
-    """Until the end of the block, whoever connects from `source` to this port of `target` gets to a proxy.
+    """Until the end of the block, new connections from `source` to this port of `target` go through a proxy.
 
-    Connections that there are stay as they are. There can be one interception for each source at a time.
+    One at a time for each source.
     """
     with ExitStack() as stack:
         with source.inside():
             listening = stack.enter_context(socket.socket())
-            listening.setsockopt(
-                socket.SOL_IP, socket.IP_TRANSPARENT, 1
-            )  # it has the address of another host
+            listening.setsockopt(socket.SOL_IP, socket.IP_TRANSPARENT, 1)  # the address is another host's
             listening.bind((target.address, port))
             listening.listen()
         with target.inside():
@@ -34,12 +32,12 @@ def intercepted(source: Host, target: Host, port: int) -> Iterator[TcpProxy]:
 
 
 def _redirect(source: Host, target: Host, port: int) -> None:
-    """Take what goes from `source` to this port for local."""
+    """Route packets from `source` to this port to the local host."""
     route = ["local", target.address, "dev", "lo", "src", source.address, "table", _TABLE]
     whither = ["to", target.address, "ipproto", "tcp", "dport", str(port)]
     with source.inside():
         command("ip", "route", "replace", *route)
-        # In a new namespace the rule for what is local comes first; ours must come before it.
+        # The rule for local addresses is the first in a new namespace; this one must precede it.
         if source.run(["ip", "rule", "show", "pref", "0"]):
             command("ip", "rule", "add", "pref", _LOCAL_PREFERENCE, "lookup", "local")
             command("ip", "rule", "delete", "pref", "0")

@@ -1,7 +1,6 @@
-"""Network namespaces with names: a thread can step into one, and whatever runs in it is found and ended.
+"""Named network namespaces, each with its own host name (UTS): threads enter them, and their processes are ended.
 
-A namespace has a host name of its own as well (UTS); files and process IDs are those of the machine. Needs root and
-`ip`.
+Needs root and `ip`.
 """
 
 import ctypes
@@ -15,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FOLDER = Path("/run/netns")
-"""Where `ip netns` keeps namespaces; each is a file that stands for it."""
+"""Where `ip netns` keeps a file for each namespace."""
 END_TIMEOUT_S = 20.0
 COMMAND_TIMEOUT_S = 20.0
 
@@ -25,10 +24,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Namespace:
-    """Use `end` in the end."""
+    """Lives until `end`."""
 
     def __init__(self, name: str, hostname: str) -> None:
-        """Make a namespace that `ip netns` shows as `name`, with loopback up. Raises OSError, AssertionError."""
+        """Create it, with loopback up. Raises OSError, AssertionError."""
         self.name = name
         command("ip", "netns", "add", name)
         self._network = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -38,13 +37,11 @@ class Namespace:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Until the end of the block, what this thread opens and starts (sockets, processes, threads) is in here.
+        """Until the end of the block, this thread opens sockets and starts processes and threads in it.
 
-        Threads that run already stay where they are, also those of a pool.
+        Running threads, also those of a pool, stay in their namespaces.
         """
-        back = [
-            os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "uts")
-        ]
+        back = [_own("net"), _own("uts")]
         try:
             for descriptor in (self._network, self._uts):
                 _enter(descriptor)
@@ -55,23 +52,23 @@ class Namespace:
                 os.close(descriptor)
 
     def processes(self) -> list[int]:
-        """The processes that run in here, but for our own."""
+        """All but this one."""
         return processes_in(self.name)
 
     def end(self) -> None:
-        """Kill what runs in here and remove the namespace, with its links."""
+        """Kill its processes and remove it, with its links."""
         remove(self.name)
         for descriptor in (self._network, self._uts):
             os.close(descriptor)
 
 
 def names(prefix: str) -> list[str]:
-    """The namespaces whose names begin so."""
+    """Of all namespaces with a prefix."""
     return sorted(path.name for path in FOLDER.glob(f"{prefix}*"))
 
 
 def processes_in(name: str) -> list[int]:
-    """The processes in a namespace, but for our own; those that have ended and are not waited for do not count."""
+    """The processes in a namespace but this one, without zombies."""
     wanted = os.stat(FOLDER / name)
     found = []
     for entry in Path("/proc").iterdir():
@@ -84,7 +81,7 @@ def processes_in(name: str) -> list[int]:
 
 
 def kill_in(name: str) -> None:
-    """Kill every process in a namespace, and those that they start meanwhile."""
+    """Kill all processes in a namespace, also those started meanwhile."""
 
     def is_empty() -> bool:
         running = processes_in(name)
@@ -93,28 +90,28 @@ def kill_in(name: str) -> None:
                 os.kill(process, signal.SIGKILL)
         return not running
 
-    wait_for(is_empty, f"{name} is left by its processes")
+    wait_for(is_empty, f"{name} has no process")
 
 
 def remove(name: str) -> None:
-    """Kill what runs in a namespace and remove it, if it is there. Its links vanish with it, at both their ends."""
+    """Kill the processes of a namespace and remove it, if it exists, with both ends of its links."""
     with suppress(FileNotFoundError):
         kill_in(name)
         try:
             command("ip", "netns", "delete", name)
         except AssertionError:
-            if (FOLDER / name).exists():  # else somebody who sweeps was faster
+            if (FOLDER / name).exists():  # else another process has swept it
                 raise
 
 
 def command(*words: str) -> None:
-    """Run a command of iproute2 to its end. Raises AssertionError with what it says."""
+    """Run a command of iproute2. Raises AssertionError with its error output."""
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = END_TIMEOUT_S) -> None:
-    """Ask again and again until it is so; fails when it takes too long."""
+    """Poll until the condition holds. Raises AssertionError after the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
@@ -122,15 +119,19 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = END_TI
 
 
 def _new_uts(hostname: str) -> int:
-    """A descriptor of a new UTS namespace, which lives as long as it is open or somebody is in it."""
-    back = os.open("/proc/thread-self/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
+    """A descriptor of a new UTS namespace."""
+    back = _own("uts")
     try:
         _checked(_libc.unshare(_CLONE_NEWUTS))
         socket.sethostname(hostname)
-        return os.open("/proc/thread-self/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
+        return _own("uts")
     finally:
         _enter(back)
         os.close(back)
+
+
+def _own(kind: str) -> int:
+    return os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _enter(namespace: int) -> None:

@@ -1,4 +1,4 @@
-"""A real network on one machine: hosts as network namespaces, joined by a switch, with rates, losses and partitions.
+"""A network on one machine: hosts as network namespaces, joined by a switch, with rates, losses and partitions.
 
 with Network() as net:
     storage, node = net.host("storage"), net.host("node-1")
@@ -6,8 +6,8 @@ with Network() as net:
     node.run(["redis-cli", "-h", storage.address, "ping"])
     net.cut_off(storage)
 
-Needs root and iproute2. Whatever a network has started, mounted or made is gone when
-the block ends. What a killed program left behind is removed by the next network on the machine (`sweep`).
+Needs root and iproute2. Its processes, mounts and files are removed at the end of the block. What a killed program left
+is removed by the next network on the machine (`sweep`).
 """
 
 import os
@@ -17,12 +17,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from ipaddress import IPv4Address
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dieselfs.limits import KIB
@@ -42,60 +41,42 @@ _numbers = count(1)
 
 
 class Unsuitable(Exception):
-    """This machine cannot do what is asked for; says what it lacks."""
+    """What this machine lacks for a network or its programs."""
 
 
 class Host:
-    """A machine of the network: an address, a host name, a home. Made by `Network.host`.
+    """Made by `Network.host`. Its processes and files are the machine's, but each host has its own home folders."""
 
-    It shares processes and files with the machine that it runs on, but its programs have folders of their own in the
-    environment, so that they do not meet those of other hosts through files.
-    """
-
-    def __init__(
-        self, name: str, address: IPv4Address, port: str, folder: Path, namespace: Namespace
-    ) -> None:
-        self.name = name
-        self.address = str(address)
-        self.folder = folder
-        self.port = port
+    def __init__(self, name: str, address: str, port: str, folder: Path, namespace: Namespace) -> None:
+        """`port`: its device at the switch."""
+        self.name, self.address, self.port, self.folder = name, address, port, folder
+        self.log_file = folder / "log"
         self._namespace = namespace
         self._started: list[subprocess.Popen[bytes]] = []
-
-    @property
-    def log_file(self) -> Path:
-        """What its programs print, but for those whose output goes elsewhere."""
-        return self.folder / "log"
 
     def log(self) -> str:
         return self.log_file.read_text("utf-8", "replace") if self.log_file.exists() else ""
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """For programs of this host: a home and run-time folder of its own, our packages, nobody's settings."""
-        kept = {
+        """Of its programs: its own home and run-time folder, this program's packages, no settings of dieselfs."""
+        pinned = {
             name: value for name, value in os.environ.items() if not name.startswith(("DIESELFS_", "XDG_"))
         }
         own = {"HOME": self.folder / "home"}
-        own |= {
-            f"XDG_{kind}_HOME": self.folder / kind.lower() for kind in ("CACHE", "CONFIG", "DATA", "STATE")
-        }
+        kinds = ("CACHE", "CONFIG", "DATA", "STATE")
+        own |= {f"XDG_{kind}_HOME": self.folder / kind.lower() for kind in kinds}
         own["XDG_RUNTIME_DIR"] = self.folder / "run"
         for place in own.values():
             place.mkdir(mode=0o700, exist_ok=True)
         paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
-        return {**kept, **{name: str(place) for name, place in own.items()}, **paths, **variables}
+        return {**pinned, **{name: str(place) for name, place in own.items()}, **paths, **variables}
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Until the end of the block, what this thread opens and starts is on this host: sockets, processes, threads.
-
-        So a `running_server` that is entered in the block runs here, and a library used in it calls from here.
-        """
-        with self._namespace.inside():
-            yield
+    def inside(self) -> AbstractContextManager[None]:
+        """Until the end of the block, this thread opens sockets and starts processes and threads on this host."""
+        return self._namespace.inside()
 
     def run(self, words: Sequence[str | Path], exit_code: int = 0, **options: Any) -> str:
-        """Run a program on this host to its end, which is to be `exit_code`; what it printed."""
+        """Run a program to its end and require `exit_code`; its standard output."""
         options = {"cwd": self.folder, "env": self.environment(), "timeout": RUN_TIMEOUT_S, **options}
         with self.inside():
             done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
@@ -103,7 +84,7 @@ class Host:
         return str(done.stdout)
 
     def start(self, words: Sequence[str | Path], **options: Any) -> "subprocess.Popen[bytes]":
-        """Start a program on this host; it ends with the network at the latest."""
+        """Start a program, which ends with the network at the latest."""
         with self.log_file.open("ab") as log, self.inside():
             settings = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL}
             process = subprocess.Popen(words, **{**settings, "stdout": log, "stderr": log, **options})
@@ -111,11 +92,10 @@ class Host:
         return process
 
     def processes(self) -> list[int]:
-        """All that run on this host, whoever started them."""
         return self._namespace.processes()
 
     def kill(self, process: "subprocess.Popen[bytes] | None" = None) -> None:
-        """As a power cut does it: one process, or all of them. Returns when they have ended."""
+        """Kill one process, or all of them, and wait for their end."""
         if process is not None:
             process.kill()
             process.wait(namespaces.END_TIMEOUT_S)
@@ -123,7 +103,7 @@ class Host:
             namespaces.kill_in(self._namespace.name)
 
     def stop(self) -> None:
-        """Stop all processes of this host where they are (SIGSTOP): they hold their connections, and say nothing."""
+        """SIGSTOP for all its processes: connections stay open and silent."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -135,20 +115,20 @@ class Host:
                 os.kill(process, number)
 
     def end(self) -> None:
-        """Everything that runs here is killed, and the host is gone."""
+        """Kill all its processes and remove it."""
         self._namespace.end()
         for process in self._started:
             process.wait(namespaces.END_TIMEOUT_S)
 
 
 class Network:
-    """Hosts at one switch. Use it in a `with`, which raises Unsuitable where there can be none."""
+    """Hosts at one switch. A context manager, which raises Unsuitable."""
 
     def __init__(self) -> None:
         self.name = f"dieselfs-{os.getpid()}-{next(_numbers)}"
         self.folder = Path(tempfile.gettempdir(), self.name)
         self.hosts: list[Host] = []
-        self._lost: dict[tuple[Host, Host], float] = {}  # from whom, to whom, which share of the packets
+        self._lost: dict[tuple[Host, Host], float] = {}  # source, target, share of the packets
         self._stack = ExitStack()
 
     def __enter__(self) -> "Network":
@@ -169,17 +149,15 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def host(self, name: str) -> Host:
-        """A new host. It reaches all others, and only them."""
+        """A new host, which reaches all others and nothing else."""
         number = len(self.hosts) + 1
         assert number <= HOSTS_MAX
         namespace = Namespace(f"{self.name}-{name}", name)
-        host = Host(name, IPv4Address("10.77.0.0") + number, f"port{number}", self.folder / name, namespace)
+        host = Host(name, f"10.77.0.{number}", f"port{number}", self.folder / name, namespace)
         self._stack.callback(host.end)
         self.hosts.append(host)
         host.folder.mkdir()
@@ -194,7 +172,7 @@ class Network:
         return host
 
     def rate(self, host: Host, bytes_per_s: int | None) -> None:
-        """How much a host can send, and as much receive; None for as much as the machine can."""
+        """Limit what a host sends, and what it receives; None: no limit."""
         for place, device in ((host.inside, "eth0"), (self._switch.inside, host.port)):
             with place():
                 if bytes_per_s is None:
@@ -205,23 +183,23 @@ class Network:
                     command("tc", "qdisc", "replace", "dev", device, "root", "tbf", *limits.split())
 
     def cut(self, one: Host, other: Host) -> None:
-        """From now on no packet passes between two hosts; connections stay open and say nothing."""
+        """Drop all packets between two hosts; connections stay open and silent."""
         self.lose(one, other, 1.0)
         self.lose(other, one, 1.0)
 
     def cut_off(self, host: Host) -> None:
-        """Cut a host off from all others that there are."""
+        """Cut a host off from all present ones."""
         for other in self.hosts:
             if other is not host:
                 self.cut(host, other)
 
     def lose(self, source: Host, target: Host, share: float) -> None:
-        """From now on this share of the packets from `source` to `target` is lost, at random; 1 for all of them."""
+        """Drop this share of the packets from `source` to `target`, at random."""
         self._lost[source, target] = share
         self._apply(source)
 
     def heal(self, *hosts: Host) -> None:
-        """Nothing is lost any more: between two hosts, on all ways of one host, or, without hosts, anywhere."""
+        """End all losses between two hosts, from and to one host, or, without hosts, everywhere."""
         healed = [pair for pair in self._lost if set(hosts) <= set(pair)]
         for pair in healed:
             del self._lost[pair]
@@ -229,7 +207,7 @@ class Network:
             self._apply(source)
 
     def _apply(self, source: Host) -> None:
-        """Put the filter in place at the port of `source`, at once and as a whole."""
+        """Replace the filter at the port of `source`, atomically."""
         lost = {IPv4Address(to.address): share for (of, to), share in self._lost.items() if of is source}
         place = f"filter replace dev {source.port} ingress protocol ip prio 1 handle 1 bpf direct-action"
         with self._switch.inside():
@@ -237,7 +215,7 @@ class Network:
 
 
 def why_not() -> str | None:
-    """Why there can be no network here; None if there can."""
+    """Why no network is possible here, or None."""
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         return f"needs {', '.join(missing)}: apt-get install iproute2"
@@ -247,7 +225,7 @@ def why_not() -> str | None:
 
 
 def sweep() -> None:
-    """Remove the networks of processes that are gone."""
+    """Remove the networks of ended processes."""
     left = [*namespaces.names("dieselfs-"), *os.listdir(tempfile.gettempdir())]
     for network in sorted({match[0] for name in left if (match := _NAME.match(name))}):
         process = int(network.split("-")[1])
@@ -256,7 +234,7 @@ def sweep() -> None:
 
 
 def remove(network: str) -> None:
-    """Remove whatever there is of a network: processes, mounts, namespaces, files."""
+    """Remove the processes, mounts, namespaces and files of a network."""
     folder = Path(tempfile.gettempdir(), network)
     for namespace in namespaces.names(f"{network}-"):
         namespaces.remove(namespace)

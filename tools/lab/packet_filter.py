@@ -1,18 +1,17 @@
 """The packets that a link loses, as a program of classic BPF for `tc`. No I/O.
 
-The kernel runs it for each packet that a host sends, so that packets can be lost one way, and without a word to either
-side. A machine without iptables, nftables and netem can do it too. ARP passes: hosts that are cut off from each other
-do not hear that the other is gone, as behind a router that drops.
+The kernel runs it for each packet that a host sends; it needs no iptables, nftables or netem. ARP passes, so a cut is
+as silent as a router that drops.
 """
 
 from collections.abc import Mapping
 from ipaddress import IPv4Address
 
 PASS, DROP = 0xFFFFFFFF, 2
-"""What a program answers: TC_ACT_UNSPEC (go on as if there were no program), TC_ACT_SHOT."""
+"""TC_ACT_UNSPEC, TC_ACT_SHOT."""
 
 _DESTINATION_OFFSET = 14 + 16  # behind the Ethernet header, in that of IPv4
-_RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM: 32 random bits where a word of the packet would be
+_RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM: loads 32 random bits
 
 _LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALL = 1 << 32
@@ -22,7 +21,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def program(lost_by_target: Mapping[IPv4Address, float]) -> list[Instruction]:
-    """Drops, of the packets to each address, the share (above 0, up to 1) that is to be lost, at random."""
+    """Drops a share (above 0, up to 1) of the packets to each address, at random."""
     instructions: list[Instruction] = []
     for target, share in lost_by_target.items():
         if not 0 < share <= 1:
@@ -37,17 +36,13 @@ def program(lost_by_target: Mapping[IPv4Address, float]) -> list[Instruction]:
 
 
 def _verdict(share: float) -> list[Instruction]:
+    drop, passes = (_RETURN, 0, 0, DROP), (_RETURN, 0, 0, PASS)
     threshold = round(share * _ALL)
     if threshold == _ALL:
-        return [(_RETURN, 0, 0, DROP)]
-    return [
-        (_LOAD_WORD, 0, 0, _RANDOM),
-        (_JUMP_AT_LEAST, 1, 0, threshold),
-        (_RETURN, 0, 0, DROP),
-        (_RETURN, 0, 0, PASS),
-    ]
+        return [drop]
+    return [(_LOAD_WORD, 0, 0, _RANDOM), (_JUMP_AT_LEAST, 1, 0, threshold), drop, passes]
 
 
 def bytecode(instructions: list[Instruction]) -> str:
-    """As `tc` takes it: their number, then each in decimal."""
+    """In the syntax of `tc`: their number, then each in decimal."""
     return ",".join([str(len(instructions)), *(" ".join(map(str, one)) for one in instructions)])

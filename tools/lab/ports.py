@@ -1,31 +1,30 @@
-"""Ports for servers that are told theirs, so that they can be started again on the same. This module opens sockets.
+"""Fixed ports for servers that are restarted on the same port. This module opens sockets.
 
-They are none of those that the kernel gives to whoever leaves the choice to it: such a port may be gone before the
-server has it.
+They lie outside the kernel's range of ephemeral ports, so no other program gets one between choice and use.
 """
 
+import os
 import random
 import socket
 
 HOST = "127.0.0.1"
-PORTS = range(10_000, 22_000)
+PORTS = range(10_000, 20_000)
 BUS = 10_000
-"""A node of Redis Cluster listens so much above its port as well."""
+"""A node of Redis Cluster also listens this far above its port."""
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 _choice = random.SystemRandom()  # other processes choose as well
 _given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on, and that were not given to anybody in this process; nor were those that
-    are BUS above.
-    """
+    """Ports of loopback that are free, as are those BUS above, and that no other test worker returns."""
     found: list[int] = []
     while len(found) < count:
-        port = _choice.choice(PORTS)
-        both = {port, port + BUS}
-        if _given.isdisjoint(both) and all(map(_is_free, both)):
-            _given.update(both)
+        port = _choice.choice(PORTS[_WORKER::_WORKERS])
+        if port not in _given and all(map(_is_free, (port, port + BUS))):
+            _given.add(port)
             found.append(port)
     return found
 

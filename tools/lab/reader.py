@@ -1,11 +1,10 @@
-"""A program that reads a mount without end, verifies every byte, and writes down how fast it goes.
+"""A program that reads a mount until it is stopped, verifies every byte, and records its rate.
 
     python -m lab.reader MOUNTPOINT RECORD STOP SEED [FILES_PER_S]
 
-Files are chosen at random, and their pages are dropped, so that the next read asks the mount again. With a pace, it
-reads as many files a second as it is told, as training does, and does not make up for what it missed. What a file holds
-follows from its name (`content_of`). For each tenth of a second in which a read ended, RECORD gets a line (`Moment`);
-a read that takes longer is written down when it ends. The program ends when the file STOP is there.
+Files are chosen at random, and their pages are dropped after each read. With a pace, it reads that many files a second
+and does not catch up after a slow read. The content of a file follows from its name (`content_of`). RECORD gets a line
+(`Moment`) for each tenth of a second in which a read ended. The program ends when the file STOP exists.
 """
 
 import json
@@ -24,9 +23,9 @@ FILE_BYTES_MAX = 1 << 20
 class Moment:
     """One tenth of a second of one reader.
 
-    - `began_s`, `ended_s`: on the machine's monotonic clock; longer than a tenth if the last read was
-    - `reads`: files that were read to their ends in it; `worst_s`: how long the longest of these took
-    - `failures`: what was not as it must be: errors, and files with other bytes
+    - `began_s`, `ended_s`: monotonic clock; further apart than a tenth if the last read took longer
+    - `reads`: files read; `worst_s`: the longest of these reads
+    - `failures`: errors, and files with wrong bytes
     """
 
     began_s: float
@@ -37,12 +36,12 @@ class Moment:
 
 
 def content_of(name: str, length_bytes: int) -> bytes:
-    """What is stored under a name."""
+    """The content of the file with a name."""
     return random.Random(name).randbytes(length_bytes)
 
 
 def read_once(mountpoint: str, name: str) -> None:
-    """Read a file and drop its pages. Raises AssertionError or OSError for anything that is not as it must be."""
+    """Read a file and drop its pages. Raises AssertionError for wrong bytes, or OSError."""
     descriptor = os.open(f"{mountpoint}/{name}", os.O_RDONLY)
     try:
         length_bytes = os.fstat(descriptor).st_size
@@ -50,13 +49,11 @@ def read_once(mountpoint: str, name: str) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-    assert length_bytes > 0 and content == content_of(name, length_bytes), (
-        f"{name}: other bytes than were stored"
-    )
+    assert length_bytes > 0 and content == content_of(name, length_bytes), f"{name}: wrong bytes"
 
 
 def read_until(mountpoint: str, record: Path, stop: Path, seed: int, files_per_s: float = 0.0) -> None:
-    """`files_per_s`: 0 for as many as can be."""
+    """`files_per_s`: 0 is unlimited."""
     choice = random.Random(seed)
     names = sorted(name for name in os.listdir(mountpoint) if not name.startswith("."))
     now_s = time.monotonic()

@@ -1,27 +1,25 @@
-"""A real Redis, on a free port of loopback or of a host; always stopped again."""
+"""Redis processes, on a free port of loopback or of a host. This module starts processes."""
 
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 
 import redis
 
+from lab.namespace import wait_for
 from lab.ports import HOST, free_port
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
-_POLL_S = 0.02
 
 
 @dataclass(eq=False)
 class RedisProcess:
-    """One redis-server, whose files lie in `folder`. It can be killed, and started again on the same port."""
+    """A redis-server with its files in `folder`, which can be restarted on the same port."""
 
     folder: Path
     port: int
@@ -34,10 +32,9 @@ class RedisProcess:
             self._process = subprocess.Popen(
                 [*command, "--save", "", "--daemonize", "no", *self.options], stdout=log, stderr=log
             )
-        wait_until(self._answers, f"redis-server on port {self.port}")
+        wait_for(self._answers, f"redis-server listens on port {self.port}", START_TIMEOUT_S)
 
     def kill(self) -> None:
-        """As a power cut would: SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -66,14 +63,6 @@ class RedisProcess:
                 self._process.kill()
                 self._process.wait()
         self._process = None
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until `condition()` holds; fail after START_TIMEOUT_S."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{what} is not ready after {START_TIMEOUT_S} s"
-        Event().wait(_POLL_S)
 
 
 @contextmanager

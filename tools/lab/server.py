@@ -1,4 +1,4 @@
-"""Real servers: the unchanged program, in a process of its own, always stopped again."""
+"""Server processes, and uploads to them. This module starts processes."""
 
 import os
 import select
@@ -10,8 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dieselfs.config import Settings
+from dieselfs.dataset import Dataset
+from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.rpc.client import ServerClient
+from dieselfs.settings import Settings
+from dieselfs.transfer.upload import TreeUpload, walk_source
 from lab.ports import free_port
 
 START_TIMEOUT_S = 30.0
@@ -28,16 +31,11 @@ class RunningServer:
     unix: str
 
     def settings(self, key_file: Path | None = None, tls_ca: Path | None = None) -> Settings:
-        """Settings of a client: with a key over TCP, without one over the Unix socket, as the server's own user."""
+        """Of a client: with a key over TCP, without one over the Unix socket."""
         server = self.tcp if key_file or tls_ca else self.unix
-        cache = self.folder / "client-cache"
-        return Settings(
-            home=self.folder / "no-home",
-            cache=cache,
-            server=server,
-            key_file=str(key_file) if key_file else None,
-            tls_ca=str(tls_ca) if tls_ca else None,
-        )
+        key, authority = (str(file) if file else None for file in (key_file, tls_ca))
+        homes = self.folder / "no-home", self.folder / "client-cache"
+        return Settings(*homes, server, key_file=key, tls_ca=authority)
 
     def client(self, key_file: Path | None = None) -> ServerClient:
         return ServerClient(self.settings(key_file))
@@ -78,17 +76,15 @@ def start_server(folder: Path, options: Sequence[str] = (), prefix: Sequence[str
         *("--ready-fd", str(report), *options),
     ]
     with open(folder / "server.log", "ab") as log:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(report,),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,), env=environment
         )
     os.close(report)
     try:
-        is_answer, _, _ = select.select([ready], [], [], START_TIMEOUT_S)
+        poll = select.poll()
+        poll.register(ready, select.POLLIN)
+        is_answer = poll.poll(START_TIMEOUT_S * 1000)
         answer = os.read(ready, 4096).decode() if is_answer else "no answer"
     finally:
         os.close(ready)
@@ -99,9 +95,17 @@ def start_server(folder: Path, options: Sequence[str] = (), prefix: Sequence[str
     return server
 
 
+def upload(dataset: Dataset, folder: Path, chunk_bytes: int = CHUNK_TARGET_BYTES) -> int:
+    """Create the dataset and store a folder in it, as `dlcmd put -r` does. Returns the bytes stored."""
+    writing = TreeUpload(dataset.client, dataset.create(), None, chunk_bytes=chunk_bytes)
+    report = writing.run(lambda failed: walk_source(os.fsencode(folder), b"", failed))
+    assert not report.failures, report.failures
+    return report.counters.stored_bytes
+
+
 @contextmanager
 def running_server(folder: Path, options: Sequence[str] = ()) -> Iterator[RunningServer]:
-    """A server that is stopped in the end, whatever happens."""
+    """A server until the end of the block."""
     server = start_server(folder, options)
     try:
         yield server
@@ -114,7 +118,7 @@ def running_server(folder: Path, options: Sequence[str] = ()) -> Iterator[Runnin
 def running_servers(
     folder: Path, names: Iterable[str], options: Sequence[str] = ()
 ) -> Iterator[list[RunningServer]]:
-    """Servers side by side over the chunks and the metadata of the first, each stopped in the end, if it still runs."""
+    """Servers over the chunks and the metadata of the first, until the end of the block."""
     with ExitStack() as stack:
         servers: list[RunningServer] = []
         for name in names:

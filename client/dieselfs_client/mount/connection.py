@@ -10,9 +10,11 @@ import struct
 from typing import NamedTuple
 
 from dieselfs.errors import MountError
+from dieselfs.names import SCHEME
+from dieselfs.settings import KERNEL
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, unmount
-from dieselfs_client.options import KERNEL, MountOptions
+from dieselfs_client.mount.options import MountOptions
 
 _RESEND = 7
 """FUSE_NOTIFY_RESEND (Linux 6.9): what was read from the device and not answered can be read again.
@@ -24,7 +26,7 @@ _NOTICE = struct.Struct("=IiQ")
 _log = logging.getLogger(__name__)
 
 
-class Connection(NamedTuple):
+class KernelConnection(NamedTuple):
     """`device` is a descriptor of `/dev/fuse`; whoever holds the connection closes it.
 
     - `number`: the `major:minor` of the files on the mount
@@ -55,7 +57,7 @@ def resend(device: int) -> bool:
 
 def connect(
     mountpoint: str, dataset: str, options: MountOptions, inherited: int | None = None, is_clean: bool = False
-) -> Connection:
+) -> KernelConnection:
     """Mount, or take over the mount behind `inherited`, the device of a daemon before us. Raises MountError.
 
     `is_clean` says that it left nothing unanswered. If it did, and the kernel cannot send that again, the mount is put
@@ -65,16 +67,16 @@ def connect(
         can_resend = _resends(options) and resend(inherited)
         if can_resend or (is_clean and options.driver == KERNEL):
             record = mount_at(mountpoint)
-            return Connection(inherited, record.device if record else "", True, can_resend)
+            return KernelConnection(inherited, record.device if record else "", True, can_resend)
         _log.warning("%s: %s is mounted anew", cannot_resend(options), mountpoint)
         with contextlib.suppress(MountError):  # it is gone already
             unmount(mountpoint, lazily=True)
         os.close(inherited)
     prepare_mountpoint(mountpoint)
-    device = mount_device(mountpoint, dataset, options.allow_other, options.noexec)
+    device = mount_device(mountpoint, SCHEME + dataset, options.allow_other, options.noexec)
     record = mount_at(mountpoint)
     can_resend = _resends(options) and resend(device)
-    return Connection(device, record.device if record else "", False, can_resend)
+    return KernelConnection(device, record.device if record else "", False, can_resend)
 
 
 def _resends(options: MountOptions) -> bool:

@@ -24,15 +24,20 @@ import numpy.typing as npt
 import trio
 
 from dieselfs.errors import InvalidInput, NotFound, Unavailable
-from dieselfs.limits import CONTROL_FILES_MAX, READ_TIMEOUT_S, SHUFFLES_KEPT_MAX
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.names import printable
 from dieselfs.shuffle.plan import Plan, Share
-from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.share_name import ShareName
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, STAT_BLOCK_BYTES, Attributes, Siblings
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.path_lines import NEWLINE, NUL, PathLines, unwritable
-from dieselfs_client.mount.shuffle_name import ShuffleName
+
+CONTROL_FILES_MAX = 1024
+"""Files of `.dieselfs/` that the kernel may hold; beyond that, the oldest become unreadable."""
+SHUFFLES_KEPT_MAX = 16
+"""File lists that `.dieselfs/shuffle/` keeps for repeated requests; 4 bytes a file."""
 
 CONTROL_INODE = 1 << 62
 """The folder itself. All its inodes are from here on, and no inode of a dataset is."""
@@ -62,8 +67,8 @@ class ControlContents(Protocol):
         """For `cursor`: one text for each plan that was declared."""
         ...
 
-    def plan(self, seed: int, epoch: int, group_chunks: int, skips: Skips, folder: bytes) -> Plan:
-        """The plan of these numbers, and of a folder. Called from worker threads. Raises InvalidInput, NotFound."""
+    def plan(self, spec: PlanSpec) -> Plan:
+        """Called from worker threads. Raises InvalidInput, NotFound."""
         ...
 
     def declare(self, share: Share) -> None:
@@ -217,28 +222,21 @@ class ControlTree:
     async def _found(self, name: bytes) -> _Shuffle:
         try:
             with trio.move_on_after(READ_TIMEOUT_S):
-                asked = ShuffleName.parse(name)
+                asked = ShareName.parse(name)
                 return await trio.to_thread.run_sync(self._shuffle, asked, abandon_on_cancel=True)
         except (InvalidInput, NotFound) as error:
             self.errors.note(printable(CONTROL_FOLDER + b"/shuffle/" + name), str(error))
-            raise
+            raise InvalidInput(
+                str(error)
+            ) from None  # the kernel tries again what is not found, and asks twice
         raise Unavailable(f"the order was not there within {READ_TIMEOUT_S:g} s")
 
-    def _lay_out(self, asked: ShuffleName) -> _Shuffle:
-        start, at = asked.start, asked.cursor
-        if at is None:
-            plan = self._contents.plan(asked.seed, asked.epoch, asked.group, asked.skip, asked.folder)
-        else:
-            plan = self._contents.plan(at.seed, at.epoch, at.group_chunks, at.skips, asked.folder)
-            start = at.position
-            Plan.at(self._snapshot, at, plan.layout)  # raises, if it is another snapshot's
-        share = plan.share(
-            asked.rank, asked.world, asked.batch, start, asked.worker, asked.workers, asked.drop_last
-        )
+    def _lay_out(self, asked: ShareName) -> _Shuffle:
+        share = asked.share(self._contents.plan)
         nodes = share.nodes()
-        if not asked.null and (path := unwritable(self._snapshot, nodes)) is not None:
+        if not asked.is_null and (path := unwritable(self._snapshot, nodes)) is not None:
             raise InvalidInput(f"{printable(path)} cannot stand in a line: add null=1")
-        return _Shuffle(share, PathLines(self._snapshot, nodes, NUL if asked.null else NEWLINE))
+        return _Shuffle(share, PathLines(self._snapshot, nodes, NUL if asked.is_null else NEWLINE))
 
     def _admit(
         self,

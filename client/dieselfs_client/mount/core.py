@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import KIB
-from dieselfs.meta.snapshot import ROOT, ExtentRef, Snapshot
 from dieselfs.names import printable
+from dieselfs.snapshot.reader import ROOT, ExtentRef, Snapshot
 
 STAT_BLOCK_BYTES = 512
 """Unit of `st_blocks`, whatever the block size."""
@@ -36,7 +36,7 @@ class Attributes(NamedTuple):
     mtime_ns: int
 
 
-class Piece(NamedTuple):
+class ExtentPart(NamedTuple):
     """A part of one read: `length` bytes at `start` in the bytes of `extent`."""
 
     extent: ExtentRef
@@ -169,8 +169,8 @@ class MountCore:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def pieces(self, inode: int, offset: int, size: int) -> list[Piece]:
-        """The pieces of a file that answer a read of `size` bytes at `offset`.
+    def parts(self, inode: int, offset: int, size: int) -> list[ExtentPart]:
+        """The parts of a file that answer a read of `size` bytes at `offset`.
 
         They add up to exactly `min(size, file size - offset)` bytes (none behind the end). Raises Damaged if the
         snapshot leaves a hole there, so that no read can ever be short.
@@ -182,20 +182,20 @@ class MountCore:
         end = min(offset + size, snapshot.size(node))
         if offset >= end:
             return []
-        pieces = []
+        parts = []
         position = offset
         for extent in snapshot.extents(node, offset, end):
             start = position - extent.place
             length = min(extent.length - start, end - position)
             if start < 0 or length <= 0:
                 break
-            pieces.append(Piece(extent, start, length))
+            parts.append(ExtentPart(extent, start, length))
             position += length
         if position != end:
             raise Damaged(
                 f"{printable(snapshot.path(node))}: offset {position}: the snapshot has no bytes for it"
             )
-        return pieces
+        return parts
 
     def chunks_ahead(self, inode: int, offset: int, distance_bytes: int) -> list[int]:
         """The chunks that hold the `distance_bytes` of a file from `offset` on, in order."""

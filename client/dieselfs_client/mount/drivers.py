@@ -1,15 +1,15 @@
-"""The two ways to speak to the kernel. They give the same answers; docs/mount.md says in what they differ."""
+"""The two ways to speak to the kernel. They give the same answers; docs/guide/mount.md says in what they differ."""
 
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from dieselfs.errors import MountError
-from dieselfs_client.ahead.reads import Reads
+from dieselfs.settings import PYFUSE3
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.kernel_driver import KernelDriver
-from dieselfs_client.options import PYFUSE3
+from dieselfs_client.mount.read_path import ReadPath
 
 if TYPE_CHECKING:
     from dieselfs_client.mount.pyfuse3_driver import Pyfuse3Driver  # needs libfuse
@@ -54,7 +54,7 @@ def open_driver(
     name: str,
     device: int,
     core: MountCore,
-    reads: Reads,
+    reads: ReadPath,
     control: ControlTree,
     user: int,
     group: int,

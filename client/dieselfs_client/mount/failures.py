@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 
-from dieselfs.errors import DieselfsError, InvalidInput, NotFound
+from dieselfs.errors import DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.names import printable
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
@@ -37,8 +37,12 @@ class Failures:
             return errno.EINVAL
         path = self._path(inode)
         if isinstance(error, DieselfsError):
-            _log.error("%s: %s", path, error)
-            self.errors.note(path, str(error))
+            reason = str(error)
+            trouble = self.errors.trouble() if isinstance(error, Unavailable) else ""
+            if trouble not in reason:  # a read that timed out, while the client retries to connect
+                reason += f"; {trouble}"
+            _log.error("%s: %s", path, reason)
+            self.errors.note(path, reason)
         else:
             _log.error("%s about %s failed", what, path, exc_info=error)
             self.errors.note(path, f"{what} failed: {error!r}; the log has more")

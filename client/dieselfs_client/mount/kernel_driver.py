@@ -16,12 +16,12 @@ import trio
 
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import NAME_BYTES_MAX
-from dieselfs_client.ahead.reads import Buffers, Reads
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
 from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, MountCore, Siblings
 from dieselfs_client.mount.failures import Failures, Refused
-from dieselfs_client.mount.kernel_protocol import FOREVER_S, Opcode, Request
+from dieselfs_client.mount.kernel_protocol import FOREVER_S, KernelRequest, Opcode
+from dieselfs_client.mount.read_path import Buffers, ReadPath
 
 LINGER_MS = 1
 """After the last request the loop waits so long on the device itself: much faster than a trip through the scheduler,
@@ -30,7 +30,7 @@ and too short for any other task to notice.
 REQUESTS_IN_A_ROW_MAX = 32
 """Other tasks get their turn after so many."""
 BUFFERS_PER_REPLY_MAX = 256
-"""A reply in more pieces is joined first; `writev` takes 1024."""
+"""A reply in more parts is joined first; `writev` takes 1024."""
 
 _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
@@ -77,7 +77,7 @@ class KernelDriver:
         self,
         device: int,
         core: MountCore,
-        reads: Reads,
+        reads: ReadPath,
         control: ControlTree,
         user: int,
         group: int,
@@ -92,11 +92,16 @@ class KernelDriver:
         self._failures = Failures(core, control.errors)
         self._is_taken_over = is_taken_over
         self._taking = trio.CancelScope()
+        names = {0: "OTHER"} | {int(opcode): opcode.name for opcode in Opcode}
+        self._requests = {
+            opcode: reads.metrics.counter("fuse.requests", "Requests of the kernel.", operation=name)
+            for opcode, name in names.items()
+        }
         self._encoder = protocol.Encoder(user, group)
         # Requests that wait, by `unique`; changed only between checkpoints.
         self._waiting: dict[int, trio.CancelScope] = {}
         # Each returns its answer; None if there is none, or if it is given in another way.
-        self._answers: dict[int, Callable[[Request, trio.Nursery], bytes | None]] = {
+        self._answers: dict[int, Callable[[KernelRequest, trio.Nursery], bytes | None]] = {
             Opcode.READ: self._read,
             Opcode.LOOKUP: self._lookup,
             Opcode.GETATTR: self._get_attributes,
@@ -154,6 +159,7 @@ class KernelDriver:
         request = None
         try:
             request = protocol.decode_request(packet)
+            self._requests[request.opcode if request.opcode in self._requests else 0].value += 1
             answer = self._answers.get(request.opcode)
             if answer is not None:
                 payload = answer(request, nursery)
@@ -179,7 +185,7 @@ class KernelDriver:
     def _refuse(self, unique: int, errno_: int) -> None:
         self._write(protocol.encode_header(unique, 0, errno_))
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _fail(self, request: KernelRequest, error: Exception) -> None:
         """Answer a request with the errno that the error means."""
         what = f"request {request.opcode}"
         try:
@@ -188,7 +194,7 @@ class KernelDriver:
             _log.exception("%s cannot be answered", what)
 
     def _answer_later(
-        self, request: Request, nursery: trio.Nursery, answer: Callable[[], Awaitable[Buffers]]
+        self, request: KernelRequest, nursery: trio.Nursery, answer: Callable[[], Awaitable[Buffers]]
     ) -> None:
         """Answer when `answer` returns. It must set itself a limit of time, and not look at the request's body."""
         # Known as waiting from now on: the next request may be the one that interrupts it.
@@ -196,7 +202,7 @@ class KernelDriver:
         nursery.start_soon(self._wait, request, answer, scope)
 
     async def _wait(
-        self, request: Request, answer: Callable[[], Awaitable[Buffers]], scope: trio.CancelScope
+        self, request: KernelRequest, answer: Callable[[], Awaitable[Buffers]], scope: trio.CancelScope
     ) -> None:
         try:
             with scope:
@@ -208,7 +214,7 @@ class KernelDriver:
         finally:
             self._waiting.pop(request.unique, None)
 
-    def _interrupt(self, request: Request, _: trio.Nursery) -> None:
+    def _interrupt(self, request: KernelRequest, _: trio.Nursery) -> None:
         """Give up what waits: whoever asked got a signal. What is answered already is left alone."""
         scope = self._waiting.pop(protocol.decode_interrupt(request.body), None)
         if scope is not None:
@@ -223,7 +229,7 @@ class KernelDriver:
 
     # -- what the snapshot answers -------------------------------------------------------------------------
 
-    def _init(self, request: Request, _: trio.Nursery) -> bytes:
+    def _init(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         try:
             return protocol.encode_init(protocol.decode_init(request.body))
         except ProtocolError as error:
@@ -232,7 +238,7 @@ class KernelDriver:
         finally:
             self.agreed.set()
 
-    def _lookup(self, request: Request, nursery: trio.Nursery) -> bytes | None:
+    def _lookup(self, request: KernelRequest, nursery: trio.Nursery) -> bytes | None:
         name = protocol.decode_name(request.body)
         if len(name) > NAME_BYTES_MAX:
             raise Refused(errno.ENAMETOOLONG)
@@ -243,24 +249,24 @@ class KernelDriver:
         inode = self._core.lookup(request.inode, name)
         return self._encoder.entry(self._core.attributes(inode)) if inode else protocol.NO_SUCH_ENTRY
 
-    def _get_attributes(self, request: Request, _: trio.Nursery) -> bytes:
+    def _get_attributes(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         of = self._control if request.inode >= CONTROL_INODE else self._core
         return self._encoder.attributes(of.attributes(request.inode))
 
-    def _read_link(self, request: Request, _: trio.Nursery) -> bytes:
+    def _read_link(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         return self._core.target(request.inode)
 
-    def _statfs(self, request: Request, _: trio.Nursery) -> bytes:
+    def _statfs(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         return protocol.encode_statfs(self._core.totals())
 
-    def _list_plus(self, request: Request, _: trio.Nursery) -> bytes:
+    def _list_plus(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         return self._listing(request, protocol.DIRENT_PLUS_BYTES, self._encoder.listing_plus)
 
-    def _list(self, request: Request, _: trio.Nursery) -> bytes:
+    def _list(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         return self._listing(request, protocol.DIRENT_BYTES, protocol.encode_listing)
 
     def _listing(
-        self, request: Request, record_bytes: int, encode: Callable[[Siblings, int], bytes]
+        self, request: KernelRequest, record_bytes: int, encode: Callable[[Siblings, int], bytes]
     ) -> bytes:
         position, room_bytes = protocol.decode_read(request.body)
         tree = self._control if request.inode >= CONTROL_INODE else self._core
@@ -281,7 +287,7 @@ class KernelDriver:
 
     # -- the control tree ----------------------------------------------------------------------------------
 
-    def _lookup_control(self, request: Request, name: bytes, nursery: trio.Nursery) -> bytes | None:
+    def _lookup_control(self, request: KernelRequest, name: bytes, nursery: trio.Nursery) -> bytes | None:
         folder = request.inode
         if self._control.takes_time(folder, name):
 
@@ -297,18 +303,18 @@ class KernelDriver:
         """An entry of the control tree: the next lookup of a file finds another."""
         return self._encoder.entry(of, FOREVER_S if stat.S_ISDIR(of.mode) else 0)
 
-    def _forget(self, request: Request, _: trio.Nursery) -> None:
+    def _forget(self, request: KernelRequest, _: trio.Nursery) -> None:
         if request.inode >= CONTROL_INODE:
             self._control.forget(request.inode, protocol.decode_forget(request.body))
 
-    def _forget_batch(self, request: Request, _: trio.Nursery) -> None:
+    def _forget_batch(self, request: KernelRequest, _: trio.Nursery) -> None:
         for inode, lookups in protocol.decode_batch_forget(request.body):
             if inode >= CONTROL_INODE:
                 self._control.forget(inode, lookups)
 
     # -- reads -------------------------------------------------------------------------------------------
 
-    def _read(self, request: Request, nursery: trio.Nursery) -> bytes | None:
+    def _read(self, request: KernelRequest, nursery: trio.Nursery) -> bytes | None:
         inode, offset, size = request.inode, *protocol.decode_read(request.body)
         if inode >= CONTROL_INODE:
             return self._read_control(request, nursery, offset, size)
@@ -319,7 +325,9 @@ class KernelDriver:
             self._answer_later(request, nursery, lambda: self._reads.fetch(inode, offset, size))
         return None
 
-    def _read_control(self, request: Request, nursery: trio.Nursery, offset: int, size: int) -> bytes | None:
+    def _read_control(
+        self, request: KernelRequest, nursery: trio.Nursery, offset: int, size: int
+    ) -> bytes | None:
         inode = request.inode
         data = self._control.at_once(inode, offset, size)
         if data is None:

@@ -170,7 +170,7 @@ _FOLDER_TYPE = stat.S_IFDIR >> 12
 _PADDING = tuple(bytes(-length % 8) for length in range(NAME_BYTES_MAX + 1))
 
 
-class Request(NamedTuple):
+class KernelRequest(NamedTuple):
     """One request. `unique` names it in the reply; `body` is what follows the header."""
 
     opcode: int
@@ -199,14 +199,14 @@ def _unpack(layout: struct.Struct, body: memoryview, what: str) -> tuple[int, ..
     return layout.unpack_from(body)
 
 
-def decode_request(packet: memoryview) -> Request:
+def decode_request(packet: memoryview) -> KernelRequest:
     """Take a request apart. `body` is a view of `packet`. Raises ProtocolError if its lengths do not fit."""
     length, opcode, unique, inode, _user, _group, _process, _extensions = _unpack(
         _IN_HEADER, packet, "request"
     )
     if length != len(packet):
         raise ProtocolError(f"request of {len(packet)} bytes from the kernel announces {length}")
-    return Request(opcode, unique, inode, packet[IN_HEADER_BYTES:])
+    return KernelRequest(opcode, unique, inode, packet[IN_HEADER_BYTES:])
 
 
 def decode_init(body: memoryview) -> InitRequest:

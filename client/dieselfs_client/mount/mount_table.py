@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dieselfs.limits import MOUNT_PROBE_TIMEOUT_S
+from dieselfs.names import SCHEME
+
+MOUNT_PROBE_TIMEOUT_S = 2.0
+"""A mount that does not answer `statfs` within this time is alive, but stuck."""
 
 FILESYSTEM_TYPE = "fuse.dieselfs"
 MOUNTINFO = Path("/proc/self/mountinfo")
@@ -25,6 +28,11 @@ class MountRecord:
     filesystem: str
     device: str
     options: tuple[str, ...]
+
+    @property
+    def dataset(self) -> str:
+        """Of a mount of ours, whose source is `dl://DATASET`."""
+        return self.source.removeprefix(SCHEME)
 
 
 def parse_mountinfo(text: bytes) -> Iterator[MountRecord]:

@@ -5,13 +5,14 @@ Everything here blocks; a daemon that serves the mount calls it in a worker thre
 
 import ctypes
 import os
+import shlex
 import shutil
 import socket
 import stat
 import subprocess
 from pathlib import Path
 
-from dieselfs.errors import MountError
+from dieselfs.errors import MountDenied, MountError, MountNotFound
 from dieselfs.limits import KIB, READ_BYTES_MAX, UNMOUNT_TIMEOUT_S
 from dieselfs_client.mount.mount_table import FILESYSTEM_TYPE, is_stale, mount_at
 
@@ -51,8 +52,8 @@ def prepare_mountpoint(mountpoint: str) -> None:
     while (record := mount_at(mountpoint)) is not None and record.filesystem == FILESYSTEM_TYPE:
         if not is_stale(mountpoint):
             raise MountError(
-                f"{mountpoint}: dataset {record.source!r} is mounted there already; "
-                f"to replace it, unmount it first: dlcmd umount {mountpoint}"
+                f"{mountpoint}: {record.source} is mounted there already; "
+                f"to replace it, unmount it first: dlcmd umount {shlex.quote(mountpoint)}"
             )
         unmount(mountpoint, lazily=True)
     try:
@@ -62,9 +63,11 @@ def prepare_mountpoint(mountpoint: str) -> None:
             if next(entries, None) is not None:
                 raise MountError(f"{mountpoint}: the folder is not empty; give an empty folder to mount on")
     except FileNotFoundError:
-        raise MountError(
-            f"{mountpoint}: there is no such folder; make it first: mkdir -p {mountpoint}"
+        raise MountNotFound(
+            f"{mountpoint}: there is no such folder; make it first: mkdir -p {shlex.quote(mountpoint)}"
         ) from None
+    except PermissionError as error:
+        raise MountDenied(f"{mountpoint}: {error.strerror}; give an empty folder that you may read") from None
     except OSError as error:
         raise MountError(
             f"{mountpoint}: {error.strerror}; give an empty folder that you may read and write"
@@ -84,6 +87,10 @@ def mount_device(mountpoint: str, source: str, allow_other: bool = False, noexec
 def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: bool) -> int:
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise MountDenied(
+            f"{DEVICE}: {error.strerror}; this machine or container does not let you mount"
+        ) from None
     except OSError as error:
         raise MountError(f"{DEVICE}: {error.strerror}; load the kernel module first: modprobe fuse") from None
     data = ",".join(

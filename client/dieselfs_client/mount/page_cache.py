@@ -21,13 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.errors import MountError
-from dieselfs.limits import PAGE_HELPER_END_S, PAGE_HELPER_ORDER_S, PAGE_HELPER_STARTS_MAX
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs_client.ahead.pieces import PAGE_BYTES, Pieces
-from dieselfs_client.arena import Arena
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount import page_helper
 from dieselfs_client.mount.page_helper import LENGTH, read_exactly
+from dieselfs_client.prefetch.extent_table import PAGE_BYTES, Extents
+
+PAGE_HELPER_END_S = 5.0
+"""The page helper is killed when it does not exit within this time."""
+PAGE_HELPER_ORDER_S = 45
+"""The page helper is killed when one order takes longer. A page that it waits for is free when its read has failed,
+after 30 s.
+"""
+PAGE_HELPER_STARTS_MAX = 16
+"""A mount works without a page helper after this many starts."""
 
 _TIME = struct.Struct("@ll")  # struct timeval: seconds, microseconds
 LISTING_WORTH = 24
@@ -42,14 +50,14 @@ class PageCache:
     Methods raise MountError when the kernel has cut the connection, or when the helper dies again and again.
     """
 
-    def __init__(self, device: int, mountpoint: str, snapshot: Snapshot, arena: Arena) -> None:
-        """Payloads that lie in the `arena` are not copied. It has room for the largest chunk.
+    def __init__(self, device: int, mountpoint: str, snapshot: Snapshot, buffer_pool: BufferPool) -> None:
+        """Payloads that lie in the `buffer_pool` are not copied. It has room for the largest chunk.
 
         The helper is started, for nobody is to wait until it is there.
         """
         self._device = device
-        self._arena = arena
-        self._copy = arena.take(largest_payload_bytes(snapshot))  # for payloads from elsewhere
+        self._buffer_pool = buffer_pool
+        self._copy = buffer_pool.take(largest_payload_bytes(snapshot))  # for payloads from elsewhere
         self._root = os.fsencode(mountpoint) + b"/"
         self._snapshot = snapshot
         self._parents = snapshot.column("parents")
@@ -63,20 +71,20 @@ class PageCache:
         with suppress(MountError):  # it is tried again when it is needed
             self._started()
 
-    def store(self, pieces: Pieces, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
-        """Store pieces; the bytes of piece `i` begin at `starts[i]` in `payload`, which is no larger than the largest
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
+        """Store extents; the bytes of extent `i` begin at `starts[i]` in `payload`, which is no larger than the largest
         chunk. Returns how many bytes were taken.
 
         Files that the kernel does not know are made known first. A file that cannot be is left out, and so are the
-        parts of a page at either end of a piece: whoever reads them asks.
+        parts of a page at either end of an extent: whoever reads them asks.
         """
-        first = -(-pieces.places // PAGE_BYTES) * PAGE_BYTES
-        ends = pieces.places + pieces.lengths
-        last = np.where(ends < pieces.sizes, ends // PAGE_BYTES * PAGE_BYTES, ends)
+        first = -(-extents.places // PAGE_BYTES) * PAGE_BYTES
+        ends = extents.places + extents.lengths
+        last = np.where(ends < extents.sizes, ends // PAGE_BYTES * PAGE_BYTES, ends)
         chosen = np.flatnonzero(last > first)
-        nodes, lengths = pieces.nodes[chosen], (last - first)[chosen]
+        nodes, lengths = extents.nodes[chosen], (last - first)[chosen]
         headers = protocol.encode_stores(nodes + 1, first[chosen], lengths)
-        begins = (starts + first - pieces.places)[chosen] + self._placed(payload)
+        begins = (starts + first - extents.places)[chosen] + self._placed(payload)
         places = np.stack([begins, lengths], axis=1).astype(np.uint64)
         self._make_known(self._strangers(nodes, headers, places))
         unknown = self._store(headers, places)
@@ -142,11 +150,11 @@ class PageCache:
     def _placed(self, payload: memoryview) -> int:
         """Where the helper finds a payload."""
         self._storing = payload
-        place = self._arena.place(payload)
+        place = self._buffer_pool.place(payload)
         if place is None:
             assert self._copy is not None
             self._copy[: len(payload)] = payload
-            place = self._arena.place(self._copy)
+            place = self._buffer_pool.place(self._copy)
         assert place is not None
         return place
 
@@ -175,7 +183,7 @@ class PageCache:
         if self._helper is None:
             self._starts += 1
             try:
-                self._helper = _Helper(self._device, self._arena)
+                self._helper = _Helper(self._device, self._buffer_pool)
             except OSError as error:  # files are read through the daemon then, all of them
                 reason = f"the process that fills it cannot be started: {error.strerror}"
                 raise MountError(f"page cache: {reason}") from None
@@ -197,11 +205,11 @@ def largest_payload_bytes(snapshot: Snapshot) -> int:
 class _Helper:
     """The process, and the socket that it takes orders from."""
 
-    def __init__(self, device: int, arena: Arena) -> None:
+    def __init__(self, device: int, buffer_pool: BufferPool) -> None:
         self._socket, theirs = socket.socketpair()
         for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, direction, _TIME.pack(PAGE_HELPER_ORDER_S, 0))
-        descriptors = [theirs.fileno(), device, arena.descriptor]
+        descriptors = [theirs.fileno(), device, buffer_pool.descriptor]
         with theirs:
             self._process = subprocess.Popen(
                 # -S and -E: nothing of the environment is needed, and looking for it takes time.
@@ -211,7 +219,7 @@ class _Helper:
                     "-E",
                     page_helper.__file__,
                     *map(str, descriptors),
-                    str(arena.length_bytes),
+                    str(buffer_pool.length_bytes),
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,

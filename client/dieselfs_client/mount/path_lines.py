@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.snapshot.reader import Snapshot
 
 LINES_PER_BLOCK = 1024
 """Where each such block begins in the text is remembered, rather than where each line begins."""

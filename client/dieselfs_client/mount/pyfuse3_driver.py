@@ -17,7 +17,6 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError, InodeT, R
 
 from dieselfs.errors import MountError
 from dieselfs.limits import NAME_BYTES_MAX
-from dieselfs_client.ahead.reads import Reads
 from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
 from dieselfs_client.mount.core import (
     CONTROL_FOLDER,
@@ -30,6 +29,7 @@ from dieselfs_client.mount.core import (
 )
 from dieselfs_client.mount.failures import Failures, Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
+from dieselfs_client.mount.read_path import ReadPath
 
 REQUESTS_AT_ONCE_MAX = 1000
 """So many may wait for bytes; with more, nothing is answered until one of them is."""
@@ -51,7 +51,7 @@ class Pyfuse3Driver(pyfuse3.Operations):
     enable_writeback_cache = False
 
     def __init__(
-        self, device: int, core: MountCore, reads: Reads, control: ControlTree, user: int, group: int
+        self, device: int, core: MountCore, reads: ReadPath, control: ControlTree, user: int, group: int
     ) -> None:
         super().__init__()
         self.agreed = trio.Event()
@@ -61,6 +61,10 @@ class Pyfuse3Driver(pyfuse3.Operations):
         self._reads = reads
         self._control = control
         self._failures = Failures(core, control.errors)
+        self._requests = {
+            name: reads.metrics.counter("fuse.requests", "Requests of the kernel.", operation=name.upper())
+            for name in ("lookup", "getattr", "readlink", "readdir", "read")
+        }
         self._user = user
         self._group = group
 
@@ -90,6 +94,7 @@ class Pyfuse3Driver(pyfuse3.Operations):
     @contextmanager
     def _answering(self, what: str, inode: int) -> Iterator[None]:
         """Every error becomes the errno that it means."""
+        self._requests[what].value += 1
         try:
             yield
         except Exception as error:

@@ -1,33 +1,33 @@
-"""A process that the supervisor started: how it is doing, and how it ended. This module kills, and reads `/proc`."""
+"""The state of a process that the supervisor started, until its end. This module kills, and reads `/proc`."""
 
 import contextlib
 import os
 import signal
 
-from dieselfs_client.supervision.tether import Tether
+from dieselfs_client.supervision.control_channel import ControlChannel
 
 HANG_S = 10.0
-"""A daemon that gives no sign of life for so long, while requests wait for it, hangs."""
+"""A daemon without a heartbeat for this long, while requests wait for it, hangs."""
 HANG_WITHOUT_REQUESTS_S = 20.0
-"""The same if no request is seen to wait (one that it has taken, and does not answer, is not seen)."""
+"""The same while no request waits. A request that the daemon has taken is not seen to wait."""
 LATE_BEAT_S = 2.5
-"""A daemon whose sign of life is so late is looked at: has it been killed, and cannot die?"""
+"""After this delay of a heartbeat, `/proc` is read: the daemon may have been killed without being able to die."""
 DEATH_TIMEOUT_S = 1.0
-"""A killed daemon is waited for so long. One may wait itself, in the kernel, for an answer of its own mount."""
+"""Limit of the wait for a killed daemon. It may block in the kernel, on a request to its own mount."""
 
 
 class Child:
-    """A zygote or a daemon. `pid` is 0 until it is known; `status` is that of waitpid, once it is dead."""
+    """A zygote or a daemon. `pid` is 0 until it is known; `status` is set by waitpid once it is dead."""
 
-    def __init__(self, tether: Tether, now_s: float, pid: int = 0) -> None:
-        self.tether = tether
+    def __init__(self, control_channel: ControlChannel, now_s: float, pid: int = 0) -> None:
+        self.control_channel = control_channel
         self.pid = pid
         self.born_s = self.beat_s = now_s
         self.is_ready = False
         self.has_hung_up = False
         self.status: int | None = None
         self.killed_s: float | None = None
-        self.last_words: tuple[int, str, str] | None = None
+        self.exit_report: tuple[int, str, str] | None = None
         """Exit code, kind of error, and message, if it ended on purpose."""
 
     def kill(self, now_s: float) -> None:
@@ -38,7 +38,7 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
 
     def is_gone(self, now_s: float) -> bool:
-        """Whether it serves no more. It may still be there, in the kernel, and wait for who comes after it."""
+        """Whether it no longer serves. It may still exist, blocked in the kernel until its successor answers."""
         if self.status is not None:
             return True
         if self.killed_s is not None and now_s - self.killed_s > DEATH_TIMEOUT_S:
@@ -57,9 +57,9 @@ class Child:
 
     @property
     def end(self) -> str:
-        """How it ended, in words."""
-        if self.last_words is not None:
-            return self.last_words[2]
+        """How it ended, for messages."""
+        if self.exit_report is not None:
+            return self.exit_report[2]
         if self.status is None:
             return "does not answer"
         if os.WIFSIGNALED(self.status):

@@ -1,8 +1,7 @@
-"""One client's connection, on the side of whoever answers: messages and bulk bytes. This module waits for sockets."""
+"""One client's connection on the server side: messages and bulk bytes. This module waits for sockets."""
 
 import os
 import socket
-import struct
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -11,17 +10,17 @@ import trio
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import BULK_IDLE_TIMEOUT_S, KIB, MIB
 from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
+from dieselfs.sockets import rights
 
 Buffer = bytes | bytearray | memoryview
 
-_DESCRIPTOR = struct.Struct("i")
 _RECEIVE_BYTES = 64 * KIB
 _SEND_BYTES = 4 * MIB
-_PIECES_MAX = 1024
-"""Of one call to send: more, the kernel does not take."""
+_BUFFERS_MAX = 1024
+"""The kernel's limit for the buffers of one `writev`."""
 _UNSENT_BYTES = MIB
-"""The kernel takes so many bytes more than the network takes at once. With the 16 KiB of trio's choice, it is given
-what is to be sent in small portions, each for the price of a round of the loop.
+"""Bytes that the kernel queues beyond those in flight. With trio's default of 16 KiB, each small portion
+costs a round of the event loop.
 """
 
 
@@ -29,7 +28,7 @@ class ClientConnection:
     """Receives and sends for one task at a time. Counts bulk bytes.
 
     Every method raises trio.TooSlowError when no byte moves for BULK_IDLE_TIMEOUT_S, trio.BrokenResourceError
-    when the client is gone. After an error or a cancel, the connection is of no further use.
+    when the client is gone. After an error or a cancellation, the connection is unusable.
     """
 
     def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
@@ -37,16 +36,13 @@ class ClientConnection:
         carrier = stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
         if carrier.socket.family != socket.AF_UNIX:
             carrier.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        self._received = bytearray()  # bytes that came, but that nobody asked for yet
+        self._received = bytearray()  # bytes that no method has consumed yet
         self.bulk_bytes_received = 0
         self.bulk_bytes_sent = 0
 
     async def receive_message(self, bytes_max: int, idle_timeout_s: float) -> bytes | None:
-        """The next message, or None if the client hung up or said nothing for `idle_timeout_s`.
-
-        Raises ProtocolError.
-        """
-        if self._received:  # nobody is kept waiting by one who does not wait for answers
+        """The next message, or None if the client closed or was silent for `idle_timeout_s`. Raises ProtocolError."""
+        if self._received:  # a client that pipelines calls must not starve the others
             await trio.lowlevel.checkpoint()
         else:
             is_more = False
@@ -66,7 +62,7 @@ class ClientConnection:
         while len(self._received) < length:
             with trio.fail_after(BULK_IDLE_TIMEOUT_S):
                 if not await self._receive_more():
-                    raise ProtocolError("the client hung up in the middle of a message")
+                    raise ProtocolError("the client closed the connection within a message")
         taken = bytes(self._received[:length])
         del self._received[:length]
         return taken
@@ -92,11 +88,11 @@ class ClientConnection:
                 size = len(received)
                 destination[:size] = received
         if size == 0:
-            raise ProtocolError("the client hung up in the middle of a chunk")
+            raise ProtocolError("the client closed the connection within bulk bytes")
         return size
 
     async def discard_bulk(self, length: int) -> None:
-        """Receive and forget the bulk bytes of a call that is refused, so that the connection stays in step."""
+        """Receive and drop the bulk bytes of a refused call; the next message follows them."""
         scratch = memoryview(bytearray(min(length, MIB)))
         taken = min(length, len(self._received))
         del self._received[:taken]
@@ -104,23 +100,21 @@ class ClientConnection:
             taken += await self._receive_into(scratch[: length - taken])
 
     async def send(self, message: bytes, bulk: Iterable[Buffer] = ()) -> None:
-        """Send a reply and the bulk bytes behind it, which are taken from `bulk` as they are sent. If the kernel takes
-        all at once, no other task runs meanwhile.
+        """Send a reply and the bulk bytes behind it; `bulk` is consumed as it is sent. If the kernel takes all at once,
+        there is no checkpoint.
         """
         framed = frame(message)
-        for parcel, parcel_bytes in _parcels(chain([framed], bulk)):
+        for batch, batch_bytes in _batches(chain([framed], bulk)):
             if isinstance(self._stream, trio.SocketStream):
-                await self._send_together(self._stream.socket, parcel, parcel_bytes)
+                await self._send_batch(self._stream.socket, batch, batch_bytes)
             else:
                 with trio.fail_after(BULK_IDLE_TIMEOUT_S):
-                    await self._stream.send_all(b"".join(parcel))
-            self.bulk_bytes_sent += parcel_bytes
+                    await self._stream.send_all(b"".join(batch))
+            self.bulk_bytes_sent += batch_bytes
         self.bulk_bytes_sent -= len(framed)
 
-    async def _send_together(
-        self, connected: trio.socket.SocketType, views: list[Buffer], length: int
-    ) -> None:
-        """Send all of these, so many bytes, without joining them first: the kernel does that."""
+    async def _send_batch(self, connected: trio.socket.SocketType, views: list[Buffer], length: int) -> None:
+        """Send these buffers, of `length` bytes in all, without a copy."""
         try:
             sent = _write(connected, views)
             if sent == length:
@@ -135,20 +129,19 @@ class ClientConnection:
             raise trio.BrokenResourceError(f"the client is gone: {error.strerror}") from error
 
     async def send_with_file(self, message: bytes, descriptor: int, length: int) -> None:
-        """Send a reply with a descriptor, over a Unix socket; who gets it reads `length` bytes of the file, which count
-        as sent. The descriptor stays open here. Raises OSError too, if the kernel passes none on.
+        """Send a reply with a descriptor, over a Unix socket. The client reads `length` bytes of the file, which count
+        as sent. The descriptor stays open here. Raises OSError too, if the kernel does not pass it.
         """
         assert isinstance(self._stream, trio.SocketStream)
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))
         framed = frame(message)
         with trio.fail_after(BULK_IDLE_TIMEOUT_S):
-            sent = await self._stream.socket.sendmsg([framed], [rights])
+            sent = await self._stream.socket.sendmsg([framed], rights(descriptor))
             await self._stream.send_all(framed[sent:])
         self.bulk_bytes_sent += length
 
 
 def _write(connected: trio.socket.SocketType, views: list[Buffer]) -> int:
-    """Give the kernel what it takes of these; returns how many bytes that is."""
+    """Write without blocking; returns the bytes that the kernel took."""
     try:
         return os.writev(connected.fileno(), views)
     except BlockingIOError:
@@ -156,7 +149,7 @@ def _write(connected: trio.socket.SocketType, views: list[Buffer]) -> int:
 
 
 def _left(views: list[Buffer], sent: int) -> list[Buffer]:
-    """What is still to be sent when so many bytes are."""
+    """The rest of these buffers after their first `sent` bytes."""
     done = 0
     while done < len(views) and sent >= len(views[done]):
         sent -= len(views[done])
@@ -167,21 +160,21 @@ def _left(views: list[Buffer], sent: int) -> list[Buffer]:
     return views
 
 
-def _parcels(bulk: Iterable[Buffer]) -> Iterator[tuple[list[Buffer], int]]:
-    """The same bytes in the same order, in lists of pieces that are sent with one call, each with its length."""
-    parcel: list[Buffer] = []
-    parcel_bytes = 0
+def _batches(bulk: Iterable[Buffer]) -> Iterator[tuple[list[Buffer], int]]:
+    """The same bytes in the same order, in lists of buffers for one call each, with the length of each list."""
+    batch: list[Buffer] = []
+    batch_bytes = 0
     for buffer in bulk:
         size = len(buffer)
-        if parcel_bytes + size > _SEND_BYTES or len(parcel) == _PIECES_MAX:
-            if parcel:
-                yield parcel, parcel_bytes
-            parcel, parcel_bytes = [], 0
+        if batch_bytes + size > _SEND_BYTES or len(batch) == _BUFFERS_MAX:
+            if batch:
+                yield batch, batch_bytes
+            batch, batch_bytes = [], 0
             while size > _SEND_BYTES:
                 yield [memoryview(buffer)[:_SEND_BYTES]], _SEND_BYTES
                 buffer = memoryview(buffer)[_SEND_BYTES:]
                 size -= _SEND_BYTES
-        parcel.append(buffer)
-        parcel_bytes += size
-    if parcel:
-        yield parcel, parcel_bytes
+        batch.append(buffer)
+        batch_bytes += size
+    if batch:
+        yield batch, batch_bytes

@@ -1,7 +1,7 @@
-"""The handshake: nothing that a stranger sends is looked at before it has passed. This module waits for sockets, each
-time for a bounded number of bytes and seconds.
+"""The handshake: no other call is decoded before it has succeeded. This module waits for sockets, each time for a
+bounded number of bytes and seconds.
 
-A user who does not exist, a key that is gone, and a wrong proof get the same answers after the same work.
+An unknown user, a removed key, and a wrong proof get the same replies after the same work.
 """
 
 import os
@@ -20,74 +20,74 @@ LOCAL_USER = "local"
 
 
 class KeyRing(Protocol):
-    """Whose keys are known. `salt`: random, so that nobody can tell who is not."""
+    """The known keys. `salt` is random: it makes unknown users indistinguishable from known ones."""
 
     @property
     def salt(self) -> bytes: ...
 
     def verifier(self, name: str, key_id: str) -> auth.Verifier | None:
-        """What proves that a caller is `name`, or None. Blocks."""
+        """The verifier of a key of user `name`; None if there is none. Blocks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is at the other end of a connection. Trusted: the user who runs this process, on a Unix socket."""
+    """The user of a connection. Trusted: the user that runs this process, on a Unix socket."""
 
     name: str
     key_id: str
     is_trusted: bool = False
 
 
-async def shake_hands(connection: ClientConnection, keys: KeyRing, is_trusted: bool) -> Identity | None:
-    """Find out who is calling; None if it is nobody we know, who has been told so (or who just hung up).
+async def shake_hands(connection: ClientConnection, keys: KeyRing, is_trusted: bool) -> Identity | str:
+    """Authenticate the caller. An unknown one gets a refusal; the reason for the log is returned.
 
-    `is_trusted`: the caller runs as our own user on a Unix socket. Raises ProtocolError for anything but a
-    handshake, trio.TooSlowError after HANDSHAKE_TIMEOUT_S.
+    `is_trusted`: the caller runs as the user of this process, on a Unix socket. Raises ProtocolError for anything but
+    a handshake, trio.TooSlowError after HANDSHAKE_TIMEOUT_S.
     """
     with trio.fail_after(HANDSHAKE_TIMEOUT_S):
         hello = await connection.receive_message(HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S)
         if hello is None:
-            return None
-        method, sequence, said = decode_call(hello)
+            return "the client closed the connection at once"
+        method, sequence, arguments = decode_call(hello)
         if method != "hello":
             raise ProtocolError("the first call is not 'hello'")
-        if said.protocol_version != PROTOCOL_VERSION:
-            await connection.send(encode_refusal("hello", sequence, _other_version(said.protocol_version)))
-            return None
-        is_known = is_trusted and not said.user
+        if arguments.protocol_version != PROTOCOL_VERSION:
+            refusal = _other_version(arguments.protocol_version)
+            await connection.send(encode_refusal("hello", sequence, refusal))
+            return str(refusal)
+        is_known = is_trusted and not arguments.user
         server_nonce = os.urandom(auth.NONCE_BYTES)
         challenge = thrift.Challenge(server_nonce=server_nonce, is_trusted=is_known)
         await connection.send(encode_reply("hello", sequence, challenge))
         if is_known:
             return Identity(LOCAL_USER, "", is_trusted=True)
-        return await _ask_for_proof(connection, keys, said, server_nonce)
+        return await _check_proof(connection, keys, arguments, server_nonce)
 
 
 def _other_version(version: int) -> ProtocolError:
     return ProtocolError(
-        f"the client speaks protocol {version}, this server {PROTOCOL_VERSION}: upgrade the older one"
+        f"the client has protocol {version}, this server {PROTOCOL_VERSION}: upgrade the older one"
     )
 
 
-async def _ask_for_proof(
+async def _check_proof(
     connection: ClientConnection, keys: KeyRing, hello: Any, server_nonce: bytes
-) -> Identity | None:
+) -> Identity | str:
     message = await connection.receive_message(HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S)
+    caller = f"user {hello.user[:80]!r}, key {hello.key_id[:80]!r}" if hello.user else "no user and key named"
     if message is None:
-        return None
-    method, sequence, said = decode_call(message)
+        return f"{caller}: the client closed the connection"
+    method, sequence, arguments = decode_call(message)
     if method != "prove":
         raise ProtocolError("the second call is not 'prove'")
     known = await trio.to_thread.run_sync(keys.verifier, hello.user, hello.key_id)
     verifier = known or auth.Verifier.nobody(keys.salt, hello.user, hello.key_id)
     transcript = auth.transcript(hello.user, hello.key_id, hello.client_nonce, server_nonce)
-    if not auth.is_client_proof(verifier, transcript, said.proof) or known is None:
-        refusal = AccessDenied(
-            "this key is not known here: wrong key file, or the key was removed or has expired"
-        )
+    if not auth.is_client_proof(verifier, transcript, arguments.proof) or known is None:
+        refusal = AccessDenied("unknown key: wrong key file, or the key was removed or has expired")
         await connection.send(encode_refusal("prove", sequence, refusal))
-        return None
+        return f"{caller}: {'wrong secret' if known else 'unknown, removed or expired'}"
     proof = auth.server_proof(verifier, transcript)
     await connection.send(encode_reply("prove", sequence, thrift.Welcome(proof=proof)))
     return Identity(hello.user, hello.key_id)

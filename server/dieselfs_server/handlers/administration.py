@@ -1,4 +1,4 @@
-"""Users, their keys and rights, and how the server is."""
+"""Handlers for users, their keys and rights, and the server's status."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -8,7 +8,7 @@ import trio
 from dieselfs.errors import InvalidInput
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.service import Reply, Service, handler
+from dieselfs_server.service import Reply, Service
 from dieselfs_server.users import Caller, Right, with_grant, with_key, without_key
 
 
@@ -19,18 +19,16 @@ def server_version() -> str:
         return "unknown"
 
 
-@handler
 async def add_key(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     await service.require_admin(caller)
     key, now_s = Key.generate(arguments.user), int(service.clock())
     if arguments.expires_s and arguments.expires_s <= now_s:
-        raise InvalidInput("the key would have expired already")
+        raise InvalidInput(f"the key would already be expired: {arguments.expires_s} is in the past")
     change = service.backends.users.change
     await trio.to_thread.run_sync(change, lambda users: with_key(users, key, now_s, arguments.expires_s))
     return Reply(key.text())
 
 
-@handler
 async def remove_key(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     await service.require_admin(caller)
     change = service.backends.users.change
@@ -38,7 +36,6 @@ async def remove_key(service: Service, caller: Caller, arguments: Any, _: object
     return Reply()
 
 
-@handler
 async def grant(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     await service.require_admin(caller)
     right = Right.parse(arguments.right)
@@ -49,7 +46,6 @@ async def grant(service: Service, caller: Caller, arguments: Any, _: object) -> 
     return Reply()
 
 
-@handler
 async def list_users(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     await service.require_admin(caller)
     users = await trio.to_thread.run_sync(service.backends.users.current)
@@ -68,21 +64,15 @@ async def list_users(service: Service, caller: Caller, arguments: Any, _: object
     )
 
 
-@handler
 async def status(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     await service.require_admin(caller)
     store, metadata = service.backends.names
-    counters = service.counters
     return Reply(
         thrift.StatusInfo(
             version=server_version(),
-            started_s=counters.started_s,
-            connections=counters.connections,
-            requests=counters.requests,
-            bulk_bytes_received=counters.bulk_bytes_received,
-            bulk_bytes_sent=counters.bulk_bytes_sent,
+            started_s=service.started_s,
             store=store,
             metadata=metadata,
-            payload_bytes_given=counters.payload_bytes_given,
+            metrics=service.metrics.numbers(),
         )
     )

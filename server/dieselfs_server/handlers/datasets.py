@@ -1,21 +1,21 @@
-"""Datasets as wholes: made, listed, dropped."""
+"""Handlers that create, list and drop datasets."""
 
 import logging
 import secrets
+from dataclasses import asdict
 from typing import Any
 
 import trio
 
 from dieselfs.chunk.format import DATASET_ID_BYTES
-from dieselfs.meta.records import DatasetRecord
+from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.service import Reply, Service, handler
+from dieselfs_server.service import Reply, Service
 from dieselfs_server.users import Caller, Right
 
 log = logging.getLogger(__name__)
 
 
-@handler
 async def create_dataset(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     await service.require_right(caller, arguments.name, Right.WRITE)
     dataset_id = secrets.token_bytes(DATASET_ID_BYTES)
@@ -23,26 +23,23 @@ async def create_dataset(service: Service, caller: Caller, arguments: Any, _: ob
     return Reply(_dataset_info(await trio.to_thread.run_sync(create, arguments.name, dataset_id)))
 
 
-@handler
 async def get_dataset(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     return Reply(_dataset_info(await service.dataset(caller, arguments.name, Right.READ)))
 
 
-@handler
 async def list_datasets(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     datasets = await trio.to_thread.run_sync(service.backends.metadata.datasets)
     return Reply([_dataset_info(d) for d in datasets if await service.right(caller, d.name) >= Right.READ])
 
 
-@handler
 async def drop_dataset(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset = await service.dataset(caller, arguments.name, Right.ADMIN)
 
     def drop() -> None:
-        # Chunks first: were the record gone first, a crash would leave chunks that nothing leads to.
+        # Chunks first: if the record were removed first, a crash would leave chunks that no dataset refers to.
         service.backends.store.delete_dataset(dataset.dataset_id)
         service.backends.metadata.drop_dataset(dataset.dataset_id)
-        service.backends.store.delete_dataset(dataset.dataset_id)  # of puts that were under way
+        service.backends.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
         service.backends.snapshots.drop(dataset.dataset_id)
         service.backends.tags.drop(dataset.dataset_id)
 
@@ -52,12 +49,4 @@ async def drop_dataset(service: Service, caller: Caller, arguments: Any, _: obje
 
 
 def _dataset_info(dataset: DatasetRecord) -> Any:
-    return thrift.DatasetInfo(
-        name=dataset.name,
-        dataset_id=dataset.dataset_id,
-        generation=dataset.generation,
-        updated_ns=dataset.updated_ns,
-        files=dataset.files,
-        total_bytes=dataset.total_bytes,
-        chunks=dataset.chunks,
-    )
+    return thrift.DatasetInfo(**asdict(dataset))

@@ -1,6 +1,6 @@
-"""Looking after datasets: purge, rebuild, check; tags, and the pins of readers."""
+"""Handlers for maintenance: purge, rebuild, fsck; tags; pins of readers."""
 
-from dataclasses import astuple
+from dataclasses import asdict
 from typing import Any
 
 import trio
@@ -8,11 +8,11 @@ import trio
 from dieselfs.errors import InvalidInput
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import TagRecord
-from dieselfs_server import fsck as checking
-from dieselfs_server import purge as purging
-from dieselfs_server import rebuild as rebuilding
-from dieselfs_server.pins import Pin, put_pin, remove_pin
-from dieselfs_server.service import Reply, Service, handler, no_dataset
+from dieselfs_server.leases.pins import Pin, put_pin, remove_pin
+from dieselfs_server.maintenance import fsck as checking
+from dieselfs_server.maintenance import purge as purging
+from dieselfs_server.maintenance import rebuild as rebuilding
+from dieselfs_server.service import Reply, Service
 from dieselfs_server.users import Caller, Right
 
 GRACE_S_MAX = 1 << 40
@@ -21,12 +21,11 @@ LEASE_S_MAX = 3600
 HOLDER_CHARACTERS_MAX = 200
 
 
-@handler
 async def purge(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     right = Right.READ if arguments.is_dry_run else Right.ADMIN
     dataset = await service.dataset(caller, arguments.dataset, right)
     if not 0 <= arguments.grace_s < GRACE_S_MAX:
-        raise InvalidInput(f"grace time of {arguments.grace_s} s is out of range")
+        raise InvalidInput(f"grace time of {arguments.grace_s} s is out of range (0 to {GRACE_S_MAX - 1})")
     report = await trio.to_thread.run_sync(
         purging.purge,
         service.backends.store,
@@ -37,17 +36,13 @@ async def purge(service: Service, caller: Caller, arguments: Any, _: object) -> 
         arguments.grace_s,
         arguments.is_dry_run,
     )
-    return Reply(thrift.PurgeReport(*astuple(report)))
+    return Reply(thrift.PurgeReport(**asdict(report)))
 
 
-@handler
 async def rebuild(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    await service.require_right(caller, arguments.dataset, Right.ADMIN)
+    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.ADMIN)
     if not -1 <= arguments.since_s <= TIME_S_MAX:
-        raise InvalidInput(f"time {arguments.since_s} is out of range")
-    dataset_id = await trio.to_thread.run_sync(service.catalog.dataset_id, arguments.dataset)
-    if dataset_id is None:
-        raise no_dataset(arguments.dataset)
+        raise InvalidInput(f"time {arguments.since_s} is out of range (-1 to {TIME_S_MAX})")
     report = await trio.to_thread.run_sync(
         rebuilding.rebuild,
         service.backends.store,
@@ -57,18 +52,9 @@ async def rebuild(service: Service, caller: Caller, arguments: Any, _: object) -
         service.now_ns(),
         None if arguments.since_s < 0 else arguments.since_s,
     )
-    return Reply(
-        thrift.RebuildReport(
-            chunks=report.chunks,
-            entries=report.entries,
-            files=report.files,
-            generation=report.generation,
-            damaged=list(report.damaged),
-        )
-    )
+    return Reply(thrift.RebuildReport(**asdict(report)))
 
 
-@handler
 async def fsck(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     right = Right.ADMIN if arguments.is_repair else Right.READ
     dataset = await service.dataset(caller, arguments.dataset, right)
@@ -90,12 +76,11 @@ async def fsck(service: Service, caller: Caller, arguments: Any, _: object) -> R
             total_bytes=report.total_bytes,
             problem_count=report.problem_count,
             unmended_count=report.unmended_count,
-            problems=[thrift.Problem(*astuple(problem)) for problem in report.problems],
+            problems=[thrift.Problem(**asdict(problem)) for problem in report.problems],
         )
     )
 
 
-@handler
 async def put_tag(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset = await service.dataset(caller, arguments.dataset, Right.WRITE)
     await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
@@ -103,28 +88,27 @@ async def put_tag(service: Service, caller: Caller, arguments: Any, _: object) -
     return Reply(_tag_info(await trio.to_thread.run_sync(service.backends.tags.add, snapshot, arguments.tag)))
 
 
-@handler
 async def list_tags(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
     tags = await trio.to_thread.run_sync(service.backends.tags.all, arguments.dataset, dataset_id)
     return Reply([_tag_info(tag) for tag in tags])
 
 
-@handler
 async def delete_tag(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset_id = await service.dataset_id(caller, arguments.dataset, Right.WRITE)
     await trio.to_thread.run_sync(service.backends.tags.remove, arguments.dataset, dataset_id, arguments.tag)
     return Reply()
 
 
-@handler
 async def pin(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset = await service.dataset(caller, arguments.dataset, Right.READ)
     if not 0 <= arguments.lease_s <= LEASE_S_MAX:
-        raise InvalidInput(f"a lease of {arguments.lease_s} s, limit {LEASE_S_MAX}")
-    holder = f"{caller.name}/{arguments.holder}"  # nobody can take away the pin of another
+        raise InvalidInput(f"lease of {arguments.lease_s} s is out of range (0 to {LEASE_S_MAX})")
+    holder = f"{caller.name}/{arguments.holder}"  # so a user cannot remove another user's pin
     if len(holder) > HOLDER_CHARACTERS_MAX or not holder.isprintable():
-        raise InvalidInput("the holder of a pin needs a short printable name")
+        raise InvalidInput(
+            f"the holder of a pin must be printable, with at most {HOLDER_CHARACTERS_MAX} characters"
+        )
     now_ns = service.now_ns()
     if arguments.lease_s:
         lease_ns = arguments.lease_s * 10**9
@@ -136,4 +120,4 @@ async def pin(service: Service, caller: Caller, arguments: Any, _: object) -> Re
 
 
 def _tag_info(tag: TagRecord) -> Any:
-    return thrift.TagInfo(*astuple(tag))
+    return thrift.TagInfo(**asdict(tag))

@@ -1,4 +1,4 @@
-"""Reading: snapshots, payloads and parts of them; and single entries, for those who have no snapshot."""
+"""Handlers for reading: snapshots, payloads and ranges of them; single entries for callers without a snapshot."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,16 +14,15 @@ from dieselfs.limits import (
     LISTING_ENTRIES_MAX,
     RANGES_PER_REQUEST_MAX,
 )
-from dieselfs.meta.records import DatasetRecord, FileRecord
-from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE
 from dieselfs.names import check_path, printable, split_path
+from dieselfs.records import DatasetRecord, FileRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.service import Reply, Service, handler
+from dieselfs_server.metadata.listing import implicit_folder
+from dieselfs_server.service import Reply, Service
 from dieselfs_server.users import Caller, Right
 
 
-@handler
 async def get_snapshot(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     if arguments.tag:
         dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
@@ -43,49 +42,45 @@ async def get_snapshot(service: Service, caller: Caller, arguments: Any, _: obje
     return Reply(info, bulk)
 
 
-@handler
 async def get_payload(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
     payload = await service.executor.payload(dataset_id, arguments.chunk_id)
-    service.counters.payload_bytes_given += len(payload)
+    service.sent_payload_bytes.value += len(payload)
     return Reply(thrift.Bulk(bulk_length=len(payload)), [payload])
 
 
-@handler
 async def open_payload(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     if not caller.is_trusted:
-        raise AccessDenied("files are only for the server's own user, on a Unix socket: use get_payload")
+        raise AccessDenied("open_payload needs a Unix socket and the server's own user; use get_payload")
     dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
     file = await service.executor.open_payload(dataset_id, arguments.chunk_id)
     if file is None:
         return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
-    service.counters.payload_bytes_given += file.length
+    service.sent_payload_bytes.value += file.length
     return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), file=file)
 
 
-@handler
 async def get_ranges(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
     if len(arguments.ranges) % 8 or len(arguments.ranges) > 8 * RANGES_PER_REQUEST_MAX:
-        raise InvalidInput(f"ranges are pairs of u32, at most {RANGES_PER_REQUEST_MAX}")
+        raise InvalidInput(
+            f"ranges of {len(arguments.ranges)} bytes are not pairs of u32, at most {RANGES_PER_REQUEST_MAX}"
+        )
     ranges = np.frombuffer(arguments.ranges, "<u4").reshape(-1, 2).astype(np.int64)
     parts = await service.executor.ranges(dataset_id, arguments.chunk_id, ranges)
     length_bytes = sum(len(part) for part in parts)
-    service.counters.payload_bytes_given += length_bytes
+    service.sent_payload_bytes.value += length_bytes
     return Reply(thrift.Bulk(bulk_length=length_bytes), parts)
 
 
-@handler
 async def stat(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset = await service.dataset(caller, arguments.dataset, Right.READ)
-    record = await trio.to_thread.run_sync(
-        _find, service.backends.metadata, dataset, check_path(arguments.path)
-    )
+    record = await _found(service, dataset, arguments.path)
     return Reply(_entry_info(record))
 
 
 def page_of(records: Sequence[FileRecord]) -> Sequence[FileRecord]:
-    """As many of the first records as fit into one message, at least one: link targets may be long."""
+    """The first records that fit into one message, at least one; link targets may be long."""
     total_bytes = 0
     for number, record in enumerate(records):
         total_bytes += len(split_path(record.path)[1]) + len(record.target)
@@ -95,21 +90,26 @@ def page_of(records: Sequence[FileRecord]) -> Sequence[FileRecord]:
 
 
 def _find(metadata: MetadataStore, dataset: DatasetRecord, path: bytes) -> FileRecord:
-    """The live entry at `path`, or what a folder without one looks like. Blocks. Raises NotFound."""
+    """The live entry at `path`, or the record of a folder without an entry. Blocks. Raises NotFound."""
     record = metadata.lookup(dataset.dataset_id, path)
     if record is not None:
         return record
     if path and not metadata.list_folder(dataset.dataset_id, path, b"", 1):
         raise NotFound(f"dl://{dataset.name}/{printable(path)}: no such file or folder")
-    return FileRecord(path, Op.DIRECTORY, IMPLICIT_FOLDER_MODE, 0, 0, 0, b"", ())
+    return implicit_folder(path)
 
 
-@handler
+async def _found(service: Service, dataset: DatasetRecord, path: bytes) -> FileRecord:
+    return await trio.to_thread.run_sync(_find, service.backends.metadata, dataset, check_path(path))
+
+
 async def list_folder(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset = await service.dataset(caller, arguments.dataset, Right.READ)
     path = check_path(arguments.path)
     if not 0 < arguments.limit <= LISTING_ENTRIES_MAX:
-        raise InvalidInput(f"{arguments.limit} entries asked for, limit {LISTING_ENTRIES_MAX}")
+        raise InvalidInput(
+            f"a listing of {arguments.limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})"
+        )
 
     metadata = service.backends.metadata
 
@@ -121,18 +121,15 @@ async def list_folder(service: Service, caller: Caller, arguments: Any, _: objec
     return Reply([_entry_info(record) for record in await trio.to_thread.run_sync(listing)])
 
 
-@handler
 async def read_file(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
     dataset = await service.dataset(caller, arguments.dataset, Right.READ)
-    record = await trio.to_thread.run_sync(
-        _find, service.backends.metadata, dataset, check_path(arguments.path)
-    )
+    record = await _found(service, dataset, arguments.path)
     if record.op != Op.FILE or record.size > INLINE_FILE_BYTES_MAX:
-        raise InvalidInput(f"read_file gives files of at most {INLINE_FILE_BYTES_MAX} bytes")
+        raise InvalidInput(f"read_file returns only files of at most {INLINE_FILE_BYTES_MAX} bytes")
     content: list[memoryview] = []
     for extent in record.extents:
-        piece = np.array([(extent.offset, extent.length)], np.int64)
-        content += await service.executor.ranges(dataset.dataset_id, extent.chunk_id, piece)
+        span = np.array([(extent.offset, extent.length)], np.int64)
+        content += await service.executor.ranges(dataset.dataset_id, extent.chunk_id, span)
     return Reply(b"".join(content))
 
 

@@ -1,6 +1,6 @@
-"""What applying a chunk changes beside the entries: deletion bitmaps, totals, and which folders are not empty.
+"""The effects of applying a chunk, beside its entries: deletion bitmaps, totals, and the entry counts of folders.
 
-Collected while the paths are decided; how they are written is each store's own matter. No I/O.
+A store collects them while it resolves paths, and writes them in its own way. No I/O.
 """
 
 from collections import Counter, defaultdict
@@ -17,11 +17,11 @@ Chunk = TypeVar("Chunk", int, bytes)
 @dataclass(eq=False)
 class Effects(Generic[Chunk]):
     dead: defaultdict[Chunk, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By chunk: entries that count no more. None twice, and none that was marked before."""
+    """By chunk: entries that became dead. None is listed twice, and none was dead before."""
     files: int = 0
     total_bytes: int = 0
     members: Counter[bytes] = field(default_factory=Counter)
-    """By folder: how many live entries it has more."""
+    """By folder: the change of its number of live entries."""
 
     def kill(self, chunks: Iterable[Chunk], entries: Iterable[int]) -> None:
         for chunk, entry in zip(chunks, entries, strict=True):
@@ -36,20 +36,16 @@ class Effects(Generic[Chunk]):
 
 
 def change_folders(members: Mapping[bytes, int], change_folder: Callable[[bytes, bytes, int], int]) -> None:
-    """Change how much is in each folder and, where a folder thereby comes or goes, in the folder that it is in.
+    """Change the entry counts of folders and, where a folder becomes non-empty or empty, that of its parent.
 
-    `change_folder(parent, name, change)` changes one folder, and returns 1 if it came to be, -1 if it is gone, else 0.
-    It is called once for each folder, inner ones first; never for the root, nor for a folder without a change.
+    `change_folder(parent, name, change)` changes one folder; it returns 1 if the folder became non-empty, -1 if empty,
+    else 0. It is called once for each folder with a change, inner ones first, and never for the root.
     """
     by_depth: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
     for folder, change in members.items():
-        by_depth[_depth(folder)][folder] = change
+        by_depth[folder.count(b"/") + 1 if folder else 0][folder] = change
     for depth in range(max(by_depth, default=0), 0, -1):
         for folder, change in by_depth[depth].items():
             if change:
                 parent, name = split_path(folder)
                 by_depth[depth - 1][parent] += change_folder(parent, name, change)
-
-
-def _depth(folder: bytes) -> int:
-    return folder.count(b"/") + 1 if folder else 0

@@ -1,31 +1,32 @@
-"""What the server asks of a metadata store.
+"""The interface of metadata stores.
 
 The comments are the contract; `tests/conformance/metadata_suite.py` holds every store to it.
 
-A metadata store is an index over the chunks and can always be rebuilt from them: replaying all chunks of a dataset, in
-any order and any number of times, gives the same live entries. For that, applying is decided by versions alone:
+A metadata store is an index over the chunks and can always be rebuilt from them: to apply all chunks of a dataset, in
+any order and any number of times, gives the same live entries. Only versions decide:
 
-- Of all entries for one path, the one with the largest version counts. If it is a delete, the path does not exist;
-  the store keeps it (a tombstone), so that an older put that is applied later does not bring the path back.
-- Of two entries (or copies of one piece) with the same version, the one in the chunk with the larger ID counts, and in
-  one chunk the later: purge copies what is alive into new chunks with the versions it had, and from then on the copies
-  are read.
-- A file that spans chunks (its pieces have one version) counts once pieces follow each other from its beginning to its
-  end; until then the path stays what it was, and an incomplete upload never becomes visible. Should the pieces allow
-  several ways, the longest piece is taken at each place. A whole entry of the same version goes before pieces.
-- An entry replaced, deleted, or out of date on arrival is marked in the deletion bitmap of its chunk. Pieces of a file
-  that is not complete are not, as long as the file is newer than what its path is.
+- Of all entries of one path, the one with the largest version counts. If that is a delete, the path does not exist; the
+  store keeps it (a tombstone), so that an older put that is applied later does not restore the path.
+- Of two entries (or copies of one extent) with the same version, the one in the chunk with the larger ID counts, and in
+  one chunk the later one. Purge copies live entries with their versions into new chunks, and readers then use the
+  copies.
+- A file that spans chunks (its extents have one version) counts once extents follow each other from its beginning to
+  its end. Until then the path keeps its former state, so an incomplete upload never becomes visible. If several chains
+  of extents cover the file, the longest extent at each place is used. An entry of a whole file precedes extents of the
+  same version.
+- An entry that is replaced, deleted, or out of date on arrival is marked in the deletion bitmap of its chunk. Extents
+  of an incomplete file are not marked while the file is newer than the state of its path.
 
-All methods block and may be called from any number of threads at once; the server calls them in worker threads.
-Every method raises Unavailable when the store cannot be reached, and StorageFull when it has no room. Methods that take
-a dataset ID raise NotFound when there is no such dataset.
+All methods block and may be called from any number of threads; the server calls them in worker threads. Every method
+raises Unavailable when the store cannot be reached, and StorageFull when it has no room. Methods that take a dataset ID
+raise NotFound when there is no such dataset.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
-from dieselfs.meta.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, NoteChange, PendingFile
+from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, NoteChange, PendingFile
 
 
 class MetadataStore(Protocol):
@@ -34,7 +35,7 @@ class MetadataStore(Protocol):
     ) -> DatasetRecord:
         """Create a dataset without entries. Raises AlreadyExists if the name or the ID is taken.
 
-        A rebuild goes on from the `generation` and the time that are known, so that both keep rising.
+        A rebuild passes the last known `generation` and `updated_ns`, so that both keep rising.
         """
         ...
 
@@ -47,15 +48,15 @@ class MetadataStore(Protocol):
         ...
 
     def drop_dataset(self, dataset_id: bytes) -> None:
-        """Forget a dataset with all that belongs to it. Atomic. Raises NotFound."""
+        """Remove a dataset with all its metadata. Atomic. Raises NotFound."""
         ...
 
     def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
-        """The first of `count` consecutive versions that nobody else gets.
+        """The first of `count` consecutive versions that are reserved for the caller.
 
-        Each reservation is larger than all before it and all applied versions, and at least `now_ns` (nanoseconds since
-        1970): so the order of versions follows the order of writing even if clocks differ, and stays close to it even
-        if the store has just lost everything. Raises InvalidInput when there are none left.
+        Each is larger than all versions reserved or applied before, and at least `now_ns` (nanoseconds since 1970). So
+        versions follow the order of writing even if clocks differ, and approximately even after the store has lost all
+        data. Raises InvalidInput when none are left.
         """
         ...
 
@@ -64,8 +65,8 @@ class MetadataStore(Protocol):
     ) -> int:
         """Make a chunk's entries count. Atomic and idempotent: applying a chunk again changes nothing.
 
-        A store that can lose some of what it was told (a node of a cluster) looks only at its record of the chunk,
-        unless `is_again`: then it looks at every entry, and puts back what is missing.
+        A store that can lose a part of its data (a node of a cluster) checks only its record of the chunk, unless
+        `is_again`: then it checks every entry, and restores what is missing.
 
         Returns the dataset's generation, which rises by one with each chunk that is applied for the first time; its
         `updated_ns` rises with it, to `now_ns` or, if that clock has stepped back, by one.
@@ -77,9 +78,9 @@ class MetadataStore(Protocol):
         ...
 
     def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        """Drop the record of a chunk all of whose entries are marked deleted. Raises InvalidInput if one still counts.
+        """Remove the record of a chunk whose entries are all dead; no error if there is no such record.
 
-        Without error if there is no such record.
+        Raises InvalidInput if an entry is live.
         """
         ...
 
@@ -92,48 +93,48 @@ class MetadataStore(Protocol):
         ...
 
     def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
-        """The notes of these names, at one instant; None for one that is not there.
+        """The notes of these names, at one instant; None for a name without a note.
 
-        Notes are small values beside the entries, for what holds only for now, such as leases. They are not made from
-        chunks: a store that is lost and rebuilt has none, so only what is written again and again belongs here.
+        Notes are small temporary values beside the entries, such as leases. They are not made from chunks, so a rebuilt
+        store has none: a note must be a value that its owner writes periodically.
         """
         ...
 
     def notes_below(self, dataset_id: bytes, folder: str) -> dict[str, bytes]:
         """All notes whose names begin with `folder` (empty, or with a "/" at its end), ordered by name.
 
-        At one instant as long as they are no more than NOTES_AT_ONCE_MAX.
+        At one instant if there are at most NOTES_AT_ONCE_MAX.
         """
         ...
 
     def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
-        """Change notes, all at one instant, if every one is as expected; else none. Returns whether it was done.
+        """Change all notes at one instant if each has its expected value, else none; returns whether they changed.
 
-        If an answer of the store was lost on the way, it may have been done although this says that it was not.
+        If an answer of the store was lost, the result may be False although the notes have changed.
         """
         ...
 
     def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
-        """The newest file at `path` that is newer than the live entry there and of which pieces are missing."""
+        """The newest incomplete file at `path` that is newer than the live entry there."""
         ...
 
     def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:
-        """The live entry at `path`, or None. A folder that exists only because something is in it has no entry."""
+        """The live entry at `path`, or None. A folder that exists only because it is not empty has no entry."""
         ...
 
     def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
-        """Up to `limit` live entries directly in `folder` whose names sort behind `after`, ordered by name (as bytes).
+        """Up to `limit` live entries directly in `folder` with names after `after`, ordered by name (as bytes).
 
-        Reads what it returns, not the whole dataset. Extents are left out. Folders without an entry of their own do
-        appear, as folders with mode 0755, time 0 and version 0; also in the place of a file of the same path.
-        Empty if there is no such folder.
+        Costs as much as it returns, not the whole dataset. Extents are left out. A non-empty folder without an entry
+        appears with mode 0755, time 0 and version 0, also instead of a file of the same path. Empty if there is no such
+        folder.
         """
         ...
 
     def entry_table(self, dataset_id: bytes) -> EntryTable:
-        """All live entries of the present generation, at one instant."""
+        """All live entries of the newest generation, at one instant."""
         ...
 
     def close(self) -> None:
-        """Let go of files and connections. The store is of no further use."""
+        """Close files and connections. The store must not be used afterwards."""
         ...

@@ -1,28 +1,26 @@
-"""A page of a folder, from its entries and from the folders in it that have something in them. No I/O."""
+"""One page of a folder, from its entries and its non-empty subfolders. No I/O."""
 
 from collections.abc import Iterable
 from heapq import merge
 
 from dieselfs.chunk.format import Op
-from dieselfs.meta.records import FileRecord
-from dieselfs.meta.snapshot_builder import IMPLICIT_FOLDER_MODE
+from dieselfs.records import FileRecord
+from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
+
+
+def implicit_folder(path: bytes) -> FileRecord:
+    """The record of a folder without an entry of its own."""
+    return FileRecord(path, Op.DIRECTORY, IMPLICIT_FOLDER_MODE, 0, 0, 0, b"", ())
 
 
 def merge_listing(entries: Iterable[FileRecord], folders: Iterable[bytes], limit: int) -> list[FileRecord]:
-    """The first `limit` of both, ordered by path. `folders` are paths; both come ordered, each with the first `limit`.
+    """The first `limit` records by path. Both inputs are ordered; `folders` are paths.
 
-    A folder's own entry tells more than its path. Where a file and a folder have one path, the folder stands.
+    A folder's own entry precedes its path alone; a folder replaces a file of the same path.
     """
-    implicit = (
-        FileRecord(
-            path, Op.DIRECTORY, IMPLICIT_FOLDER_MODE, mtime_ns=0, size=0, version=0, target=b"", extents=()
-        )
-        for path in folders
-    )
     records: dict[bytes, FileRecord] = {}
-    for record in merge(
-        entries, implicit, key=lambda record: record.path
-    ):  # of equals, the entry comes first
+    # Of equal keys, `merge` yields the entry first.
+    for record in merge(entries, map(implicit_folder, folders), key=lambda record: record.path):
         if record.path not in records or records[record.path].op != Op.DIRECTORY:
             records[record.path] = record
     return list(records.values())[:limit]

@@ -1,20 +1,20 @@
-"""Which pieces make up a file that spans chunks: a plain function of the pieces that there are, in any order."""
+"""Which extents make up a file that spans chunks. No I/O."""
 
 from collections.abc import Iterable
 
 
-def tiling(pieces: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]] | None:
-    """Pieces `(place, length)` that follow each other from 0 to `size` without gap or overlap; None if there are none.
+def tiling(extents: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]] | None:
+    """Extents `(place, length)` that follow each other from 0 to `size` without gap or overlap; None if there are none.
 
-    Where several ways lead to the end, the longest piece is taken at each place. So one more piece may change the
-    answer, but never takes it away: a file that was complete stays complete.
+    If several chains cover the file, the longest extent at each place is used. So another extent may change the result,
+    but never make it None: a complete file stays complete.
     """
-    length_at: dict[int, int] = {}  # from these places on, the rest of the file is there
-    for place, length in sorted(pieces, reverse=True):
+    length_at: dict[int, int] = {}  # the places from which a chain leads to the end
+    for place, length in sorted(extents, reverse=True):
         end = place + length
         if place not in length_at and (end == size or end in length_at):
             length_at[place] = length
-    chosen = []
+    chosen: list[tuple[int, int]] = []
     place = 0
     while place < size:
         if place not in length_at:

@@ -11,28 +11,27 @@ import re
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import GIB, KIB, MIB, REQUEST_TIMEOUT_S
+from dieselfs.limits import REQUEST_TIMEOUT_S
+from dieselfs.units import parse_size
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.limited import Bounds, LimitedStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.rados import RadosStore
 from dieselfs_server.store.rados_pool import OPERATION_TIMEOUT_S, RadosPool
-from dieselfs_server.store.retrying import Patience, RetryingStore
+from dieselfs_server.store.retrying import RetryingStore, RetryPolicy
 from dieselfs_server.store.tiered import TieredStore
 
 DEFAULT_CEPH_CONF = "/etc/ceph/ceph.conf"
 DEFAULT_CEPH_USER = "client.dieselfs"
 
-assert Patience().duration_s_max + Bounds().wait_s_max + OPERATION_TIMEOUT_S < REQUEST_TIMEOUT_S
+assert RetryPolicy().duration_s_max + Bounds().wait_s_max + OPERATION_TIMEOUT_S < REQUEST_TIMEOUT_S
 """A client hears of a store that hangs before it gives the server up."""
 
 FAST_WAIT_S_MAX = 0.5
 """Who has waited this long for the fast tier of a tiered store asks the slow one."""
 
 _TIER_OPTIONS = ("fast", "slow", "size")
-_SIZE = re.compile(r"(\d{1,15})(KiB|MiB|GiB|TiB)")
-_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
 
 
 def open_store(url: str) -> ObjectStore:
@@ -42,7 +41,7 @@ def open_store(url: str) -> ObjectStore:
     """
     scheme = urlsplit(url).scheme
     if scheme == "tiered":
-        options = tier_options(url)
+        options, size_bytes = tier_options(url), tier_size(url)
         # What the fast tier cannot do at once, the slow one does: there is nothing to wait for.
         fast = LimitedStore(_open_backend(options["fast"]), Bounds(wait_s_max=FAST_WAIT_S_MAX))
         try:
@@ -50,13 +49,13 @@ def open_store(url: str) -> ObjectStore:
         except BaseException:
             fast.close()
             raise
-        return TieredStore(fast, slow, parse_size(options["size"]))
+        return TieredStore(fast, slow, size_bytes)
     return _guarded(_open_backend(url))
 
 
 def _guarded(store: ObjectStore) -> ObjectStore:
     # A call that waits before it is tried again holds no place that others could use.
-    return RetryingStore(LimitedStore(store, Bounds()), Patience(), random.Random())
+    return RetryingStore(LimitedStore(store, Bounds()), RetryPolicy(), random.Random())
 
 
 def _open_backend(url: str) -> ObjectStore:
@@ -95,9 +94,12 @@ def tier_options(url: str) -> dict[str, str]:
     return dict(options)
 
 
-def parse_size(text: str) -> int:
-    """Bytes of `200GiB`. Raises InvalidInput."""
-    match = _SIZE.fullmatch(text)
-    if match is None or int(match[1]) == 0:
-        raise InvalidInput(f"{text!r} is no size: write for example 200GiB")
-    return int(match[1]) * _UNITS[match[2]]
+def tier_size(url: str) -> int:
+    """Bytes that the fast tier of a `tiered:` URL may hold. Raises InvalidInput."""
+    try:
+        size_bytes = parse_size(tier_options(url)["size"])
+    except InvalidInput as error:
+        raise InvalidInput(f"store {url!r}: size: {error}") from None
+    if size_bytes == 0:
+        raise InvalidInput(f"store {url!r}: size must be more than 0: write for example 200GiB")
+    return size_bytes

@@ -7,7 +7,8 @@
 
 Names begin with the time, so folders sort by it: five characters are four seconds, which bounds what one folder
 holds, and "everything since T" reads only folders from T on. No part of a path comes from anything but an ID. Several
-processes, also on several machines, may use one root. `docs/durability.md` lists the states that a crash leaves.
+processes, also on several machines, may use one root. `docs/internals/durability.md` lists the states
+that a crash leaves.
 """
 
 import os

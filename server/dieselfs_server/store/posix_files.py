@@ -1,8 +1,8 @@
 """Files and folders that survive a power cut: created aside, exclusive under their name, durable before anyone is told.
 
-`docs/durability.md` says why each step stands where it does. A failed fsync is never repeated, because the kernel may
-have dropped the pages and report success the second time: the file is thrown away, and whoever has the content writes
-it anew. All paths are absolute. Functions raise OSError; `translated` turns it into our errors.
+`docs/internals/durability.md` says why each step stands where it does. A failed fsync is never repeated, because the
+kernel may have dropped the pages and report success the second time: the file is thrown away, and whoever has the
+content writes it anew. All paths are absolute. Functions raise OSError; `translated` turns it into our errors.
 """
 
 import ctypes

@@ -10,7 +10,7 @@
 RADOS cannot list objects in an order, nor those of a dataset without looking at all; so the keys are kept, in objects
 of their own, each for the 256 seconds that four characters of a name are. They are written from the top down before
 the chunk, and removed from the bottom up after it: a crash leaves at most keys that lead to nothing, which listing
-skips, and never an object that no key leads to. `docs/object-stores.md` lists the states.
+skips, and never an object that no key leads to. `docs/guide/object-stores.md` lists the states.
 """
 
 import re
@@ -23,7 +23,7 @@ from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unav
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.rados_pieces import (
     PIECE_BYTES,
-    Pieces,
+    Stripes,
     just_before,
     keys_of,
     pieces_of_key,
@@ -69,7 +69,7 @@ class RadosStore:
     def _put_pieces(self, dataset_id: bytes, name: str, content: bytes) -> None:
         """The first part goes last: with it the chunk is there."""
         first = _chunk_object(dataset_id, name)
-        pieces = Pieces.new(len(content), -(-len(content) // self._piece_bytes) - 1)
+        pieces = Stripes.new(len(content), -(-len(content) // self._piece_bytes) - 1)
         self._register(dataset_id, name, pieces.key(name))
         rest = memoryview(content)[self._piece_bytes :]
         write_pieces(self._pool, first, pieces, rest, self._piece_bytes)
@@ -128,10 +128,10 @@ class RadosStore:
             pieces = self._pieces(first) if length == self._piece_bytes else None
         return pieces.length if pieces else length
 
-    def _pieces(self, first: str) -> Pieces | None:
+    def _pieces(self, first: str) -> Stripes | None:
         value = self._pool.attribute(first, _PIECES)
         try:
-            return None if value is None else Pieces.decode(value)
+            return None if value is None else Stripes.decode(value)
         except ValueError:
             raise Damaged(f"{first}: its attribute {_PIECES} says {value!r}") from None
 

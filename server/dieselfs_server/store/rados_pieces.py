@@ -19,7 +19,7 @@ PIECE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class Stripes:
     """Which pieces belong together; `count` is the number of the last one."""
 
     nonce: str
@@ -27,14 +27,14 @@ class Pieces:
     count: int
 
     @classmethod
-    def new(cls, length: int, count: int) -> "Pieces":
+    def new(cls, length: int, count: int) -> "Stripes":
         return cls(secrets.token_hex(8), length, count)
 
     def encode(self) -> bytes:
         return f"{self.nonce} {self.length} {self.count}".encode()
 
     @classmethod
-    def decode(cls, value: bytes) -> "Pieces":
+    def decode(cls, value: bytes) -> "Stripes":
         """Raises ValueError."""
         nonce, length, count = value.decode("ascii").split(" ")
         return cls(nonce, int(length), int(count))
@@ -47,19 +47,19 @@ class Pieces:
         return [f"{base}.{self.nonce}.{number}" for number in range(1, self.count + 1)]
 
 
-def pieces_of_key(key: str) -> Pieces:
+def pieces_of_key(key: str) -> Stripes:
     """What a key tells of its pieces; not their length."""
     _, nonce, count = key.split(".")
-    return Pieces(nonce, 0, int(count))
+    return Stripes(nonce, 0, int(count))
 
 
-def write_pieces(pool: RadosPool, base: str, pieces: Pieces, content: memoryview, piece_bytes: int) -> None:
+def write_pieces(pool: RadosPool, base: str, pieces: Stripes, content: memoryview, piece_bytes: int) -> None:
     """Write `content`, which fills the pieces one after the other."""
     for number, name in enumerate(pieces.objects(base)):
         pool.create(name, bytes(content[number * piece_bytes : (number + 1) * piece_bytes]))
 
 
-def remove_pieces(pool: RadosPool, base: str, pieces: Pieces) -> None:
+def remove_pieces(pool: RadosPool, base: str, pieces: Stripes) -> None:
     """Remove them, as far as they are there."""
     for name in pieces.objects(base):
         pool.remove(name)

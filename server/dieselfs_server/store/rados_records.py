@@ -1,7 +1,7 @@
 """The records of a server in a RADOS pool.
 
     records            keys: names; and <name>.<nonce>.<pieces> of records in pieces
-    records/<name>     a zero byte and the content; or a one byte and what `Pieces` encodes, the content being in pieces
+    records/<name>     a zero byte and the content; or a one byte and what `Stripes` encodes; the content is in stripes
 
 The object `records/<name>` is replaced at once, so that a reader finds the old or the new content. The key is entered
 before it; the pieces of the old content go after it.
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs_server.store.rados_pieces import (
-    Pieces,
+    Stripes,
     keys_of,
     pieces_of_key,
     remove_pieces,
@@ -44,7 +44,7 @@ class RadosRecords:
         if len(content) < self._piece_bytes:
             self._pool.replace(place, _WHOLE + content)
         else:
-            pieces = Pieces.new(len(content), -(-len(content) // self._piece_bytes))
+            pieces = Stripes.new(len(content), -(-len(content) // self._piece_bytes))
             self._enter(pieces.key(name))
             write_pieces(self._pool, place, pieces, memoryview(content), self._piece_bytes)
             self._pool.replace(place, _IN_PIECES + pieces.encode())
@@ -70,7 +70,7 @@ class RadosRecords:
             before = pieces
         raise Unavailable(f"record {name}: it is replaced all the time")
 
-    def _join(self, place: str, pieces: Pieces) -> bytes:
+    def _join(self, place: str, pieces: Stripes) -> bytes:
         content = b"".join(self._pool.read(part, 0, self._piece_bytes) for part in pieces.objects(place))
         if len(content) != pieces.length:
             raise Damaged(f"{place}: {len(content)} bytes in its pieces, not {pieces.length}")
@@ -91,7 +91,7 @@ class RadosRecords:
         with suppress(NotFound):
             self._pool.remove_keys(_KEYS, [*keys, name])
 
-    def _pieces(self, place: str) -> Pieces | None:
+    def _pieces(self, place: str) -> Stripes | None:
         """The pieces of what is there now, if it is in pieces."""
         try:
             head = self._pool.read(place, 0, _HEAD_BYTES_MAX)
@@ -107,9 +107,9 @@ class RadosRecords:
             self._pool.add_key(_KEYS, key)
 
 
-def _decode(place: str, head: bytes) -> Pieces:
+def _decode(place: str, head: bytes) -> Stripes:
     try:
-        return Pieces.decode(head.removeprefix(_IN_PIECES))
+        return Stripes.decode(head.removeprefix(_IN_PIECES))
     except ValueError:
         raise Damaged(f"{place}: offset 0: this is no record") from None
 

@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How often, and for how long, a call is tried.
 
     Before try n + 1 it waits a random time between half and all of `first_wait_s` doubled n times, at most
@@ -55,7 +55,7 @@ class Patience:
         assert self.tries_max > 0 and self.duration_s_max < REQUEST_TIMEOUT_S
 
 
-def wait_before(failed_tries: int, patience: Patience, fraction: float) -> float:
+def wait_before(failed_tries: int, patience: RetryPolicy, fraction: float) -> float:
     """Seconds to wait after so many failed tries; `fraction`, in [0, 1), is the random part."""
     full_s = min(patience.first_wait_s * 2.0 ** (failed_tries - 1), patience.wait_s_max)
     return full_s * (1 + fraction) / 2
@@ -75,7 +75,7 @@ class RetryingStore(StoreWrapper):
     def __init__(
         self,
         store: ObjectStore,
-        patience: Patience,
+        patience: RetryPolicy,
         source: random.Random,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,

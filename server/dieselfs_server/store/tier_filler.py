@@ -98,7 +98,7 @@ class TierFiller:
             self._put = deque(item for item in self._put if item[0] != dataset_id)
             self._put_bytes = sum(len(content) for _, _, content in self._put)
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Wait until there is nothing left to copy."""
         with self._changed:
             self._changed.wait_for(

@@ -80,9 +80,9 @@ class TieredStore(StoreWrapper):
         with suppress(DieselfsError):  # what stays is out of date, and found out when it is read
             self._fast.delete_dataset(dataset_id)
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Wait until everything that is to be copied has been."""
-        self._filler.settle()
+        self._filler.resolve()
 
     def close(self) -> None:
         self._filler.close()

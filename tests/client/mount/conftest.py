@@ -4,7 +4,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from dieselfs_client.options import KERNEL, PYFUSE3, MountOptions
+from dieselfs.settings import KERNEL, PYFUSE3
+from dieselfs_client.mount.options import MountOptions
 
 needs_pyfuse3 = pytest.mark.skipif(
     find_spec("pyfuse3") is None, reason="needs pyfuse3 (pip install 'dieselfs[pyfuse3]')"

@@ -3,7 +3,7 @@ import stat
 import pytest
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.core import ROOT_INODE, Attributes, MountCore
 from tests.support.snapshots import SAMPLE, SOURCE, file_of, snapshot_bytes, with_element
 
@@ -100,17 +100,17 @@ def test_dots(core: MountCore) -> None:
 def test_pieces_of_a_read(
     core: MountCore, offset: int, size: int, expected: list[tuple[int, int, int]]
 ) -> None:
-    pieces = core.pieces(inode_of(core, b"train/video.mp4"), offset, size)
-    assert [(piece.extent.chunk, piece.start, piece.length) for piece in pieces] == expected
+    parts = core.parts(inode_of(core, b"train/video.mp4"), offset, size)
+    assert [(part.extent.chunk, part.start, part.length) for part in parts] == expected
 
 
 def test_an_empty_file_has_no_pieces(core: MountCore) -> None:
-    assert core.pieces(inode_of(core, b"train/empty"), 0, 4096) == []
+    assert core.parts(inode_of(core, b"train/empty"), 0, 4096) == []
 
 
 def test_only_files_can_be_read(core: MountCore) -> None:
     with pytest.raises(InvalidInput, match="not a file"):
-        core.pieces(inode_of(core, b"train"), 0, 10)
+        core.parts(inode_of(core, b"train"), 0, 10)
 
 
 def test_a_hole_is_damage_and_never_a_short_read() -> None:
@@ -118,12 +118,12 @@ def test_a_hole_is_damage_and_never_a_short_read() -> None:
     for column, index, value in (("extent_lengths", 0, 9), ("extent_places", 1, 11), ("sizes", 1, 21)):
         core = MountCore(Snapshot(with_element(data, column, index, value), SOURCE))
         with pytest.raises(Damaged, match="a: offset"):
-            core.pieces(2, 0, 4096)
+            core.parts(2, 0, 4096)
 
 
 def test_chunks_ahead() -> None:
-    pieces = [(chunk, 0, 10) for chunk in range(4)]
-    core = MountCore(Snapshot(snapshot_bytes({b"a": file_of(*pieces)}, chunks=4), SOURCE))
+    parts = [(chunk, 0, 10) for chunk in range(4)]
+    core = MountCore(Snapshot(snapshot_bytes({b"a": file_of(*parts)}, chunks=4), SOURCE))
     assert core.chunks_ahead(2, 0, 10) == [0]
     assert core.chunks_ahead(2, 5, 20) == [0, 1, 2]
     assert core.chunks_ahead(2, 35, 100) == [3]

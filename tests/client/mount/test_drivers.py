@@ -4,12 +4,13 @@ import pytest
 import trio
 
 from dieselfs.errors import MountError
-from dieselfs_client.ahead.reads import Reads
-from dieselfs_client.ahead.residency import ChunkResidency
+from dieselfs.settings import KERNEL, PYFUSE3
+from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.drivers import check_driver, open_driver
 from dieselfs_client.mount.kernel_driver import KernelDriver
-from dieselfs_client.options import KERNEL, PYFUSE3, MountOptions
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.read_path import ReadPath
 from tests.support.control import simple_control
 from tests.support.dataset import TreeEntry, pack_entries
 
@@ -28,6 +29,6 @@ def test_a_package_that_is_missing_is_said_in_one_line(monkeypatch: pytest.Monke
 async def test_the_driver_that_is_used_unless_another_is_asked_for(nursery: trio.Nursery) -> None:
     packed = pack_entries([TreeEntry(b"file", 0o100644, 0, b"content")])
     core = MountCore(packed.snapshot)
-    reads = Reads(core, ChunkResidency(packed.snapshot, packed.source(), 1 << 20, nursery))
+    reads = ReadPath(core, ChunkCache(packed.snapshot, packed.source(), 1 << 20, nursery))
     driver = open_driver(MountOptions().driver, -1, core, reads, simple_control(packed.snapshot), 0, 0)
     assert isinstance(driver, KernelDriver)

@@ -1,4 +1,4 @@
-from dieselfs_client.mount.error_log import ErrorLog
+from dieselfs_client.mount.error_log import REPEAT_NS, ErrorLog
 
 AT_NS = 1_700_000_000_123_456_789
 
@@ -15,3 +15,14 @@ def test_the_oldest_make_room() -> None:
     for number in range(5):
         errors.note(str(number), "gone")
     assert [line.split("\t")[1] for line in errors.text().splitlines()] == ["3", "4"]
+
+
+def test_an_error_that_is_repeated_at_once_is_listed_once() -> None:
+    now_ns = [AT_NS]
+    errors = ErrorLog(clock_ns=lambda: now_ns[0])
+    for number, path in enumerate(("a", "b", "a", "b")):
+        errors.note(path, str(number))
+    assert [line.split("\t")[1:] for line in errors.text().splitlines()] == [["a", "2"], ["b", "3"]]
+    now_ns[0] += REPEAT_NS
+    errors.note("a", "connection refused")
+    assert len(errors.text().splitlines()) == 3

@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.failures import Failures, Refused
@@ -38,6 +38,18 @@ def test_what_the_asker_did_is_not_noted(failures: Failures, error: Exception, c
 def test_bytes_that_do_not_come_are_noted(failures: Failures, error: Exception) -> None:
     assert failures.code("read", CAT, error) == errno.EIO
     assert failures.errors.text().split("\t")[1:] == ["train/cat.txt", "not in time\n"]
+
+
+def test_a_read_in_vain_names_why_the_server_is_away(failures: Failures) -> None:
+    refused = "cannot reach the server at tcp://a:1: Connection refused"
+    failures.errors.trouble = lambda: refused
+    for error, reason in (
+        (Unavailable("its bytes did not come within 8 s"), f"its bytes did not come within 8 s; {refused}"),
+        (Unavailable(refused), refused),
+        (Damaged("checksum"), "checksum"),
+    ):
+        failures.code("read", CAT, error)
+        assert failures.errors.text().rstrip().endswith(f"train/cat.txt\t{reason}")
 
 
 def test_a_fault_of_ours_is_noted_and_logged_with_its_place(

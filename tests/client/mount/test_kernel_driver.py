@@ -22,7 +22,7 @@ def count_requests() -> None:
     decode = kernel_protocol.decode_request
     log = logging.getLogger("requests")
 
-    def counted(packet: memoryview) -> kernel_protocol.Request:
+    def counted(packet: memoryview) -> kernel_protocol.KernelRequest:
         request = decode(packet)
         log.info("request %d for inode %d", request.opcode, request.inode)
         return request

@@ -11,14 +11,15 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.plan import Plan
-from dieselfs_client.ahead.reads import Reads
-from dieselfs_client.ahead.residency import ChunkResidency
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.kernel_protocol import Opcode
+from dieselfs_client.mount.read_path import ReadPath
 from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
@@ -43,9 +44,9 @@ def answers(packets: Sequence[bytes], late: AbstractSet[int] = frozenset()) -> d
         with theirs, trio.socket.from_stdlib_socket(ours) as kernel:
             async with trio.open_nursery() as nursery:
                 source = MemoryChunkSource(SNAPSHOT, {0: bytearray(1 << 16), 1: bytearray(1 << 16)})
-                residency = ChunkResidency(SNAPSHOT, source, 1 << 20, nursery)
+                chunk_cache = ChunkCache(SNAPSHOT, source, 1 << 20, nursery)
                 core = MountCore(SNAPSHOT)
-                reads, control = Reads(core, residency), simple_control(SNAPSHOT)
+                reads, control = ReadPath(core, chunk_cache), simple_control(SNAPSHOT)
                 nursery.start_soon(KernelDriver(theirs.fileno(), core, reads, control, 0, 0).run)
                 for sent in [*packets, packet(Opcode.STATFS, unique=LAST_UNIQUE)]:
                     await kernel.send(sent)
@@ -158,7 +159,7 @@ def test_a_shuffle_is_found_and_a_bad_one_is_refused() -> None:
     code, entry = replies[2]
     assert code == 0 and struct.unpack_from("=Q", entry)[0] > CONTROL_INODE
     assert struct.unpack_from("=QQ", entry, 40)[1] == sum(
-        len(path) + 1 for path in Plan(SNAPSHOT).share().paths
+        len(path) + 1 for path in Plan(SNAPSHOT, PlanSpec()).share().paths
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import ProtocolError
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount.core import ROOT_INODE, Attributes, FilesystemTotals, MountCore
 from tests.support.snapshots import SAMPLE, SOURCE, file_of, snapshot_bytes

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from dieselfs.shuffle.plan import Plan
-from dieselfs_client.options import MountOptions
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import RunningMount, mounted
 
@@ -47,7 +48,7 @@ def control(running: RunningMount) -> Path:
 @pytest.fixture(scope="module")
 def order(packed: PackedDataset) -> bytes:
     """The text of `shuffle/seed=1,epoch=2`."""
-    return b"".join(path.encode() + b"\n" for path in Plan(packed.snapshot, 1, 2).share().paths)
+    return b"".join(path.encode() + b"\n" for path in Plan(packed.snapshot, PlanSpec(1, 2)).share().paths)
 
 
 NAME = "seed=1,epoch=2"
@@ -133,7 +134,7 @@ def test_a_bad_name_is_refused_and_the_reason_can_be_read(control: Path) -> None
     assert_errno(errno.EINVAL, (control / "shuffle" / "seed=1,rank=8,world=8").read_bytes)
     assert_errno(errno.EINVAL, (control / "shuffle" / "speed=1").stat)
     errors = (control / "errors").read_text().splitlines()
-    assert "shuffle/seed=1,rank=8,world=8\trank 8 of 8" in errors[-2]
+    assert "shuffle/seed=1,rank=8,world=8\trank is 8: give a whole number from 0 to 7" in errors[-2]
     assert "'speed=1' is no KEY=VALUE" in errors[-1]
     assert stat.S_IMODE((control / "errors").stat().st_mode) == 0o400
 
@@ -162,7 +163,7 @@ def test_a_cursor_that_is_read_can_be_gone_on_from(control: Path, packed: Packed
     (cursor,) = [line for line in (control / "cursor").read_text().splitlines() if ".s7." in line]
     lines = (control / "shuffle" / f"cursor={cursor},rank=0,world=2").read_text().splitlines()
     position = int(cursor.split(".p")[1].split(".")[0])
-    assert lines == list(Plan(packed.snapshot, 7).share(rank=0, world=2, start=position).paths)
+    assert lines == list(Plan(packed.snapshot, PlanSpec(7)).share(rank=0, world=2, start=position).paths)
 
 
 def test_what_a_dataset_has_of_that_name_is_hidden(options: MountOptions, tmp_path: Path) -> None:

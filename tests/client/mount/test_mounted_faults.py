@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.chunk_source import Arrival
 from dieselfs.errors import Unavailable
 from dieselfs.limits import READ_TIMEOUT_S
-from dieselfs.meta.snapshot import ExtentRef
+from dieselfs.settings import PYFUSE3
+from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.sources.interface import Arrival
 from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.options import PYFUSE3, MountOptions
+from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted, serve_what_is_open
 
@@ -77,13 +78,10 @@ class SwitchedSource:
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
         destination[:] = self.fetch_chunk(chunk)
 
-    def fetch_extent(self, extent: ExtentRef) -> bytes:
-        return self._source.fetch_extent(extent)
-
     def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_common: bool = False
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
     ) -> Iterator[Arrival]:
-        return self._source.fetch_many(wanted, is_common)
+        return self._source.fetch_many(wanted, is_shared_plan)
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return self._source.together(chunks)
@@ -144,8 +142,8 @@ def test_a_source_that_hangs(
         took_s = time.monotonic() - began_s
         assert timeout_s - 0.1 < took_s < 2 * timeout_s - 0.1, "one limit, although the kernel asks twice"
         assert read(running.path, 0) == content(0)
-        assert "did not come within 5.5 s" in running.log()
-        assert "did not come within 5.5 s" in (running.path / ".dieselfs/errors").read_text()
+        assert "did not arrive within 5.5 s" in running.log()
+        assert "did not arrive within 5.5 s" in (running.path / ".dieselfs/errors").read_text()
         source.hangs.off()
         assert read_sooner_or_later(running.path, 5) == content(5)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dieselfs_client.mount.core import FOLDER_BLOCK_BYTES, IO_BLOCK_BYTES
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.mounted import mounted
 from tests.support.trees import ODD_NAMES, odd_tree

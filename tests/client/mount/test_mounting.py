@@ -44,7 +44,9 @@ def test_a_mount_point_that_is_not_empty(tmp_path: Path) -> None:
 
 def test_a_mount_point_in_use(tmp_path: Path, packed: PackedDataset) -> None:
     with mounted(packed, tmp_path) as running:
-        with pytest.raises(MountError, match=f"'pets' is mounted there already.*dlcmd umount {running.path}"):
+        with pytest.raises(
+            MountError, match=f"dl://pets is mounted there already.*dlcmd umount {running.path}"
+        ):
             prepare_mountpoint(str(running.path))
         assert (running.path / "file").read_bytes() == b"content"
 
@@ -101,7 +103,7 @@ def test_a_mount_tells_what_it_is(tmp_path: Path, packed: PackedDataset) -> None
     with mounted(packed, tmp_path) as running:
         record = mount_at(str(running.path))
         assert record is not None
-        assert (record.source, record.filesystem) == ("pets", "fuse.dieselfs")
+        assert (record.source, record.filesystem) == ("dl://pets", "fuse.dieselfs")
         assert {"ro", "nosuid", "nodev", "noatime", "default_permissions"} <= set(record.options)
         assert "allow_other" not in record.options
 

@@ -11,7 +11,7 @@ import pytest
 
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import DEVICE
-from dieselfs_client.options import MountOptions
+from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted
 from tests.support.users import NOBODY, as_nobody, become_nobody
@@ -64,7 +64,7 @@ def test_the_user_reads_and_nobody_else(packed: PackedDataset, folder: Path) -> 
             (running.path / "file").read_bytes()
         record = mount_at(str(running.path))
         assert record is not None
-        assert (record.source, record.filesystem) == ("pets", "fuse.dieselfs")
+        assert (record.source, record.filesystem) == ("dl://pets", "fuse.dieselfs")
         assert {"ro", "nosuid", "nodev", "noatime", "default_permissions"} <= set(record.options)
 
 

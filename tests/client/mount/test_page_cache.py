@@ -13,19 +13,18 @@ import pytest
 import trio
 
 from dieselfs.errors import MountError
-from dieselfs.limits import PAGE_HELPER_STARTS_MAX
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs_client.ahead.pieces import PieceTable
-from dieselfs_client.ahead.reads import Reads
-from dieselfs_client.ahead.residency import ChunkResidency
-from dieselfs_client.arena import Arena
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.memory.buffer_pool import BufferPool
+from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount import page_cache
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore, Siblings
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mounting import mount_device, unmount
-from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
+from dieselfs_client.mount.page_cache import PAGE_HELPER_STARTS_MAX, PageCache, largest_payload_bytes
+from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.prefetch.extent_table import ExtentTable
 from lab.mounts import clear
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.page_cache import cached_pages, is_cached
@@ -87,18 +86,18 @@ class Mount:
         self.source: MemoryChunkSource = packed.source()
         self.snapshot = packed.snapshot
         self.device = device
-        self.arena = Arena(largest_payload_bytes(packed.snapshot), 3)
-        self.pages = PageCache(device, str(path), packed.snapshot, self.arena)
-        self.table = PieceTable(packed.snapshot)
+        self.buffer_pool = BufferPool(largest_payload_bytes(packed.snapshot), 3)
+        self.pages = PageCache(device, str(path), packed.snapshot, self.buffer_pool)
+        self.table = ExtentTable(packed.snapshot)
         self.core = WatchedCore(packed.snapshot)
 
     def serve(self) -> None:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
                 core = self.core
-                residency = ChunkResidency(self.snapshot, self.source, 1 << 20, nursery)
+                chunk_cache = ChunkCache(self.snapshot, self.source, 1 << 20, nursery)
                 control = ControlTree(self.snapshot, NoContents(), ErrorLog())  # type: ignore[arg-type]  # never asked
-                await KernelDriver(self.device, core, Reads(core, residency), control, 0, 0).run()
+                await KernelDriver(self.device, core, ReadPath(core, chunk_cache), control, 0, 0).run()
                 nursery.cancel_scope.cancel()
 
         trio.run(main)
@@ -110,8 +109,8 @@ class Mount:
         """Push all, chunk by chunk, as it arrives; returns the bytes that were taken."""
         taken = 0
         for chunk in range(self.snapshot.chunk_count):
-            pieces = self.table.of_chunk(chunk)
-            taken += self.pages.store(pieces, memoryview(self.source.fetch_chunk(chunk)), pieces.offsets)
+            extents = self.table.of_chunk(chunk)
+            taken += self.pages.store(extents, memoryview(self.source.fetch_chunk(chunk)), extents.offsets)
         return taken
 
 
@@ -126,7 +125,7 @@ def mount_of(packed: PackedDataset, path: Path) -> Iterator[Mount]:
         yield mount
     finally:
         mount.pages.close()
-        mount.arena.close()
+        mount.buffer_pool.close()
         clear(path)
         server.join(20)
         os.close(device)
@@ -151,11 +150,11 @@ def test_what_is_stored_is_read_without_a_request(mount: Mount) -> None:
 
 def test_payloads_in_the_arena_are_stored_from_there(mount: Mount) -> None:
     for chunk in range(mount.snapshot.chunk_count):
-        pieces = mount.table.of_chunk(chunk)
-        room = mount.arena.take(mount.snapshot.chunk_payload_length(chunk))
+        extents = mount.table.of_chunk(chunk)
+        room = mount.buffer_pool.take(mount.snapshot.chunk_payload_length(chunk))
         assert room is not None
         mount.source.fetch_chunk_into(chunk, room)
-        mount.pages.store(pieces, room, pieces.offsets)
+        mount.pages.store(extents, room, extents.offsets)
     for path in SIZES:
         assert is_cached(mount.path / os.fsdecode(path))
         assert (mount.path / os.fsdecode(path)).read_bytes() == content(path)
@@ -215,18 +214,18 @@ def test_one_file_that_was_opened_does_not_hide_that_the_others_are_unknown(
 def test_files_that_the_kernel_never_heard_of_are_made_known(mount: Mount) -> None:
     """`folder/other` alone of its folder; nobody has listed or opened anything."""
     node = mount.node(b"folder/other")
-    pieces = mount.table.of_files(np.array([node]))
+    extents = mount.table.of_files(np.array([node]))
     payload = memoryview(content(b"folder/other"))
-    assert mount.pages.store(pieces, payload, np.array([0])) == SIZES[b"folder/other"]
+    assert mount.pages.store(extents, payload, np.array([0])) == SIZES[b"folder/other"]
     assert is_cached(mount.path / "folder/other")
     assert not is_cached(mount.path / "odd")
 
 
 def test_pieces_that_do_not_begin_on_a_page_leave_the_page_out(mount: Mount) -> None:
     node = mount.node(b"large")
-    pieces = mount.table.of_files(np.array([node]))
-    assert len(pieces) > 2
-    cut = pieces[np.array([0])]
+    extents = mount.table.of_files(np.array([node]))
+    assert len(extents) > 2
+    cut = extents[np.array([0])]
     cut.lengths[0] -= 1
     payload = memoryview(content(b"large"))[:CHUNK_BYTES]
     taken = mount.pages.store(cut, payload, np.array([0]))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.path_lines import LINES_PER_BLOCK, NEWLINE, NUL, PathLines, unwritable
 from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Iterator
 import pytest
 import trio
 
-from dieselfs_client.ahead.reads import Reads
-from dieselfs_client.ahead.residency import ChunkResidency
+from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE
 from dieselfs_client.mount.core import ROOT_INODE, MountCore
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
+from dieselfs_client.mount.read_path import ReadPath
 from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
@@ -53,7 +53,7 @@ def driver_of(
     device: int, packed: PackedDataset, source: MemoryChunkSource, nursery: trio.Nursery
 ) -> Pyfuse3Driver:
     core = MountCore(packed.snapshot)
-    reads = Reads(core, ChunkResidency(packed.snapshot, source, 1 << 20, nursery))
+    reads = ReadPath(core, ChunkCache(packed.snapshot, source, 1 << 20, nursery))
     return Pyfuse3Driver(device, core, reads, simple_control(packed.snapshot), USER, GROUP)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -19,10 +18,11 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_BUG, MountError
+from dieselfs.process.handle import wait_for_end
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.options import MountOptions
-from dieselfs_client.supervision.record import Supervision, supervision_of
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from dieselfs_client.supervision.supervisor import DESCRIPTORS_SPARE
 from tests.support import verifying_reader
 from tests.support.server import RunningServer, running_server
@@ -81,15 +81,15 @@ def readers(mountpoint: Path, folder: Path) -> Iterator[Readers]:
             process.stdout.close()
 
 
-def state(mountpoint: Path) -> Supervision:
+def state(mountpoint: Path) -> SupervisorStatus:
     found = supervision_of(str(mountpoint))
     assert found is not None, "the supervisor is gone"
     return found
 
 
 def wait_for(
-    mountpoint: Path, condition: Callable[[Supervision], bool], timeout_s: float = 60
-) -> Supervision:
+    mountpoint: Path, condition: Callable[[SupervisorStatus], bool], timeout_s: float = 60
+) -> SupervisorStatus:
     deadline_s = time.monotonic() + timeout_s
     while not condition(now := state(mountpoint)):
         assert time.monotonic() < deadline_s, now
@@ -101,38 +101,31 @@ def supervisor_and_zygote_run(
     monkeypatch: pytest.MonkeyPatch, in_supervisor: str = "", in_zygote: str = ""
 ) -> None:
     """Have Python run these before they begin; daemons are forks of the zygote."""
-    command = control._command  # the one place where the command lines are put together
+    command = control.supervisor_command  # the one place where the command lines are put together
 
     def changed(*arguments: str) -> list[str]:
         parts = command(*arguments)  # type: ignore[arg-type]  # they are handed through
         for module, code in (
             ("dieselfs_client.supervision.supervisor", in_supervisor),
-            ("dieselfs_client.supervision.zygote", in_zygote),
+            ("dieselfs_client.zygote", in_zygote),
         ):
             place = parts.index(module)
             parts[place - 1 : place + 1] = ["-c", f"{code}\nfrom {module} import main\nmain()"]
         return parts
 
-    monkeypatch.setattr(control, "_command", changed)
+    monkeypatch.setattr(control, "supervisor_command", changed)
 
 
 def wait_until_ended(process: int, timeout_s: float = 60) -> None:
-    try:
-        descriptor = os.pidfd_open(process)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([descriptor], [], [], timeout_s)[0], "it did not end"
-    finally:
-        os.close(descriptor)
+    assert wait_for_end(process, timeout_s), "it did not end"
 
 
-def zygote_of(now: Supervision) -> int:
+def zygote_of(now: SupervisorStatus) -> int:
     """The one that has a session of its own; what it forks is in that session, and a child of the supervisor, too."""
     return next((child for child in children_of(now) if os.getsid(child) == child), 0)
 
 
-def children_of(now: Supervision) -> list[int]:
+def children_of(now: SupervisorStatus) -> list[int]:
     return [*map(int, Path(f"/proc/{now.supervisor}/task/{now.supervisor}/children").read_text().split())]
 
 
@@ -146,7 +139,7 @@ def options(options: MountOptions, tmp_path: Path) -> MountOptions:
     return replace(options, log_file=str(tmp_path / "mount.log"))
 
 
-def may_be_killed(now: Supervision) -> bool:
+def may_be_killed(now: SupervisorStatus) -> bool:
     """Every second one when it serves, for a mount is given up when none ever does; the others whatever they do."""
     return now.daemon != 0 and (now.is_served or now.restarts % 2 == 1)
 
@@ -187,12 +180,13 @@ def test_a_daemon_that_hangs_is_replaced(
         after = wait_for(mountpoint, lambda now: now.daemon != hanging and now.is_served)
         reading.finish()
     assert after.restarts >= 1  # on a machine that is slow enough, the next one looks hung, too
-    assert f"daemon {hanging} gave no sign of life for" in log_of(options)
+    assert f"daemon {hanging} sent no heartbeat for" in log_of(options)
     control.unmount(mountpoint)
 
 
 @pytest.mark.parametrize(
-    "place", ["KernelDriver._init", "KernelDriver.run", "_Service._announce", "_Service._connect"]
+    "place",
+    ["KernelDriver._init", "KernelDriver.run", "_MountService._announce_mount", "_MountService._connect"],
 )
 def test_a_daemon_that_dies_while_it_agrees_with_the_kernel_is_replaced(
     options: MountOptions,
@@ -208,7 +202,7 @@ def test_a_daemon_that_dies_while_it_agrees_with_the_kernel_is_replaced(
         monkeypatch,
         in_zygote=f"""
 import os
-from dieselfs_client.daemon import _Service
+from dieselfs_client.daemon import _MountService
 from dieselfs_client.mount.kernel_driver import KernelDriver
 original = {owner}.{method}
 def fatal(*arguments):
@@ -253,7 +247,7 @@ def test_in_the_foreground_the_reason_is_the_last_line_and_the_exit_code_says_so
     options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor_and_zygote_run(monkeypatch, in_zygote=POISON)
-    command = control._command(dataset, str(mountpoint), options, "-", "-")
+    command = control.supervisor_command(dataset, str(mountpoint), options, "-", "-")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             while mount_at(str(mountpoint)) is None:
@@ -283,7 +277,7 @@ def test_a_zygote_that_cannot_begin_is_an_error_of_mounting(
     options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor_and_zygote_run(monkeypatch, in_zygote="raise SystemExit('broken')")
-    with pytest.raises(MountError, match="the daemon ended; see "):
+    with pytest.raises(MountError, match="ended before it was ready; see its log"):
         control.mount(dataset, mountpoint, options)
 
 
@@ -312,7 +306,7 @@ def test_an_upgrade_that_does_not_come_up_changes_nothing(
     before = state(mountpoint)
     (tmp_path / "broken").touch()
     with pytest.raises(
-        MountError, match="the upgrade failed, the daemon goes on as it was: ended with exit code 3"
+        MountError, match="the upgrade failed, the old daemon continues: ended with exit code 3"
     ):
         control.upgrade(mountpoint)
     assert state(mountpoint).daemon == before.daemon
@@ -339,7 +333,7 @@ def test_a_kernel_that_cannot_resend_gets_a_new_mount_on_the_same_path(
     finally:
         with suppress(OSError):  # there is nobody left to hear of it
             os.close(descriptor)
-    assert "is mounted anew" in log_of(options)
+    assert "is mounted again" in log_of(options)
     control.unmount(mountpoint)
 
 
@@ -432,29 +426,29 @@ def test_it_imports_nothing_that_is_large() -> None:
 
 KEEPER = """
 import os, socket, sys
-from dieselfs_client.supervision.guardian import Guardian
-from dieselfs_client.supervision.tether import Tether, receive_inheritance
-from dieselfs_client.supervision.zygote import _is_forked
+from dieselfs_client.supervision.supervisor_client import SupervisorClient
+from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
+from dieselfs_client.zygote import _is_forked
 report, end = sys.argv[1:]
-tether = Tether(socket.socket(fileno=int(end)))
-receive_inheritance(tether)
-tether.send("warm")
-while (message := tether.receive_patiently(None)) is not None:
-    of_daemon = Tether(socket.socket(fileno=message.descriptor))
+channel = ControlChannel(socket.socket(fileno=int(end)))
+receive_inheritance(channel)
+channel.send("warm")
+while (message := channel.receive_patiently(None)) is not None:
+    of_daemon = ControlChannel(socket.socket(fileno=message.descriptor))
     if _is_forked(of_daemon):
         break
     of_daemon.close()
 else:
     sys.exit()
-tether.close()
-guardian = Guardian(of_daemon)
-kept = {name: os.pread(descriptor, 9, 0) for name, descriptor in guardian.inherited.items()}
+channel.close()
+supervisor = SupervisorClient(of_daemon)
+kept = {name: os.pread(descriptor, 9, 0) for name, descriptor in supervisor.inherited.items()}
 for name in ("one", "two", *map(str, range(20))):
     memory = os.memfd_create(name)
     os.write(memory, name.encode() + kept.get(name, b""))
-    guardian.keep(name, memory)
-guardian.drop("two")
-guardian.tell("ready")
+    supervisor.keep(name, memory)
+supervisor.drop("two")
+supervisor.tell("ready")
 with open(report, "a") as file:
     print(os.getpid(), *(f"{name}:{content.decode()}" for name, content in kept.items()), file=file, flush=True)
 while (message := of_daemon.receive_patiently(None)) is not None and message.word != "stop":

@@ -1,4 +1,4 @@
-"""`docs/chunk-format.md` says what the code does."""
+"""`docs/reference/chunk-format.md` says what the code does."""
 
 import re
 
@@ -15,7 +15,7 @@ from tests.support.chunks import (
 )
 from tests.support.documents import DOCUMENTS, hex_dump, table
 
-DOCUMENT = "chunk-format.md"
+DOCUMENT = "reference/chunk-format.md"
 
 
 def test_the_hex_dump_is_what_the_builder_makes() -> None:

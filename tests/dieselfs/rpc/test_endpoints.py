@@ -6,18 +6,20 @@ from collections.abc import Mapping
 
 import pytest
 
+from dieselfs.address import Address, EtcdAddress, ServerList, TcpAddress
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
-from dieselfs.etcd import EtcdAccess
-from dieselfs.etcd_keys import encode_server
-from dieselfs.limits import (
-    FAILOVER_TIMEOUT_S,
-    READ_PATIENCE_S,
-    SERVER_AVOIDED_S,
+from dieselfs.etcd.client import EtcdAccess
+from dieselfs.etcd.keys import encode_server
+from dieselfs.limits import FAILOVER_TIMEOUT_S, READ_PATIENCE_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.rpc.endpoints import (
     SERVER_RETRY_S,
-    SERVERS_REFRESH_S,
+    Endpoints,
+    EtcdServers,
+    StaticServers,
+    Tries,
+    next_server,
+    open_endpoints,
 )
-from dieselfs.rpc.address import Address, EtcdAddress, ServerList, TcpAddress
-from dieselfs.rpc.endpoints import Endpoints, EtcdServers, StaticServers, Tries, next_server, open_endpoints
 
 A, B, C = (TcpAddress(name, 7070) for name in "abc")
 SERVERS = (A, B, C)

@@ -65,9 +65,9 @@ def test_text_that_is_not_utf8_is_refused() -> None:
 def test_unknown_methods_and_other_replies_are_refused() -> None:
     with pytest.raises(ProtocolError, match="not a call"):
         decode_call(encode_call("status", 1, {}).replace(b"status", b"stetus"))
-    with pytest.raises(ProtocolError, match="something else"):
+    with pytest.raises(ProtocolError, match="another message"):
         decode_reply("status", 2, encode_reply("drop_dataset", 2, None))
-    with pytest.raises(ProtocolError, match="something else"):
+    with pytest.raises(ProtocolError, match="another message"):
         decode_reply("drop_dataset", 3, encode_reply("drop_dataset", 2, None))
     with pytest.raises(ProtocolError, match="empty"):
         decode_reply("status", 2, encode_reply("status", 2, None))

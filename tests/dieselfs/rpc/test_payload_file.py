@@ -3,24 +3,26 @@
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
+from dieselfs.address import parse_address
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, Damaged, NotFound
-from dieselfs.reader import ChunkReader
-from dieselfs.rpc.address import parse_address
 from dieselfs.rpc.auth import read_key_file
-from dieselfs.rpc.connection import Connection, open_socket
+from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.framing import frame
 from dieselfs.rpc.messages import encode_reply, thrift
 from dieselfs.rpc.payload_file import read_payload_file
+from dieselfs.sockets import open_socket
+from dieselfs.sources.server import ServerSource
+from tests.support.descriptors import descriptor_count
 from tests.support.server import RunningServer, running_server
 
 PAYLOAD = os.urandom(300_000)
@@ -70,10 +72,6 @@ def connect(address: str, key_file: Path | None = None) -> Connection:
     return Connection(open_socket(server, None), server, read_key_file(str(key_file)) if key_file else None)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def open_chunks(server: RunningServer) -> list[str]:
     """Files of its store that the server has open."""
     names = []
@@ -93,11 +91,11 @@ def read(connection: Connection, chunk_id: bytes, length: int = len(PAYLOAD)) ->
 def test_a_payload_is_read_and_everything_is_closed(server: RunningServer, connection: Connection) -> None:
     chunk_id = store_chunk(server)
     assert read(connection, chunk_id) == PAYLOAD
-    before = descriptors()
+    before = descriptor_count()
     for _ in range(20):
         assert read(connection, chunk_id) == PAYLOAD
     connection.call("list_datasets", {})  # answered after the last file was closed there
-    assert descriptors() == before
+    assert descriptor_count() == before
     assert not open_chunks(server)
     assert connection.gives_files
 
@@ -105,11 +103,11 @@ def test_a_payload_is_read_and_everything_is_closed(server: RunningServer, conne
 def test_the_client_reads_the_file_unless_it_wants_the_bytes_sent(server: RunningServer) -> None:
     chunk_id = store_chunk(server)
     client = server.client()
-    before = client.status().requests
+    before = client.status().metrics["rpc.requests"]
     client.payload("data", chunk_id, memoryview(read_here := bytearray(len(PAYLOAD))))
     client.payload("data", chunk_id, memoryview(sent := bytearray(len(PAYLOAD))), is_sent=True)
     assert read_here == sent == PAYLOAD
-    assert client.status().requests == before + 3  # one each, and this
+    assert client.status().metrics["rpc.requests"] == before + 3  # one each, and this
     client.close()
 
 
@@ -122,10 +120,10 @@ def test_damage_is_asked_for_again_in_bytes(server: RunningServer) -> None:
         with open(chunk_file(server, chunk_id), "r+b") as file:
             file.seek(-1, os.SEEK_END)
             file.write(bytes([PAYLOAD[-1] ^ 1]))
-        before = data.client.status().requests
+        before = data.client.status().metrics["rpc.requests"]
         with pytest.raises(Damaged, match="checksum"):
-            ChunkReader(data.client, data.snapshot).fetch_chunk(chunks.index(chunk_id))
-        assert data.client.status().requests == before + 3
+            ServerSource(data.client, data.snapshot).fetch_chunk(chunks.index(chunk_id))
+        assert data.client.status().metrics["rpc.requests"] == before + 3
     chunk_file(server, chunk_id).unlink()
 
 
@@ -177,10 +175,10 @@ def test_nobody_else_gets_a_file(server: RunningServer) -> None:
     for address in (server.tcp, server.unix):  # over the Unix socket too: with a key, one is that key's user
         connection = connect(address, key_file)
         assert not connection.gives_files
-        before = descriptors()
+        before = descriptor_count()
         with pytest.raises(AccessDenied, match="get_payload"):
             connection.call_for_file("open_payload", arguments(chunk_id), TIMEOUT_S)
-        assert descriptors() == before
+        assert descriptor_count() == before
         _, sent = connection.call("get_payload", arguments(chunk_id))
         assert sent is not None and bytes(sent) == PAYLOAD
         connection.close()
@@ -193,11 +191,13 @@ def test_nobody_else_gets_a_file(server: RunningServer) -> None:
 def test_what_was_opened_counts_as_sent(server: RunningServer) -> None:
     chunk_id = store_chunk(server)
     client = server.client()
-    before = client.status().bulk_bytes_sent
+    before = client.status().metrics["rpc.sent_bytes"]
     connection = connect(server.unix)
     read(connection, chunk_id)
     connection.close()
-    counts = (client.status().bulk_bytes_sent for _ in range(10_000))  # until it has seen the connection end
+    counts = (
+        client.status().metrics["rpc.sent_bytes"] for _ in range(10_000)
+    )  # until it has seen the connection end
     assert next(count for count in counts if count != before) == before + len(PAYLOAD)
     client.close()
 
@@ -207,11 +207,11 @@ def test_a_server_without_files_is_asked_once_by_each_connection(tmp_path: Path)
         client = server.client()
         client.create_dataset("data")
         chunk_id = store_chunk(server)
-        before = client.status().requests
+        before = client.status().metrics["rpc.requests"]
         for _ in range(3):
             client.payload("data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
             assert received == PAYLOAD
-        assert client.status().requests == before + 5  # one to open, three payloads, this one
+        assert client.status().metrics["rpc.requests"] == before + 5  # one to open, three payloads, this one
         client.close()
 
 
@@ -235,12 +235,12 @@ def answer_as_a_false_server(end: socket.socket, extra: int) -> None:
 @pytest.mark.parametrize("extra", [0, 3])
 def test_what_is_no_file_is_closed_again(extra: int, tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    before = descriptors()
+    before = descriptor_count()
     with theirs:
         false_server = Thread(target=answer_as_a_false_server, args=(theirs, extra))
         false_server.start()
-        connection = Connection(ours, parse_address(f"unix:{tmp_path}/none"), None, TIMEOUT_S)
-        assert read(connection, bytes(16)) is None
-        false_server.join(TIMEOUT_S)
-        assert descriptors() == before
-        connection.close()
+        address = parse_address(f"unix:{tmp_path}/none")
+        with closing(Connection(ours, address, None, TIMEOUT_S)) as connection:
+            assert read(connection, bytes(16)) is None
+            false_server.join(TIMEOUT_S)
+            assert descriptor_count() == before

@@ -9,27 +9,23 @@ from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CURSOR_CHARACTERS_MAX, SKIP_RANGES_MAX
-from dieselfs.meta.snapshot_format import COUNT_MAX
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.order import GROUP_CHUNKS_MAX, SEED_MAX
 from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import GROUP_CHUNKS_MAX, SEED_MAX, PlanSpec
+from dieselfs.snapshot.format import COUNT_MAX
 
 DIGEST = "ba591b1014c3337faa03c7f2"
 TEXT = f"order1.{DIGEST}.s1.e2.g100.p12582912.x12595200-12697599.7e500088"
-PLAIN = Cursor(DIGEST, 1, 2, 100, 12_582_912, Skips([range(12_595_200, 12_697_600)]))
+PLAIN = Cursor(DIGEST, PlanSpec(1, 2, 100, Skips([range(12_595_200, 12_697_600)])), 12_582_912)
 
 POSITIONS = st.integers(0, COUNT_MAX - 1)
-CURSORS = st.builds(
-    Cursor,
-    st.text("0123456789abcdef", min_size=24, max_size=24),
-    st.integers(0, SEED_MAX),
-    st.integers(0, SEED_MAX),
-    st.integers(0, GROUP_CHUNKS_MAX),
-    POSITIONS,
-    st.lists(
-        st.builds(lambda first, last: range(first, last + 1), POSITIONS, POSITIONS), max_size=SKIP_RANGES_MAX
-    ).map(Skips),
+SKIPS = st.lists(
+    st.builds(lambda first, last: range(first, last + 1), POSITIONS, POSITIONS), max_size=SKIP_RANGES_MAX
+).map(Skips)
+SPECS = st.builds(
+    PlanSpec, st.integers(0, SEED_MAX), st.integers(0, SEED_MAX), st.integers(0, GROUP_CHUNKS_MAX), SKIPS
 )
+CURSORS = st.builds(Cursor, st.text("0123456789abcdef", min_size=24, max_size=24), SPECS, POSITIONS)
 
 
 def with_check_sum(text: str) -> str:
@@ -51,7 +47,7 @@ def test_every_cursor_is_read_as_it_was_written(cursor: Cursor) -> None:
 def test_no_cursor_is_too_long_to_be_read() -> None:
     last = COUNT_MAX - 1
     skips = Skips(range(last - 2 * n, last - 2 * n + 1) for n in range(SKIP_RANGES_MAX))
-    cursor = Cursor(DIGEST, SEED_MAX, SEED_MAX, GROUP_CHUNKS_MAX, last, skips)
+    cursor = Cursor(DIGEST, PlanSpec(SEED_MAX, SEED_MAX, GROUP_CHUNKS_MAX, skips), last)
     assert Cursor.parse(str(cursor)) == cursor
 
 
@@ -96,10 +92,10 @@ def test_another_version_of_the_order_is_refused() -> None:
 
 
 def test_more_can_be_skipped_ahead_of_a_cursor() -> None:
-    cursor = Cursor(DIGEST, 1, 0, 10, 50, Skips([range(10, 20)]))  # reached: 60 in the whole order
+    cursor = Cursor(DIGEST, PlanSpec(1, 0, 10, Skips([range(10, 20)])), 50)  # reached: 60 in the whole order
     more = cursor.skipping([range(60, 70), range(100, 110)])
-    assert more.skips == Skips([range(10, 20), range(60, 70), range(100, 110)]) and more.position == 50
+    assert more.spec.skips == Skips([range(10, 20), range(60, 70), range(100, 110)]) and more.position == 50
     assert cursor.skipping([range(12, 15)]) == cursor
     for behind in (range(59, 61), range(1), range(20, 21)):
-        with pytest.raises(InvalidInput, match="behind position 50"):
+        with pytest.raises(InvalidInput, match="before position 50"):
             cursor.skipping([behind])

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
-from dieselfs.meta.snapshot import Snapshot
-from dieselfs.shuffle.order import SEED_MAX, Layout, Order, mix, stream
+from dieselfs.shuffle.order import Layout, Order, mix, stream
+from dieselfs.shuffle.spec import SEED_MAX, PlanSpec
+from dieselfs.snapshot.reader import Snapshot
 from tests.support import reference_order
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
@@ -24,8 +25,8 @@ NUMBERS = st.integers(0, SEED_MAX)
 def order_of(
     snapshot: Snapshot = SNAPSHOT, seed: int = 0, epoch: int = 0, group_chunks: int = 0
 ) -> list[int]:
-    order = Order(Layout.of(snapshot), seed, epoch, group_chunks)
-    return [int(node) for node in order.nodes(0, order.group_count)]
+    order = Order(Layout.of(snapshot), PlanSpec(seed, epoch, group_chunks))
+    return [int(node) for node in order.nodes(0, len(order.bounds) - 1)]
 
 
 def first_chunks(snapshot: Snapshot) -> dict[int, int | None]:
@@ -84,15 +85,15 @@ def test_any_ids_and_numbers_are_ordered_as_the_page_says(
         np.array(list(chunk_of), np.uint32),
         np.array(list(chunk_of.values()), np.int64),
     )
-    order = Order(layout, seed, 3, group_chunks)
+    order = Order(layout, PlanSpec(seed, 3, group_chunks))
     expected = reference_order.order(ids, chunk_of, seed, 3, group_chunks)
-    assert order.nodes(0, order.group_count).tolist() == expected
+    assert order.nodes(0, len(order.bounds) - 1).tolist() == expected
 
 
 def test_a_group_can_be_had_without_the_others() -> None:
-    order = Order(Layout.of(SNAPSHOT), 5, 6, 7)
-    whole = order.nodes(0, order.group_count).tolist()
-    assert order.group_count > 5 and order.bounds[-1] == len(whole)
+    order = Order(Layout.of(SNAPSHOT), PlanSpec(5, 6, 7))
+    whole = order.nodes(0, len(order.bounds) - 1).tolist()
+    assert len(order.bounds) > 6 and order.bounds[-1] == len(whole)
     for group, (first, end) in enumerate(zip(order.bounds, order.bounds[1:], strict=False)):
         assert order.nodes(group, group + 1).tolist() == whole[first:end]
     assert order.nodes(2, 5).tolist() == whole[order.bounds[2] : order.bounds[5]]
@@ -102,8 +103,8 @@ def test_a_group_can_be_had_without_the_others() -> None:
 def test_some_places_of_a_group_are_as_in_all_of_it(
     seed: int, group_chunks: int, data: st.DataObject
 ) -> None:
-    order = Order(Layout.of(SNAPSHOT), seed, 0, group_chunks)
-    group = data.draw(st.integers(0, order.group_count - 1))
+    order = Order(Layout.of(SNAPSHOT), PlanSpec(seed, 0, group_chunks))
+    group = data.draw(st.integers(0, len(order.bounds) - 2))
     nodes = order.nodes(group, group + 1)
     places = np.array(data.draw(st.lists(st.sampled_from(range(len(nodes))))) if len(nodes) else [], np.int64)
     assert order.nodes_at(group, places).tolist() == nodes[places].tolist()
@@ -118,23 +119,23 @@ def test_chunks_of_equal_keys_come_in_the_order_of_their_ids() -> None:
     layout = Layout(ids, np.arange(4, dtype=np.uint32), np.arange(4))
     assert len(set(layout.chunk_names.tolist())) == 1
     for seed in range(10):
-        assert Order(layout, seed, 0, 1).nodes(0, 4).tolist() == [0, 1, 2, 3]
+        assert Order(layout, PlanSpec(seed, 0, 1)).nodes(0, 4).tolist() == [0, 1, 2, 3]
 
 
 def test_more_groups_and_chunks_than_sixteen_bits_can_count() -> None:
     count = 70_000
     ids = np.stack([np.zeros(count, np.uint64), np.arange(count, dtype=np.uint64)], axis=1)
     chunks = np.arange(count)[::-1].copy()
-    order = Order(Layout(ids, np.arange(count, dtype=np.uint32), chunks), 1, 1, 1)
+    order = Order(Layout(ids, np.arange(count, dtype=np.uint32), chunks), PlanSpec(1, 1, 1))
     assert (order.nodes(0, count) == count - 1 - order.chunks).all()
 
 
 def test_a_chunk_more_leaves_the_order_of_the_others() -> None:
     ids = np.stack([np.arange(100, dtype=np.uint64)] * 2, axis=1)
 
-    def chunks_in_order(kept: list[int]) -> list[int]:
-        layout = Layout(ids[kept], np.arange(len(kept), dtype=np.uint32), np.arange(len(kept)))
-        return [kept[chunk] for chunk in Order(layout, 8, 9, 10).chunks]
+    def chunks_in_order(pinned: list[int]) -> list[int]:
+        layout = Layout(ids[pinned], np.arange(len(pinned), dtype=np.uint32), np.arange(len(pinned)))
+        return [pinned[chunk] for chunk in Order(layout, PlanSpec(8, 9, 10)).chunks]
 
     fewer = [chunk for chunk in range(100) if chunk not in (0, 31, 99)]
     assert [chunk for chunk in chunks_in_order(list(range(100))) if chunk in fewer] == chunks_in_order(fewer)
@@ -149,7 +150,7 @@ def test_a_full_shuffle_does_not_depend_on_how_files_lie_in_chunks() -> None:
 def test_files_without_bytes_are_spread_over_the_chunks() -> None:
     tree = {b"%03d" % number: file_of() for number in range(300)}
     snapshot = Snapshot(snapshot_bytes(tree, chunks=3), SOURCE)
-    order = Order(Layout.of(snapshot), 0, 0, 1)
+    order = Order(Layout.of(snapshot), PlanSpec(0, 0, 1))
     assert np.diff(order.bounds).tolist() == [100, 100, 100]
     assert order_of(snapshot, 1, 1, 1) == reference_order.order(
         [snapshot.chunk_id(chunk) for chunk in range(3)], first_chunks(snapshot), 1, 1, 1
@@ -177,4 +178,4 @@ def test_chunks_and_files_of_one_name_get_unrelated_keys() -> None:
 )
 def test_numbers_out_of_range_are_refused(seed: int, epoch: int, group_chunks: int) -> None:
     with pytest.raises(InvalidInput, match="from 0 to"):
-        Order(Layout.of(SNAPSHOT), seed, epoch, group_chunks)
+        Order(Layout.of(SNAPSHOT), PlanSpec(seed, epoch, group_chunks))

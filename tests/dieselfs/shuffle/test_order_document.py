@@ -1,4 +1,4 @@
-"""Every number of docs/order.md and docs/order-vectors.json, against the code and against the second implementation."""
+"""Every number of docs/reference/order.md and order-vectors.json, against the code and a second implementation."""
 
 import json
 import zlib
@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.deal import Deal
 from dieselfs.shuffle.order import Layout, Order
+from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.plan import Plan
-from dieselfs.shuffle.randomness import order_entropy_ratio
+from dieselfs.shuffle.quality import order_entropy_ratio
+from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
+from dieselfs.snapshot.reader import Snapshot
 from tests.support import reference_order
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[3] / "docs" / "reference"
 PAGE = (DOCS / "order.md").read_text(encoding="utf-8")
 VECTORS = json.loads((DOCS / "order-vectors.json").read_text(encoding="utf-8"))
 
@@ -47,13 +49,13 @@ def test_the_worked_example() -> None:
         path = SNAPSHOT.path(node).decode()
         assert row(node, f"`{path}`", belongs, f"`{name:016x}`", f"`{key:016x}`") in PAGE
     for group_chunks in (0, 1):
-        nodes = Plan(SNAPSHOT, SEED, EPOCH, group_chunks).nodes().tolist()
+        nodes = Plan(SNAPSHOT, PlanSpec(SEED, EPOCH, group_chunks)).nodes().tolist()
         assert nodes == reference_order.order(ids, files, SEED, EPOCH, group_chunks)
         assert row(group_chunks, ", ".join(map(str, nodes))) in PAGE
 
 
 def test_the_example_of_a_cursor() -> None:
-    cursor = Plan(SNAPSHOT, SEED, EPOCH, 1, [range(1, 2)]).cursor(2)
+    cursor = Plan(SNAPSHOT, PlanSpec(SEED, EPOCH, 1, Skips([range(1, 2)]))).cursor(2)
     assert f"    {cursor}\n" in PAGE and Cursor.parse(str(cursor)) == cursor
 
 
@@ -62,7 +64,7 @@ def test_the_example_of_ranks() -> None:
         for step in steps:
             shares = []
             for rank in range(3):
-                deal = Deal(10, rank=rank, world=3, batch=4, start=start)
+                deal = Partition(10, ReaderSpec(rank=rank, world=3, batch=4, start=start))
                 expected = reference_order.read_by(10, rank, 3, 4, start, drop_last=False)
                 assert [list(batch) for batch in deal.batches()] == expected
                 shares.append(", ".join(map(str, deal.positions_of(step))) or "none")
@@ -75,8 +77,8 @@ def test_the_entropy_ratios() -> None:
 
 
 def ordered(layout: Layout, vector: dict[str, Any]) -> Any:
-    order = Order(layout, int(vector["seed"]), int(vector["epoch"]), vector["group"])
-    return order.nodes(0, order.group_count)
+    order = Order(layout, PlanSpec(int(vector["seed"]), int(vector["epoch"]), vector["group"]))
+    return order.nodes(0, len(order.bounds) - 1)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.meta.snapshot import Snapshot
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.order import SEED_MAX, Layout
+from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import SEED_MAX, PlanSpec
+from dieselfs.snapshot.reader import Snapshot
 from tests.support import reference_order
 from tests.support.dataset import TreeEntry, pack_entries
 
@@ -46,11 +47,11 @@ def whole_order(seed: int, epoch: int, group_chunks: int) -> list[int]:
 def test_a_plan_is_the_order_of_its_page_without_what_is_skipped(
     seed: int, epoch: int, group_chunks: int, skips: list[range]
 ) -> None:
-    expected = reference_order.kept(whole_order(seed, epoch, group_chunks), skips)
-    plan = Plan(SNAPSHOT, seed, epoch, group_chunks, skips, LAYOUT)
+    expected = reference_order.pinned(whole_order(seed, epoch, group_chunks), skips)
+    plan = Plan(SNAPSHOT, PlanSpec(seed, epoch, group_chunks, Skips(skips)), LAYOUT)
     assert len(plan) == len(expected)
     assert plan.nodes().tolist() == expected
-    other = Plan(SNAPSHOT, seed, 99, group_chunks).with_epoch(epoch, skips)
+    other = Plan(SNAPSHOT, PlanSpec(seed, 99, group_chunks)).with_epoch(epoch, skips)
     assert other.nodes().tolist() == expected
 
 
@@ -58,7 +59,7 @@ def test_a_plan_is_the_order_of_its_page_without_what_is_skipped(
 def test_any_positions_can_be_asked_for(
     seed: int, group_chunks: int, skips: list[range], first: int, end: int, positions: list[int]
 ) -> None:
-    plan = Plan(SNAPSHOT, seed, 1, group_chunks, skips, LAYOUT)
+    plan = Plan(SNAPSHOT, PlanSpec(seed, 1, group_chunks, Skips(skips)), LAYOUT)
     whole = plan.nodes().tolist()
     assert plan.nodes(first, end).tolist() == whole[first:end]
     inside = [position for position in positions if position < len(whole)]
@@ -67,7 +68,7 @@ def test_any_positions_can_be_asked_for(
 
 @given(SEEDS, GROUPS, SKIPS, st.integers(1, 12))
 def test_what_a_rank_reads_of_a_group(seed: int, group_chunks: int, skips: list[range], world: int) -> None:
-    plan = Plan(SNAPSHOT, seed, 0, group_chunks, skips, LAYOUT)
+    plan = Plan(SNAPSHOT, PlanSpec(seed, 0, group_chunks, Skips(skips)), LAYOUT)
     share = plan.share(rank=world // 2, world=world)
     for group, (first, end) in enumerate(pairwise(plan.group_bounds().tolist())):
         positions = share.positions(share.count_before(first), share.count_before(end))
@@ -78,7 +79,7 @@ def test_what_a_rank_reads_of_a_group(seed: int, group_chunks: int, skips: list[
 def test_groups_cover_the_plan_and_name_the_chunks_that_they_need(
     seed: int, group_chunks: int, skips: list[range]
 ) -> None:
-    plan = Plan(SNAPSHOT, seed, 1, group_chunks, skips, LAYOUT)
+    plan = Plan(SNAPSHOT, PlanSpec(seed, 1, group_chunks, Skips(skips)), LAYOUT)
     groups = [plan.group(number) for number in range(plan.group_count)]
     assert [group.first for group in groups] == plan.group_bounds()[:-1].tolist()
     assert [group.end for group in groups] == plan.group_bounds()[1:].tolist()
@@ -105,7 +106,7 @@ def test_groups_cover_the_plan_and_name_the_chunks_that_they_need(
 def test_resumed_with_other_ranks_workers_and_batches_every_file_is_read_once(
     seed: int, group_chunks: int, skips: list[range], parts: list[tuple[int, int, int, float]]
 ) -> None:
-    plan = Plan(SNAPSHOT, seed, 1, group_chunks, skips, LAYOUT)
+    plan = Plan(SNAPSHOT, PlanSpec(seed, 1, group_chunks, Skips(skips)), LAYOUT)
     text, read = str(plan.cursor(0)), []
     for world, workers, batch, length in [*parts, (3, 2, 7, 1.0)]:
         cursor = Cursor.parse(text)
@@ -123,11 +124,11 @@ def test_resumed_with_other_ranks_workers_and_batches_every_file_is_read_once(
         assert sorted(files) == list(range(cursor.position, end))
         read += [files[position] for position in sorted(files)]
         text = str(plan.cursor(end))
-    assert read == Plan(SNAPSHOT, seed, 1, group_chunks, skips, LAYOUT).nodes().tolist()
+    assert read == Plan(SNAPSHOT, PlanSpec(seed, 1, group_chunks, Skips(skips)), LAYOUT).nodes().tolist()
 
 
 def test_paths_are_made_when_asked_for() -> None:
-    plan = Plan(SNAPSHOT, 7)
+    plan = Plan(SNAPSHOT, PlanSpec(7))
     share = plan.share(1, 3, batch=10, start=20)
     expected = [os.fsdecode(SNAPSHOT.path(int(node))) for node in plan.nodes_at(share.positions())]
     assert list(share.paths) == expected
@@ -135,17 +136,17 @@ def test_paths_are_made_when_asked_for() -> None:
 
 
 def test_a_cursor_fits_its_snapshot_only() -> None:
-    plan = Plan(SNAPSHOT, 3, 4, 5, [range(10)])
+    plan = Plan(SNAPSHOT, PlanSpec(3, 4, 5, Skips([range(10)])))
     cursor = plan.cursor(len(plan))
     again = Plan.at(SNAPSHOT, cursor)
-    assert (again.seed, again.epoch, again.group_chunks, again.skips) == (3, 4, 5, Skips([range(10)]))
+    assert again.spec == PlanSpec(3, 4, 5, Skips([range(10)]))
     other = pack_entries(FILES[1:], chunk_bytes=200).snapshot
     with pytest.raises(InvalidInput, match=r"of snapshot \w{24}, not of \w{24} \(dataset packed, generation"):
         Plan.at(other, cursor)
     with pytest.raises(InvalidInput, match="no position 141"):
         plan.cursor(141)
     with pytest.raises(InvalidInput, match="no position 150"):
-        Plan.at(SNAPSHOT, Cursor(cursor.snapshot, 3, 4, 5, 150, Skips([range(10)])))
+        Plan.at(SNAPSHOT, Cursor(cursor.snapshot, PlanSpec(3, 4, 5, Skips([range(10)])), 150))
 
 
 @pytest.mark.parametrize("group_chunks", [0, 1, 4])
@@ -157,19 +158,19 @@ def test_the_plan_of_a_folder_is_as_if_there_were_nothing_else(group_chunks: int
     first_chunks = {
         node: chunks.index(of_file[0].chunk) if of_file else None for node, of_file in extents.items()
     }
-    plan = Plan(SNAPSHOT, 5, 6, group_chunks, layout=Layout.of(SNAPSHOT, b"d3"))
-    assert plan.folder == b"d3"
+    plan = Plan(SNAPSHOT, PlanSpec(5, 6, group_chunks, folder=b"d3"))
+    assert plan.spec.folder == b"d3"
     assert plan.nodes().tolist() == reference_order.order(ids, first_chunks, 5, 6, group_chunks)
-    assert plan.with_epoch(7).folder == b"d3"
+    assert plan.with_epoch(7).spec.folder == b"d3"
     needed = {chunk for group in range(plan.group_count) for chunk in plan.group(group).chunks.tolist()}
     assert needed == set(chunks)
 
 
 def test_a_cursor_fits_its_folder_only() -> None:
     layout = Layout.of(SNAPSHOT, b"d3")
-    cursor = Plan(SNAPSHOT, 3, layout=layout).cursor(7)
+    cursor = Plan(SNAPSHOT, PlanSpec(3, folder=layout.folder), layout).cursor(7)
     assert cursor.snapshot == sha256(SNAPSHOT.digest + b"d3").hexdigest()[:24]
-    assert Plan.at(SNAPSHOT, cursor, layout).folder == b"d3"
+    assert Plan.at(SNAPSHOT, cursor, layout).spec.folder == b"d3"
     with pytest.raises(InvalidInput, match="what the job began with"):
         Plan.at(SNAPSHOT, cursor)
     with pytest.raises(InvalidInput, match=r"\(dataset packed, folder d4, generation"):
@@ -184,7 +185,7 @@ def test_a_folder_must_be_one() -> None:
 
 
 def test_what_is_not_there_is_refused() -> None:
-    plan = Plan(SNAPSHOT)
+    plan = Plan(SNAPSHOT, PlanSpec())
     with pytest.raises(InvalidInput, match="out of range"):
         plan.nodes_at([3, 150])
     with pytest.raises(InvalidInput, match="out of range"):
@@ -192,12 +193,12 @@ def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match="in no group"):
         plan.group_of(150)
     with pytest.raises(InvalidInput, match="cannot skip position 150"):
-        Plan(SNAPSHOT, skips=[range(100, 151)])
+        Plan(SNAPSHOT, PlanSpec(skips=Skips([range(100, 151)])))
 
 
 def test_the_plan_of_an_empty_dataset() -> None:
     empty: Snapshot = pack_entries([TreeEntry(b"folder", 0o40755, 0)]).snapshot
-    plan = Plan(empty)
+    plan = Plan(empty, PlanSpec())
     assert len(plan) == 0 and plan.nodes().tolist() == [] == list(plan.share().paths)
     assert plan.payload_bytes_of_groups().tolist() == [0]
     assert Plan.at(empty, plan.cursor(0)).share(start=0).positions().tolist() == []

@@ -41,8 +41,12 @@ def test_items_are_contents_and_labels(dataset: FolderDataset) -> None:
     assert (dataset.classes, dataset.class_to_idx) == (["a", "b", "c"], {"a": 0, "b": 1, "c": 2})
     assert [dataset.path(index) for index in range(len(dataset))] == sorted(CONTENT)
     assert items(dataset) == [(CONTENT[path], "abc".index(path[6])) for path in sorted(CONTENT)]
-    assert dataset.targets.tolist() == [label for _, label in items(dataset)]
+    assert dataset.targets == dataset.columns.labels.tolist() == [label for _, label in items(dataset)]
     assert dataset[-1] == dataset[59]
+    expected = [(path, "abc".index(path[6])) for path in sorted(CONTENT)]
+    assert list(dataset.samples) == list(dataset.imgs) == expected
+    assert (dataset.samples[7], dataset.samples[-1]) == (expected[7], expected[-1])
+    assert list(dataset.samples[3:9:2]) == expected[3:9:2] and len(dataset.samples) == 60
     assert repr(dataset) == "<dieselfs.torch.FolderDataset 'folders/train': 60 samples, 3 classes>"
     with pytest.raises(IndexError):
         dataset[60]
@@ -103,5 +107,37 @@ def test_what_cannot_be_opened(
         FolderDataset("folders/nowhere", loader=bytes, server=server.unix)
     with pytest.raises(NotFound):
         FolderDataset("no-such-dataset", loader=bytes, server=server.unix)
-    with pytest.raises(InvalidInput, match="no dataset is mounted there"):
+    with pytest.raises(NotFound, match="no dataset is mounted there"):
         FolderDataset(tmp_path, loader=bytes)
+
+
+def test_a_plain_folder_for_debugging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, content in {**CONTENT, "train/readme": b"2"}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    (tmp_path / "train/c/link.jpg").symlink_to(tmp_path / "train/a/000.jpg")
+    with FolderDataset(tmp_path / "train", loader=bytes) as dataset:
+        assert dataset.classes == ["a", "b", "c"] and len(dataset) == 61
+        path, label = dataset.samples[0]
+        assert (Path(path).read_bytes(), label) == dataset[0] == (CONTENT["train/a/000.jpg"], 0)
+        assert dataset[60] == (CONTENT["train/a/000.jpg"], 2)
+        copy = pickle.loads(pickle.dumps(dataset))
+        assert items(copy) == items(dataset)
+        sampler = ChunkShuffleBatchSampler(dataset, 16, seed=1)
+        assert sorted(index for batch in sampler for index in batch) == list(range(61))
+    with pytest.raises(NotFound, match="no such folder, and no dataset is mounted there"):
+        FolderDataset(tmp_path / "nowhere", loader=bytes)
+
+
+def test_a_relative_folder_that_looks_like_a_dataset(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mnt/ml/train").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFound, match=r"for the folder of this name, write \./mnt/ml/train"):
+        FolderDataset("mnt/ml/train", loader=bytes, server=server.unix)
+
+
+def test_samplers_want_the_dataset_itself(dataset: FolderDataset) -> None:
+    with pytest.raises(InvalidInput, match="needs a FolderDataset, not a Subset"):
+        ChunkShuffleBatchSampler(Subset(dataset, [1, 2]), 2)  # type: ignore[arg-type]  # as users try

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs.torch.samples import IMAGE_EXTENSIONS, Samples, find_samples
 from tests.support.dataset import pack_tree
 
@@ -71,15 +71,15 @@ def test_extensions_may_be_chosen(tmp_path: Path) -> None:
     samples = find_samples(snapshot, b"", [".npy"])
     assert [os.fsdecode(snapshot.name(int(node))) for node in samples.nodes] == ["1.npy", "2.NPY"]
     for wrong in ("", "a/b"):
-        with pytest.raises(InvalidInput, match="no ending"):
+        with pytest.raises(InvalidInput, match="not a file extension"):
             find_samples(snapshot, b"", [wrong])
 
 
 def test_a_class_without_samples_is_an_error_as_with_image_folder(tmp_path: Path) -> None:
     snapshot = pack_tree(write(tmp_path, "a/1.jpg", "b/readme.txt", "c/d/readme.txt")).snapshot
-    with pytest.raises(NotFound, match=r"no file of a class in b, c .*\.jpg"):
+    with pytest.raises(NotFound, match=r"no sample in class b, c .*\.jpg"):
         find_samples(snapshot, b"")
-    with pytest.raises(NotFound, match="no folder, so there are no classes"):
+    with pytest.raises(NotFound, match="no sub-folder, so there are no classes"):
         find_samples(snapshot, b"a")
     with pytest.raises(NotFound, match="no such file or folder"):
         find_samples(snapshot, b"nowhere")

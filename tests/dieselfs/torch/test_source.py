@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.errors import Damaged, InvalidInput
-from dieselfs.meta.snapshot import Snapshot
+from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
-from dieselfs.torch.source import MountSource, open_source, shuffle_name
+from dieselfs.shuffle.share_name import ShareName
+from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.torch.source import MountSource, open_source
 from tests.support.dataset import pack_tree
 
 FILES = {"train/a,b/1.jpg": b"one", "train/a,b/2.jpg": b"", "train/c/3.jpg": b"x" * 100_000}
@@ -64,24 +66,24 @@ def test_files_of_a_mount_are_read_by_their_nodes(mount: Path) -> None:
 def test_the_snapshot_must_be_the_one_that_is_mounted(mount: Path) -> None:
     (mount / "train/new.jpg").write_bytes(b"new")
     Path(mount.parent, "snapshot").write_bytes(pack_tree(mount).snapshot.content)
-    with pytest.raises(Damaged, match="not the snapshot that is mounted"):
+    with pytest.raises(Damaged, match="not the snapshot of the mount"):
         open_source(mount)
 
 
 def test_options_of_a_connection_are_for_datasets(mount: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="are for datasets, not for mounts"):
+    with pytest.raises(InvalidInput, match="options of a connection are for datasets"):
         open_source(mount, server="tcp://nowhere:1")
-    with pytest.raises(InvalidInput, match="are for datasets, not for mounts"):
+    with pytest.raises(InvalidInput, match="options of a connection are for datasets"):
         open_source(mount, memory_bytes=1 << 30)
-    with pytest.raises(InvalidInput, match="no dataset is mounted there"):
-        open_source(tmp_path)
+    with pytest.raises(NotFound, match="no dataset is mounted there"):
+        open_source(tmp_path / "nowhere")
 
 
 def test_a_share_is_declared_by_reading_its_list(mount: Path) -> None:
     source, _ = open_source(mount)
-    plan = Plan(source.snapshot, 1, 2, 3, layout=Layout.of(source.snapshot, b"train/a,b"))
+    plan = Plan(source.snapshot, PlanSpec(1, 2, 3, folder=b"train/a,b"))
     share = plan.share(1, 2, batch=2, start=0)
-    name = shuffle_name(share)
+    name = str(ShareName.of(share))
     assert name == f"cursor={plan.cursor(0)},folder=train%2Fa%2Cb,rank=1,world=2,batch=2,drop_last=0,null=1"
     with pytest.raises(FileNotFoundError):
         source.declare(share)
@@ -94,16 +96,14 @@ def test_what_no_name_has_room_for_is_not_declared(mount: Path) -> None:
     (mount / folder).mkdir()
     (mount / folder / "1.jpg").write_bytes(b"one")
     snapshot = pack_tree(mount).snapshot
-    share = Plan(snapshot, layout=Layout.of(snapshot, folder.encode())).share()
-    assert len(shuffle_name(share)) > 255
+    share = Plan(snapshot, PlanSpec(folder=folder.encode())).share()
+    assert len(str(ShareName.of(share))) > 255
     MountSource(str(mount), snapshot).declare(share)
 
 
 def test_the_name_of_a_share_of_the_whole_dataset(mount: Path) -> None:
     snapshot: Snapshot = open_source(mount)[0].snapshot
-    share = Plan(snapshot, skips=[range(1)]).share(batch=2, start=1, drop_last=True)
-    cursor, *others = shuffle_name(share).split(",")
+    share = Plan(snapshot, PlanSpec(skips=Skips([range(1)]))).share(batch=2, start=1, drop_last=True)
+    cursor, *others = str(ShareName.of(share)).split(",")
     assert Cursor.parse(cursor.removeprefix("cursor=")).position == 1
-    assert others == ["rank=0", "world=1", "batch=2", "drop_last=0", "null=1"]
-    short = Plan(snapshot).share(batch=2, drop_last=True)
-    assert "drop_last=1" in shuffle_name(short)
+    assert others == ["rank=0", "world=1", "batch=2", "drop_last=1", "null=1"]

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.metadata.redis import RedisMetadata
-from dieselfs_server.metadata.sqlite import SqliteMetadata
+from dieselfs_server.metadata.redis.store import RedisMetadata
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from tests.conformance.dataset_machine import MACHINE_SETTINGS, DatasetMachine
 from tests.support.redis import RedisProcess, needs_redis, running_redis
 

@@ -1,7 +1,7 @@
 """A page of a folder: entries and folders without entries, in the order of their names."""
 
 from dieselfs.chunk.format import Op
-from dieselfs.meta.records import FileRecord
+from dieselfs.records import FileRecord
 from dieselfs_server.metadata.listing import merge_listing
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB
-from dieselfs_server.store.opening import open_store, parse_size, tier_options
+from dieselfs_server.store.opening import open_store, tier_options, tier_size
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID
 from tests.support.ceph import RunningCeph, needs_ceph
 
@@ -51,7 +51,7 @@ def test_a_pool_is_opened_and_works(ceph: RunningCeph) -> None:
         "rados://pool?config=x",
         "rados://pool?user=admin",
         "tiered:fast=memory:,slow=memory:",
-        "tiered:fast=memory:,slow=memory:,size=1GB",
+        "tiered:fast=memory:,slow=memory:,size=1X",
         "tiered:fast=memory:,slow=memory:,size=0GiB",
         "tiered:fast=memory:,slow=memory:,size=1GiB,size=2GiB",
         "tiered:fast=tiered:x,slow=memory:,size=1GiB",
@@ -72,5 +72,14 @@ def test_values_of_tiers_may_hold_commas() -> None:
     }
 
 
-def test_sizes_have_units() -> None:
-    assert (parse_size("7KiB"), parse_size("3TiB")) == (7 * KIB, 3072 * GIB)
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("7KiB", 7 * KIB), ("3TiB", 3072 * GIB), ("64G", 64 * GIB), ("64GB", 64 * 10**9)]
+)
+def test_the_size_of_the_fast_tier_has_units(text: str, size_bytes: int) -> None:
+    assert tier_size(f"tiered:fast=memory:,slow=memory:,size={text}") == size_bytes
+
+
+@pytest.mark.parametrize("text", ["0", "0GiB", "much"])
+def test_a_size_that_cannot_be_is_said_with_its_url(text: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^store 'tiered:.*size={text}': size.*200GiB|write for example"):
+        tier_size(f"tiered:fast=memory:,slow=memory:,size={text}")

@@ -1,4 +1,4 @@
-"""The store in a folder keeps the contract; cut short, it leaves what `docs/durability.md` says and nothing else."""
+"""The store in a folder keeps the contract; cut short, it leaves what durability.md says and nothing else."""
 
 import os
 import stat
@@ -148,7 +148,7 @@ def test_a_put_killed_anywhere_leaves_all_or_nothing(tmp_path: Path) -> None:
                 break
             states.add(check_what_a_killed_put_left(root))
         assert when > 1, f"the put never called {calls}"
-    # docs/durability.md: nothing yet; written aside; has its name, perhaps not for good; stored, but nobody was told.
+    # durability.md: nothing yet; written aside; has its name, perhaps not for good; stored, but nobody was told.
     assert states == {(False, 0), (False, 1), (True, 1), (True, 0)}
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull, Unavailable
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.store.retrying import Patience, RetryingStore, wait_before
+from dieselfs_server.store.retrying import RetryingStore, RetryPolicy, wait_before
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, ChunkStoreSuite, chunk_at
 
-PATIENCE = Patience(tries_max=4, first_wait_s=1.0, wait_s_max=3.0, duration_s_max=20.0)
+PATIENCE = RetryPolicy(tries_max=4, first_wait_s=1.0, wait_s_max=3.0, duration_s_max=20.0)
 
 
 def failure(number: int | None = None) -> Unavailable:
@@ -47,7 +47,7 @@ class FlakyStore(MemoryStore):
 class Bench:
     """A retrying store over a flaky one, with a clock that only waiting moves."""
 
-    def __init__(self, patience: Patience = PATIENCE, call_s: float = 0.0) -> None:
+    def __init__(self, patience: RetryPolicy = PATIENCE, call_s: float = 0.0) -> None:
         self.now_s = 0.0
         self.waits_s: list[float] = []
         self.call_s = call_s

@@ -12,12 +12,12 @@ import pytest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import NotFound
-from dieselfs_server.store.counting import CountingStore
 from dieselfs_server.store.fingerprint import BLOCK_BYTES
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.tier_index import BUSY_S
 from dieselfs_server.store.tiered import TieredStore
+from lab.counting_store import CountingStore
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
 from tests.support.chunks import chunk_object, sample_fields
 from tests.support.small_disk import small_disk
@@ -64,14 +64,14 @@ class Tiers:
 
     def put(self, chunk_id: bytes, content: bytes = CONTENT, dataset_id: bytes = DATASET_ID) -> None:
         self.store.put(dataset_id, chunk_id, [content])
-        self.store.settle()
+        self.store.resolve()
 
     def read(self, chunk_id: bytes, content: bytes = CONTENT, dataset_id: bytes = DATASET_ID) -> bool:
         """Read a chunk, which must be right; whether it came from the fast tier."""
-        before = self.slow.statistics().reads
+        before = self.slow.metrics.numbers()["store.reads"]
         assert self.store.get_range(dataset_id, chunk_id, 0, len(content)) == content
-        came_from_fast = self.slow.statistics().reads == before
-        self.store.settle()
+        came_from_fast = self.slow.metrics.numbers()["store.reads"] == before
+        self.store.resolve()
         return came_from_fast
 
     def path(self, chunk_id: bytes, dataset_id: bytes = DATASET_ID) -> Path:
@@ -88,13 +88,13 @@ def tiers(tmp_path: Path) -> Iterator[Tiers]:
 
 def test_what_was_put_is_read_from_the_fast_tier(tiers: Tiers) -> None:
     tiers.put(CHUNK_ID)
-    assert tiers.slow.statistics().puts == 1
+    assert tiers.slow.metrics.numbers()["store.puts"] == 1
     assert tiers.read(CHUNK_ID)
     for offset, length in ((0, 1), (BLOCK_BYTES - 1, 2), (len(CONTENT) - 1, 1), (5, len(CONTENT) - 5)):
         assert (
             tiers.store.get_range(DATASET_ID, CHUNK_ID, offset, length) == CONTENT[offset : offset + length]
         )
-    assert tiers.slow.statistics().reads == 0
+    assert tiers.slow.metrics.numbers()["store.reads"] == 0
 
 
 def test_a_miss_is_served_at_once_and_the_dataset_follows(tiers: Tiers) -> None:
@@ -164,10 +164,10 @@ def test_a_read_of_a_part_finds_damage_in_its_blocks(tiers: Tiers) -> None:
     tiers.put(CHUNK_ID)
     flip(tiers.path(CHUNK_ID), 3 * BLOCK_BYTES + 7)
     assert tiers.store.get_range(DATASET_ID, CHUNK_ID, 0, 100) == CONTENT[:100]
-    assert tiers.slow.statistics().reads == 0
+    assert tiers.slow.metrics.numbers()["store.reads"] == 0
     place = 3 * BLOCK_BYTES + 100
     assert tiers.store.get_range(DATASET_ID, CHUNK_ID, place, 1) == CONTENT[place : place + 1]
-    assert tiers.slow.statistics().reads == 1
+    assert tiers.slow.metrics.numbers()["store.reads"] == 1
 
 
 def test_the_fast_tier_may_be_wiped_while_it_is_read(tiers: Tiers) -> None:
@@ -295,9 +295,9 @@ def test_readers_are_right_while_copies_are_spoilt_under_them(tiers: Tiers) -> N
             with suppress(OSError, IndexError):  # gone, or too short to be spoilt there
                 source.choice(HARMS)(tiers.path(source.choice(chunk_ids)))
         assert [reader.result() for reader in readers] == [0, 1, 2, 3]
-    assert tiers.fast.statistics().reads > 0 and tiers.slow.statistics().reads > 0
+    assert tiers.fast.metrics.numbers()["store.reads"] > 0 and tiers.slow.metrics.numbers()["store.reads"] > 0
     for _ in range(3):
-        tiers.store.settle()
+        tiers.store.resolve()
         tiers.now_s += 1000
         came_from_fast = [tiers.read(chunk_id, contents[chunk_id]) for chunk_id in chunk_ids]
     assert all(came_from_fast)

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.figures import Aim, Figure, Quantity, Run, Side, Trial, figures
+from bench.figures import Figure, Run, Side, Trial, figures
 
 
-def side(name: str = "ours", amount: float = 100, size_bytes: int = 0, aim: Aim | None = None) -> Side:
-    return Side(name, lambda: Run(1.0), amount, "files", size_bytes, aim)
+def side(name: str = "ours", amount: float = 100, size_bytes: int = 0) -> Side:
+    return Side(name, lambda: Run(1.0), amount, "files", size_bytes)
 
 
 def runs(*durations_s: float) -> list[Run]:
@@ -33,47 +33,6 @@ def test_the_ratio_is_one_of_rates_where_the_amounts_differ() -> None:
 
 def test_no_ratio_without_a_base() -> None:
     assert Figure(side(), runs(1.0)).ratio is None
-
-
-@pytest.mark.parametrize(
-    ("aim", "duration_s", "reached"),
-    [
-        (Aim(Quantity.RATE, 50), 1.0, 2.0),
-        (Aim(Quantity.RATE, 50), 4.0, 0.5),
-        (Aim(Quantity.RATIO, 0.5), 2.0, 1.0),
-        (Aim(Quantity.RATIO, 0.5), 4.0, 0.5),
-        (Aim(Quantity.DURATION_S, 15), 5.0, 3.0),
-        (Aim(Quantity.DURATION_S, 15), 30.0, 0.5),
-    ],
-)
-def test_how_much_of_an_aim_is_reached(aim: Aim, duration_s: float, reached: float) -> None:
-    (figure, _) = figures(
-        Trial("", [side(aim=aim), side("base")], rounds=1, base="base"),
-        {"ours": runs(duration_s), "base": runs(1.0)},
-    )
-    assert figure.reached == pytest.approx(reached)
-
-
-def test_nothing_is_reached_without_an_aim_or_without_what_it_is_compared_with() -> None:
-    assert Figure(side(), runs(1.0)).reached is None
-    assert Figure(side(aim=Aim(Quantity.RATIO, 0.7)), runs(1.0)).reached is None
-
-
-def test_an_aim_may_be_about_other_sides_than_the_base_and_is_as_far_as_its_hardest_part() -> None:
-    aim = Aim(Quantity.RATIO, 2, of=("lmdb", "tar"))
-    trial = Trial("", [side(aim=aim), side("lmdb"), side("tar"), side("base")], rounds=1, base="base")
-    measured = {"ours": runs(1.0), "lmdb": runs(2.0), "tar": runs(4.0), "base": runs(8.0)}
-    ours, *_ = figures(trial, measured)
-    assert (ours.ratio, ours.reached) == (8.0, 1.0)
-    assert [rival.side.name for rival in ours.rivals] == ["lmdb", "tar"]
-
-
-def test_rivals_that_could_not_be_run_do_not_count() -> None:
-    aim = Aim(Quantity.RATIO, 1, of=("lmdb", "tar"))
-    ours, _ = figures(
-        Trial("", [side(aim=aim), side("tar")], rounds=1), {"ours": runs(1.0), "tar": runs(2.0)}
-    )
-    assert ours.reached == 2.0
 
 
 def test_parts_are_medians_of_their_own() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from bench.job_simulation import STEADY_S, agreements, balance
 from dieselfs.limits import JOB_INTERVAL_S_MIN, JOB_LEASE_S_MIN
-from dieselfs_client.job.membership import JITTER
+from dieselfs_client.cluster.membership import JITTER
 
 
 @pytest.mark.parametrize("nodes", [3, 24])

@@ -10,12 +10,19 @@ from typing import Any, cast
 import pytest
 
 from bench.figures import Run
-from bench.pool import JOB, JOB_SMALL, read_trial
-from bench.pool_hosts import RunningJob, Stage, running_job, running_stage
-from bench.pool_readers import library_batches, library_gets, library_plan, on_host
+from bench.forms import SourceTree
+from bench.pool import JOB, JOB_SMALL, Way, read_trial
+from bench.pool_hosts import (
+    RunningJob,
+    Stage,
+    library_plan,
+    library_reads,
+    on_host,
+    running_job,
+    running_stage,
+)
 from bench.pool_rivals import MEMCACHED, RedisCache, rival_lack
 from bench.readers import Reader, read_together
-from bench.trees import SourceTree
 from dieselfs.limits import MIB
 from lab.network import Host, Unsuitable
 
@@ -37,8 +44,8 @@ def test_a_side_that_reads_some_of_the_files_is_compared_by_rate_and_says_how_ma
     stage = Stage(SourceTree(tmp_path, 8, 4096), cast(Any, None), [], cast(Any, None))
     paths = stage.tree.paths()
     hosts = [cast(Any, None)] * 2
-    ways = {JOB: (paths, ask), JOB_SMALL: (paths[:2], ask)}
-    trial = read_trial(stage, hosts, "one by one", ways, {}, 3, {MEMCACHED: "lacking"})
+    ways = {JOB: Way(paths, ask), JOB_SMALL: Way(paths[:2], ask)}
+    trial = read_trial(stage, hosts, "one by one", ways, 3, {MEMCACHED: "lacking"})
     assert asked == [paths[::2], paths[1::2], paths[:1], paths[1:2]]
     assert [(side.name, side.amount) for side in trial.sides] == [(JOB, 8), (f"{JOB_SMALL} (2 files)", 2)]
     assert trial.title == "2 nodes, 8 files of 4,096 bytes, one by one"
@@ -86,8 +93,8 @@ def test_a_job_is_loaded_and_each_way_reads_every_file_once_without_the_server(j
     paths = job.stage.tree.paths()
     shares = [paths[:1000], paths[1000:]]
     ways: list[list[Reader]] = [
-        [partial(library_gets, job, 32 * MIB, share[:50]) for share in shares],
-        [partial(library_batches, job, MEMORY_BYTES, 256, share) for share in shares],
+        [partial(library_reads, job, 32 * MIB, 1, False, share[:50]) for share in shares],
+        [partial(library_reads, job, MEMORY_BYTES, 256, True, share) for share in shares],
         [partial(library_plan, job, 256, rank, 2) for rank in range(2)],
     ]
     for readers, files in zip(ways, (100, FILES, FILES), strict=True):

@@ -5,17 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.pool_simulation_epoch import BATCH_FILES, group_shares, groups_together, traffic
-from bench.pool_simulation_links import Rates
-from bench.pool_simulation_recovery import Loss, recovery
-from bench.pool_simulation_warming import inherited, owned, warmed
-from dieselfs.limits import (
-    CHUNK_TARGET_BYTES,
-    PEER_PROBE_INTERVAL_S,
-    PEER_RETURN_S,
-    PEER_SILENCE_S,
-    WARM_SHARE,
-)
+from bench.simulated_epoch import BATCH_FILES, group_shares, groups_together, traffic
+from bench.simulated_recovery import Loss, recovery
+from bench.simulated_warming import Rates, inherited, owned, warmed
+from dieselfs.cluster.failure_detector import PEER_RETURN_S
+from dieselfs.limits import CHUNK_TARGET_BYTES, PEER_PROBE_INTERVAL_S, PEER_SILENCE_S
+from dieselfs_client.memory.warming import WARM_SHARE
 
 MANY = 1e12
 
@@ -31,9 +26,9 @@ MANY = 1e12
 )
 def test_warming_is_as_fast_as_the_narrowest_link_allows(rates: Rates, bytes_per_s: float) -> None:
     done = warmed(owned(4, 800), 2, rates)
-    assert done.kept == done.chunks == 800
-    assert done.sent_bytes_per_s == pytest.approx(800 * CHUNK_TARGET_BYTES / done.all_s)
-    assert 0.6 * bytes_per_s < done.sent_bytes_per_s <= 1.01 * bytes_per_s
+    assert done.pinned == 800
+    assert done.sent_gb_per_s == pytest.approx(800 * CHUNK_TARGET_BYTES / done.all_s / 1e9)
+    assert 0.6 * bytes_per_s < done.sent_gb_per_s * 1e9 <= 1.01 * bytes_per_s
     assert 1 <= done.busiest_server <= 2
 
 
@@ -54,7 +49,7 @@ def test_groups_that_are_fetched_together_make_few_and_large_requests() -> None:
     alone, together = traffic(16, 4096, 1, group_chunks=16), traffic(16, 4096, 8, group_chunks=16)
     assert alone.requests <= together.requests <= 15
     assert together.chunks == pytest.approx(8 * alone.chunks, rel=0.1)
-    assert together.request_bytes > 4 * alone.request_bytes
+    assert together.request_kb > 4 * alone.request_kb
     assert together.requests_per_s < alone.requests_per_s / 4
     assert alone.busiest > together.busiest > 1
     assert (groups_together(8), groups_together(64), groups_together(1024)) == (1, 10, 163)

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from bench.figures import RunFailed
+from bench.forms import LARGE_FILE_BYTES
 from bench.transfer import PASSES, asking_node
-from bench.trees import LARGE_FILE_BYTES
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded.*:DeprecationWarning"  # the clock of pytest-timeout is a thread; the ends never see it
@@ -16,7 +16,7 @@ def test_each_way_of_asking_brings_every_byte_from_the_peer_and_plain_sockets_mo
 ) -> None:
     with asking_node(tmp_path / "place", LARGE_FILE_BYTES, chunks=2) as (node, plain):
         asked = 0
-        for ask in (node.shares, node.all_pieces, node.whole_chunks):
+        for ask in (node.shares, node.all_extents, node.whole_chunks):
             run = node.run(ask)
             assert run.duration_s > 0
             assert list(run.parts) == ["own", "other end"]

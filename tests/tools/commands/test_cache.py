@@ -17,6 +17,13 @@ def test_it_is_started_and_stopped(dlcmd: Dlcmd, pets: str) -> None:
     started = dlcmd("cache", pets, "--memory", "64M", "--policy", "oneshot", "--json").summary
     try:
         assert started["dataset"] == pets
+        listed = [
+            one for one in dlcmd("mounts", "--json").objects if one.get("process") == started["process"]
+        ]
+        assert [(one["type"], one["dataset"], one["job"]) for one in listed] == [("cache", pets, "")]
+        assert (
+            f"dl://{pets} in memory (cache daemon {started['process']}, generation " in dlcmd("mounts").text
+        )
         assert dlcmd("cat", f"dl://{pets}/train/cat.txt").stdout == b"xxxxx"
         assert "shares" in dlcmd("cache", pets, exit_code=EXIT_USAGE).stderr
     finally:
@@ -41,7 +48,10 @@ def test_it_takes_part_in_a_job(dlcmd: Dlcmd, pets: str) -> None:
         stopped = dlcmd("cache", pets, *job, "--stop", "--json").summary
     assert stopped["process"] == started["process"]
     assert "secret" in dlcmd("cache", pets, "--job", "train", exit_code=EXIT_USAGE).stderr
-    assert "neither Slurm" in dlcmd("cache", pets, "--job", "auto", exit_code=EXIT_USAGE).stderr
+    assert (
+        "no Slurm, torchrun or Open MPI job detected"
+        in dlcmd("cache", pets, "--job", "auto", exit_code=EXIT_USAGE).stderr
+    )
 
 
 def test_it_is_found_when_the_dataset_has_a_newer_generation(dlcmd: Dlcmd, pets: str) -> None:

@@ -22,7 +22,9 @@ def test_nothing_comes_if_one_of_them_is_missing(dlcmd: Dlcmd, pets: str) -> Non
     first = f"dl://{pets}/latest"
     assert dlcmd("cat", first, f"dl://{pets}/gone", exit_code=EXIT_NOT_FOUND).stdout == b""
     assert dlcmd("cat", first, f"dl://{pets}/train", exit_code=EXIT_USAGE).stdout == b""
-    assert "--json does not go" in dlcmd("cat", "--json", first, exit_code=EXIT_USAGE).stderr
+    assert (
+        "--json and the content of files cannot" in dlcmd("cat", "--json", first, exit_code=EXIT_USAGE).stderr
+    )
 
 
 @pytest.mark.parametrize("is_unbuffered", [False, True])

@@ -82,7 +82,7 @@ def test_what_is_there_is_skipped_and_a_dry_run_writes_nothing(dlcmd: Dlcmd, sto
     get = ("get", "-r", f"dl://{stored}/in", "out")
     planned = dlcmd(*get, "-n")
     assert f"would get dl://{stored}/in/a/1 -> out/in/a/1" in planned.lines
-    assert planned.lines[-1] == "would write 6 entries (7 B), skip 0 that are there already"
+    assert planned.lines[-1] == "would write 6 entries (7 B), skip 0 that already exist"
     assert not (dlcmd.folder / "out").exists()
     assert dlcmd(*get, "--json").summary["written"] == 6
     again = dlcmd(*get, "--json").summary
@@ -102,7 +102,7 @@ def test_what_cannot_be_got(dlcmd: Dlcmd, stored: str) -> None:
     dlcmd("get", "-r", f"dl://{stored}/in", "-", exit_code=EXIT_USAGE)
     (dlcmd.folder / "file").touch()
     ran = dlcmd("get", "-r", f"dl://{stored}/in/", "file", exit_code=EXIT_PARTIAL)
-    assert ran.stderr == "dlcmd: file: cannot be written into: File exists\n"
+    assert ran.stderr == "dlcmd: cannot write to file: File exists\n"
 
 
 def test_a_damaged_chunk_is_named_and_every_other_file_is_written(tmp_path: Path) -> None:
@@ -161,10 +161,10 @@ def test_an_interrupted_get_leaves_whole_files_and_continues(dlcmd: Dlcmd, datas
     (source / "large").write_bytes(bytes(20 * MIB))
     dlcmd("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
     get = ("get", "-r", f"dl://{dataset}/", "out", "--jobs", "2")
-    write_file = "dieselfs.destination:Destination.write_file"
+    write_file = "dieselfs.transfer.destination:Destination.write_file"
     done = dlcmd.struck(signal.SIGINT, 0, write_file, 4, *get)
     assert done.returncode == EXIT_INTERRUPTED, done
-    assert done.stderr.splitlines()[-1].startswith("dlcmd: interrupted; run the same command again")
+    assert done.stderr.splitlines()[-1].startswith("dlcmd: interrupted; the same command, run again")
     written = names(out)
     assert 0 < len(written) < files and all(not name.startswith(".") for name in written)
     summary = dlcmd(*get, "--json").summary

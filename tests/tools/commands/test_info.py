@@ -21,13 +21,13 @@ def test_the_pieces_of_a_file_are_told(dlcmd: Dlcmd, dataset: str) -> None:
     (dlcmd.folder / "f").write_bytes(content)
     dlcmd("put", "--chunk-size", "2000", "f", f"dl://{dataset}/")
     (found,) = dlcmd("info", "--json", f"dl://{dataset}/f").objects
-    assert [(piece["place"], piece["length"], piece["xxh3"]) for piece in found["pieces"]] == [
+    assert [(extent["place"], extent["length"], extent["xxh3"]) for extent in found["extents"]] == [
         (place, len(content[place : place + 2000]), xxh3_64_hexdigest(content[place : place + 2000]))
         for place in (0, 2000, 4000)
     ]
-    assert len({piece["chunk"] for piece in found["pieces"]}) == 3
+    assert len({extent["chunk"] for extent in found["extents"]}) == 3
     text = dlcmd("info", f"dl://{dataset}/f").text
-    assert text.startswith(f"dl://{dataset}/f: 4.9 KiB in 3 pieces, generation ")
+    assert text.startswith(f"dl://{dataset}/f: 4.9 KiB in 3 extents, generation ")
 
 
 def test_what_has_no_pieces_is_refused(dlcmd: Dlcmd, pets: str) -> None:

@@ -49,12 +49,15 @@ def test_a_dataset_is_mounted_listed_read_and_unmounted(dlcmd: Dlcmd, pets: str,
     assert "mounted there already" in dlcmd("mount", pets, place, exit_code=EXIT_USAGE).stderr
     assert dlcmd("umount", "-n", place).text == f"would unmount {place}\n"
     with open(place / "train" / "cat.txt", "rb") as file:
-        assert "busy" in dlcmd("umount", place, exit_code=EXIT_USAGE).stderr
+        busy = dlcmd("umount", place, exit_code=EXIT_USAGE).stderr
+        assert busy.startswith(f"dlcmd: {place}: in use by ") and f"({os.getpid()})" in busy
+        assert busy.endswith(f"dlcmd umount --lazy '{place}'\n")
         assert file.read() == b"xxxxx"
     assert dlcmd("umount", place).text == f"unmounted {place}\n"
     assert os.listdir(place) == []
     for verb in ("umount", "upgrade"):
-        assert "no dataset is mounted there" in dlcmd(verb, place, exit_code=EXIT_USAGE).stderr
+        assert "no dataset is mounted there" in dlcmd(verb, place, exit_code=EXIT_NOT_FOUND).stderr
+    assert "mkdir -p" in dlcmd("mount", pets, place / "x", exit_code=EXIT_NOT_FOUND).stderr
 
 
 def test_the_options_of_all_verbs_hold_for_the_mount(
@@ -128,7 +131,7 @@ def test_an_older_generation_can_be_mounted(dlcmd: Dlcmd, pets: str, place: Path
 
 def test_what_cannot_be_mounted(dlcmd: Dlcmd, pets: str, place: Path) -> None:
     dlcmd("mount", "no-such-dataset", place, exit_code=EXIT_NOT_FOUND)
-    assert "mkdir -p" in dlcmd("mount", pets, "nowhere", exit_code=EXIT_USAGE).stderr
+    assert "mkdir -p" in dlcmd("mount", pets, "nowhere", exit_code=EXIT_NOT_FOUND).stderr
     (place / "file").touch()
     assert "not empty" in dlcmd("mount", pets, place, exit_code=EXIT_USAGE).stderr
     dlcmd("mount", "-n", pets, place, exit_code=EXIT_USAGE)

@@ -1,14 +1,16 @@
 """dlcmd put: the rule of rsync, going on after an interruption, failures in the middle, standard input."""
 
 import os
+import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from dieselfs.config import EMBEDDED, Settings
 from dieselfs.errors import (
     EXIT_INTERRUPTED,
     EXIT_NOT_FOUND,
@@ -19,6 +21,7 @@ from dieselfs.errors import (
 )
 from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
+from dieselfs.settings import EMBEDDED, Settings
 from dieselfs_tools.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import running_server, start_server
@@ -61,7 +64,9 @@ def test_a_slash_behind_the_source_means_what_is_in_it(
     ran = dlcmd("put", "-r", source, f"dl://{dataset}{place}")
     above = {prefix[:end] for end, letter in enumerate(prefix) if letter == "/"}
     assert paths(dlcmd, f"dl://{dataset}") == {prefix + name for name in CONTENT} | above
-    assert f"the first: {source} -> dl://{dataset}/{prefix}" in ran.text
+    assert ran.text.startswith("stored 3 files and 4 folders (36 B) in ")
+    first = source if source.endswith("/") else source + "/"
+    assert re.search(rf"; the first: {re.escape(first)}(.+) -> dl://{dataset}/{prefix}\1\n", ran.text)
 
 
 def test_a_file_keeps_its_name_in_a_folder_and_else_takes_the_one_given(dlcmd: Dlcmd, dataset: str) -> None:
@@ -117,7 +122,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(dlcmd: Dlcmd, dataset:
     put = ("put", "-r", "tree/", f"dl://{dataset}/")
     ran = dlcmd(*put, "-n")
     assert f"would put tree/b/3.txt -> dl://{dataset}/b/3.txt" in ran.lines
-    assert ran.lines[-1] == "would store 7 entries (36 B), skip 0 that are stored already"
+    assert ran.lines[-1] == "would store 7 entries (36 B), skip 0 that are already stored"
     dlcmd("info", f"dl://{dataset}", exit_code=EXIT_NOT_FOUND)
     dlcmd(*put, "--exclude", "b")
     planned = dlcmd(*put, "-n", "--json")
@@ -197,9 +202,7 @@ def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dat
     put = ("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
     done = dlcmd.struck(signal.SIGINT, 0, PUT_CHUNK, 5, *put)
     assert done.returncode == EXIT_INTERRUPTED, done
-    assert done.stderr.splitlines()[-1] == (
-        "dlcmd: interrupted; run the same command again, and it continues where it was"
-    )
+    assert done.stderr.splitlines()[-1] == ("dlcmd: interrupted; the same command, run again, continues")
     embedded = Settings.load(EMBEDDED, home=dlcmd.home)
     before = stored_files(embedded, dataset)
     assert 0 < before < files
@@ -248,14 +251,48 @@ progress.progress_line, ServerClient.put_chunk = show, wait
 """
 
 
-def test_progress_goes_to_stderr_and_quiet_leaves_the_summary(dlcmd: Dlcmd, dataset: str) -> None:
+def test_progress_goes_to_stderr_and_quiet_prints_nothing(dlcmd: Dlcmd, dataset: str) -> None:
     (dlcmd.folder / "file").write_bytes(bytes(MIB))
     loud = dlcmd.changed(SHOW_BEFORE_IT_IS_STORED, "put", "file", f"dl://{dataset}/")
     assert loud.stderr.startswith("put: ") and "/s" in loud.stderr
     assert loud.returncode == 0 and loud.stdout.count("\n") == 1
     quiet = dlcmd("put", "-q", "-f", "file", f"dl://{dataset}/")
-    assert quiet.stderr == ""
-    assert quiet.text.startswith("stored 1 entry (1.0 MiB)")
+    assert (quiet.text, quiet.stderr) == ("", "")
+
+
+def test_standard_input_is_named_and_its_reading_is_shown_and_timed(dlcmd: Dlcmd, dataset: str) -> None:
+    shown = "from dieselfs_tools import progress; progress.FIRST_LINE_S = 0.01"
+    command = [sys.executable, "-c", f"{shown}; from dieselfs_tools.dlcmd import main; main()"]
+    with subprocess.Popen(
+        [*command, "put", "-", f"dl://{dataset}/log"],
+        cwd=dlcmd.folder,
+        env={**dlcmd.environment(), "TMPDIR": str(dlcmd.folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        assert process.stderr.readline().startswith(b"read standard input: ")  # while it comes
+        process.stdin.write(b"x" * 5)
+        process.stdin.close()
+        text = process.stdout.read().decode()
+        process.stderr.read()
+    assert process.returncode == 0
+    assert text.startswith("stored 1 file (5 B) in ")
+    assert text.endswith(f"; the first: standard input -> dl://{dataset}/log\n")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_put_of_standard_input_leaves_no_file(
+    dlcmd: Dlcmd, dataset: str, signum: signal.Signals
+) -> None:
+    scratch = dlcmd.folder / "scratch"
+    scratch.mkdir()
+    there = Dlcmd(dlcmd.home, dlcmd.folder, {"TMPDIR": str(scratch)})
+    ran = there.struck(signum, 0, "os.fchmod", 1, "put", "-", f"dl://{dataset}/log")
+    assert ran.returncode == 128 + signum
+    assert ran.stderr.startswith("dlcmd: interrupted") and ran.stderr.count("\n") == 1
+    assert os.listdir(scratch) == []
 
 
 def test_a_full_disk_at_the_server_is_one_line_and_the_same_command_continues(
@@ -271,6 +308,7 @@ def test_a_full_disk_at_the_server_is_one_line_and_the_same_command_continues(
         put = ("put", "-r", "many/", "dl://d/", "--chunk-size", "1M", "--json")
         ran = dlcmd(*put, exit_code=EXIT_PARTIAL)
         assert "No space left" in ran.summary["error"] or "full" in ran.summary["error"]
+        assert "until then; the same command continues when there is room" in ran.summary["error"]
         before = dlcmd("info", "--json", "dl://d").objects[0]["files"]
         assert 0 < before < 7
         ballast.unlink()

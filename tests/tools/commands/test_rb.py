@@ -16,6 +16,17 @@ def test_for_scripts_with_y(dlcmd: Dlcmd, pets: str) -> None:
     dlcmd("info", f"dl://{pets}", exit_code=EXIT_NOT_FOUND)
 
 
+def test_tags_are_named_and_only_removed_on_request(dlcmd: Dlcmd, pets: str) -> None:
+    for tag in ("v1", "v2"):
+        dlcmd("tag", "add", pets, tag)
+    named = f"would remove dl://{pets} (3 files, 4.0 KiB, 2 tags: v1, v2)\n"
+    assert dlcmd("rb", "-n", pets).text == named
+    ran = dlcmd("rb", "-y", pets, exit_code=EXIT_USAGE)
+    assert "has 2 tags (v1, v2)" in ran.stderr and "--with-tags" in ran.stderr
+    assert dlcmd("rb", "-y", "--with-tags", "--json", pets).summary["tags"] == ["v1", "v2"]
+    dlcmd("info", f"dl://{pets}", exit_code=EXIT_NOT_FOUND)
+
+
 @pytest.mark.parametrize(("is_right", "exit_code"), [(True, EXIT_OK), (False, EXIT_USAGE)])
 def test_the_name_is_to_be_typed(dlcmd: Dlcmd, pets: str, is_right: bool, exit_code: int) -> None:
     ours, theirs = os.openpty()

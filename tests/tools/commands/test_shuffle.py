@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 import dieselfs
-from dieselfs.config import EMBEDDED
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from dieselfs.settings import EMBEDDED
 from tests.support.dlcmd import Dlcmd
 
 FILES = 51
@@ -80,7 +80,7 @@ def test_a_cursor_and_skipped_steps(dlcmd: Dlcmd, data: Dataset) -> None:
     more = dlcmd("shuffle", data.name, "--cursor", cursor, "--batch", "8", "--skip", "2:5-99", "--json")
     assert more.objects == ran.objects[: 40 - 18]
     behind = dlcmd("shuffle", data.name, "--cursor", cursor, "--skip", "2:0-1", exit_code=EXIT_USAGE)
-    assert "behind position 10" in behind.stderr
+    assert "before position 10 of the cursor" in behind.stderr
     for contradiction in (("--seed", "1"), ("--start", "3")):
         dlcmd("shuffle", data.name, "--cursor", cursor, *contradiction, exit_code=EXIT_USAGE)
     assert "no cursor" in dlcmd("shuffle", data.name, "--cursor", cursor[:-1], exit_code=EXIT_USAGE).stderr

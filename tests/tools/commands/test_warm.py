@@ -2,9 +2,9 @@
 
 import pytest
 
-from dieselfs.cache.warmth import Warmth
-from dieselfs.errors import EXIT_USAGE, InvalidInput
-from dieselfs_client.warm_control import MountWarmth
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import EXIT_NOT_FOUND, InvalidInput
+from dieselfs_client.mount.warm_control import MountWarmth
 from dieselfs_tools.commands.warm import parse_share, rest_of
 from dieselfs_tools.output import Output
 from tests.support.dlcmd import Dlcmd
@@ -17,7 +17,7 @@ def test_a_part_is_a_percentage(text: str, share: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "%", "0", "0%", "100.1%", "-1", "nan", "inf", "all", "80%%"])
 def test_what_is_no_part_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is not a part"):
+    with pytest.raises(InvalidInput, match="is not a percentage"):
         parse_share(text)
 
 
@@ -38,4 +38,4 @@ def test_what_does_not_fit_is_said(
 
 
 def test_a_folder_that_is_no_mount_is_refused(dlcmd: Dlcmd) -> None:
-    assert "no dataset is mounted there" in dlcmd("warm", dlcmd.folder, exit_code=EXIT_USAGE).stderr
+    assert "no dataset is mounted there" in dlcmd("warm", dlcmd.folder, exit_code=EXIT_NOT_FOUND).stderr

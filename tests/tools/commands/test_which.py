@@ -3,8 +3,8 @@
 import os
 
 import dieselfs
-from dieselfs.config import EMBEDDED
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from dieselfs.settings import EMBEDDED
 from tests.support.dlcmd import Dlcmd
 
 

@@ -1,26 +1,26 @@
-"""`dlcmd fsck`: is everything right?"""
+"""`dlcmd fsck`: check a dataset."""
 
 import click
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
 from dieselfs.rpc.records import FsckReport
+from dieselfs.units import count
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import count
 
 
 @options.verb(
     "fsck",
     "dlcmd fsck dl://pets                  # headers and sizes of all chunks, metadata, snapshot",
-    "dlcmd fsck --deep --repair dl://pets  # every byte; and mend what can be mended",
+    "dlcmd fsck --deep --repair dl://pets  # every byte; repair what is possible",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 @click.option("--deep", "is_deep", is_flag=True, help="Read every byte of every chunk.")
-@click.option("--repair", "is_repair", is_flag=True, help="Mend what can be mended, from the chunks.")
+@click.option("--repair", "is_repair", is_flag=True, help="Repair what is possible from the chunks.")
 def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
     """Compare chunks, metadata and snapshot with each other.
 
-    Exit code 0: clean; 2: all that was found is mended; 5: something is wrong and not mended.
+    Exit code 0: clean; 2: all problems are repaired; 5: some problems are not repaired.
     """
     report, output = session.client.fsck(dataset, is_deep, is_repair), session.output
     for problem in report.problems:

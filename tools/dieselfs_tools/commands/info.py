@@ -1,17 +1,15 @@
-"""`dlcmd info`: a dataset as a whole, or in which chunks a file lies."""
+"""`dlcmd info`: the totals of a dataset, or the chunks of a file."""
 
 from collections.abc import Sequence
 
 import click
 
-from dieselfs.chunk.ids import chunk_name
-from dieselfs.errors import EXIT_OK
 from dieselfs.names import Location
+from dieselfs.units import count, format_time
 from dieselfs_tools import options
 from dieselfs_tools.content import find_file
 from dieselfs_tools.output import name_fields
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import count, format_time
 
 
 @options.verb(
@@ -21,13 +19,13 @@ from dieselfs_tools.units import count, format_time
 )
 @click.argument("locations", nargs=-1, required=True, type=options.LOCATION, metavar="dl://DATASET[/FILE]...")
 def info(session: Session, locations: Sequence[Location]) -> int:
-    """Show totals and generation of a dataset, or where the bytes of a file lie."""
+    """Show the totals and the generation of a dataset, or the extents of a file."""
     for location in locations:
         if location.path or location.tag:
             _file(session, location)
         else:
             _dataset(session, location)
-    return session.output.summary("", {"locations": len(locations)}, EXIT_OK)
+    return session.output.summary("", {"locations": len(locations)})
 
 
 def _dataset(session: Session, location: Location) -> None:
@@ -57,28 +55,22 @@ def _dataset(session: Session, location: Location) -> None:
 
 
 def _file(session: Session, location: Location) -> None:
+    from dieselfs.chunk.ids import chunk_name
+
     dataset, output = session.dataset(location.state), session.output
     snapshot, node = dataset.snapshot, find_file(dataset, location.path)
     path, size_bytes, extents = snapshot.path(node), snapshot.size(node), snapshot.extents(node)
     lines = [
-        f"{Location(dataset.name, path, False)}: {output.size(size_bytes)} in {count(len(extents), 'piece')}, "
+        f"{Location(dataset.name, path, False)}: {output.size(size_bytes)} in {count(len(extents), 'extent')}, "
         f"generation {snapshot.generation}"
     ]
-    pieces = []
+    listed = []
     for extent in extents:
-        chunk = chunk_name(snapshot.chunk_id(extent.chunk))
+        chunk, checksum = chunk_name(snapshot.chunk_id(extent.chunk)), f"{extent.checksum:016x}"
         lines.append(
-            f"  byte {extent.place}: {extent.length} bytes in chunk {chunk} at {extent.offset}, "
-            f"xxh3 {extent.checksum:016x}"
+            f"  byte {extent.place}: {extent.length} bytes in chunk {chunk} at {extent.offset}, xxh3 {checksum}"
         )
-        pieces.append(
-            {
-                "place": extent.place,
-                "length": extent.length,
-                "chunk": chunk,
-                "offset": extent.offset,
-                "xxh3": f"{extent.checksum:016x}",
-            }
-        )
-    fields = {"dataset": dataset.name, **name_fields(path), "size": size_bytes, "pieces": pieces}
+        places = {"place": extent.place, "length": extent.length, "chunk": chunk, "offset": extent.offset}
+        listed.append({**places, "xxh3": checksum})
+    fields = {"dataset": dataset.name, **name_fields(path), "size": size_bytes, "extents": listed}
     output.record("file", "\n".join(lines), fields)

@@ -1,17 +1,20 @@
-"""`dlcmd ls`: datasets, and what is in their folders."""
+"""`dlcmd ls`: datasets and their folders."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import EXIT_OK, ProtocolError
+from dieselfs.errors import ProtocolError
 from dieselfs.limits import LISTING_ENTRIES_MAX
 from dieselfs.names import Location, split_path
-from dieselfs.rpc.client import ServerClient
+from dieselfs.units import format_time
 from dieselfs_tools import options
 from dieselfs_tools.entries import SIZE_COLUMNS, Entry
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import format_time
+
+if TYPE_CHECKING:
+    from dieselfs.rpc.client import ServerClient
 
 
 @options.verb(
@@ -21,13 +24,11 @@ from dieselfs_tools.units import format_time
     "dlcmd ls -R --json dl://imagenet          # everything, for a program",
 )
 @click.argument("locations", nargs=-1, type=options.LOCATION, metavar="[dl://DATASET/PATH...]")
-@click.option("-l", "--long", "is_long", is_flag=True, help="With mode, size, time and the target of a link.")
-@click.option(
-    "-R", "--recursive", "is_recursive", is_flag=True, help="With all that is below, as full paths."
-)
+@options.flag("-l", "--long", "is_long", text="Print mode, size, time and the target of a link.")
+@options.flag("-R", "--recursive", "is_recursive", text="List all folders below, as full paths.")
 @options.human
 def ls(session: Session, locations: Sequence[Location], is_long: bool, is_recursive: bool) -> int:
-    """List datasets, or what is in a folder, sorted by name. A slash marks a folder."""
+    """List datasets, or the content of a folder, sorted by name. A slash marks a folder."""
     if not locations:
         return _list_datasets(session, is_long)
     listed = 0
@@ -36,7 +37,7 @@ def ls(session: Session, locations: Sequence[Location], is_long: bool, is_recurs
             name = entry.path if is_recursive else split_path(entry.path)[1]
             session.output.record("entry", entry.line(session.output, name, is_long), entry.fields())
             listed += 1
-    return session.output.summary("", {"entries": listed}, EXIT_OK)
+    return session.output.summary("", {"entries": listed})
 
 
 def _list_datasets(session: Session, is_long: bool) -> int:
@@ -58,17 +59,17 @@ def _list_datasets(session: Session, is_long: bool) -> int:
         session.output.record("dataset", text, fields)
     if not datasets:
         session.output.note("there are no datasets yet; make one: dlcmd put -r FOLDER/ dl://NAME/")
-    return session.output.summary("", {"datasets": len(datasets)}, EXIT_OK)
+    return session.output.summary("", {"datasets": len(datasets)})
 
 
 def _entries(session: Session, location: Location, is_recursive: bool) -> Iterator[Entry]:
-    if is_recursive or location.tag:  # only a snapshot knows what a tag names
+    if is_recursive or location.tag:  # only a snapshot has the content of a tag
         return _in_snapshot(session, location, is_recursive)
     return _in_folder(session.client, location)
 
 
-def _in_folder(client: ServerClient, location: Location) -> Iterator[Entry]:
-    """What is in a folder, or the one file; asked from the server page by page, whatever the size of the dataset."""
+def _in_folder(client: "ServerClient", location: Location) -> Iterator[Entry]:
+    """The content of a folder, or the one file. The server sends a page at a time."""
     found = Entry.of_server(location.path, client.stat(location.dataset, location.path))
     if not found.is_folder:
         yield found
@@ -76,7 +77,7 @@ def _in_folder(client: ServerClient, location: Location) -> Iterator[Entry]:
     prefix, after = location.path + b"/" if location.path else b"", b""
     while page := client.list_folder(location.dataset, location.path, after, LISTING_ENTRIES_MAX):
         if page[-1].name <= after:
-            raise ProtocolError("the server lists the same names again and again")
+            raise ProtocolError(f"{location}: the server repeats names in its list")
         for entry in page:
             yield Entry.of_server(prefix + entry.name, entry)
         after = page[-1].name

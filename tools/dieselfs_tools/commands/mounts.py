@@ -1,39 +1,28 @@
-"""`dlcmd mounts`: what is mounted."""
+"""`dlcmd mounts`: mounted datasets and cache daemons."""
 
-from dieselfs.errors import EXIT_OK
+from dataclasses import asdict
+
 from dieselfs.names import printable
-from dieselfs_client import control
+from dieselfs_client import control, daemon_list
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
 
-@options.verb(
-    "mounts",
-    "dlcmd mounts",
-    "dlcmd mounts --json",
-)
+@options.verb("mounts", "dlcmd mounts", "dlcmd mounts --json")
 def mounts(session: Session) -> int:
-    """List the mounted datasets of this machine."""
-    found = control.mounts()
+    """List the mounted datasets of this machine, and your cache daemons ('dlcmd cache')."""
+    found, daemons = control.mounts(), daemon_list.cache_daemons()
     for mount in found:
         place = printable(mount.mountpoint.encode("utf-8", "surrogateescape"))
         text = f"dl://{mount.dataset} on {place} ({_state(mount)})"
-        fields = {
-            "dataset": mount.dataset,
-            "mountpoint": mount.mountpoint,
-            "process": mount.process,
-            "daemon": mount.daemon,
-            "restarts": mount.restarts,
-            "upgrades": mount.upgrades,
-            "resends": mount.resends,
-            "trouble": mount.trouble,
-            "is_stale": mount.is_stale,
-            "options": list(mount.options),
-        }
-        session.output.record("mount", text, fields)
+        session.output.record("mount", text, {**asdict(mount), "options": list(mount.options)})
+    for daemon in daemons:
+        job = f", job {daemon.job}" if daemon.job else ""
+        text = f"dl://{daemon.dataset} in memory (cache daemon {daemon.process}, generation {daemon.generation}{job})"
+        session.output.record("cache", text, asdict(daemon))
     if not found:
         session.output.note("no dataset is mounted")
-    return session.output.summary("", {"mounts": len(found)}, EXIT_OK)
+    return session.output.summary("", {"mounts": len(found), "caches": len(daemons)})
 
 
 def _state(mount: control.Mount) -> str:
@@ -43,7 +32,9 @@ def _state(mount: control.Mount) -> str:
         return "process of another user"
     state = f"process {mount.process}, daemon {mount.daemon or 'is being replaced'}"
     if mount.restarts:
-        state += f", which died {mount.restarts} times"
+        state += f", restarted {mount.restarts} times after a crash"
     if not mount.resends:
-        state += "; if it dies, files that are open fail"
-    return f"{state}; last trouble: {mount.trouble}" if mount.trouble else state
+        state += "; if the daemon dies, open files fail"
+    if mount.trouble:
+        state += f"; last trouble: {mount.trouble}"
+    return f"{state}; last error: {mount.last_error}" if mount.last_error else state

@@ -1,8 +1,8 @@
-"""`dlcmd mv`: another path for a file or a folder."""
+"""`dlcmd mv`: move or rename a file or a folder."""
 
 import click
 
-from dieselfs.errors import EXIT_OK, InvalidInput
+from dieselfs.errors import InvalidInput
 from dieselfs.names import Location, split_path
 from dieselfs_tools import options
 from dieselfs_tools.output import name_fields
@@ -18,9 +18,9 @@ from dieselfs_tools.session import Session
 @click.argument("target", type=options.CHANGEABLE, metavar="dl://DATASET/NEW")
 @options.dry_run
 def mv(session: Session, source: Location, target: Location, is_dry_run: bool) -> int:
-    """Move a file, a link, or a folder with all that is in it, inside one dataset.
+    """Move a file, a link, or a folder with its content, inside one dataset.
 
-    It is stored under the new path, then deleted under the old one; nothing that exists is replaced.
+    The new path is stored first, then the old one is deleted. Nothing is replaced.
     """
     if source.dataset != target.dataset:
         raise InvalidInput("both paths must be in one dataset; between datasets, use get and put")
@@ -34,4 +34,4 @@ def mv(session: Session, source: Location, target: Location, is_dry_run: bool) -
         session.client.stat(source.dataset, source.path)
         return session.output.summary(f"would move {source} to {moved}", {"dry_run": True, **fields})
     session.dataset(source.dataset).rename(source.path, path)
-    return session.output.summary(f"moved {source} to {moved}", fields, EXIT_OK)
+    return session.output.summary(f"moved {source} to {moved}", fields)

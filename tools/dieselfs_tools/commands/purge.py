@@ -1,30 +1,31 @@
-"""`dlcmd purge`: win back the room of deleted files."""
+"""`dlcmd purge`: free the space of deleted files."""
+
+import math
 
 import click
 
-from dieselfs.dataset import DEFAULT_GRACE_S
-from dieselfs.errors import EXIT_OK
+from dieselfs.units import count, format_duration
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import count, format_duration
 
 
 @options.verb(
     "purge",
-    "dlcmd purge -n dl://pets              # say what would be won",
-    "dlcmd purge --grace 7d dl://pets      # mounts may be a week old",
+    "dlcmd purge -n dl://pets              # print what would be freed",
+    "dlcmd purge --grace 7d dl://pets      # keep what mounts of the last week read",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 @click.option(
     "--grace",
     "grace_s",
     type=options.DURATION,
-    default=DEFAULT_GRACE_S,
-    help="How long what is deleted stays for those who still read an older generation. [24h]",
+    default="24h",
+    help="Time that deleted files stay readable in older generations. [24h]",
 )
 @options.dry_run
-def purge(session: Session, dataset: str, grace_s: int, is_dry_run: bool) -> int:
-    """Merge chunks with holes into full ones, and remove chunks of which nothing has been alive for the grace time."""
+def purge(session: Session, dataset: str, grace_s: float, is_dry_run: bool) -> int:
+    """Rewrite chunks with holes, and remove chunks whose files were all deleted before the grace time."""
+    grace_s = math.ceil(grace_s)
     report = session.client.purge(dataset, grace_s, is_dry_run)
     would, output = "would have " if is_dry_run else "", session.output
     text = (
@@ -41,4 +42,4 @@ def purge(session: Session, dataset: str, grace_s: int, is_dry_run: bool) -> int
         "freed_bytes": report.bytes_freed,
         "grace_s": grace_s,
     }
-    return output.summary(text, fields, EXIT_OK)
+    return output.summary(text, fields)

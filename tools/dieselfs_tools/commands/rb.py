@@ -2,29 +2,52 @@
 
 import click
 
-from dieselfs.errors import EXIT_OK
+from dieselfs.errors import InvalidInput
+from dieselfs.units import count
+from dieselfs_client.mount.mount_table import dieselfs_mounts
 from dieselfs_tools import options
 from dieselfs_tools.confirmation import confirm_name
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import count
 
 
 @options.verb(
     "rb",
     "dlcmd rb dl://old-set          # asks you to type old-set",
+    "dlcmd rb -n dl://old-set       # print what would be removed: files, tags, mounts",
     "dlcmd rb -y dl://old-set       # for scripts",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+@options.flag("--with-tags", text="Remove the tags of the dataset too; required if it has tags.")
 @options.dry_run
 @options.yes
-def rb(session: Session, dataset: str, is_dry_run: bool, is_confirmed: bool) -> int:
-    """Remove a dataset with all its files, for good. Unless -y is given, you are asked to type its name."""
+def rb(session: Session, dataset: str, with_tags: bool, is_dry_run: bool, is_confirmed: bool) -> int:
+    """Remove a dataset with all its files, permanently. Type its name when asked, or give -y.
+
+    A dataset with tags needs --with-tags. The question names the mounts of this machine that read it.
+    """
     record, output = session.client.dataset(dataset), session.output
+    tags = [tag.name for tag in session.client.tags(dataset)]
+    places = [mount.mountpoint for mount in dieselfs_mounts() if mount.dataset.partition("@")[0] == dataset]
     what = f"{count(record.files, 'file')}, {output.size(record.total_bytes)}"
-    fields = {"dataset": dataset, "files": record.files, "bytes": record.total_bytes}
+    if tags:
+        what += f", {count(len(tags), 'tag')}: {', '.join(tags)}"
+    if places:
+        what += f", mounted on {', '.join(places)}"
+    fields = {
+        "dataset": dataset,
+        "files": record.files,
+        "bytes": record.total_bytes,
+        "tags": tags,
+        "mountpoints": places,
+    }
     if is_dry_run:
         return output.summary(f"would remove dl://{dataset} ({what})", {"dry_run": True, **fields})
+    if tags and not with_tags:
+        raise InvalidInput(
+            f"dl://{dataset} has {count(len(tags), 'tag')} ({', '.join(tags)}), which keep their "
+            "generations: to remove them too, add --with-tags"
+        )
     if not is_confirmed:
         confirm_name(dataset, f"this removes dl://{dataset} ({what})")
     session.client.drop_dataset(dataset)
-    return output.summary(f"removed dl://{dataset} ({what})", fields, EXIT_OK)
+    return output.summary(f"removed dl://{dataset} ({what})", fields)

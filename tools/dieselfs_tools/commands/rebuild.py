@@ -1,13 +1,13 @@
-"""`dlcmd rebuild`: metadata from chunks."""
+"""`dlcmd rebuild`: make the metadata of a dataset from its chunks."""
 
 from datetime import datetime
 
 import click
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput
+from dieselfs.units import count
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import count
 
 
 def parse_time(text: str) -> int:
@@ -28,12 +28,10 @@ def parse_time(text: str) -> int:
     "dlcmd rebuild --since 2026-05-01T12:00 dl://pets      # only the newest was lost",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
-@click.option(
-    "--since", metavar="TIME", help="Only from chunks written since then: a date, or seconds since 1970."
-)
+@click.option("--since", metavar="TIME", help="Use only chunks written since a date, or seconds since 1970.")
 @options.dry_run
 def rebuild(session: Session, dataset: str, since: str | None, is_dry_run: bool) -> int:
-    """Make the metadata of a dataset anew from its chunks. Who is reading goes on reading meanwhile."""
+    """Rebuild the metadata of a dataset from its chunks. Readers are not interrupted."""
     since_s = None if since is None else parse_time(since)
     if is_dry_run:
         what = "all chunks" if since_s is None else f"chunks since {since}"

@@ -1,61 +1,66 @@
-"""`dlcmd server`: about the server itself."""
+"""`dlcmd server`: the state of the servers."""
 
 import time
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-import click
-
-from dieselfs.errors import EXIT_OK
+from dieselfs.errors import EXIT_OK, DieselfsError
+from dieselfs.units import format_duration, format_time
 from dieselfs_tools import options
+from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import format_duration, format_time
 
+if TYPE_CHECKING:
+    from dieselfs.rpc.client import ServerClient
 
-@click.group(
-    cls=options.VerbGroup,
-    epilog=options.examples(
-        "dlcmd server status",
-        "dlcmd --server tcp://storage-1:7070 server status --json",
-    ),
+server = options.verb_group(
+    "server",
+    "Show the state of the servers (administrators).",
+    "dlcmd server status",
+    "dlcmd --server tcp://storage-1:7070 server status --json",
 )
-def server() -> None:
-    """The server itself (for administrators)."""
 
 
 @options.verb(
     "status",
     "dlcmd server status",
     "dlcmd server status --json --server unix:/run/dieselfs/server.sock",
+    group=server,
 )
 def status(session: Session) -> int:
-    """Show what runs, since when, over which stores, and how much it has done."""
-    found, output = session.client.status(), session.output
+    """Show version, stores, uptime and traffic of each server."""
+    from dieselfs.rpc.client import ServerClient
+
+    settings, failure = session.settings(), None
+    servers = session.client.servers() if settings.server else []
+    for address in servers if len(servers) > 1 else []:
+        try:
+            with closing(ServerClient(replace(settings, server=str(address)))) as client:
+                _show(session.output, client)
+        except DieselfsError as error:
+            session.output.failure(str(address), str(error))
+            failure = error
+    if len(servers) <= 1:
+        _show(session.output, session.client)
+    exit_code = failure.exit_code if failure else EXIT_OK
+    return session.output.summary("", {"servers": max(len(servers), 1)}, exit_code)
+
+
+def _show(output: Output, client: "ServerClient") -> None:
+    found, address = client.status(), str(client.address)
+    metrics = found.metrics
     running_s = max(time.time() - found.started_s, 0)
     lines = [
-        str(session.client.address),
+        address,
         f"  version      {found.version}",
         f"  running for  {format_duration(running_s)}, since {format_time(found.started_s)}",
         f"  store        {found.store}",
         f"  metadata     {found.metadata}",
-        f"  connections  {found.connections:,}",
-        f"  requests     {found.requests:,}",
-        f"  received     {output.size(found.bulk_bytes_received)}",
-        f"  sent         {output.size(found.bulk_bytes_sent)}",
-        f"  of chunks    {output.size(found.payload_bytes_given)}",
+        f"  connections  {metrics['rpc.connections']:,}",
+        f"  requests     {metrics['rpc.requests']:,}",
+        f"  received     {output.size(metrics['rpc.received_bytes'])}",
+        f"  sent         {output.size(metrics['rpc.sent_bytes'])}",
+        f"  of chunks    {output.size(metrics['payloads.sent_bytes'])}",
     ]
-    fields = {
-        "address": str(session.client.address),
-        "version": found.version,
-        "started_s": found.started_s,
-        "store": found.store,
-        "metadata": found.metadata,
-        "connections": found.connections,
-        "requests": found.requests,
-        "received_bytes": found.bulk_bytes_received,
-        "sent_bytes": found.bulk_bytes_sent,
-        "payload_bytes": found.payload_bytes_given,
-    }
-    output.record("server", "\n".join(lines), fields)
-    return output.summary("", {"servers": 1}, EXIT_OK)
-
-
-server.add_command(status)
+    output.record("server", "\n".join(lines), {"address": address, **asdict(found)})

@@ -1,11 +1,11 @@
-"""`dlcmd shuffle`: the order of an epoch, or the part of it that one reader reads; and how random it is."""
+"""`dlcmd shuffle`: the order of an epoch, or the part of one reader; and its quality."""
 
 import click
 
-from dieselfs.errors import EXIT_OK, InvalidInput
+from dieselfs.errors import InvalidInput
 from dieselfs.names import Location
-from dieselfs.shuffle.plan import Plan
-from dieselfs.shuffle.randomness import FULL_SHUFFLE_DISTANCE, measure
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.quality import FULL_SHUFFLE_DISTANCE, measure
 from dieselfs_tools import options
 from dieselfs_tools.plans import OrderOptions, order_options, plan_fields, print_files
 from dieselfs_tools.session import Session
@@ -21,18 +21,11 @@ from dieselfs_tools.session import Session
 @click.option(
     "--start",
     type=int,
-    help="Begin at this position, counted without what is skipped.  [default: 0, or the cursor's]",
+    help="Start at this position; skipped files do not count.  [default: 0, or the cursor's]",
 )
-@click.option("--drop-last", is_flag=True, help="Leave out the last step if it is short.")
-@click.option(
-    "--quality",
-    "is_quality",
-    is_flag=True,
-    help="Print how random the order is, and the memory that it needs.",
-)
-@click.option(
-    "-0", "--null", "is_null", is_flag=True, help="End each path with a NUL byte, and print it as it is."
-)
+@options.flag("--drop-last", text="Omit a short last step.")
+@options.flag("--quality", "is_quality", text="Print how random the order is, and the memory it needs.")
+@options.flag("-0", "--null", "is_null", text="Print raw paths, each with a NUL byte at its end.")
 def shuffle(
     session: Session,
     dataset: Location,
@@ -48,17 +41,11 @@ def shuffle(
     if is_null and (session.output.is_json or is_quality):
         raise InvalidInput("--null does not go with --json or --quality")
     if order.cursor is not None and start is not None:
-        raise InvalidInput("the cursor says already what --start would")
+        raise InvalidInput("the cursor already contains --start; leave the option out")
     plan, position = order.plan(session, dataset)
     if is_quality:
         return _show_quality(session, dataset, plan)
-    share = plan.share(
-        order.rank or 0,
-        1 if order.world is None else order.world,
-        order.batch,
-        position if start is None else start,
-        drop_last=drop_last,
-    )
+    share = Share(plan, order.reader(position if start is None else start, drop_last))
     print_files(session, plan, share.positions(), is_null)
     fields = {
         **plan_fields(dataset, plan),
@@ -69,12 +56,12 @@ def shuffle(
         "start": share.start,
         "cursor": str(plan.cursor(share.start)),
     }
-    return session.output.summary("", fields, EXIT_OK)
+    return session.output.summary("", fields)
 
 
 def _show_quality(session: Session, dataset: Location, plan: Plan) -> int:
-    found, output = measure(plan), session.output
-    groups = f"groups of {plan.group_chunks} chunks" if plan.group_chunks else "one group of all chunks"
+    found, output, group_chunks = measure(plan), session.output, plan.spec.group_chunks
+    groups = f"groups of {group_chunks} chunks" if group_chunks else "one group of all chunks"
     lines = (
         f"order           {len(plan)} files, {plan.group_count} groups, {groups}",
         f"entropy ratio   {found.entropy_ratio:.1%}, of a full shuffle's 100 %",
@@ -94,4 +81,4 @@ def _show_quality(session: Session, dataset: Location, plan: Plan) -> int:
         "group_bytes_max": found.group_bytes_max,
         "group_bytes_mean": found.group_bytes_mean,
     }
-    return output.summary("\n".join(lines), fields, EXIT_OK)
+    return output.summary("\n".join(lines), fields)

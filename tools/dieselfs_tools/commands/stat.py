@@ -1,16 +1,15 @@
-"""`dlcmd stat`: what is known of a file, folder or link."""
+"""`dlcmd stat`: the attributes of a file, folder or link."""
 
 import stat as modes
 from collections.abc import Sequence
 
 import click
 
-from dieselfs.errors import EXIT_OK
 from dieselfs.names import Location, printable
+from dieselfs.units import format_time
 from dieselfs_tools import options
 from dieselfs_tools.entries import Entry
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import format_time
 
 
 @options.verb(
@@ -20,7 +19,7 @@ from dieselfs_tools.units import format_time
 )
 @click.argument("locations", nargs=-1, required=True, type=options.LOCATION, metavar="dl://DATASET/PATH...")
 def stat(session: Session, locations: Sequence[Location]) -> int:
-    """Show type, size, mode and time; of a link itself, not of what it points to."""
+    """Show type, size, mode and time; of a link, not of its target."""
     output = session.output
     for location in locations:
         entry = _find(session, location)
@@ -35,11 +34,11 @@ def stat(session: Session, locations: Sequence[Location]) -> int:
         if entry.target:
             lines.append(f"  target    {printable(entry.target)}")
         output.record("entry", "\n".join(lines), {"dataset": location.dataset, **entry.fields()})
-    return output.summary("", {"entries": len(locations)}, EXIT_OK)
+    return output.summary("", {"entries": len(locations)})
 
 
 def _find(session: Session, location: Location) -> Entry:
-    if location.tag:  # only a snapshot knows what a tag names
+    if location.tag:  # only a snapshot has the content of a tag
         snapshot = session.dataset(location.state).snapshot
         return Entry.of_snapshot(snapshot, snapshot.require(location.path))
     return Entry.of_server(location.path, session.client.stat(location.dataset, location.path))

@@ -1,52 +1,42 @@
-"""`dlcmd tag`: names for generations that are kept."""
+"""`dlcmd tag`: named generations of a dataset."""
 
 import click
 
-from dieselfs.errors import EXIT_OK
 from dieselfs.rpc.records import TagRecord
+from dieselfs.units import count, format_time
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
-from dieselfs_tools.units import count, format_time
 
-
-@click.group(
-    cls=options.VerbGroup,
-    epilog=options.examples(
-        "dlcmd tag add dl://pets v1",
-        "dlcmd mount pets@v1 /mnt/pets",
-    ),
+tag = options.verb_group(
+    "tag",
+    "A tag names a generation of a dataset and protects it from changes and purge. Read it as dl://DATASET@TAG.",
+    "dlcmd tag add dl://pets v1",
+    "dlcmd mount pets@v1 /mnt/pets",
 )
-def tag() -> None:
-    """Tags keep a generation of a dataset, whatever is changed and purged later; read it as dl://DATASET@TAG."""
 
 
 @options.verb(
     "add",
     "dlcmd tag add dl://pets v1",
     "dlcmd tag add --generation 41 dl://pets before-cleaning",
+    group=tag,
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 @click.argument("name", metavar="TAG")
-@click.option(
-    "--generation", type=click.IntRange(0), default=0, help="Which generation of the dataset. [the newest]"
-)
+@click.option("--generation", type=click.IntRange(0), default=0, help="The generation to tag. [the newest]")
 @options.dry_run
 def add(session: Session, dataset: str, name: str, generation: int, is_dry_run: bool) -> int:
-    """Keep a generation under a name. A tag never changes its meaning; remove it to use the name again."""
+    """Tag a generation. A tag cannot be moved: remove it to use the name again."""
     fields: dict[str, object] = {"dataset": dataset, "tag": name}
     if is_dry_run:
         session.client.dataset(dataset)
         return session.output.summary(f"would tag dl://{dataset} as {name}", {"dry_run": True, **fields})
     made = session.client.put_tag(dataset, name, generation)
     text = f"generation {made.generation} of {dataset} is kept as dl://{dataset}@{name}/"
-    return session.output.summary(text, {**fields, **_fields(made)}, EXIT_OK)
+    return session.output.summary(text, {**fields, **_fields(made)})
 
 
-@options.verb(
-    "ls",
-    "dlcmd tag ls dl://pets",
-    "dlcmd tag ls --json dl://pets",
-)
+@options.verb("ls", "dlcmd tag ls dl://pets", "dlcmd tag ls --json dl://pets", group=tag)
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 def ls(session: Session, dataset: str) -> int:
     """List the tags of a dataset."""
@@ -56,24 +46,20 @@ def ls(session: Session, dataset: str) -> int:
         size = output.size(found.total_bytes)
         text = f"{when}  generation {found.generation:<8} {count(found.files, 'file')}, {size}  {found.name}"
         output.record("tag", text, {"dataset": dataset, **_fields(found)})
-    return output.summary("", {"tags": len(tags)}, EXIT_OK)
+    return output.summary("", {"tags": len(tags)})
 
 
-@options.verb(
-    "rm",
-    "dlcmd tag rm dl://pets v1",
-    "dlcmd tag rm -n dl://pets v1",
-)
+@options.verb("rm", "dlcmd tag rm dl://pets v1", "dlcmd tag rm -n dl://pets v1", group=tag)
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
-@click.argument("name", metavar="TAG")
+@click.argument("name", type=options.TAG, metavar="TAG")
 @options.dry_run
 def rm(session: Session, dataset: str, name: str, is_dry_run: bool) -> int:
-    """Forget a tag; a later purge wins back what only it needed."""
+    """Remove a tag. A later purge frees the space that only this tag used."""
     fields: dict[str, object] = {"dataset": dataset, "tag": name, "dry_run": is_dry_run}
     if is_dry_run:
         return session.output.summary(f"would remove tag {name} of {dataset}", fields)
     session.client.delete_tag(dataset, name)
-    return session.output.summary(f"tag {name} of {dataset} is removed", fields, EXIT_OK)
+    return session.output.summary(f"tag {name} of {dataset} is removed", fields)
 
 
 def _fields(record: TagRecord) -> dict[str, object]:
@@ -85,7 +71,3 @@ def _fields(record: TagRecord) -> dict[str, object]:
         "bytes": record.total_bytes,
         "digest": record.digest.hex(),
     }
-
-
-for command in (add, ls, rm):
-    tag.add_command(command)

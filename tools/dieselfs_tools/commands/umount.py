@@ -1,12 +1,11 @@
-"""`dlcmd umount`: end mounts."""
+"""`dlcmd umount`: unmount datasets."""
 
 from collections.abc import Sequence
 
 import click
 
-from dieselfs.errors import EXIT_OK
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, MountError
 from dieselfs_client import control
-from dieselfs_client.mount.mounting import resolved_mountpoint
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
@@ -14,24 +13,26 @@ from dieselfs_tools.session import Session
 @options.verb(
     "umount",
     "dlcmd umount /mnt/imagenet",
-    "dlcmd umount --lazy /mnt/imagenet       # although files on it are open",
+    "dlcmd umount --lazy /mnt/imagenet       # open files stay readable",
 )
-@click.argument("mountpoints", nargs=-1, required=True, metavar="FOLDER...")
-@click.option(
-    "-l",
-    "--lazy",
-    "is_lazy",
-    is_flag=True,
-    help="Although files on it are open; they can be read to the end.",
-)
+@click.argument("mountpoints", type=options.MOUNTPOINT, nargs=-1, required=True, metavar="FOLDER...")
+@options.flag("-l", "--lazy", "is_lazy", text="Detach now; open files stay readable until they are closed.")
 @options.dry_run
 def umount(session: Session, mountpoints: Sequence[str], is_lazy: bool, is_dry_run: bool) -> int:
-    """Unmount datasets."""
+    """Unmount datasets. If one of several fails, it is listed, and the others are unmounted (exit code 2)."""
     would = "would unmount" if is_dry_run else "unmounted"
+    failed = 0
     for mountpoint in mountpoints:
-        if not is_dry_run:
-            control.unmount(mountpoint, is_lazy)
-        place = resolved_mountpoint(mountpoint)
+        try:
+            place = control.mounted_place(mountpoint)
+            if not is_dry_run:
+                control.unmount(mountpoint, is_lazy)
+        except MountError as error:
+            if len(mountpoints) == 1:
+                raise
+            session.output.error(str(error))
+            failed += 1
+            continue
         session.output.detail("mount", f"{would} {place}", {"mountpoint": place})
-    fields = {"dry_run": is_dry_run, "mounts": len(mountpoints)}
-    return session.output.summary("", fields, EXIT_OK)
+    fields = {"dry_run": is_dry_run, "mounts": len(mountpoints) - failed, "failed": failed}
+    return session.output.summary("", fields, EXIT_PARTIAL if failed else EXIT_OK)

@@ -1,10 +1,9 @@
-"""`dlcmd upgrade`: new code for mounts that are in use."""
+"""`dlcmd upgrade`: replace the daemons of mounts."""
 
 from collections.abc import Sequence
 
 import click
 
-from dieselfs.errors import EXIT_OK
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import resolved_mountpoint
 from dieselfs_tools import options
@@ -14,14 +13,14 @@ from dieselfs_tools.session import Session
 @options.verb(
     "upgrade",
     "dlcmd upgrade /mnt/imagenet",
-    "dlcmd upgrade                          # all mounts of yours",
+    "dlcmd upgrade                          # all your mounts",
 )
-@click.argument("mountpoints", nargs=-1, metavar="[FOLDER...]")
+@click.argument("mountpoints", type=options.MOUNTPOINT, nargs=-1, metavar="[FOLDER...]")
 @options.dry_run
 def upgrade(session: Session, mountpoints: Sequence[str], is_dry_run: bool) -> int:
-    """Replace the daemons of mounts by new ones, of the version that is installed now.
+    """Replace the daemons of mounts by the installed version.
 
-    Files stay open, and whoever reads them sees a short pause. If a new daemon does not come up, the old one goes on.
+    Files stay open, and readers see a short pause. If the new daemon does not start, the old one continues.
     """
     places = [resolved_mountpoint(mountpoint) for mountpoint in mountpoints] or [
         mount.mountpoint for mount in control.mounts() if mount.process is not None
@@ -34,4 +33,4 @@ def upgrade(session: Session, mountpoints: Sequence[str], is_dry_run: bool) -> i
         session.output.detail("mount", f"{would} {place}", fields)
     if not places:
         session.output.note("no dataset is mounted")
-    return session.output.summary("", {"dry_run": is_dry_run, "mounts": len(places)}, EXIT_OK)
+    return session.output.summary("", {"dry_run": is_dry_run, "mounts": len(places)})

@@ -5,9 +5,9 @@ import re
 import click
 import numpy as np
 
-from dieselfs.errors import EXIT_OK, InvalidInput
+from dieselfs.errors import InvalidInput
 from dieselfs.names import Location
-from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.plan import Plan, Share
 from dieselfs_tools import options
 from dieselfs_tools.plans import OrderOptions, order_options, plan_fields, print_files
 from dieselfs_tools.session import Session
@@ -29,30 +29,32 @@ def _positions(text: str) -> range:
     "dlcmd which dl://imagenet@v3 --seed 1 --epoch 2 --position 4096-5119",
 )
 @order_options
-@click.option("--step", type=int, help="The files of this step, counted from 0 without what is skipped.")
+@click.option(
+    "--step", type=int, help="Print the files of this step, counted from 0; skipped steps do not count."
+)
 @click.option(
     "--position",
     "positions",
     type=options.Parsed("FIRST[-LAST]", _positions),
-    help="The files at these positions, counted from 0 without what is skipped.",
+    help="Print the files at these positions, counted from 0; skipped files do not count.",
 )
 def which(
     session: Session, dataset: Location, order: OrderOptions, step: int | None, positions: range | None
 ) -> int:
-    """Print which files were read in a step of an epoch, by all readers or by one; or what stands at a position.
+    """Print the files that all readers, or one, read in a step of an epoch; or the files at positions.
 
-    Nothing has to have been recorded: it follows from the snapshot, the seed and the epoch.
+    The answer follows from the snapshot, the seed and the epoch; it needs no log.
     """
     if (step is None) == (positions is None):
-        raise InvalidInput("say what is looked for: --step or --position")
+        raise InvalidInput("--step or --position is missing")
     if step is not None and order.batch is None:
         raise InvalidInput("--step needs --batch: how many files all readers together read in one step")
     if positions is not None and order.rank is not None:
         raise InvalidInput("--position does not go with --rank: a position is read by one rank; try --step")
     plan, _ = order.plan(session, dataset)
     if positions is None:
-        assert step is not None and order.batch is not None
-        positions = _positions_of(plan, order, step, order.batch)
+        assert step is not None
+        positions = _positions_of(plan, order, step)
     elif positions.stop > len(plan):
         raise InvalidInput(
             f"there is no position {positions.stop - 1}: the epoch has {len(plan)}, counted from 0"
@@ -63,13 +65,13 @@ def which(
         "files": len(positions),
         "cursor": str(plan.cursor(positions.start)),
     }
-    return session.output.summary("", fields, EXIT_OK)
+    return session.output.summary("", fields)
 
 
-def _positions_of(plan: Plan, order: OrderOptions, step: int, batch: int) -> range:
-    share = plan.share(order.rank or 0, 1 if order.world is None else order.world, batch)
+def _positions_of(plan: Plan, order: OrderOptions, step: int) -> range:
+    share = Share(plan, order.reader())
     if step not in share.steps:
         raise InvalidInput(
-            f"there is no step {step}: the epoch has {len(share.steps)} of {batch} files, counted from 0"
+            f"there is no step {step}: the epoch has {len(share.steps)} of {share.batch} files, counted from 0"
         )
     return share.positions_of(step)

@@ -1,1 +1,0 @@
-"""What a mount does ahead of its readers: fetches, pushes and drops."""

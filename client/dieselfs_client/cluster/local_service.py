@@ -1,0 +1,214 @@
+"""Shares a node's chunks with reading processes: the daemon's end of the socket of `dieselfs/cluster/node_client.py`.
+
+Only processes of the same user with the same snapshot get descriptors of sealed memory. A mapping stays valid after the
+daemon exits.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from dieselfs.chunk.segment import Segment
+from dieselfs.cluster.node_messages import (
+    PROTOCOL_VERSION,
+    Absent,
+    ChunkRequest,
+    Hello,
+    MembersReply,
+    MembersRequest,
+    Message,
+    Refusal,
+    SegmentReply,
+    Unknown,
+    Welcome,
+    decode,
+    encode,
+)
+from dieselfs.errors import DieselfsError, InvalidInput, MountError, ProtocolError, Unavailable
+from dieselfs.limits import (
+    BULK_IDLE_TIMEOUT_S,
+    HANDSHAKE_TIMEOUT_S,
+    NODE_CHUNK_TIMEOUT_S,
+    NODE_PACKET_BYTES_MAX,
+    NODE_READERS_MAX,
+)
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sockets import peer_user, reachable_path, rights
+from dieselfs_client.cluster.member_list import MemberList
+
+_BACKLOG = 128
+_PACKET_ROOM_BYTES = NODE_PACKET_BYTES_MAX + 1
+"""One byte more, to detect packets that are too long."""
+_ACCEPT_PAUSE_S = 1.0
+"""Pause when no descriptor is left for another reader."""
+
+_log = logging.getLogger(__name__)
+
+
+class SegmentProvider(Protocol):
+    """Holds the chunks of a node."""
+
+    def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
+        """Whether a chunk is in memory, or is worth fetching for `wanted_bytes` of it."""
+        ...
+
+    async def fetch(self, chunk: int) -> Segment:
+        """The payload of a chunk of the snapshot, verified and sealed.
+
+        May wait for the fetch. Raises DieselfsError on failure. If cancelled, the fetch continues. The caller uses the
+        descriptor before the next checkpoint; afterwards the segment may be closed.
+        """
+        ...
+
+
+@contextmanager
+def bound(path: Path) -> Iterator[trio.socket.SocketType]:
+    """The listening socket at `path`, until the end of the block. The caller holds its lock (`NodeLock`), and the
+    folder is private. Replaces the stale socket of a killed daemon. Raises MountError on failure.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as listener:
+        path.unlink(missing_ok=True)
+        try:
+            with reachable_path(str(path)) as reachable:
+                listener.bind(reachable)
+            path.chmod(0o600)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise MountError(f"cannot share chunks at {path}: {error.strerror}") from None
+        try:
+            yield trio.socket.from_stdlib_socket(listener)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+class LocalService:
+    """Answers readers, one task for each connection. Used from one trio thread."""
+
+    def __init__(
+        self, node_cache: SegmentProvider, snapshot: Snapshot, members: MemberList | None = None
+    ) -> None:
+        """`members`: of the job, if the daemon is a node master."""
+        self._node_cache = node_cache
+        self._members = members
+        self._digest = snapshot.digest
+        self._chunk_count = snapshot.chunk_count
+        self.readers = 0
+        self.shared_segments = 0
+
+    async def serve(self, listener: trio.socket.SocketType) -> None:
+        """Accept connections until cancelled; then close all of them. Mappings of readers stay valid."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    connection, _ = await listener.accept()
+                except OSError as error:
+                    _log.warning("cannot accept a reader: %s", error)
+                    await trio.sleep(_ACCEPT_PAUSE_S)
+                    continue
+                nursery.start_soon(self._serve_reader, connection)
+
+    async def _serve_reader(self, connection: trio.socket.SocketType) -> None:
+        with connection:
+            try:
+                if peer_user(connection) != os.getuid():
+                    _log.warning("a process of another user tried to read shared chunks")
+                    return
+                self.readers += 1
+                try:
+                    await self._answer_requests(connection)
+                finally:
+                    self.readers -= 1
+            except (OSError, ProtocolError) as error:
+                _log.info("reader disconnected: %s", error)
+            except trio.TooSlowError:
+                _log.info("reader disconnected: timeout")
+
+    async def _answer_requests(self, connection: trio.socket.SocketType) -> None:
+        with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+            packet = await connection.recv(_PACKET_ROOM_BYTES)
+        if not packet:
+            return
+        number, hello = decode(packet)
+        fault = self._fault(hello)
+        if fault is not None:
+            await _send(connection, number, Refusal.because(fault))
+            return
+        await _send(connection, number, Welcome())
+        while packet := await connection.recv(_PACKET_ROOM_BYTES):
+            number, request = decode(packet)
+            await self._answer(connection, number, request)
+
+    def _fault(self, hello: Message | Unknown) -> DieselfsError | None:
+        if self.readers > NODE_READERS_MAX:
+            return Unavailable(f"the daemon has {NODE_READERS_MAX} readers, which is the limit")
+        if not isinstance(hello, Hello):
+            return ProtocolError("the first request must be the greeting")
+        if hello.version != PROTOCOL_VERSION:
+            return ProtocolError(
+                f"the daemon has version {PROTOCOL_VERSION}, the reader {hello.version}: upgrade the older one"
+            )
+        if hello.digest != self._digest:
+            return InvalidInput(
+                f"the daemon shares snapshot {self._digest.hex()[:16]}, the reader has {hello.digest.hex()[:16]}"
+            )
+        return None
+
+    async def _answer(
+        self, connection: trio.socket.SocketType, number: int, request: Message | Unknown
+    ) -> None:
+        """Answer one request. Duplicates the descriptor before a checkpoint can close its segment."""
+        descriptor = -1
+        try:
+            if isinstance(request, MembersRequest):
+                answer, segment = self._member_list(request)
+            else:
+                answer, segment = await self._chunk(request)
+            if segment is not None:
+                descriptor = os.dup(segment.descriptor)
+        except DieselfsError as error:
+            answer = Refusal.because(error)
+        except trio.TooSlowError:
+            answer = Refusal.because(Unavailable(f"not fetched within {NODE_CHUNK_TIMEOUT_S:g} s"))
+        except OSError as error:  # no descriptor is left
+            answer = Refusal.because(Unavailable(f"cannot duplicate a descriptor: {error.strerror}"))
+        try:
+            await _send(connection, number, answer, descriptor)
+            self.shared_segments += isinstance(answer, SegmentReply)
+        finally:
+            if descriptor >= 0:
+                with suppress(OSError):
+                    os.close(descriptor)
+
+    def _member_list(self, request: MembersRequest) -> tuple[Message, Segment | None]:
+        if self._members is None:
+            raise InvalidInput("the daemon is in no job")
+        if request.known_version == self._members.version:
+            return MembersReply(request.known_version, 0), None
+        encoded = self._members.encoded
+        return MembersReply(self._members.version, len(encoded)), encoded
+
+    async def _chunk(self, request: Message | Unknown) -> tuple[Message, Segment | None]:
+        """The requested payload; `Absent` if it is not worth fetching."""
+        if not isinstance(request, ChunkRequest):
+            raise InvalidInput("unknown request: the reader has another version")
+        if not request.chunk < self._chunk_count:
+            raise InvalidInput(f"there is no chunk {request.chunk}")
+        if not self._node_cache.is_worth_fetching(request.chunk, request.wanted_bytes):
+            return Absent(), None
+        with trio.fail_after(NODE_CHUNK_TIMEOUT_S):
+            segment = await self._node_cache.fetch(request.chunk)
+        return SegmentReply(len(segment)), segment
+
+
+async def _send(
+    connection: trio.socket.SocketType, number: int, message: Message, descriptor: int = -1
+) -> None:
+    """Send a packet, with a descriptor if there is one. Raises OSError, TooSlowError."""
+    with trio.fail_after(BULK_IDLE_TIMEOUT_S):
+        await connection.sendmsg([encode(number, message)], rights(descriptor) if descriptor >= 0 else [])

@@ -1,0 +1,163 @@
+"""Answers requests of the other nodes of a job, from this node's cache.
+
+A peer must know the job's secret and read the same snapshot; it gets only chunks of that snapshot. A reply comes within
+PEER_ANSWER_S, with the chunks in memory by then and the states of the others. So a node that waits for a server does
+not look dead.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import trio
+
+from dieselfs.cluster.chunk_requests import ChunkAvailability, ReceivedRequest, decode_requests
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
+from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX
+from dieselfs.metrics import Registry
+from dieselfs.rpc import auth
+from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_refusal, encode_reply, thrift
+from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.handshake import Identity
+from dieselfs.rpc.serving.server import RpcServer
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.memory.node_cache import NodeCache
+
+PEER_FETCHES_MAX = 16
+"""Chunks that a node fetches for one request before it answers; the peer requests the others again."""
+
+Here = list[tuple[ReceivedRequest, memoryview]]
+"""Requests for chunks in memory, with their payloads."""
+
+
+class JobKeys:
+    """The key of the peers of one job."""
+
+    def __init__(self, key: auth.Key) -> None:
+        self.salt = os.urandom(auth.SECRET_BYTES)
+        self._key = key
+
+    def verifier(self, name: str, key_id: str) -> auth.Verifier | None:
+        is_ours = (name, key_id) == (self._key.user, self._key.key_id)
+        return self._key.verifier() if is_ours else None
+
+
+class PeerService:
+    """Used from one trio thread. `key`: `JobSecret.peer_key()`; `warmth`: returns that of this node, and starts warming
+    if its argument is True.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        node_cache: NodeCache,
+        key: auth.Key,
+        answer_s: float = PEER_ANSWER_S,
+        warmth: Callable[[bool], Warmth] = lambda is_to_warm: Warmth(0, 0),
+        metrics: Registry | None = None,
+    ) -> None:
+        self.keys = JobKeys(key)
+        self.metrics = metrics = metrics or Registry()
+        self._requests = metrics.counter("served.requests", "Requests of other nodes.")
+        self._refused = metrics.counter("served.refused", "Requests of other nodes that were refused.")
+        self._bytes = metrics.counter("served.bytes", "Bytes of chunks sent to other nodes.")
+        self._chunks = metrics.counter("served.chunks", "Requested chunks, sent or not.")
+        self._by_state = {
+            ChunkAvailability.HERE: metrics.counter("served.chunks_here", "Requested chunks sent."),
+            ChunkAvailability.LATER: metrics.counter("served.chunks_later", "Requested chunks in flight."),
+            ChunkAvailability.ELSEWHERE: metrics.counter(
+                "served.chunks_elsewhere", "Requested chunks not fetched here."
+            ),
+        }
+        self._snapshot = snapshot
+        self._node_cache = node_cache
+        self._warmth = warmth
+        self._answer_s = answer_s
+        self._server = RpcServer(self, clients_max=PEER_CLIENTS_MAX, metrics=metrics)
+
+    async def serve(self, listener: trio.SocketListener) -> None:
+        """Accept peers until cancelled; then close their connections. Fetches in flight complete. Listeners come from
+        `dieselfs.rpc.serving.server.open_listeners`.
+        """
+        await self._server.serve(listener, is_encrypted=False)
+
+    async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
+        """Answer one call. An error or a cancellation ends the connection."""
+        method, sequence, arguments = decode_call(message, PEER_METHODS)
+        if method in ("hello", "prove"):
+            raise ProtocolError("a second handshake")
+        self._requests.value += 1
+        try:
+            if arguments.digest != self._snapshot.digest:
+                ours, theirs = self._snapshot.digest.hex(), arguments.digest.hex()
+                raise InvalidInput(f"this node reads snapshot {ours[:16]}, the peer {theirs[:16]}")
+            if method == "ping":
+                await connection.send(encode_reply(method, sequence, None))
+                return
+            if method == "get_warmth":
+                warmth = thrift.WarmthInfo(**asdict(self._warmth(arguments.is_to_warm)))
+                await connection.send(encode_reply(method, sequence, warmth))
+                return
+            requests = decode_requests(arguments, self._snapshot)
+        except DieselfsError as error:
+            self._refused.value += 1
+            await connection.send(encode_refusal(method, sequence, error))
+            return
+        states, here = await self._extents(requests)
+        length_bytes = sum(each.length_bytes for each, _ in here)
+        reply = thrift.Extents(states=bytes(states), bulk_length=length_bytes)
+        self._bytes.value += length_bytes
+        extents = (
+            extent for each, payload in here for extent in each.of(payload)
+        )  # lazily, as they are sent
+        await connection.send(encode_reply(method, sequence, reply), extents)
+
+    async def _extents(self, requests: Sequence[ReceivedRequest]) -> tuple[list[ChunkAvailability], Here]:
+        """The states of all requests, and the payloads in memory within `answer_s`, in the order of the requests."""
+        payloads: dict[int, memoryview | ChunkAvailability] = {}
+        missing: list[int] = []
+        for each in requests:
+            if each.chunk in payloads:
+                continue
+            segment = self._node_cache.held(each.chunk)
+            if segment is not None:
+                self._node_cache.hits.value += 1
+                payloads[each.chunk] = segment.view
+            elif self._node_cache.is_worth_fetching(each.chunk, each.length_bytes, each.is_shared_plan):
+                payloads[each.chunk] = ChunkAvailability.LATER
+                missing.append(each.chunk)
+            else:
+                payloads[each.chunk] = ChunkAvailability.ELSEWHERE
+
+        async def fetch(chunk: int) -> None:
+            try:
+                payloads[chunk] = (await self._node_cache.fetch(chunk)).view
+            except DieselfsError:  # logged by the node cache; the peer uses a server
+                payloads[chunk] = ChunkAvailability.ELSEWHERE
+
+        if missing:
+            with trio.move_on_after(self._answer_s):
+                async with trio.open_nursery() as nursery:
+                    for chunk in missing[:PEER_FETCHES_MAX]:
+                        nursery.start_soon(fetch, chunk)
+        return self._states(requests, payloads)
+
+    def _states(
+        self, requests: Sequence[ReceivedRequest], payloads: dict[int, memoryview | ChunkAvailability]
+    ) -> tuple[list[ChunkAvailability], Here]:
+        states: list[ChunkAvailability] = []
+        here: Here = []
+        for each in requests:
+            payload = payloads[each.chunk]
+            if isinstance(payload, ChunkAvailability):
+                states.append(payload)
+            else:
+                states.append(ChunkAvailability.HERE)
+                here.append((each, payload))
+                if not each.is_whole:
+                    self._node_cache.handed_out(each.chunk, each.ranges)
+        self._chunks.value += len(states)
+        for state, counter in self._by_state.items():
+            counter.value += states.count(state)
+        return states, here

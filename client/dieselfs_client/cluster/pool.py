@@ -1,0 +1,258 @@
+"""The node master's role in the pooled memory of its job (DIESEL 4.2): it owns a part of the chunks.
+
+membership --members--> ownership --owner of a chunk--> PooledSource --> node cache | peers | server
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from dieselfs.address import Servers, TcpAddress
+from dieselfs.cluster.job import Job, expected_nodes, find_job, required_job
+from dieselfs.cluster.member import INCARNATION_BYTES, Member
+from dieselfs.cluster.ownership import Ownership
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.pooled_source import PooledSource
+from dieselfs.cluster.secret import JobSecret, find_secret
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import DieselfsError
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
+from dieselfs.metrics import Registry
+from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.members import JobId
+from dieselfs.rpc.serving.server import open_listeners
+from dieselfs.settings import AUTO, JobSettings
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.server import ServerSource
+from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
+from dieselfs_client.cluster.peer_probing import keep_probing
+from dieselfs_client.cluster.peer_service import PeerService
+from dieselfs_client.memory.budget import node_cache_evictable_bytes
+from dieselfs_client.memory.fd_limits import usable_bytes
+from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs_client.memory.warming import Pace, Warming, rotated
+from dieselfs_client.supervision.handover_chunks import HandoverChunks
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The configuration of a node in its job.
+
+    - `job`: its name, and the place of this process in it; `secret`: shared by the members
+    - `nodes`: the number of nodes to wait for before the first fetch; 0: unknown
+    - `host`: the address at which the other nodes reach this one; None: detect it
+    - `memory_bytes`: for the chunks that it owns
+    """
+
+    job: Job
+    secret: JobSecret
+    nodes: int
+    host: str | None
+    memory_bytes: int
+
+
+def pool_config(
+    options: JobSettings,
+    client: ServerClient,
+    dataset: str,
+    memory_bytes: int,
+    environment: Mapping[str, str],
+) -> PoolConfig:
+    """The configuration from options and environment. Raises InvalidInput, AccessDenied."""
+    name = None if options.job == AUTO else options.job
+    job = required_job(
+        find_job(environment, socket.gethostname(), name, options.job_rank, None, options.job_node)
+    )
+    secret = find_secret(options.job_secret, client.settings.key_file, dataset, job.name)
+    return PoolConfig(job, secret, expected_nodes(options, environment), options.job_host, memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHost:
+    """What a daemon provides for its role in a job.
+
+    - `nursery` runs fetches; its cancellation abandons them
+    - `foreground`: the readers that the daemon serves; `pace`: the rate of warming
+    - `handover_chunks`: for the chunks of the node cache
+    """
+
+    nursery: trio.Nursery
+    foreground: Foreground = field(default_factory=Foreground)
+    pace: Pace | None = None
+    handover_chunks: HandoverChunks | None = None
+
+
+class Pool:
+    """Used from one trio thread; `source` from any other."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        client: ServerClient,
+        config: PoolConfig,
+        host: PoolHost,
+        on_change: Callable[[Members], None] = lambda members: None,
+        metrics: Registry | None = None,
+    ) -> None:
+        """`on_change` gets each new list of `members`, within `run`."""
+        self.metrics = metrics = metrics or Registry()
+        reader = ServerSource(client, snapshot)
+        memory_bytes = usable_bytes(config.memory_bytes, snapshot)
+        self._config = config
+        self._client = client
+        self._snapshot = snapshot
+        key = config.secret.peer_key()
+        self.peers = PeerClient(key, snapshot.digest, metrics=metrics)
+        """Sends requests to the other nodes."""
+        self._me = Member(
+            config.job.node,
+            config.job.rank,
+            TcpAddress(config.host or own_address(client.address), 0),  # `run` sets the port
+            memory_bytes,
+            os.urandom(INCARNATION_BYTES),
+        )
+        self._ownership = Ownership(snapshot, self._me, self.peers)
+        evictable_bytes = node_cache_evictable_bytes(memory_bytes, max(config.nodes, 1))
+        self.node_cache = NodeCache(
+            snapshot,
+            reader.fetch_segment,
+            memory_bytes - evictable_bytes,
+            evictable_bytes,
+            host.nursery,
+            foreground=host.foreground,
+            keeper=host.handover_chunks,
+            metrics=metrics,
+            owns=lambda chunk: self._ownership.owner(chunk) is None,
+        )
+        """The chunks of this node, also for its other processes."""
+        self._warming = Warming(
+            self.node_cache, self._order, snapshot.chunk_payload_length, host.foreground, host.pace
+        )
+        self._service = PeerService(
+            snapshot, self.node_cache, key, warmth=self._warmth_for_peer, metrics=metrics
+        )
+        self._membership: Membership | None = None
+        self._on_change = on_change
+        self._refusal: DieselfsError | None = None
+        self.source = PooledSource(snapshot, self._ownership.owner, None, self.peers, reader, metrics=metrics)
+        """The source of this node's bytes, except for those in its node cache."""
+        metrics.gauge("job.own_chunks", "Owned chunks.", lambda: len(self._ownership.own_chunks()))
+        metrics.gauge("job.warmth", "Pinned share of own chunks.", lambda: round(self.warmth().share, 4))
+        self.gathered = trio.Event()
+        """Set when the expected nodes are members, or after JOB_GATHER_TIMEOUT_S."""
+
+    @property
+    def members(self) -> Members:
+        """The current members, this node first."""
+        return tuple(sorted(self._members(), key=lambda member: member.node != self._me.node))
+
+    async def run(self, is_oneshot: bool = False, is_resumed: bool = False) -> None:
+        """Be a member of the job until cancelled; then leave it. `is_resumed`: an earlier daemon of this mount was in
+        the job. So this one does not wait for the nodes again, and serves its readers even if the server refuses it.
+
+        Raises the server's refusal, and Unavailable if the port cannot be opened.
+        """
+        async with open_listeners(self._me.address) as listeners, trio.open_nursery() as nursery:
+            port = listeners[0].socket.getsockname()[1]
+            me = replace(self._me, address=TcpAddress(self._me.address.host, port))
+            for listener in listeners:
+                nursery.start_soon(self._service.serve, listener)
+            nursery.start_soon(self._be_member, me, nursery, is_resumed)
+            try:
+                await self._gather(1 if is_resumed else max(self._config.nodes, 1))
+                nursery.start_soon(self._warming.run)
+                nursery.start_soon(self._keep_own)
+                if is_oneshot:
+                    self.warm()
+                await keep_probing(self.peers, self._members)
+            finally:
+                self.source.close()
+                self.peers.close()
+        if self._refusal is not None:
+            raise self._refusal
+
+    async def _be_member(self, me: Member, nursery: trio.Nursery, is_resumed: bool) -> None:
+        snapshot, secret = self._snapshot, self._config.secret
+        job_id = JobId(snapshot.dataset, self._config.job.name, snapshot.generation, snapshot.digest)
+        registry = RemoteRegistry(self._client, job_id, secret)
+        self._membership = Membership(registry, secret, job_id, me, self._change, metrics=self.metrics)
+        try:
+            await self._membership.run(is_resumed)
+        except DieselfsError as error:
+            self._refusal = error  # `run` raises it, without the exception group of a nursery
+            nursery.cancel_scope.cancel()
+
+    async def _gather(self, nodes: int) -> None:
+        """Wait for the nodes, so that each chunk has its final owner from the first fetch."""
+        while self._membership is None:
+            await trio.lowlevel.checkpoint()
+        with trio.move_on_after(JOB_GATHER_TIMEOUT_S) as scope:
+            await self._membership.wait_for(nodes)
+        if scope.cancelled_caught:
+            here = len(self._membership.members)
+            name = self._config.job.name
+            _log.warning("job %s: %d of %d nodes have joined; not waiting for the others", name, here, nodes)
+        self.gathered.set()
+
+    def _members(self) -> Members:
+        return self._membership.members if self._membership else ()
+
+    def _change(self, members: Members) -> None:
+        """Set the members, and drop the chunks that now belong to others."""
+        self._ownership.change(members)
+        self.peers.keep(members)
+        pinned = self.node_cache.chunks()
+        self.node_cache.drop(set(pinned).difference(self._ownership.own_among(pinned).tolist()))
+        self._warming.look_again()
+        self._on_change(self.members)
+
+    async def _keep_own(self) -> None:
+        """When a suspected node is healthy again, drop the chunks that were fetched in its place."""
+        suspected: frozenset[str] = frozenset()
+        while True:
+            before, suspected = suspected, self.peers.suspected()
+            if before - suspected:
+                owner = self._ownership.owner
+                self.node_cache.drop(
+                    [chunk for chunk in self.node_cache.chunks() if owner(chunk) is not None]
+                )
+                self._warming.look_again()
+            await trio.sleep(PEER_PROBE_INTERVAL_S)
+
+    def _order(self) -> list[int]:
+        """The chunks that this node owns, in order of their warming; each node starts at another place."""
+        nodes = sorted(member.node for member in self._members())
+        place = nodes.index(self._me.node) if self._me.node in nodes else 0
+        return rotated(self._ownership.own_chunks(), place, len(nodes))
+
+    def warm(self) -> None:
+        """Start to fetch the chunks that this node owns and can pin, in the background."""
+        self._warming.start()
+
+    def _warmth_for_peer(self, is_to_warm: bool) -> Warmth:
+        if is_to_warm:
+            self.warm()
+        return self.warmth()
+
+    def warmth(self) -> Warmth:
+        """The warmth of this node."""
+        return self.node_cache.warmth(self._ownership.own_chunks())
+
+
+def own_address(servers: Servers) -> str:
+    """The address of the interface to the servers; the other nodes use the same network."""
+    server = servers.first
+    if isinstance(server, TcpAddress):
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((server.host, server.port))  # sends nothing
+            host: str = probe.getsockname()[0]
+            return host
+    return "127.0.0.1"

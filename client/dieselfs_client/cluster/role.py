@@ -1,0 +1,271 @@
+"""A daemon's role in its job: node master, or attached to the node master until that exits (DIESEL 4.2).
+
+    attached    bytes come from the masters of all nodes, including this one           Attachment
+    master      owns the node's chunks, and shares them with attached processes        Pool, LocalService
+
+A change of the role does not interrupt readers. A master stays master until it exits.
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from dieselfs.cluster.attachment import Attachment
+from dieselfs.cluster.master_watch import MasterWatch
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.node_client import NodeClient, job_socket_path, socket_path
+from dieselfs.cluster.node_lock import NodeLock, lock_path
+from dieselfs.cluster.pooled_source import RequestMetrics
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_POLL_S, MASTER_SILENCE_S
+from dieselfs.metrics import Registry
+from dieselfs.process.state_dirs import runtime_folder
+from dieselfs.rpc.client import ServerClient
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.counted import CountedSource, FetchMetrics
+from dieselfs.sources.interface import Source
+from dieselfs.sources.server import ServerSource
+from dieselfs_client.cluster.election import Election
+from dieselfs_client.cluster.job_warmth import JobStatus, JobWarmth
+from dieselfs_client.cluster.local_service import LocalService, bound
+from dieselfs_client.cluster.member_list import MemberList
+from dieselfs_client.cluster.membership import Members
+from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
+from dieselfs_client.memory.node_cache import NodeCache
+
+_log = logging.getLogger(__name__)
+
+
+def path_of(snapshot: Snapshot, config: PoolConfig | None) -> Path:
+    """The socket of the node master; without a job, of the daemon that shares the snapshot."""
+    if config is None:
+        return socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
+    fingerprint = config.secret.fingerprint()
+    return job_socket_path(runtime_folder(), snapshot.dataset, snapshot.digest, config.job, fingerprint)
+
+
+def lock_of(snapshot: Snapshot, config: PoolConfig | None) -> NodeLock:
+    """The lock of the job's processes on this node; without a job, of the daemon that shares the snapshot.
+
+    Raises Unavailable if it cannot be used, AccessDenied if other users can access its folder.
+    """
+    return NodeLock(lock_path(path_of(snapshot, config)))
+
+
+class _ServerMetrics(FetchMetrics):
+    """Counts fetches before the role is known as requests to servers in the job."""
+
+    def __init__(self, metrics: Registry) -> None:
+        self._requested = RequestMetrics(metrics)
+
+    def count_chunk(self, length_bytes: int) -> None:
+        self.count_ranges(1, length_bytes)
+
+    def count_ranges(self, ranges: int, length_bytes: int) -> None:
+        self._requested.count(self._requested.from_servers, ranges, length_bytes)
+
+
+class JobRole:
+    """Used from one trio thread; `source` from any other."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        client: ServerClient,
+        config: PoolConfig,
+        lock: NodeLock,
+        host: PoolHost,
+        silence_s: float = MASTER_SILENCE_S,
+    ) -> None:
+        """As `Pool`, which is made when this daemon becomes the master: at once, if there is no other one. `lock`: see
+        `lock_of`; it is closed at the end. `silence_s`: a master that does not answer for this time is killed.
+        """
+        self._snapshot = snapshot
+        self._client = client
+        self._config = config
+        self._host = host
+        self._socket = path_of(snapshot, config)
+        self._watch = MasterWatch(self._socket, snapshot.digest, silence_s)
+        self._election = Election(lock, config.job.rank)
+        self._reader = ServerSource(client, snapshot)
+        self.metrics = Registry()
+        self._alone = CountedSource(lambda: self._reader, _ServerMetrics(self.metrics))
+        self._attachment: Attachment | None = None
+        self._pool: Pool | None = None
+        self._members: MemberList | None = None
+        self._sharing: LocalService | None = None
+        self._warmth = JobWarmth(self._others, self._ask)
+        self._is_to_warm = False
+        self.gathered = trio.Event()
+        """Set when the expected nodes are members, or after JOB_GATHER_TIMEOUT_S."""
+        self.refusal: DieselfsError | None = None
+        """Why this node cannot join; the nursery is cancelled then."""
+        self._declare_metrics(self.metrics)
+        if self._election.try_take():
+            self._make_pool()
+
+    def _declare_metrics(self, metrics: Registry) -> None:
+        metrics.info("job.name", "Name of the job.", lambda: self._config.job.name)
+        metrics.info("job.node", "Name of this node.", lambda: self._config.job.node)
+        metrics.info("job.is_master", "Whether this is the node master.", lambda: self._pool is not None)
+        metrics.info(
+            "job.members", "Nodes of the job.", lambda: sorted(each.node for each in self._present())
+        )
+        metrics.info("job.suspected", "Suspected nodes.", self._suspected)
+        metrics.gauge("job.master_silent_s", "Silence of the master.", lambda: round(self._watch.silent_s, 1))
+        metrics.gauge(
+            "job.attached", "Attached processes.", lambda: self._sharing.readers if self._sharing else 0
+        )
+
+    def _present(self) -> Members:
+        if self._pool is not None:
+            return self._pool.members
+        return self._attachment.members if self._attachment else ()
+
+    def _suspected(self) -> list[str]:
+        role = self._pool or self._attachment
+        return sorted(role.peers.suspected()) if role else []
+
+    @property
+    def source(self) -> Source:
+        """The current source of this daemon's bytes; read it for each request. From any thread."""
+        pool, attachment = self._pool, self._attachment
+        if pool is not None:
+            return pool.source
+        return self._alone if attachment is None else attachment.source
+
+    @property
+    def node_cache(self) -> NodeCache | None:
+        """The chunks of this node, if this daemon is the node master."""
+        return None if self._pool is None else self._pool.node_cache
+
+    def start(self, is_oneshot: bool = False, is_resumed: bool = False) -> None:
+        """Take part in the job until the nursery is cancelled; then leave it.
+
+        `is_resumed`: an earlier daemon of this mount has waited for the nodes; do not wait again.
+        """
+        self._is_to_warm = is_oneshot
+        if is_resumed:
+            self.gathered.set()
+        self._host.nursery.start_soon(self._run)
+        self._host.nursery.start_soon(self._warmth.run)
+
+    async def _run(self) -> None:
+        with self._election:
+            if self._pool is None:
+                await self._run_attached()
+            await self._run_master()
+
+    # -- attached ----------------------------------------------------------------------------------------
+
+    async def _run_attached(self) -> None:
+        """Be attached until this daemon becomes the master."""
+        if self._host.handover_chunks is not None:
+            self._host.handover_chunks.renounce()
+        node = NodeClient(self._socket, self._snapshot.digest)
+        key, name = self._config.secret.peer_key(), self._config.job.node
+        attachment = Attachment(self._snapshot, self._reader, node, name, key, metrics=self.metrics)
+        _log.info("job %s: attached to the node master", self._config.job.name)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._attach, attachment)
+                await self._election.take()
+                nursery.cancel_scope.cancel()
+            _log.info("job %s: the node master is gone; this daemon takes over", self._config.job.name)
+            self._make_pool()
+        finally:
+            self._watch.close()
+            attachment.close()  # after another source has taken its place
+
+    async def _attach(self, attachment: Attachment) -> None:
+        """Use the master as soon as it answers, which is after its nodes have joined; then watch it."""
+        with trio.move_on_after(JOB_GATHER_TIMEOUT_S):
+            while not await trio.to_thread.run_sync(self._watch.look):
+                await trio.sleep(MASTER_POLL_S)
+        # The first use reads the membership list and blocks.
+        await trio.to_thread.run_sync(lambda: attachment.source)
+        self._attachment = attachment
+        self.gathered.set()
+        while True:
+            await trio.sleep(self._watch.interval_s)
+            await trio.to_thread.run_sync(self._watch.look)
+
+    # -- master ------------------------------------------------------------------------------------------
+
+    def _make_pool(self) -> None:
+        self._pool = Pool(
+            self._snapshot,
+            self._client,
+            self._config,
+            self._host,
+            self._share_members,
+            self.metrics,
+        )
+
+    async def _run_master(self) -> None:
+        assert self._pool is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._share, self._pool)
+            try:
+                await self._pool.run(self._is_to_warm, self.gathered.is_set())
+            except DieselfsError as error:
+                self.refusal = error
+                self._host.nursery.cancel_scope.cancel()
+
+    async def _share(self, pool: Pool) -> None:
+        """Let other processes of the node attach, once the membership list is known."""
+        await pool.gathered.wait()
+        try:
+            self._members = MemberList(pool.members)
+            self._sharing = LocalService(pool.node_cache, self._snapshot, self._members)
+            with bound(self._socket) as listener:
+                self.gathered.set()
+                await self._sharing.serve(listener)
+        except DieselfsError as error:
+            _log.warning(
+                "cannot share chunks with other processes of this node; they read from servers: %s", error
+            )
+            self.gathered.set()
+
+    def _share_members(self, members: Members) -> None:
+        if self._members is not None:
+            try:
+                self._members.change(members)
+            except DieselfsError as error:
+                _log.warning(
+                    "cannot share the new membership list; attached processes use the last one: %s", error
+                )
+
+    # -- warming -------------------------------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """Make all nodes of the job fetch the chunks that they own and can pin."""
+        self._is_to_warm = True
+        if self._pool is not None:
+            self._pool.warm()
+        self._warmth.warm()
+
+    async def warmth(self) -> JobStatus:
+        """The warmth of the nodes of the job. Waits no longer than WARMTH_TIMEOUT_S for them."""
+        job = self._config.job
+        nodes = {job.node: None, **await self._warmth.of_others()}
+        if self._pool is not None:
+            nodes[job.node] = self._pool.warmth()
+        dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype=np.int64))
+        return JobStatus(job.name, job.node, nodes, dataset_bytes)
+
+    def _others(self) -> list[Member]:
+        """The masters in other processes: of the other nodes, and of this node unless it is this daemon."""
+        if self._pool is not None:
+            return [member for member in self._pool.members if member.node != self._config.job.node]
+        return list(self._attachment.members) if self._attachment else []
+
+    def _ask(self, member: Member, is_to_warm: bool) -> Warmth:
+        """Called from threads."""
+        role = self._pool or self._attachment
+        if role is None:
+            raise Unavailable(f"job {self._config.job.name}: this node has not joined yet")
+        return role.peers.warmth(member, is_to_warm)

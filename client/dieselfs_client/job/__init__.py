@@ -1,1 +1,0 @@
-"""A daemon's part in the pooled memory of its job."""

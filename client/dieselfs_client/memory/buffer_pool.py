@@ -1,0 +1,56 @@
+"""Reused memory for chunks in flight, shared with the process that fills the page cache. This module maps memory.
+
+It saves a page fault for each 4 KB, and a copy of each chunk that is handed to that process.
+"""
+
+import ctypes
+import mmap
+import os
+import weakref
+from threading import Lock
+
+
+class BufferPool:
+    """A number of slots of one size. Safe to use from several threads.
+
+    A slot is in use while anything refers to its memory, even a slice of a slice.
+    """
+
+    def __init__(self, slot_bytes: int, slots: int) -> None:
+        self.length_bytes = slot_bytes * slots
+        self._slot_bytes = slot_bytes
+        self.descriptor = os.memfd_create("dieselfs-buffers", os.MFD_CLOEXEC)
+        """For others to map; all of it, from its beginning."""
+        os.ftruncate(self.descriptor, self.length_bytes)
+        self._memory = mmap.mmap(self.descriptor, self.length_bytes)
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._free = list(range(slots))  # guarded by _lock
+        self._lock = Lock()
+
+    def take(self, length_bytes: int) -> memoryview | None:
+        """Uninitialised memory of this length; None if no slot is free, or a slot is too small."""
+        if not 0 < length_bytes <= self._slot_bytes:
+            return None
+        with self._lock:
+            if not self._free:
+                return None
+            slot = self._free.pop()
+        owner = (ctypes.c_char * length_bytes).from_buffer(self._memory, slot * self._slot_bytes)
+        weakref.finalize(owner, self._give_back, slot).atexit = False
+        return memoryview(owner).cast("B")
+
+    def _give_back(self, slot: int) -> None:
+        # May run at any point, even within `take`, so without the lock: `append` is atomic.
+        self._free.append(slot)
+
+    def place(self, view: memoryview) -> int | None:
+        """The offset of a view from `take` in the pool; None for any other view, and for a part of one."""
+        owner = view.obj
+        if not isinstance(owner, ctypes.Array) or len(owner) != len(view):
+            return None
+        place = ctypes.addressof(owner) - self._start
+        return place if 0 <= place < self.length_bytes else None
+
+    def close(self) -> None:
+        """Close the descriptor; the memory is freed with its last user."""
+        os.close(self.descriptor)

@@ -1,0 +1,113 @@
+"""The chunks that a mount holds for its readers: all evictable, the least recently used first.
+
+In a job, the chunks that this node owns are not held twice: they are read where they lie, in the segments of the node
+cache, which runs in the same thread.
+
+A damaged chunk is not held. Its files are fetched one extent at a time, each against its own checksum, so that the
+damage affects only the file that it lies in.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import trio
+
+from dieselfs.cache.policy import CachePolicy
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
+from dieselfs.snapshot.reader import ExtentRef, Snapshot
+from dieselfs.sources.interface import Source, fetch_extent
+from dieselfs_client.memory.buffer_pool import BufferPool
+from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs_client.memory.trio_cache import TrioCache
+
+Key = int | ExtentRef
+"""A chunk (its index), or an extent that is fetched without its chunk."""
+
+
+class ChunkCache(TrioCache[Key, memoryview]):
+    """Used from one trio thread. `held` and `start` are for what is not in the node cache."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        source: Source,
+        memory_bytes: int,
+        nursery: trio.Nursery,
+        timeout_s: float = READ_TIMEOUT_S,
+        fetches_at_once: int = FETCHES_AT_ONCE_MAX,
+        buffer_pool: BufferPool | None = None,
+        foreground: Foreground | None = None,
+        node_cache: Callable[[], NodeCache | None] = lambda: None,
+    ) -> None:
+        """Payloads are put into the `buffer_pool` while it has room. `node_cache`: that of this process, if any."""
+
+        def name(key: Key) -> str:
+            return f"chunk {chunk_name(snapshot.chunk_id(key if isinstance(key, int) else key.chunk))}"
+
+        self._snapshot = snapshot
+        self._source = source
+        self._memory_bytes = memory_bytes
+        self._buffer_pool = buffer_pool
+        self.node_cache = node_cache
+        policy = CachePolicy[Key, memoryview](self._length_bytes, 0, memory_bytes, reserves_in_flight=True)
+        super().__init__(policy, self._fetch, name, nursery, timeout_s, fetches_at_once, foreground)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._policy.evictable_bytes
+
+    def held_extent(self, extent: ExtentRef, start: int, length: int) -> memoryview | None:
+        """`length` bytes at `start` of an extent, if they are in memory; counts as a use."""
+        first = extent.offset + start
+        payload = self.held(extent.chunk)
+        if payload is not None:
+            return payload[first : first + length]
+        node_cache = self.node_cache()
+        view = None if node_cache is None else node_cache.view(extent.chunk, first, length)
+        if view is None and (payload := self.held(extent)) is not None:
+            return payload[start : start + length]
+        return view
+
+    def prefetch(self, chunk: int) -> None:
+        """As `start`, but chunks in flight take at most half of the budget, so that they do not evict what is being
+        read. The node cache fetches a chunk of this node.
+        """
+        if chunk in self._policy:
+            return
+        node_cache = self.node_cache()
+        if node_cache is not None and node_cache.owns(chunk):
+            node_cache.start(chunk)
+        elif 2 * (self._policy.reserved_bytes + self._length_bytes(chunk)) <= self._memory_bytes:
+            self.start(chunk)
+
+    async def fetch(self, key: Key, lane: trio.CapacityLimiter | None = None) -> memoryview:
+        """As `TrioCache.fetch`, for a chunk of this node through the node cache: if that does not have it in time, or
+        has no room, it comes from the source.
+        """
+        payload = self.held(key)
+        if payload is None and (node_cache := self.node_cache()) is not None:
+            payload = await self._fetch_from_node(node_cache, key, lane)
+        return await super().fetch(key, lane) if payload is None else payload
+
+    async def _fetch_from_node(
+        self, node_cache: NodeCache, key: Key, lane: trio.CapacityLimiter | None
+    ) -> memoryview | None:
+        if isinstance(key, int):
+            return await node_cache.read(key, lane=lane)
+        ranges = np.array([[key.offset, key.length]])
+        payload = await node_cache.read(key.chunk, ranges, lane=lane)
+        return None if payload is None else payload[key.offset : key.offset + key.length]
+
+    def _length_bytes(self, key: Key) -> int:
+        return self._snapshot.chunk_payload_length(key) if isinstance(key, int) else key.length
+
+    def _fetch(self, key: Key) -> memoryview:
+        if not isinstance(key, int):
+            return fetch_extent(self._source, key)
+        buffer = None if self._buffer_pool is None else self._buffer_pool.take(self._length_bytes(key))
+        if buffer is None:
+            return memoryview(self._source.fetch_chunk(key))
+        self._source.fetch_chunk_into(key, buffer)
+        return buffer

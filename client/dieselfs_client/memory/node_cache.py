@@ -1,0 +1,262 @@
+"""The chunks that a node holds for others: for processes on it, and for the other nodes of its job.
+
+Each is a sealed segment, fetched once however many want it, and verified before anybody sees it. What comes first is
+*pinned*, as much as fits; the rest is *evictable*, and stays until those who need it have had it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from dieselfs.arrays import Ranges
+from dieselfs.cache.policy import CachePolicy, RecentRequests
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk.segment import Segment
+from dieselfs.cluster.pooled_source import RequestMetrics
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import Damaged, DieselfsError, NoRoom
+from dieselfs.limits import FETCHES_AT_ONCE_MAX, PEER_PATIENCE_S, READ_TIMEOUT_S
+from dieselfs.metrics import Registry
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.counted import FetchMetrics
+from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.trio_cache import TrioCache
+
+_BLOCK_EXTENTS = 1 << 20
+"""Extents that are counted together: a snapshot may have many million."""
+
+
+class ChunkKeeper(Protocol):
+    """What outlives this process: the pinned chunks for the next daemon of this node."""
+
+    def take(self) -> Iterator[tuple[int, Segment]]:
+        """The chunks of the daemon before, each once. What is not pinned again is to be dropped."""
+        ...
+
+    def keep(self, chunk: int, segment: Segment) -> None: ...
+
+    def drop(self, chunk: int) -> None: ...
+
+
+class NodeCache(TrioCache[int, Segment]):
+    """Used from one trio thread. `fetch_segment` returns a chunk, verified and sealed; it blocks, and raises
+    DieselfsError.
+
+    A segment is used before the next checkpoint, or duplicated; a view of it stays readable for as long as it is held.
+    Chunks that the previous daemon left with the `keeper` are pinned at once, and pinned chunks are left there.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        fetch_segment: Callable[[int], Segment],
+        pinned_bytes: int,
+        evictable_bytes: int,
+        nursery: trio.Nursery,
+        timeout_s: float = READ_TIMEOUT_S,
+        fetches_at_once: int = FETCHES_AT_ONCE_MAX,
+        foreground: Foreground | None = None,
+        keeper: ChunkKeeper | None = None,
+        metrics: Registry | None = None,
+        owns: Callable[[int], bool] = lambda chunk: True,
+    ) -> None:
+        """`owns`: whether a chunk is placed on this node at the moment."""
+        self.metrics = metrics = metrics or Registry()
+        self._fetched = metrics.counter("node_cache.fetched_chunks", "Chunks fetched from servers.")
+        self._fetched_bytes = metrics.counter("node_cache.fetched_bytes", "Bytes fetched from servers.")
+        self.hits = metrics.counter("node_cache.hits", "Requests for a chunk that was in the cache.")
+        self._inherited = metrics.counter("node_cache.inherited_chunks", "Chunks left by the daemon before.")
+        metrics.gauge("node_cache.pinned_bytes", "Pinned bytes.", lambda: self.pinned_bytes)
+        metrics.gauge("node_cache.evictable_bytes", "Evictable bytes.", lambda: self.evictable_bytes)
+        self._requested = RequestMetrics(metrics)
+        self._fetches = FetchMetrics(metrics)
+        self.owns = owns
+        self._snapshot = snapshot
+        self._recent = RecentRequests()
+        self._keeper = keeper
+        policy = CachePolicy[int, Segment](
+            snapshot.chunk_payload_length,
+            pinned_bytes,
+            evictable_bytes,
+            live_bytes=lambda chunk: int(self._live_bytes[chunk]),
+        )
+        super().__init__(
+            policy,
+            fetch_segment,
+            lambda chunk: f"chunk {chunk_name(snapshot.chunk_id(chunk))}",
+            nursery,
+            timeout_s,
+            fetches_at_once,
+            foreground,
+        )
+        if keeper is not None:
+            self._inherit(keeper)
+
+    async def fetch(self, chunk: int, lane: trio.CapacityLimiter | None = None) -> Segment:
+        segment = self.held(chunk)
+        if segment is not None:
+            self.hits.value += 1
+            return segment
+        return await super().fetch(chunk, lane)
+
+    # -- readers in this process --------------------------------------------------------------------------
+
+    def view(self, chunk: int, offset: int, length: int) -> memoryview | None:
+        """A range of a chunk, if that is in memory: a hit, and handed out."""
+        segment = self.held(chunk)
+        if segment is None:
+            return None
+        self.hits.value += 1
+        if chunk not in self._policy.pinned:
+            self._policy.handed_out(chunk, np.array([[offset, length]]))
+        return segment.view[offset : offset + length]
+
+    async def read(
+        self,
+        chunk: int,
+        ranges: Ranges | None = None,
+        is_shared_plan: bool = False,
+        lane: trio.CapacityLimiter | None = None,
+    ) -> memoryview | None:
+        """The payload of a chunk that this node owns, for all of it or for `ranges`. None if the reader has it sooner
+        from the source: the chunk is not owned, not worth fetching, damaged outside of the ranges perhaps, in flight
+        for longer than PEER_PATIENCE_S, or this process has no room for it.
+
+        Raises and behaves as `fetch`. Counted as a request that the own node answered.
+        """
+        wanted_bytes = (
+            self._snapshot.chunk_payload_length(chunk) if ranges is None else int(ranges[:, 1].sum())
+        )
+        if not self.owns(chunk):
+            return None
+        if ranges is not None and not self.is_worth_fetching(chunk, wanted_bytes, is_shared_plan):
+            return None
+        flight = self._in_flight.get(chunk)
+        started_s = trio.current_time() if flight is None else flight.started_s
+        extents = 1 if ranges is None else len(ranges)
+        segment = None
+        try:
+            with trio.move_on_at(started_s + PEER_PATIENCE_S):
+                segment = await self.fetch(chunk, lane)
+        except NoRoom:
+            return None
+        except DieselfsError as error:
+            if ranges is not None and isinstance(error, Damaged):
+                return None
+            self._requested.count(self._requested.failed, extents, wanted_bytes)
+            raise
+        if segment is None:
+            return None
+        self._requested.count(self._requested.from_node, extents, wanted_bytes)
+        if ranges is None:
+            self._fetches.count_chunk(wanted_bytes)
+        else:
+            self._fetches.count_ranges(extents, wanted_bytes)
+            self._policy.handed_out(chunk, ranges)
+        return segment.view
+
+    # -- other processes and nodes -------------------------------------------------------------------------
+
+    def handed_out(self, chunk: int, ranges: Ranges) -> None:
+        """A reader got ranges of a chunk that no other reader needs: when all are handed out, it is evicted first. (A
+        whole chunk may be needed by several.)
+        """
+        self._policy.handed_out(chunk, ranges)
+
+    def is_worth_fetching(self, chunk: int, wanted_bytes: int, is_shared_plan: bool = False) -> bool:
+        """Whether to fetch the whole chunk for `wanted_bytes` of it: it is here or in flight; it would be pinned;
+        others want the rest (`is_shared_plan`); or much of it was requested lately.
+        """
+        return (
+            is_shared_plan
+            or chunk in self._policy
+            or chunk in self._in_flight
+            or self._policy.would_pin(chunk)
+            or self._recent.is_worth_whole(chunk, wanted_bytes, self._snapshot.chunk_payload_length(chunk))
+        )
+
+    @property
+    def pinned_bytes(self) -> int:
+        return self._policy.pinned_bytes
+
+    @property
+    def evictable_bytes(self) -> int:
+        return self._policy.evictable_bytes
+
+    def chunks(self) -> list[int]:
+        """Those that are pinned."""
+        return list(self._policy.pinned)
+
+    def drop(self, chunks: Iterable[int]) -> None:
+        """Stop holding chunks. A process that has mapped one keeps its memory."""
+        for chunk in chunks:
+            if self._policy.drop(chunk) and self._keeper is not None:
+                self._keeper.drop(chunk)
+
+    # -- before anybody asks: `warming.Warmable` -----------------------------------------------------------
+
+    def lacks(self, chunk: int) -> bool:
+        """Whether a chunk is not pinned, and not known to be damaged."""
+        return chunk not in self._policy.pinned and chunk not in self.damaged
+
+    def has_room(self, chunk: int) -> bool:
+        """Whether one more chunk would be pinned, beside those in flight."""
+        return self._policy.would_pin(chunk)
+
+    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
+        """Fetch a chunk that there is room for, as `fetch`; one that is evictable is pinned."""
+        segment = self._policy.pin(chunk)
+        if segment is not None:
+            self._leave(chunk, segment)
+        elif self.lacks(chunk):
+            await self.fetch(chunk, lane)
+
+    def warmth(self, own: npt.NDArray[np.int64]) -> Warmth:
+        """How much is pinned of these chunks, of what could be. Others that are pinned take room, and count for
+        nothing: they are here in the place of a node that is silent, and leave when it is well.
+        """
+        policy = self._policy
+        here = np.fromiter([*policy.pinned, *self.damaged], np.int64)
+        lacking = np.setdiff1d(own, here, assume_unique=True)
+        lengths = self._snapshot.column("chunk_payload_lengths")
+        pinned = np.intersect1d(own, np.fromiter(policy.pinned, np.int64), assume_unique=True)
+        pinned_bytes = int(lengths[pinned].sum(dtype=np.int64))
+        pinned_max_bytes = policy.pinned_max_bytes - (policy.pinned_bytes - pinned_bytes)
+        damaged = len(np.intersect1d(own, np.fromiter(self.damaged, np.int64)))
+        return Warmth.of(pinned_bytes, pinned_max_bytes, lengths[lacking], damaged)
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _inherit(self, keeper: ChunkKeeper) -> None:
+        for chunk, segment in keeper.take():
+            if self._policy.would_pin(chunk):
+                self._policy.add(chunk, segment)
+                self._inherited.value += 1
+            else:
+                keeper.drop(chunk)
+
+    def _hold(self, chunk: int, segment: Segment) -> bool:
+        self._fetched.value += 1
+        self._fetched_bytes.value += len(segment)
+        is_pinned = super()._hold(chunk, segment)
+        if is_pinned:
+            self._leave(chunk, segment)
+        return is_pinned
+
+    def _leave(self, chunk: int, segment: Segment) -> None:
+        if self._keeper is not None:
+            self._keeper.keep(chunk, segment)
+
+    @cached_property
+    def _live_bytes(self) -> npt.NDArray[np.int64]:
+        """Of each chunk, those that belong to files of the snapshot. About 10 ms for each million files, once."""
+        chunks, lengths = self._snapshot.column("extent_chunks"), self._snapshot.column("extent_lengths")
+        live_bytes = np.zeros(self._snapshot.chunk_count, np.int64)
+        for first in range(0, len(chunks), _BLOCK_EXTENTS):
+            block = slice(first, first + _BLOCK_EXTENTS)
+            live_bytes += np.bincount(chunks[block], lengths[block], len(live_bytes)).astype(np.int64)
+        return live_bytes

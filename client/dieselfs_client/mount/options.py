@@ -1,0 +1,62 @@
+"""What a mount can be given, and the text of `-o`: `name`, `name=value`, joined by commas. No I/O."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import READ_TIMEOUT_S
+from dieselfs.settings import KERNEL, SWITCH, CacheOptions, Place, given_at
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions(CacheOptions):
+    """How to mount; with what for, in the table of settings (`dieselfs.settings`).
+
+    - `uid`, `gid`: None for the user who mounts
+    - `log_file`: None for the one in the user's state folder
+    - `no_resend`: do after a crash what must be done on kernels before Linux 6.9; to try that out
+    """
+
+    driver: str = KERNEL
+    allow_other: bool = False
+    noexec: bool = False
+    uid: int | None = None
+    gid: int | None = None
+    timeout_s: float = READ_TIMEOUT_S
+    log_file: str | None = None
+    no_resend: bool = False
+
+
+_ROWS = {row.name: row for row in given_at(Place.OPTION)}
+_IGNORED = {
+    # What a mount of dieselfs always is, what it never is, and what is meant for mount(8) and systemd.
+    *("ro", "rw", "nosuid", "nodev", "exec", "noatime", "relatime", "async", "defaults"),
+    *("auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev"),
+}
+_IGNORED_PREFIXES = ("x-", "X-", "comment=", "user=")
+_COMMA = re.compile(r"(?<!\\),")
+
+
+def parse_options(text: str, base: MountOptions, is_sloppy: bool = False) -> MountOptions:
+    """`base` with what the text of one `-o` says. Raises InvalidInput; `is_sloppy`, not for unknown options."""
+    changes: dict[str, object] = {}
+    for option in filter(None, _COMMA.split(text)):
+        name, is_assigned, value = option.replace("\\,", ",").partition("=")
+        row = _ROWS.get(name)
+        if row is not None and (row.kind is SWITCH) != bool(is_assigned):
+            changes[row.field] = row.read(value, f"mount option {name}={value}") if is_assigned else True
+        elif option not in _IGNORED and not option.startswith(_IGNORED_PREFIXES) and not is_sloppy:
+            known = ", ".join(name if row.kind is SWITCH else f"{name}=..." for name, row in _ROWS.items())
+            raise InvalidInput(f"mount option {option!r} is not known; there are: {known}")
+    return replace(base, **changes)  # type: ignore[arg-type]  # each value comes from the parser of its field
+
+
+def format_options(options: MountOptions) -> str:
+    """The text of `-o` that gives these options."""
+    return ",".join(_formatted(options))
+
+
+def _formatted(options: MountOptions) -> Iterator[str]:
+    for row, value in options.stated():
+        yield row.name if row.kind is SWITCH else f"{row.name}={value}".replace(",", "\\,")

@@ -1,0 +1,154 @@
+"""The read path of a mount, for any kernel driver: bytes of files, from memory or fetched.
+
+`at_once` answers from memory, without waiting; `fetch` waits for the bytes. Sequential reads are read ahead. A read
+fetches a whole chunk if that pays (it will be pinned, a plan needs it next, or much of it was requested lately), else
+only the extent.
+"""
+
+from contextlib import suppress
+
+import trio
+
+from dieselfs.cache.policy import RecentRequests
+from dieselfs.errors import Damaged, Unavailable
+from dieselfs.limits import CHUNK_TARGET_BYTES, READ_TIMEOUT_S
+from dieselfs.metrics import Registry
+from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.mount.core import ExtentPart, MountCore
+from dieselfs_client.mount.sequential import SequentialReads
+from dieselfs_client.prefetch.prefetcher import Prefetcher
+
+READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
+"""How far ahead of a sequential reader of one file its chunks are fetched."""
+
+Buffers = list[memoryview]
+"""The bytes of one read, in order: exactly those that the file has in the requested range."""
+
+HELD_BACK_S = 0.1
+"""A reader of a plan is held back at a tripwire for at most this time while the files after it are being pushed. To
+read them one by one costs several times as much, and slows the push.
+"""
+
+
+_WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 1.0, 10.0)
+
+
+class ReadPath:
+    """Used from one trio thread. Without a `prefetcher`, whole chunks are fetched."""
+
+    def __init__(
+        self,
+        core: MountCore,
+        chunk_cache: ChunkCache,
+        prefetcher: Prefetcher | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+        metrics: Registry | None = None,
+    ) -> None:
+        self.metrics = metrics = metrics or Registry()
+        self._at_once = metrics.counter("reads.at_once", "Reads answered from memory.")
+        self._waited = metrics.histogram("reads.waited_s", "Time that reads waited.", _WAIT_BOUNDS_S)
+        self._failed = metrics.counter("reads.failed", "Reads that failed or were interrupted.")
+        self._core = core
+        self._chunk_cache = chunk_cache
+        self._prefetcher = prefetcher
+        self._timeout_s = timeout_s
+        self._sequential = SequentialReads()
+        self._recent = RecentRequests()
+
+    def at_once(self, inode: int, offset: int, size: int) -> Buffers | None:
+        """Up to `size` bytes at `offset` of a file if all of them are in memory; empty at its end. None also for a
+        tripwire at which the reader is to be held back.
+
+        Raises NotFound or InvalidInput for an inode that is no file.
+        """
+        parts = self._core.parts(inode, offset, size)
+        if self._prefetcher is not None:
+            node = inode - 1
+            self._prefetcher.noticed(node)
+            held = self._prefetcher.held(node)
+            if held is not None:
+                if offset == 0 and self._prefetcher.is_starved(node):
+                    return None
+                self._at_once.value += 1
+                return [held[offset : offset + size]]
+        buffers = self._held(parts)
+        end = offset + size
+        if self._sequential.continues(inode, offset, end):
+            for chunk in self._core.chunks_ahead(inode, end, READ_AHEAD_BYTES):
+                self._chunk_cache.prefetch(chunk)
+        if buffers is not None:
+            self._at_once.value += 1
+        return buffers
+
+    def _held(self, parts: list[ExtentPart]) -> Buffers | None:
+        buffers: Buffers = []
+        for part in parts:
+            buffer = self._chunk_cache.held_extent(part.extent, part.start, part.length)
+            if buffer is None:
+                return None
+            buffers.append(buffer)
+        return _checked(parts, buffers)
+
+    async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
+        """As `at_once`, but waits for what is not in memory.
+
+        Raises Unavailable after the timeout, and Damaged. If cancelled, fetches in flight continue, for the next
+        reader.
+        """
+        began_s = trio.current_time()
+        is_done = False
+        try:
+            parts = self._core.parts(inode, offset, size)
+            if (held := await self._held_back(inode - 1)) is not None:
+                is_done = True
+                return [held[offset : offset + size]]
+            for part in parts[1:]:
+                self._chunk_cache.prefetch(part.extent.chunk)
+            with trio.move_on_after(self._timeout_s):
+                buffers = _checked(parts, [await self._fetch_part(part) for part in parts])
+                is_done = True
+                return buffers
+            raise Unavailable(f"the bytes did not arrive within {self._timeout_s:g} s")
+        finally:
+            self._waited.observe(trio.current_time() - began_s)
+            self._failed.value += not is_done
+
+    async def _held_back(self, node: int) -> memoryview | None:
+        """The bytes of a tripwire, once the next files of its reader were pushed; None for any other file."""
+        prefetcher = self._prefetcher
+        held = prefetcher.held(node) if prefetcher else None
+        if prefetcher and held is not None:
+            with trio.move_on_after(HELD_BACK_S):
+                while prefetcher.is_starved(node):
+                    await prefetcher.moved.wait()
+        return held
+
+    async def _fetch_part(self, part: ExtentPart) -> memoryview:
+        """From the whole chunk, or from the extent alone if the chunk is not worth it, or is damaged."""
+        extent = part.extent
+        chunk, prefetcher = extent.chunk, self._prefetcher
+        if (
+            prefetcher is None
+            or prefetcher.keeps(chunk)
+            or prefetcher.expects(chunk)
+            or self._is_worth_whole(chunk, extent.length)
+        ):
+            with suppress(Damaged):
+                payload = await self._chunk_cache.fetch(chunk)
+                if prefetcher is not None:
+                    prefetcher.landed(chunk, payload)
+                first = extent.offset + part.start
+                return payload[first : first + part.length]
+        return (await self._chunk_cache.fetch(extent))[part.start : part.start + part.length]
+
+    def _is_worth_whole(self, chunk: int, length_bytes: int) -> bool:
+        payload_bytes = self._core.snapshot.chunk_payload_length(chunk)
+        return self._recent.is_worth_whole(chunk, length_bytes, payload_bytes)
+
+
+def _checked(parts: list[ExtentPart], buffers: Buffers) -> Buffers:
+    """The buffers, if they have the length of the parts. Raises Damaged otherwise."""
+    length = sum(map(len, buffers))
+    if length != sum(part.length for part in parts):
+        raise Damaged(f"{length} bytes were read in {len(parts)} parts: a chunk is too short")
+    return buffers

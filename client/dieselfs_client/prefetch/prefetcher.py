@@ -1,0 +1,451 @@
+"""The prefetcher of a node: puts files into the page cache before they are read.
+
+A file reaches the page cache in one of two ways. *Pinned* chunks are pushed whole and stay: the first that were
+needed, as many as the memory holds. All else streams through the *window*: only the files that plans need, fetched
+ahead of the readers and dropped behind them.
+
+The memory of a chunk is released once its files are pushed, so that a byte is held once. If the kernel reclaims pages,
+the file is read through the daemon, and a pinned chunk is pushed again.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from dieselfs.arrays import Numbers
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import DieselfsError, MountError
+from dieselfs.limits import FETCHES_AT_ONCE_MAX
+from dieselfs.metrics import Registry
+from dieselfs.shuffle.plan import Share
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Source
+from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, Allotment, span_bytes
+from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
+from dieselfs_client.prefetch.budget import PrefetchBudget
+from dieselfs_client.prefetch.extent_table import Extents, ExtentTable
+from dieselfs_client.prefetch.hit_rate import HitRate
+from dieselfs_client.prefetch.pushed_chunks import PushedChunks
+from dieselfs_client.prefetch.tripwires import Tripwires
+from dieselfs_client.prefetch.window import PlanWindow, Span
+
+BATCHES_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
+"""Fetches ahead of readers; the others are left for readers who wait."""
+COMMON_SPANS_AHEAD = 2
+"""A plan that other nodes read as well is prefetched no further, unless the memory of the job has room: chunks that the
+others have not read yet would be evicted.
+"""
+FINISHED_S = 10.0
+"""The last files of a plan stay for this time after the last sign of its readers."""
+HEAD_START_S = 2.0
+"""The list of a plan is readable to its end after this time at most: its first files should be stored by then."""
+PLAN_QUIET_S = 120.0
+"""A new plan ends those whose readers gave no sign for this time."""
+PLAN_ACTIVE_S = 10.0
+"""A reader is active for this time after its last sign; a file may be in the windows of several."""
+PLAN_END_SHARE = 0.9
+"""A plan that is read up to this share ends when its reader begins the next epoch."""
+PLANS_MAX = 16
+"""One more plan ends the one whose readers were silent the longest."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class Pages(Protocol):
+    """Where files are put: `PageCache`. Methods block, are called from one thread at a time, and raise MountError."""
+
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int: ...
+
+    def drop(self, nodes: npt.NDArray[np.integer]) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Following:
+    """A plan that is followed. `is_ahead` is set when the first files of its latest reader are stored."""
+
+    window: PlanWindow
+    is_ahead: trio.Event
+
+
+class Prefetcher:
+    """Used from one trio thread. What it starts runs in `nursery`; when that is cancelled, what was pushed stays."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        chunk_cache: ChunkCache,
+        source: Source,
+        pages: Pages,
+        allotment: Allotment,
+        nursery: trio.Nursery,
+        clock: Callable[[], float] = trio.current_time,
+        foreground: Foreground | None = None,
+        metrics: Registry | None = None,
+    ) -> None:
+        self.metrics = metrics = metrics or Registry()
+        self._pushed_files = metrics.counter("prefetch.pushed_files", "Files put into the page cache.")
+        self._pushed_bytes = metrics.counter("prefetch.pushed_bytes", "Bytes put into the page cache.")
+        self._dropped_files = metrics.counter("prefetch.dropped_files", "Files dropped behind their readers.")
+        self._pushed_again = metrics.counter("prefetch.pushed_again_chunks", "Pinned chunks pushed again.")
+        self.planned = metrics.counter("prefetch.planned_bytes", "Pages that plans wanted.")
+        self.planned_hits = metrics.counter("prefetch.planned_hit_bytes", "Planned and pinned pages.")
+        self._failed = metrics.counter("prefetch.failed_chunks", "Chunks whose prefetch failed.")
+        self.table = ExtentTable(snapshot)
+        self.budget = PrefetchBudget(
+            self.table, len(snapshot.column("extent_chunks")), snapshot.chunk_count, allotment
+        )
+        self.tripwires = Tripwires(snapshot)
+        self._hit_rate = HitRate(len(snapshot), metrics)
+        self._snapshot = snapshot
+        self._chunk_cache = chunk_cache
+        self._batches = FetchBatches(snapshot, chunk_cache, source)
+        self._pages = pages
+        self._allotment = allotment
+        self._nursery = nursery
+        self._clock = clock
+        self._foreground = foreground or Foreground()
+        self._is_over = False  # the mount is gone
+        self._plans: dict[Hashable, _Following] = {}
+        self._pushed = PushedChunks(snapshot.chunk_count, clock)  # of those that are kept
+        self._expected: set[int] = set()
+        self._moved = trio.Event()  # set, and made anew, when a reader moves on or memory becomes free
+        self._fetching = trio.CapacityLimiter(BATCHES_AT_ONCE_MAX)
+        self._pushing = trio.CapacityLimiter(1)
+
+    # -- what readers ask --------------------------------------------------------------------------------
+
+    def held(self, node: int) -> memoryview | None:
+        """All bytes of a tripwire that is in memory, and not in the page cache."""
+        return self.tripwires.held(node)
+
+    def noticed(self, node: int) -> None:
+        """A file was read through the daemon."""
+        self.tripwires.spring(node)
+        self._hit_rate.requested(node)
+        # Several plans may have the file in their windows. It was read by the one that expected it soonest.
+        since_s = self._clock() - PLAN_ACTIVE_S
+        found = [
+            (window.quiet_since_s < since_s, advance, index)
+            for index, window in enumerate(self.windows)
+            if (advance := window.advance(node)) is not None
+        ]
+        if found:
+            self.windows[min(found)[2]].noticed(node)
+        elif not any(window.is_overtaken(node) for window in self.windows):
+            return
+        for window in self.windows:
+            for reader, nodes in window.newly_read():
+                self._hit_rate.passed(reader, nodes)
+        self._wake()
+
+    def is_starved(self, node: int) -> bool:
+        """Whether the next files of a tripwire's reader are still in flight."""
+        return self.is_busy and any(window.is_starved(node) for window in self.windows)
+
+    @property
+    def moved(self) -> trio.Event:
+        """Set and replaced when files were stored, or a reader advances."""
+        return self._moved
+
+    def keeps(self, chunk: int) -> bool:
+        """Whether to fetch a chunk whole for a waiting reader, because it is pinned."""
+        return self._pushed.is_due(chunk) and self.budget.pin(chunk)
+
+    def expects(self, chunk: int) -> bool:
+        """Whether a chunk is in flight, or will soon be: a reader of one of its files waits for it."""
+        return chunk in self._expected
+
+    def landed(self, chunk: int, payload: memoryview) -> None:
+        """A chunk was fetched for a reader: push it if it is pinned, and was not just pushed for another reader."""
+        if self._is_over or not self.budget.is_pinned(chunk) or self._pushed.was_just_pushed(chunk):
+            return
+        extents = self.table.of_chunk(chunk)
+        if self._pushed.push(chunk):
+            self._pushed_again.value += 1
+            self.budget.lose(extents)
+        self._nursery.start_soon(self._put, extents, payload, extents.offsets)
+
+    def restore(self, chunks: Iterable[int]) -> None:
+        """A previous daemon has pinned and stored these; the bytes of their tripwires are lost."""
+        for chunk in chunks:
+            if self.budget.pin(chunk):
+                self._pushed.restore(chunk)
+                extents = self.table.of_chunk(chunk)
+                self.budget.put(extents[~self.tripwires.among(extents.nodes)])
+
+    def declare(self, share: Share, position: int = 0) -> None:
+        """A reader is about to read its share of a plan, of which it may have read all before `position`."""
+        self._retire(share)
+        key = share.plan.spec
+        following = self._plans.get(key)
+        if following is None:
+            window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes_each, self._clock)
+            following = self._plans[key] = _Following(window, trio.Event())
+            self._nursery.start_soon(self._follow, following)
+        following.is_ahead.set()  # its waiters wait for the new one from now on
+        following.is_ahead = trio.Event()
+        following.window.join(share, position, self._hit_rate.begin())
+        self._wake()
+
+    async def ahead_of(self, share: Share) -> None:
+        """Wait until the first files of a declared share are stored, HEAD_START_S at most.
+
+        A reader of files that are just being pushed is slow, and slows the push.
+        """
+        following = self._plans.get(share.plan.spec)
+        if following is not None:
+            with trio.move_on_after(HEAD_START_S):
+                while not following.is_ahead.is_set():
+                    await following.is_ahead.wait()
+
+    # -- what it tells -----------------------------------------------------------------------------------
+
+    @property
+    def windows(self) -> list[PlanWindow]:
+        return [plan.window for plan in self._plans.values()]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is being fetched, pushed or dropped."""
+        return self._fetching.borrowed_tokens + self._pushing.borrowed_tokens > 0
+
+    # -- for good, before anybody asks: `warming.Warmable` --------------------------------------------------
+
+    def lacks(self, chunk: int) -> bool:
+        """Whether a chunk is not pinned in the page cache, and not known to be damaged."""
+        return not self._pushed.is_here(chunk) and chunk not in self._chunk_cache.damaged
+
+    def has_room(self, chunk: int) -> bool:
+        """Whether a chunk would be pinned."""
+        return not self._is_over and self.budget.can_pin(chunk)
+
+    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
+        """Fetch, push and pin a chunk; for the `lane` see `TrioCache.fetch`. Raises what fetching raises."""
+        if not self._is_over and self.budget.pin(chunk):
+            payload = await self._chunk_cache.fetch(chunk, lane)
+            extents = self.table.of_chunk(chunk)
+            self._pushed.push(chunk)
+            await self._put(extents, payload, extents.offsets)
+
+    def warmth(self) -> Warmth:
+        """How much is pinned in the page cache, of what can be."""
+        page_bytes = self.table.chunk_page_bytes()
+        return self._pushed.warmth(page_bytes, self._allotment.pinned, self._chunk_cache.damaged)
+
+    # -- ahead of plans ----------------------------------------------------------------------------------
+
+    async def _follow(self, plan: _Following) -> None:
+        """Fetch span after span ahead of the readers of one plan, until all of them are through."""
+        window = plan.window
+        while self._is_followed(plan):
+            moved = self._moved
+            if passed := window.passed():  # what comes next does not wait for it
+                self._nursery.start_soon(self._drop, passed)
+            if window.is_finished:
+                # What was read last may lag behind the last tripwire; and a reader may begin anew.
+                with trio.move_on_after(FINISHED_S):
+                    while self._is_followed(plan) and window.is_finished:
+                        await self._moved.wait()
+                if window.is_finished:
+                    break
+                continue
+            is_enough = self._has_its_part(window) or self._is_ahead_of_others(window)
+            span = None if is_enough else await self._next_span(window)
+            if span is None:
+                plan.is_ahead.set()
+                await moved.wait()
+            else:
+                await self._bring_span(plan, span)
+        self._forget(plan)
+        await self._drop(window.given_up())
+
+    def _is_followed(self, plan: _Following) -> bool:
+        return not self._is_over and plan in self._plans.values()
+
+    def _forget(self, plan: _Following) -> None:
+        self._plans = {key: other for key, other in self._plans.items() if other is not plan}
+        plan.is_ahead.set()
+        self._wake()
+
+    def _retire(self, new: Share) -> None:
+        """End plans whose readers are gone, or begin the next epoch with the new plan."""
+        quiet_s = self._clock() - PLAN_QUIET_S
+        for plan in list(self._plans.values()):
+            window = plan.window
+            is_at_end = window.position >= PLAN_END_SHARE * len(window.plan)
+            if window.quiet_since_s < quiet_s or (is_at_end and window.plan.spec.epoch < new.plan.spec.epoch):
+                self._forget(plan)
+        if len(self._plans) >= PLANS_MAX and new.plan.spec not in self._plans:
+            self._forget(min(self._plans.values(), key=lambda plan: plan.window.quiet_since_s))
+
+    async def _next_span(self, window: PlanWindow) -> Span | None:
+        """What to fetch next; groups are worked out one by one, and others have their turn in between."""
+        while window.gather(self._together_bytes(window)):
+            await trio.lowlevel.checkpoint()
+        return window.next_span(self._span_bytes())
+
+    def _together_bytes(self, window: PlanWindow) -> int:
+        """How much several groups may have that are fetched together."""
+        return span_bytes(self._allotment, len(self._plans)) if window.is_shared_plan else 0
+
+    def _span_bytes(self) -> int:
+        """Half of the window, which the plans share; if all can be kept there is no window, and nothing to save."""
+        room = self._allotment.window or self._allotment.pinned
+        return max(room // 2 // max(len(self._plans), 1), 1)
+
+    def _has_its_part(self, window: PlanWindow) -> bool:
+        """Whether a plan holds as much of the window as it may beside others."""
+        plans = len(self._plans)
+        return plans > 1 and window.held_bytes() * plans >= self._allotment.window > 0
+
+    def _is_ahead_of_others(self, window: PlanWindow) -> bool:
+        """Whether a plan that other nodes read as well is far enough ahead. As each of them holds its share of a group,
+        what this one holds says how many groups pass through the memory of all. And what is fetched together is begun
+        when there is room for all of it: little by little, it would be many requests again.
+        """
+        if not window.is_shared_plan or window.spans_ahead() < COMMON_SPANS_AHEAD:
+            return False
+        if not self.budget.has_room(self._together_bytes(window)):
+            return True
+        return window.held_bytes() >= self._allotment.node_cache * NODE_CACHE_EVICTABLE_SHARE / 2
+
+    async def _bring_span(self, plan: _Following, span: Span) -> None:
+        """Start to fetch all of a span that is not stored, as memory becomes free."""
+        is_ahead = plan.is_ahead
+        extents = self.table.of_files(span.nodes)
+        self.planned.value += extents.page_bytes()
+        self.planned_hits.value += self.budget.hit_bytes(extents)
+        wanted = self.budget.hold(extents)
+        self.tripwires.add(np.intersect1d(span.extra_tripwires, wanted.nodes))
+        waiting = dict(wanted.by_chunk())
+        self._expected.update(
+            chunk for chunk, of_chunk in waiting.items() if self._batches.is_whole(chunk, of_chunk)
+        )
+        underway, is_shared_plan = set(waiting), plan.window.is_shared_plan
+
+        def done(chunks: Iterable[int]) -> None:
+            self._expected.difference_update(chunks)
+            underway.difference_update(chunks)
+            if not underway:
+                is_ahead.set()
+                plan.window.complete(span)
+
+        async def bring(batch: Batch, token: object) -> None:
+            async def arrived(came: Arrived) -> None:
+                await self._arrived(batch, came)
+                done(came)
+
+            try:
+                with self._foreground.waiting():
+                    if any(self.budget.is_wanted(extents).any() for extents in batch.values()):
+                        await self._batches.fetch(batch, is_shared_plan, arrived)
+            finally:
+                self._fetching.release_on_behalf_of(token)
+                done(batch)
+                self._wake()
+
+        while waiting:
+            before = set(waiting)
+            due = await self._due(plan, span, waiting)
+            done(before.difference(due, waiting))
+            for batch in self._batches.batched(due):
+                token = object()
+                await self._fetching.acquire_on_behalf_of(token)
+                self._nursery.start_soon(bring, batch, token)
+        done(())
+
+    async def _due(self, plan: _Following, span: Span, waiting: Batch) -> Batch:
+        """Wait until the window may take the first extents, and take out of them as many as it may now, counted;
+        or all, if they are not wanted any more.
+        """
+        window, due = plan.window, Batch()
+        while window.holds(span) and self._is_followed(plan):
+            for chunk, extents in list(waiting.items()):
+                if self.budget.pin(chunk):
+                    due[chunk] = self.table.of_chunk(chunk)
+                elif not self.budget.has_room(extents.page_bytes()):
+                    break
+                elif len(charged := self.budget.charge(extents)):
+                    due[chunk] = charged
+                del waiting[chunk]
+            if due or not waiting:
+                return due
+            moved = self._moved
+            if not await self._drop(window.passed()) and not await self._take_back(window):
+                await moved.wait()
+        waiting.clear()
+        return due
+
+    async def _take_back(self, needy: PlanWindow) -> bool:
+        """Take what was recalled, or what is furthest ahead of a plan that has its part; False if there is none."""
+        for window in self.windows:
+            nodes = window.release_recalled()
+            if not len(nodes) and window is not needy and self._has_its_part(window):
+                nodes = window.shrink()
+            if len(nodes):
+                return await self._drop([nodes])
+        return False
+
+    # -- what arrives ------------------------------------------------------------------------------------
+
+    async def _arrived(self, batch: Batch, came: Arrived) -> None:
+        """Push extents of chunks. Readers fetch what failed."""
+        for chunk, content in came.items():
+            if isinstance(content, DieselfsError):
+                self._failed.value += 1
+                _log.warning("files fetched ahead of their readers: %s", content)
+            elif self.budget.is_pinned(chunk):
+                self._pushed.push(chunk)
+        for extents, (payload, starts) in self._batches.joined(batch, came):
+            await self._put(extents, payload, starts)
+
+    async def _put(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
+        """Store what is wanted and not stored yet in the page cache, except tripwires, whose bytes stay here.
+
+        This runs in a thread of its own: the kernel may make it wait for a reader.
+        """
+        is_new = self.budget.put(extents)
+        extents, starts = extents[is_new], starts[is_new]
+        is_wire = self.tripwires.among(extents.nodes) & (extents.places == 0)
+        self.tripwires.hold(extents[is_wire], payload, starts[is_wire])
+        extents, starts = extents[~is_wire], starts[~is_wire]
+        try:
+            taken = await trio.to_thread.run_sync(
+                self._pages.store, extents, payload, starts, limiter=self._pushing
+            )
+        except MountError:
+            self._is_over = True
+            return
+        self._pushed_files.value += len(extents)
+        self._pushed_bytes.value += taken
+
+    async def _drop(self, passed: Iterable[Numbers]) -> bool:
+        """Drop files that a plan no longer needs, unless others do; False if there were none.
+
+        Tripwires that have entered the page cache are dropped as well, so that they work again.
+        """
+        nodes = np.concatenate([np.empty(0, np.int64), *passed])
+        extents = self.budget.release(self.table.of_files(nodes))
+        self.tripwires.release(extents.nodes)
+        dropped = np.union1d(extents.nodes, self.tripwires.sprung())
+        if len(dropped) and not self._is_over:
+            try:
+                await trio.to_thread.run_sync(self._pages.drop, dropped, limiter=self._pushing)
+            except MountError:
+                self._is_over = True
+            self._dropped_files.value += len(extents)
+        if len(nodes):
+            self._wake()
+        return bool(len(nodes))
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()

@@ -1,0 +1,90 @@
+"""The files that show how far the readers of plans are. No I/O.
+
+Reads from the page cache are invisible. So one file in `every` is a *tripwire*: it is kept out of the page cache, its
+bytes are held here, and the read for it shows the position of its reader. Of a file in several chunks only the first
+extent is left out, and fetched when it is read. The choice depends on the snapshot alone, so that it is the same in
+every epoch.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.arrays import Numbers
+from dieselfs.shuffle.order import mix
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.prefetch.extent_table import Extents
+
+TRIPWIRE_EVERY_MAX = 512
+TRIPWIRE_EVERY_MIN = 64
+"""The bounds of `every`. A read through the daemon costs as much as some ten reads from the page cache."""
+TRIPWIRE_CHUNKS = 4
+"""Within these bounds, there is one tripwire for this many chunks."""
+
+
+class Tripwires:
+    """About one in `every` files that are not empty; and files that are added."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._sizes = snapshot.column("sizes")
+        files_per_chunk = snapshot.header.files // max(snapshot.chunk_count, 1)
+        self.every = min(max(TRIPWIRE_CHUNKS * files_per_chunk, TRIPWIRE_EVERY_MIN), TRIPWIRE_EVERY_MAX)
+        self._added: set[int] = set()
+        self._bytes: dict[int, memoryview] = {}
+        self._bare: set[int] = set()  # those that span chunks
+        self._sprung: set[int] = set()  # read since, so that the kernel has them in the page cache
+
+    # -- which they are ----------------------------------------------------------------------------------
+
+    def usual(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of some files are tripwires in every epoch."""
+        chosen: npt.NDArray[np.bool_] = mix(nodes.astype(np.uint64)) % np.uint64(self.every) == 0
+        return chosen & self.could_be(nodes)
+
+    def could_be(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of some files can be a tripwire."""
+        is_possible: npt.NDArray[np.bool_] = self._sizes[nodes] > 0
+        return is_possible
+
+    def add(self, nodes: Numbers) -> None:
+        """Add tripwires, until they are released."""
+        self._added.update(nodes.tolist())
+
+    def among(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of some files are tripwires now."""
+        return self.usual(nodes) | np.isin(nodes, np.fromiter(self._added, np.int64, len(self._added)))
+
+    # -- their bytes -------------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(map(len, self._bytes.values()))
+
+    def hold(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
+        """Copy the bytes of tripwires from their first extents: that of number `i` begins at `starts[i]`."""
+        is_whole = extents.lengths == extents.sizes
+        self._bare.update(extents.nodes[~is_whole].tolist())
+        extents, starts = extents[is_whole], starts[is_whole]
+        columns = (extents.nodes.tolist(), starts.tolist(), extents.lengths.tolist())
+        for node, start, length in zip(*columns, strict=True):
+            self._bytes[node] = memoryview(bytes(payload[start : start + length]))
+
+    def held(self, node: int) -> memoryview | None:
+        """All bytes of a file, if it is a tripwire that was fetched."""
+        return self._bytes.get(node)
+
+    def spring(self, node: int) -> None:
+        """A file is read through the daemon, and enters the page cache."""
+        if node in self._bytes or node in self._bare:
+            self._sprung.add(node)
+
+    def sprung(self) -> Numbers:
+        """Tripwires that have entered the page cache, each once: they must be dropped from it to work again."""
+        sprung, self._sprung = self._sprung, set()
+        return np.fromiter(sprung, np.int64, len(sprung))
+
+    def release(self, nodes: Numbers) -> None:
+        """Files were dropped."""
+        for node in nodes[self.among(nodes)].tolist():
+            self._bytes.pop(node, None)
+            self._bare.discard(node)
+            self._added.discard(node)

@@ -1,0 +1,423 @@
+"""The part of a plan that a node holds: what to fetch next, and what its readers have finished. No I/O.
+
+The readers of a plan (the ranks of one node) read the same order, each its own share. What they will read is cut into
+*spans*: a group, or part of one, or several together where the node's shares of them are small. While one is read, the
+next is fetched (double buffering, as the paper on asynchronous I/O has it, section III).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dieselfs.arrays import Numbers
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs_client.prefetch.tripwires import Tripwires
+from dieselfs_client.prefetch.window_miss import WindowMiss
+
+LAG_MAX = 4096
+"""Readers in several processes do not read in exact order: files this many positions behind the furthest, but no more
+than a quarter of a span, may still be needed.
+"""
+READER_QUIET_S = 60.0
+"""The window ignores a reader whose last sign is this much older than another's: it may only have read the list."""
+OVERTAKEN_S = 2.0
+"""For this time after a tripwire, other reads do not show the position of its reader."""
+AHEAD_S = 30.0
+"""What would be read later than this from now is not fetched yet, beyond two spans: some kernels take back pages that
+nobody touched for about a minute."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Span:
+    """Some positions of a plan, and the files that the node's readers read at them."""
+
+    first: int
+    end: int
+    positions: Numbers
+    """Ascending: those that the node's readers read."""
+    nodes: Numbers
+    """The files at `positions`."""
+    extra_tripwires: Numbers
+    """Files that are tripwires this time, for readers who would have none."""
+
+
+@dataclass(eq=False, slots=True)
+class _Reader:
+    share: Share
+    position: int
+    """All before it that is in the share has been read, as far as is known."""
+    started_s: float | None = None
+    started_at: int = 0
+    seen_s: float = 0.0
+    last_wire: int = -1
+    """The position of its last tripwire."""
+    number: int = 0
+    """Of `HitRate`."""
+    reported: int = 0
+    """What is before it was returned by `newly_read`."""
+
+    window_miss: WindowMiss = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.window_miss = WindowMiss(self.share.plan)
+
+    def positions(self, first: int, end: int) -> Numbers:
+        """What it is still to read of the positions from `first` up to `end`."""
+        count_before = self.share.count_before
+        return self.share.positions(count_before(max(first, self.position)), count_before(end))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Stretch:
+    """Positions from `first` up to `end`, and which of them the node's readers read."""
+
+    first: int
+    end: int
+    by_reader: list[tuple[_Reader, Numbers]]
+    positions: Numbers
+    nodes: Numbers
+    length_bytes: int
+
+
+@dataclass(eq=False, slots=True)
+class _Wire:
+    """Which reader a tripwire belongs to, and at which position."""
+
+    reader: _Reader
+    position: int
+
+
+@dataclass(eq=False, slots=True)
+class PlanWindow:
+    """One plan and its readers on this node. `charge` tells what each of some files takes; `clock` is in seconds."""
+
+    plan: Plan
+    tripwires: Tripwires
+    charge: Callable[[Numbers], Numbers]
+    clock: Callable[[], float]
+    ahead: int = 0
+    """Spans up to here have been handed out."""
+    behind: int = 0
+    """All before it has been given back."""
+    _readers: list[_Reader] = field(default_factory=list)
+    _wires: dict[int, _Wire] = field(default_factory=dict)
+    _spans: list[Span] = field(default_factory=list)
+    _incomplete: set[Span] = field(default_factory=set)  # handed out, and not stored yet
+    _gathered: list[_Stretch] = field(default_factory=list)  # groups for the next span, from `ahead` on
+    # Spans that are to be handed out once more, with what is still held of them; then, files that are held twice.
+    _recalled: list[tuple[Span, Numbers]] = field(default_factory=list)
+    _surplus: list[Numbers] = field(default_factory=list)
+    _has_shrunk: bool = False  # since a reader was last heard of
+
+    def join(self, share: Share, position: int = 0, number: int = 0) -> None:
+        """Another reader, or one of before that begins anew; it may have come to a `position` already. What it wants of
+        spans that were handed out before is handed out once more; until then they stay stored. `number`: its number in
+        `newly_read`.
+        """
+        start = max(share.start, position)
+        if not self._readers:
+            self.ahead = self.behind = start
+        self._readers = [reader for reader in self._readers if _identity(reader.share) != _identity(share)]
+        self._spare_recalled()
+        while self._spans and self._spans[-1].end > start:
+            span = self._spans.pop()
+            self._recalled.append((span, self._held_of(span)))
+            self.ahead = span.first
+        self._go_to(min(self.ahead, start))
+        self.behind = min(self.behind, self.ahead)
+        self._readers.append(_Reader(share, start, seen_s=self.clock(), number=number, reported=start))
+        self._has_shrunk = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether each reader has passed its last tripwire."""
+        return self.ahead >= len(self.plan) and all(
+            reader.position > reader.last_wire for reader in self._alive()
+        )
+
+    @property
+    def is_shared_plan(self) -> bool:
+        """Whether there are more readers of this plan, elsewhere for all we know."""
+        return any(reader.share.world > 1 for reader in self._readers)
+
+    @property
+    def position(self) -> int:
+        """Where the slowest reader is, as far as is known."""
+        return min(reader.position for reader in self._alive())
+
+    def _alive(self) -> list[_Reader]:
+        """The readers, except those that are silent while others read."""
+        since_s = self.quiet_since_s - READER_QUIET_S
+        return [reader for reader in self._readers if reader.seen_s >= since_s]
+
+    @property
+    def quiet_since_s(self) -> float:
+        """The time of the last sign of a reader."""
+        return max(reader.seen_s for reader in self._readers)
+
+    def positions(self) -> Iterator[tuple[Share, int]]:
+        """Each reader's share, and how far it is known to be."""
+        for reader in self._readers:
+            yield reader.share, reader.position
+
+    # -- ahead of the readers ------------------------------------------------------------------------------
+
+    def gather(self, bytes_max: int) -> bool:
+        """Work out one more of the groups that the next span will have: several that have no more than `bytes_max` of
+        files together, or one, as for readers who have just begun. False when it has all. A group of a large job takes
+        some milliseconds, so that others should have their turn in between.
+        """
+        length_bytes = sum(stretch.length_bytes for stretch in self._gathered)
+        first = self._gathered[-1].end if self._gathered else self.ahead
+        is_full = self._gathered and (length_bytes >= bytes_max or not self._spans)
+        if is_full or first >= len(self.plan) or self._has_shrunk or self._is_far_enough():
+            return False
+        group = self._group_from(first)
+        if self._gathered and length_bytes + group.length_bytes > bytes_max:
+            return False
+        self._gathered.append(group)
+        return True
+
+    def next_span(self, bytes_max: int) -> Span | None:
+        """The next positions to fetch, with at most `bytes_max` of files: the groups that were gathered, or the next.
+        None for now if that is far enough ahead.
+        """
+        while self.ahead < len(self.plan) and not self._has_shrunk and not self._is_far_enough():
+            stretch = _joined(self._gathered or [self._group_from(self.ahead)])
+            end, positions, nodes = stretch.end, stretch.positions, stretch.nodes
+            if stretch.length_bytes > bytes_max:
+                charges = np.cumsum(self.charge(nodes))
+                # Equal parts, rather than a large one and a rest.
+                parts = -(-stretch.length_bytes // max(bytes_max, 1))
+                count = max(int(np.searchsorted(charges, stretch.length_bytes / parts, side="right")), 1)
+                if count < len(positions):
+                    end = int(positions[count])
+                    positions, nodes = positions[:count], nodes[:count]
+            self._go_to(end)
+            if len(positions):
+                extra = self._watch(positions, nodes, stretch.by_reader)
+                span = Span(stretch.first, end, positions, nodes, extra)
+                self._spans.append(span)
+                self._incomplete.add(span)
+                return span
+        return None
+
+    def _group_from(self, first: int) -> _Stretch:
+        """What is left of a group from a position on."""
+        group = self.plan.group_of(first)
+        end = int(self.plan.group_bounds()[group + 1])
+        by_reader = [(reader, reader.positions(first, end)) for reader in self._readers]
+        positions = np.unique(np.concatenate([positions for _, positions in by_reader]))
+        nodes = self.plan.nodes_of(group, positions).astype(np.int64)
+        return _Stretch(first, end, by_reader, positions, nodes, int(self.charge(nodes).sum()))
+
+    def _go_to(self, position: int) -> None:
+        """The next span begins here."""
+        self.ahead = position
+        self._gathered = []
+
+    def complete(self, span: Span) -> None:
+        """All of a span that can be fetched is stored."""
+        self._incomplete.discard(span)
+
+    def spans_ahead(self) -> int:
+        """How many spans that were handed out have not been read, as far as is known."""
+        # Spans with extra tripwires only may give no sign: their files may be in the page cache.
+        return sum(span.end > self.position and not len(span.extra_tripwires) for span in self._spans)
+
+    def _is_far_enough(self) -> bool:
+        if self.spans_ahead() < 2:
+            return False
+        rate = self.rate()
+        return rate is None or (self.ahead - self.position) > rate * AHEAD_S
+
+    def _watch(self, positions: Numbers, nodes: Numbers, by_reader: list[tuple[_Reader, Numbers]]) -> Numbers:
+        """Remember the readers of the tripwires at some positions; returns those that had to be added."""
+        is_wire = self.tripwires.usual(nodes)
+        can_be = self.tripwires.could_be(nodes)
+        extra = []
+        for reader, of_reader in by_reader:
+            is_own = np.isin(positions, of_reader)
+            places = np.flatnonzero(is_own & is_wire).tolist()
+            if not places:
+                places = np.flatnonzero(is_own & can_be)[-1:].tolist()
+                extra += places
+            for place in places:
+                self._wires[int(nodes[place])] = _Wire(reader, int(positions[place]))
+                reader.last_wire = max(reader.last_wire, int(positions[place]))
+        return nodes[extra]
+
+    def rate(self) -> float | None:
+        """Positions per second that the fastest reader moves on, None as long as nobody knows."""
+        rates = [
+            (reader.position - reader.started_at) / (reader.seen_s - reader.started_s)
+            for reader in self._readers
+            if reader.started_s is not None and reader.seen_s > reader.started_s
+        ]
+        return max(rates, default=None)
+
+    # -- behind the readers --------------------------------------------------------------------------------
+
+    def advance(self, node: int) -> int | None:
+        """How far its reader would have moved on, in positions, if it has just read this file; None if it cannot have,
+        or if it is no tripwire.
+        """
+        wire = self._wires.get(node)
+        if wire is None or wire.position < wire.reader.position:
+            return None
+        return wire.position + 1 - wire.reader.position
+
+    def noticed(self, node: int) -> None:
+        """The reader that a tripwire belongs to has read it."""
+        wire = self._wires[node]
+        reader = wire.reader
+        reader.seen_s = self.clock()
+        self._has_shrunk = False
+        if reader.started_s is None:
+            reader.started_s, reader.started_at = reader.seen_s, wire.position
+        reader.position = max(reader.position, wire.position + 1)
+        reader.window_miss.reset()
+
+    def is_starved(self, node: int) -> bool:
+        """Whether the reader that has just read a tripwire comes to files that are not stored yet before its next
+        tripwire.
+        """
+        wire = self._wires.get(node)
+        if wire is None or wire.reader.position != wire.position + 1:
+            return False
+        others = (other.position for other in self._wires.values() if other.reader is wire.reader)
+        end = min((position for position in others if position > wire.position), default=len(self.plan))
+        is_lacking = any(wire.position < span.end and span.first < end for span in self._incomplete)
+        return is_lacking or self.ahead < end
+
+    def is_overtaken(self, node: int) -> bool:
+        """A file was read through the daemon that is no tripwire. True if its reader has overtaken what was handed out,
+        and gave no sign for OVERTAKEN_S; the window then continues at its position.
+        """
+        now_s = self.clock()
+        for reader in self._readers:
+            if now_s - reader.seen_s < OVERTAKEN_S:
+                continue
+            position = reader.window_miss.noticed(node, self.ahead)
+            if position is not None and reader.share.count_before(position + 1) > reader.share.count_before(
+                position
+            ):
+                reader.position, reader.seen_s = position, now_s
+                reader.window_miss.reset()
+                self._go_to(max(self.ahead, self.position))
+                self._has_shrunk = False
+                return True
+        return False
+
+    def newly_read(self) -> Iterator[tuple[int, Numbers]]:
+        """What each reader, by its number, has read since the last call, as far as is known."""
+        for reader in self._readers:
+            if reader.position > reader.reported:
+                before = reader.share.count_before
+                read = reader.share.positions(before(reader.reported), before(reader.position))
+                reader.reported = reader.position
+                yield reader.number, self._nodes_at(read)
+
+    def _nodes_at(self, positions: Numbers) -> Numbers:
+        """The files at some positions; what was handed out is not worked out again."""
+        found = [positions[:0]]
+        for span in self._spans:
+            within = positions[slice(*np.searchsorted(positions, (span.first, span.end)))]
+            places = np.searchsorted(span.positions, within)
+            if len(within) and places[-1] < len(span.positions) and (span.positions[places] == within).all():
+                found.append(span.nodes[places])
+        if sum(map(len, found)) < len(positions):
+            return self.plan.nodes_at(positions).astype(np.int64)
+        return np.concatenate(found)
+
+    def passed(self) -> list[Numbers]:
+        """Files that all readers have finished, and that were not returned before."""
+        self._spare_recalled()
+        done, self._surplus = self._surplus, []
+        limit = self.position
+        while self._spans and self._spans[0].first < limit:
+            span = self._spans[0]
+            edge = min(limit - min(LAG_MAX, (span.end - span.first) // 4), span.end)
+            since, until = np.searchsorted(span.positions, (self.behind, edge)).tolist()
+            if until > since:
+                done.append(span.nodes[since:until])
+            self.behind = max(self.behind, edge)
+            if edge < span.end:
+                break
+            self._spans.pop(0)
+            is_wire = self.tripwires.usual(span.nodes)
+            for node in [*span.nodes[is_wire].tolist(), *span.extra_tripwires.tolist()]:
+                self._wires.pop(node, None)
+        return done
+
+    def _spare_recalled(self) -> None:
+        """What was recalled, and has been handed out again since, is held twice."""
+        self._surplus += [nodes for span, nodes in self._recalled if span.end <= self.ahead]
+        self._recalled = [(span, nodes) for span, nodes in self._recalled if span.end > self.ahead]
+
+    def holds(self, span: Span) -> bool:
+        """Whether a span that was handed out is still wanted."""
+        return span in self._spans or any(span is recalled for recalled, _ in self._recalled)
+
+    def held_bytes(self) -> int:
+        """What the files take that were handed out and are still wanted."""
+        return sum(int(self.charge(nodes).sum()) for nodes in self._held())
+
+    def release_recalled(self) -> Numbers:
+        """Give back the furthest recalled span: files that are read earlier need the memory."""
+        if not self._recalled:
+            return np.empty(0, np.int64)
+        furthest = max(range(len(self._recalled)), key=lambda place: self._recalled[place][0].first)
+        return self._recalled.pop(furthest)[1]
+
+    def shrink(self) -> Numbers:
+        """Give back the last span, unless it may be read already: others need the memory more.
+
+        It is handed out again when a reader has advanced; otherwise two plans would take the same memory in turns.
+        """
+        if len(self._spans) < 2 or self._spans[-1].first <= self.position:
+            return np.empty(0, np.int64)
+        self._has_shrunk = True
+        span = self._spans.pop()
+        self._go_to(span.first)
+        return span.nodes
+
+    def _held(self) -> list[Numbers]:
+        recalled = [nodes for _, nodes in self._recalled]
+        return [*map(self._held_of, self._spans), *recalled, *self._surplus]
+
+    def _held_of(self, span: Span) -> Numbers:
+        return span.nodes[np.searchsorted(span.positions, self.behind) :]
+
+    def given_up(self) -> list[Numbers]:
+        """All that is still held; the window is not to be used afterwards."""
+        nodes = self._held()
+        self._spans.clear()
+        self._recalled.clear()
+        self._surplus.clear()
+        self._wires.clear()
+        return nodes
+
+
+def _joined(stretches: list[_Stretch]) -> _Stretch:
+    """Some that follow one another, as one."""
+    if len(stretches) == 1:
+        return stretches[0]
+    by_reader = [
+        (reader, np.concatenate([stretch.by_reader[place][1] for stretch in stretches]))
+        for place, (reader, _) in enumerate(stretches[0].by_reader)
+    ]
+    return _Stretch(
+        stretches[0].first,
+        stretches[-1].end,
+        by_reader,
+        np.concatenate([stretch.positions for stretch in stretches]),
+        np.concatenate([stretch.nodes for stretch in stretches]),
+        sum(stretch.length_bytes for stretch in stretches),
+    )
+
+
+def _identity(share: Share) -> tuple[int, ...]:
+    """Identifies a reader of a plan."""
+    return share.rank, share.world, share.batch, share.reader.worker, share.reader.workers

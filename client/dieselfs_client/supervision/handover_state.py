@@ -1,0 +1,78 @@
+"""The state that a daemon hands over to the next one: plans in progress, pinned chunks, files of the control tree.
+
+It is a small memory file (memfd), which the supervisor holds. This module writes and reads it.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dieselfs.limits import MIB
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.share_name import ShareName
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs_client.mount.control_tree import ControlFile
+
+HANDOVER_BYTES_MAX = 8 * MIB
+"""State that a daemon hands over; if there is more, the next daemon starts without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProgress:
+    """A reader of a plan: the name of its share, and the position up to which it has read everything."""
+
+    name: str
+    position: int
+
+    @classmethod
+    def of(cls, share: Share, position: int) -> "PlanProgress":
+        return cls(str(ShareName.of(share)), position)
+
+    def resumed(self, plan_of: Callable[[PlanSpec], Plan]) -> Share:
+        """The share, of the plan that `plan_of` makes. Raises InvalidInput if it is of another snapshot."""
+        return ShareName.parse(self.name.encode()).share(plan_of)
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverEntries:
+    """All that is handed over. `pinned`: numbers of chunks; `files`: those of the control tree."""
+
+    readings: Sequence[PlanProgress] = ()
+    pinned: Sequence[int] = ()
+    files: Sequence[ControlFile] = ()
+
+
+class HandoverState:
+    """Used by one thread. `descriptor`: the file of the previous daemon; None makes a new one."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = (
+            os.memfd_create("dieselfs-handover", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        )
+        self._written = b""
+
+    def write(self, entries: HandoverEntries) -> None:
+        """Replace the content, unless it is the same. Content above HANDOVER_BYTES_MAX is not written."""
+        text = json.dumps(asdict(entries)).encode()
+        if text != self._written and len(text) <= HANDOVER_BYTES_MAX:
+            os.ftruncate(self.descriptor, len(text))
+            os.pwrite(self.descriptor, text, 0)
+            self._written = text
+
+    def read(self) -> HandoverEntries:
+        """What the previous daemon wrote; empty if it was killed while it wrote."""
+        length = min(os.fstat(self.descriptor).st_size, HANDOVER_BYTES_MAX)
+        try:
+            found: Any = json.loads(os.pread(self.descriptor, length, 0))
+            return HandoverEntries(
+                [PlanProgress(**reading) for reading in found["readings"]],
+                [*map(int, found["pinned"])],
+                [ControlFile(**file) for file in found["files"]],
+            )
+        except (ValueError, KeyError, TypeError):
+            return HandoverEntries()
+
+    def close(self) -> None:
+        os.close(self.descriptor)

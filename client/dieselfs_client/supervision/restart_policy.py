@@ -1,0 +1,34 @@
+"""How many daemons may die before the supervisor unmounts. No I/O."""
+
+from collections import deque
+
+DEATHS_BEFORE_READY_MAX = 10
+"""Daemons in a row that may die before they have answered the requests that waited for them."""
+FAULTS_MAX = 10
+"""Daemons that may crash, or be killed because they hung, within the window."""
+KILLS_MAX = 2000
+"""Daemons that another process may kill within the window; each costs readers about 20 ms."""
+WINDOW_S = 60.0
+
+
+class RestartPolicy:
+    """Counts how daemons died. A daemon that crashes, or never answers, is likely to do so again; one that serves and
+    is killed by another process is not.
+    """
+
+    def __init__(self) -> None:
+        self._before_ready = 0
+        self._faults_s: deque[float] = deque(maxlen=FAULTS_MAX + 1)
+        self._kills_s: deque[float] = deque(maxlen=KILLS_MAX + 1)
+
+    def note_death(self, now_s: float, was_ready: bool, was_killed: bool) -> str | None:
+        """A daemon died at `now_s`. Returns the reason to unmount, None to start another."""
+        self._before_ready = 0 if was_ready else self._before_ready + 1
+        if self._before_ready > DEATHS_BEFORE_READY_MAX:
+            return f"{self._before_ready} daemons in a row died before they could serve"
+        times_s = self._kills_s if was_killed else self._faults_s
+        times_s.append(now_s)
+        if len(times_s) == times_s.maxlen and now_s - times_s[0] <= WINDOW_S:
+            what = "were killed" if was_killed else "crashed"
+            return f"{len(times_s)} daemons {what} within {now_s - times_s[0]:.0f} s"
+        return None

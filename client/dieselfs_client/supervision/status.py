@@ -1,0 +1,113 @@
+"""The status of a supervisor: its daemon, and how often that was replaced. This module reads `/proc`.
+
+The status is in a memory file of the supervisor, so nothing is left behind when it dies. Only processes of the same
+user, and root, can read it. The supervisor imports this module, so this module imports little.
+"""
+
+import contextlib
+import json
+import os
+from typing import NamedTuple
+
+STATUS_NAME = "dieselfs-mount"
+STATUS_BYTES_MAX = 64 << 10
+_READS_MAX = 3
+"""A reader may see half of a write, and reads again."""
+
+
+class SupervisorStatus(NamedTuple):
+    """The state of one supervisor.
+
+    - `mountpoint`: resolved; `device`: `major:minor` of the mount, empty before it is mounted
+    - `supervisor`, `daemon`: process IDs; 0 while there is no daemon
+    - `is_served`: the daemon has answered the requests that waited for it
+    - `restarts`: daemons started after one died; `upgrades`: on request
+    - `refusals`: upgrades that failed, so that the old daemon continued
+    - `trouble`: the last failure, empty if there was none
+    - `resends`: the kernel can send requests again, so that readers do not notice the death of a daemon
+    """
+
+    mountpoint: str
+    device: str = ""
+    supervisor: int = 0
+    daemon: int = 0
+    is_served: bool = False
+    restarts: int = 0
+    upgrades: int = 0
+    refusals: int = 0
+    trouble: str = ""
+    resends: bool = False
+
+
+class StatusFile:
+    """The memory file to which a supervisor writes its status."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create(STATUS_NAME)
+        self._written = b""
+        self._length_bytes = 0
+
+    def write(self, supervision: SupervisorStatus) -> None:
+        content = json.dumps(supervision._asdict()).encode()
+        if content != self._written:
+            os.pwrite(
+                self._descriptor, content.ljust(self._length_bytes), 0
+            )  # blanks cover a longer predecessor
+            self._written, self._length_bytes = content, max(len(content), self._length_bytes)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def name_process(name: str) -> None:
+    """Set the name of this process in `ps -o comm` and `top`; up to 15 characters."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write(name)
+
+
+def supervisions() -> list[SupervisorStatus]:
+    """All supervisors that this user can read, in the mount namespace of this process."""
+    found = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        supervision = _read(f"/proc/{process}")
+        if supervision is not None and supervision.supervisor == int(process):
+            found.append(supervision)
+    return found
+
+
+def supervision_of(mountpoint: str) -> SupervisorStatus | None:
+    """The supervisor of the mount on this (resolved) path, if it lives and this user can read it."""
+    return next((one for one in supervisions() if one.mountpoint == mountpoint), None)
+
+
+def _read(process: str) -> SupervisorStatus | None:
+    try:
+        if os.readlink(f"{process}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+            return None
+        for number in os.listdir(f"{process}/fd"):
+            if os.readlink(f"{process}/fd/{number}") == f"/memfd:{STATUS_NAME} (deleted)":
+                return _read_whole(f"{process}/fd/{number}")
+    except OSError:  # it has ended, or belongs to another user
+        pass
+    return None
+
+
+def _read_whole(path: str) -> SupervisorStatus | None:
+    for _ in range(_READS_MAX):
+        with open(path, "rb") as file:
+            supervision = parse_status(file.read(STATUS_BYTES_MAX))
+        if supervision is not None:
+            return supervision
+    return None
+
+
+def parse_status(content: bytes) -> SupervisorStatus | None:
+    """What `StatusFile` wrote; None for anything else, which another program may have written."""
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    kinds = {name: type(value) for name, value in fields.items()}
+    return SupervisorStatus(**fields) if kinds == SupervisorStatus.__annotations__ else None

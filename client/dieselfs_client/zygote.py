@@ -1,0 +1,152 @@
+"""The process that daemons are forked from. This module forks, and exchanges messages with the supervisor.
+
+    python -m dieselfs_client.zygote DATASET MOUNTPOINT OPTIONS LOG CHANNEL
+
+It has imported everything and opened the dataset, and never has a second thread. The supervisor keeps the snapshot, so
+that a later zygote has the same inode numbers, and needs neither the server nor the snapshot cache.
+"""
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy.ma  # noqa: F401  # else the first np.unique of a daemon imports it while a reader waits
+import trio
+
+from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError
+from dieselfs_client.daemon import open_dataset, open_log, serve_mount
+from dieselfs_client.mount.options import MountOptions, parse_options
+from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
+from dieselfs_client.supervision.status import name_process
+from dieselfs_client.supervision.supervisor import SNAPSHOT
+from dieselfs_client.supervision.supervisor_client import SupervisorClient
+
+Serve = Callable[[SupervisorClient], Coroutine[Any, Any, None]]
+"""Serves the mount for a daemon with this client (`serve_mount`)."""
+
+_log = logging.getLogger(__name__)
+
+
+def fork_daemons(control_channel: ControlChannel, serve: Serve, log_file: Path | None) -> None:
+    """Fork a daemon at each request of the supervisor, until it closes the channel. Never returns in a daemon."""
+    gc.collect()
+    gc.freeze()  # else the first collection in a daemon copies all pages that it shares with the zygote
+    control_channel.send("warm")
+    while (message := control_channel.receive_patiently(None)) is not None:
+        if message.word == "fork" and message.descriptor is not None:
+            with socket.socket(fileno=message.descriptor) as end:
+                of_daemon = ControlChannel(end)
+                if _is_forked(of_daemon):
+                    control_channel.close()
+                    _be_daemon(of_daemon, serve, log_file)
+
+
+def _is_forked(of_daemon: ControlChannel) -> bool:
+    """Whether this is the daemon. A process in between forks it and ends, so the supervisor becomes its parent."""
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return False
+    try:
+        daemon = os.fork()
+        if daemon:
+            of_daemon.send("born", str(daemon))
+    except OSError:
+        _log.exception("cannot fork a daemon")
+        os._exit(EXIT_BUG)
+    if daemon:
+        os._exit(EXIT_OK)
+    return True
+
+
+def _be_daemon(control_channel: ControlChannel, serve: Serve, log_file: Path | None) -> NoReturn:
+    code = EXIT_OK
+    try:
+        supervisor_client = _await_turn(control_channel)
+        if supervisor_client is not None:
+            code = _served(supervisor_client, control_channel, serve, log_file)
+    except BaseException:  # any error: the process must not continue as the zygote
+        code = EXIT_BUG
+        _log.exception("the daemon ended by an unexpected error")
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _await_turn(control_channel: ControlChannel) -> SupervisorClient | None:
+    """Wait until this daemon must serve; None if the supervisor ends before that."""
+    try:
+        return SupervisorClient(control_channel)
+    except ConnectionError as error:
+        _log.info("the standby daemon ends: %s", error)
+        return None
+
+
+def _served(
+    supervisor_client: SupervisorClient, control_channel: ControlChannel, serve: Serve, log_file: Path | None
+) -> int:
+    """Serve until the mount is gone; returns the exit code."""
+    name_process("dieselfs-daemon")
+    if log_file is not None:
+        open_log(log_file)  # the file that the zygote opened may have been rotated
+    try:
+        trio.run(serve, supervisor_client)
+    except DieselfsError as error:
+        _fail(control_channel, error, log_file)
+        return error.exit_code
+    return EXIT_OK
+
+
+def _fail(control_channel: ControlChannel, error: DieselfsError, log_file: Path | None) -> None:
+    if log_file is not None:
+        _log.error("%s", error)
+    text = " ".join(str(error).splitlines())
+    with suppress(OSError):  # the supervisor has ended
+        control_channel.send_patiently("failed", f"{error.exit_code} {type(error).__name__} {text}")
+
+
+def main() -> None:
+    dataset, mountpoint, text, log, end = sys.argv[1:]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # signals are for the supervisor, which sends orders
+    os.umask(0o077)
+    name_process("dieselfs-zygote")
+    os.set_inheritable(int(end), False)
+    log_file = None if log == "-" else Path(log)
+    with socket.socket(fileno=int(end)) as ours:
+        control_channel = ControlChannel(ours)
+        try:
+            if log_file is None:
+                logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+            else:
+                open_log(log_file)
+            inherited, _ = receive_inheritance(control_channel)
+            options = parse_options(text, MountOptions())
+            kept = inherited.get(SNAPSHOT)
+            opened = open_dataset(dataset, options, None if kept is None else f"/proc/self/fd/{kept}")
+        except DieselfsError as error:
+            _fail(control_channel, error, log_file)
+            sys.exit(error.exit_code)
+        with suppress(OSError):  # the cache has just removed it: the next zygote fetches it from the server
+            file = os.open(opened.snapshot.source, os.O_RDONLY | os.O_CLOEXEC)
+            control_channel.send("keep", SNAPSHOT, file)
+            os.close(file)
+        snapshot, source, client = opened
+        fork_daemons(
+            control_channel,
+            lambda supervisor_client: serve_mount(
+                snapshot, source, mountpoint, options, client=client, supervisor_client=supervisor_client
+            ),
+            log_file,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Addresses: `tcp://host:port` or `unix:PATH` of one server, a list of these, or `etcd://` for several. No I/O."""
+
+import re
+from dataclasses import dataclass
+
+from dieselfs.errors import InvalidInput
+
+DEFAULT_PORT = 7070
+ETCD_PORT = 2379
+
+_ETCD = "etcd://"
+_TCP = re.compile(
+    r"(?:tcp://|dl://)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>\d{1,5}))?/?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+    @property
+    def first(self) -> "TcpAddress":
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+    @property
+    def first(self) -> "UnixAddress":
+        return self
+
+
+Address = TcpAddress | UnixAddress
+
+
+@dataclass(frozen=True, slots=True)
+class ServerList:
+    """Several servers over the same stores."""
+
+    servers: tuple[Address, ...]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.servers))
+
+    @property
+    def first(self) -> Address:
+        return self.servers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAddress:
+    """The members of an etcd cluster, in which servers are registered."""
+
+    members: tuple[TcpAddress, ...]
+
+    def __str__(self) -> str:
+        return "etcd://" + ",".join(str(member).removeprefix("tcp://") for member in self.members)
+
+    @property
+    def first(self) -> TcpAddress:
+        return self.members[0]
+
+
+Servers = TcpAddress | UnixAddress | ServerList | EtcdAddress
+"""The servers that a client may use. `first` is one address: the first server, or the first member of etcd."""
+
+
+def parse_address(text: str) -> Address:
+    """Parse `tcp://host:port` (scheme and port are optional) or `unix:PATH`. Raises InvalidInput."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        path = path[2:] if path.startswith("//") else path  # unix:///run/x as well as unix:/run/x
+        if not path or "\0" in path:
+            raise InvalidInput(f"server address {text!r} has no path: write unix:/run/dieselfs/server.sock")
+        return UnixAddress(path)
+    address = _parse_tcp(text, DEFAULT_PORT)
+    if address is None:
+        raise InvalidInput(f"server address {text!r} is neither tcp://HOST:PORT nor unix:PATH")
+    return address
+
+
+def parse_servers(text: str) -> Servers:
+    """Parse one address, several with commas between, or `etcd://host:port[,host:port]`. Raises InvalidInput."""
+    if text.startswith(_ETCD):
+        return parse_etcd(text)
+    servers = tuple(dict.fromkeys(parse_address(part) for part in text.split(",")))
+    return servers[0] if len(servers) == 1 else ServerList(servers)
+
+
+def parse_etcd(text: str) -> EtcdAddress:
+    """Parse `[etcd://]host:port[,host:port]`, members of an etcd cluster. Raises InvalidInput."""
+    members = [
+        _parse_tcp(part, ETCD_PORT) if "://" not in part else None
+        for part in text.removeprefix(_ETCD).split(",")
+    ]
+    if None in members:
+        raise InvalidInput(f"etcd address {text!r} is not etcd://HOST:PORT[,HOST:PORT]")
+    return EtcdAddress(tuple(filter(None, dict.fromkeys(members))))
+
+
+def _parse_tcp(text: str, default_port: int) -> TcpAddress | None:
+    match = _TCP.fullmatch(text)
+    port = int(match["port"] or default_port) if match else 0
+    return TcpAddress(match["v6"] or match["host"], port) if match and port <= 65535 else None

@@ -1,0 +1,227 @@
+"""Reads files of one snapshot, from memory if they are there. This module waits for sockets and hooks into fork.
+
+Three ways lead to the bytes of a file, each several times slower than the one before. The place of a file in a pinned
+chunk is remembered by its path after the first read. Else the snapshot finds the chunk, which may be in memory. Else
+the chunk is fetched, or just the extent in it.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.cache.policy import LOOKUP_BYTES
+from dieselfs.cache.thread_cache import Payload, ThreadCache
+from dieselfs.cluster.attachment import Attachment
+from dieselfs.cluster.node_client import NodeClient
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, LIBRARY_MEMORY_BYTES
+from dieselfs.names import printable, user_path
+from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.sources.server import ServerSource
+
+Path = str | bytes | os.PathLike[str]
+
+_NOT_KNOWN = (KeyError, IndexError, TypeError)
+"""Raised by a look-up if the path is not remembered, the reader was closed, or the argument is no path."""
+
+# As `os.fsencode`, which takes three times as long.
+_ENCODING, _ENCODING_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+
+# The place of a file as one number: the slot of a pinned payload, first byte, end. The garbage collector would visit
+# tuples in each collection, and so copy them in each forked process.
+_PLACE_BITS = 27
+_SLOT_SHIFT = 2 * _PLACE_BITS
+_PLACE_MASK = (1 << _PLACE_BITS) - 1
+assert CHUNK_PAYLOAD_BYTES_MAX <= _PLACE_MASK
+
+
+class FileReader:
+    """Reads files of one snapshot. Blocks; safe to use from several threads, and after a fork.
+
+    A chunk of which much is requested, at once or in several requests, is fetched and held whole: readers of the
+    chunk-wise order return to it. While it would be pinned, the second request is enough. Otherwise only extents are
+    fetched: if a chunk is evicted before its next file is read, each file costs a whole chunk.
+    """
+
+    def __init__(
+        self,
+        chunks: ServerSource,
+        memory_bytes: int = LIBRARY_MEMORY_BYTES,
+        daemon: NodeClient | Attachment | None = None,
+    ) -> None:
+        """`daemon`: of this node, which may have chunks in memory already, or what attaches this process to its job,
+        whose nodes may; `close` closes it.
+        """
+        self.chunks = chunks
+        self._snapshot = chunks.snapshot
+        self._memory_bytes = memory_bytes
+        self._held = ThreadCache(chunks, memory_bytes, daemon)
+        self._policy = self._held.policy
+        self._known: dict[Path, int] = {}
+        self._known_bytes_left = self._held.budget.lookups  # guarded by the lock of what is held
+        self.metrics = self._held.metrics
+        # Both are changed without a lock.
+        self._hits = self.metrics.counter("files.hits", "Files whose bytes were in memory.")
+        self._misses = self.metrics.counter("files.misses", "Files that had to be waited for.")
+        self.get = self._specialised()
+        _readers.add(self)
+
+    def _specialised(self) -> Callable[[Path], bytes]:
+        """`get`: a closure, as attributes would cost a third of a hit's time."""
+        known, memories, fetched, hits = self._known, self._held.memories, self._get, self._hits
+
+        def get(path: Path) -> bytes:
+            """All bytes of a file. Symbolic links are followed. Raises NotFound, InvalidInput, Damaged, Unavailable."""
+            try:
+                at = known[path]
+                content = memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+            except _NOT_KNOWN:
+                return fetched(path)
+            hits.value += 1
+            return content
+
+        return get
+
+    def after_fork(self) -> None:
+        """In a forked child: with locks of its own."""
+        self._held.after_fork()
+
+    # -- by path -----------------------------------------------------------------------------------------
+
+    def get_many(self, paths: Iterable[Path]) -> list[bytes]:
+        """All bytes of each file, in this order; each chunk is requested once. Raises as `get`."""
+        paths = paths if isinstance(paths, list) else list(paths)
+        memories = self._held.memories
+        try:
+            contents = [
+                memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+                for at in map(self._known.__getitem__, paths)
+            ]
+        except _NOT_KNOWN:
+            found = list(map(self._found, paths))
+            fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
+            return [next(fetched) if isinstance(at, int) else at[0].memory[at[1] : at[2]] for at in found]
+        self._hits.value += len(paths)
+        return contents
+
+    def views(self, paths: Iterable[Path]) -> list[memoryview]:
+        """As `get_many`, but without a copy for files that are in memory. A view keeps the memory of a whole chunk."""
+        paths = paths if isinstance(paths, list) else list(paths)
+        pinned = self._held.views
+        try:
+            views = [
+                pinned[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+                for at in map(self._known.__getitem__, paths)
+            ]
+        except _NOT_KNOWN:
+            found = list(map(self._found, paths))
+            fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
+            return [
+                memoryview(next(fetched)) if isinstance(at, int) else at[0].view[at[1] : at[2]]
+                for at in found
+            ]
+        self._hits.value += len(paths)
+        return views
+
+    def _get(self, path: Path) -> bytes:
+        found = self._found(path)
+        if isinstance(found, int):
+            return self._read_extents([found])[0]
+        payload, start, end = found
+        return payload.memory[start:end]
+
+    def _found(self, path: Path) -> tuple[Payload, int, int] | int:
+        """Where the bytes of a file lie, which counts as a hit; its node if it is not one extent in memory."""
+        snapshot, text = self._snapshot, os.fspath(path)
+        node = snapshot.find(text.encode(_ENCODING, _ENCODING_ERRORS) if isinstance(text, str) else text)
+        extent = snapshot.sole_extent(node) if node >= 0 else None
+        if extent is None:
+            node = snapshot.follow(user_path(text))
+            extent = snapshot.sole_extent(node)
+            if extent is None:
+                return node
+        chunk, start, end = extent
+        payload = self._policy.pinned.get(chunk)
+        if payload is None:
+            with self._held.lock:
+                payload = self._policy.get(chunk)
+            if payload is None:
+                return node
+        elif self._known_bytes_left > 0:
+            with self._held.lock:
+                self._known_bytes_left -= LOOKUP_BYTES + len(text)
+                self._known[text] = self._held.slots[chunk] << _SLOT_SHIFT | start << _PLACE_BITS | end
+        self._hits.value += 1
+        return payload, start, end
+
+    # -- by node -----------------------------------------------------------------------------------------
+
+    def read(self, node: int) -> bytes:
+        """All bytes of a file. Raises InvalidInput if it is none, Damaged, Unavailable."""
+        return self._read_extents([node])[0]
+
+    def read_many(
+        self, nodes: Sequence[int] | npt.NDArray[np.integer], is_shared_plan: bool = False
+    ) -> list[bytes]:
+        """All bytes of each file, in the order of `nodes`; each chunk is requested once. Raises as `read`.
+
+        `is_shared_plan`: other processes of the job read the same chunks now, because all follow one order.
+        """
+        columns = self._snapshot.sole_extents(np.asarray(nodes, np.int64))
+        chunks, starts, ends = (column.tolist() for column in columns)
+        with self._held.lock:
+            held = {chunk: self._policy.get(chunk) for chunk in set(chunks)}
+        missing = [int(node) for node, chunk in zip(nodes, chunks, strict=True) if held[chunk] is None]
+        self._hits.value += len(nodes) - len(missing)
+        fetched = iter(self._read_extents(missing, is_shared_plan))
+        return [
+            next(fetched) if (payload := held[chunk]) is None else payload.memory[start:end]
+            for chunk, start, end in zip(chunks, starts, ends, strict=True)
+        ]
+
+    def _read_extents(self, nodes: Sequence[int], is_shared_plan: bool = False) -> list[bytes]:
+        """As `read_many`, for files of any number of extents, which may have to be fetched."""
+        extents = [self._extents(node) for node in nodes]
+        wanted: dict[int, dict[ExtentRef, None]] = {}
+        for of_file in extents:
+            for extent in of_file:
+                wanted.setdefault(extent.chunk, {})[extent] = None
+        contents, missed = self._held.contents(
+            {chunk: [*of_chunk] for chunk, of_chunk in wanted.items()}, is_shared_plan
+        )
+        missed_files = sum(any(extent.chunk in missed for extent in of_file) for of_file in extents)
+        self._misses.value += missed_files
+        self._hits.value += len(nodes) - missed_files
+        return [
+            contents[of_file[0]] if len(of_file) == 1 else b"".join([contents[extent] for extent in of_file])
+            for of_file in extents
+        ]
+
+    def _extents(self, node: int) -> list[ExtentRef]:
+        extents = self._snapshot.extents(node)
+        if not extents and not self._snapshot.stat(node).is_file:
+            path = printable(self._snapshot.path(node))
+            raise InvalidInput(f"dl://{self._snapshot.dataset}/{path}: not a file")
+        return extents
+
+    def close(self) -> None:
+        """Release all memory and the connection to the daemon. Reads in flight end normally."""
+        self._held.close()
+        with self._held.lock:
+            self._known.clear()
+            self._known_bytes_left = 0
+
+
+_readers: WeakSet[FileReader] = WeakSet()
+
+
+def _after_fork() -> None:
+    for reader in list(_readers):
+        reader.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

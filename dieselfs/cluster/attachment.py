@@ -1,0 +1,255 @@
+"""The access of an attached process to the memory of its job. This module runs threads, and waits for sockets.
+
+    chunk of this node     -> mapped from the node master, which fetches it from a server, once
+    chunk of another node  -> the master of that node, over a connection of this process; if that fails, a server
+    no node master         -> a server; a new master may appear at any time
+
+The node master supplies the membership list; without a master, the last list stays in use. A forked child has the list
+of its parent, and its own connections, threads and locks.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Protocol
+
+from xxhash import xxh3_128_intdigest
+
+from dieselfs.address import TcpAddress
+from dieselfs.chunk.segment import Memory, readonly_view
+from dieselfs.cluster.chunk_requests import PeerRequest
+from dieselfs.cluster.member import INCARNATION_BYTES, Member
+from dieselfs.cluster.node_client import NodeClient
+from dieselfs.cluster.ownership import Ownership
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.pooled_source import LocalPayload, PooledSource
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S, PEER_PINGS_AT_ONCE_MAX
+from dieselfs.metrics import Registry
+from dieselfs.rpc.auth import Key
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Slices, Source
+from dieselfs.sources.server import first_damaged
+
+_NOWHERE = TcpAddress("127.0.0.1", 0)
+"""The address of an attached process: it gets no requests."""
+
+_log = logging.getLogger(__name__)
+
+
+class MasterKeeper(Protocol):
+    """Ensures that this node has a master. Thread-safe."""
+
+    def ensure(self, wait_s: float) -> None:
+        """Find a master, or start one; wait at most this long for its answer. Raises nothing."""
+        ...
+
+    def close(self) -> None:
+        """This process no longer needs the master."""
+        ...
+
+
+class MasterChunks:
+    """The chunks of this node, shared by its master. Blocks; thread-safe."""
+
+    def __init__(self, snapshot: Snapshot, node: NodeClient) -> None:
+        self._snapshot = snapshot
+        self._node = node
+
+    def find(self, wanted: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, LocalPayload]]:
+        """The payload for each request, with the requested extents verified; None if the master does not send it, or
+        it is damaged.
+        """
+        for each in wanted:
+            yield each, self._payload(each)
+
+    def _payload(self, wanted: PeerRequest) -> memoryview | None:
+        length_bytes = self._snapshot.chunk_payload_length(wanted.chunk)
+        wanted_bytes = length_bytes if wanted.is_shared_plan else wanted.length_bytes
+        memory = self._node.memory(wanted.chunk, length_bytes, wanted_bytes)
+        if memory is None:
+            return None
+        view = readonly_view(memory)
+        if wanted.extents:  # verifying the whole payload costs as much as 100 small files
+            is_intact = first_damaged(wanted.extents, Slices.of_payload(view, wanted.extents)) is None
+        else:
+            is_intact = xxh3_128_intdigest(view) == self._snapshot.chunk_checksum(wanted.chunk)
+        return view if is_intact else None
+
+
+class _Parts:
+    """The connections, locks and threads of an attachment in one process."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        server: Source,
+        node: NodeClient,
+        name: str,
+        key: Key,
+        clock: Callable[[], float],
+        metrics: Registry,
+    ) -> None:
+        self.process_id = os.getpid()
+        self.peers = PeerClient(key, snapshot.digest, clock=clock, metrics=metrics)
+        alone = Member(name, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
+        self.ownership = Ownership(snapshot, alone, self.peers)
+        node_cache = MasterChunks(snapshot, node)
+        self.source = PooledSource(
+            snapshot, self.ownership.owner, node_cache, self.peers, server, metrics=metrics
+        )
+        self.refreshing = ThreadPoolExecutor(1, "attachment")
+        self.pinging = ThreadPoolExecutor(PEER_PINGS_AT_ONCE_MAX, "pings")
+        self.pings: dict[str, Future[bool]] = {}  # by node; used only by the refresh thread
+        self.refresh: Future[None] | None = None
+        self.due_s = clock() + NODE_MEMBERS_INTERVAL_S
+
+    def change(self, members: Sequence[Member]) -> None:
+        """Set the members. Raises InvalidInput for an impossible list."""
+        self.ownership.change(members)
+        self.peers.keep(members)
+
+
+class Attachment:
+    """Blocks, each wait bounded; thread-safe, also after a fork.
+
+    Before the first use there are no requests and no threads. The first use waits for a master, and for its answer
+    (at most NODE_HELLO_TIMEOUT_S); later refreshes run in the background.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        server: Source,
+        node: NodeClient,
+        name: str,
+        key: Key,
+        keeper: MasterKeeper | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: Registry | None = None,
+    ) -> None:
+        """`server`: the source of chunks that no node sends; `node`: the client of the node master (`job_socket_path`);
+        `name`: of the node; `key`: `JobSecret.peer_key()`.
+
+        `keeper` waits up to JOB_MASTER_WAIT_S for a master at the first use, and does not wait later. `close` closes
+        `keeper` and `node`.
+        """
+        self.metrics = metrics or Registry()
+        self._snapshot = snapshot
+        self._server = server
+        self._node = node
+        self._name = name
+        self._key = key
+        self._keeper = keeper
+        self._clock = clock
+        self._process_id = os.getpid()
+        self._lock = Lock()  # guards the creation of the parts
+        self._parts: _Parts | None = None
+        self._is_closed = False
+        # Changed by one thread at a time: the one that makes the parts, then the refresh thread.
+        self._version = 0
+        self._members: tuple[Member, ...] = ()
+        self._has_waited = False
+
+    @property
+    def source(self) -> PooledSource:
+        """The source of bytes. Read it for each use: it belongs to one process."""
+        return self._here().source
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The last known node masters of the job, that of this node first; none before the first use."""
+        return self._members
+
+    def is_own(self, chunk: int) -> bool:
+        """Whether the master of this node owns a chunk now."""
+        return self._here().ownership.owner(chunk) is None
+
+    def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
+        """As `NodeClient.memory`; None also for chunks of other nodes."""
+        return self._node.memory(chunk, length_bytes, wanted_bytes) if self.is_own(chunk) else None
+
+    @property
+    def peers(self) -> PeerClient:
+        """Sends requests to the masters of other nodes; belongs to one process, as `source`."""
+        return self._here().peers
+
+    def close(self) -> None:
+        """Send no more requests to masters: requests in flight and later ones use a server. Mappings stay valid."""
+        self._is_closed = True
+        self._node.close()
+        if self._keeper is not None:
+            self._keeper.close()
+        parts = self._parts
+        if parts is not None and parts.process_id == os.getpid():
+            parts.peers.close()
+
+    # -- this process ------------------------------------------------------------------------------------
+
+    def _here(self) -> _Parts:
+        """The parts of this process; starts a refresh when it is due."""
+        parts = self._parts
+        if parts is None or parts.process_id != os.getpid():
+            parts = self._make_parts()
+        now_s = self._clock()
+        if now_s >= parts.due_s and not self._is_closed and (parts.refresh is None or parts.refresh.done()):
+            parts.due_s = now_s + NODE_MEMBERS_INTERVAL_S
+            if parts.refresh is not None:
+                parts.refresh.result()  # raises its error, which would be a bug
+            parts.refresh = parts.refreshing.submit(self._refresh, parts)
+        return parts
+
+    def _make_parts(self) -> _Parts:
+        with self._guard():
+            parts = self._parts
+            if parts is None or parts.process_id != os.getpid():
+                parts = _Parts(
+                    self._snapshot, self._server, self._node, self._name, self._key, self._clock, self.metrics
+                )
+                if self._members:  # known from the parent process
+                    parts.change(self._members)
+                elif not self._is_closed:
+                    if self._keeper is not None and not self._has_waited:
+                        self._keeper.ensure(JOB_MASTER_WAIT_S)
+                        self._has_waited = True
+                    self._read_members(parts)
+                self._parts = parts
+            return parts
+
+    def _refresh(self, parts: _Parts) -> None:
+        """Read the membership list, and ping avoided peers."""
+        if not self._read_members(parts) and self._keeper is not None and not self._is_closed:
+            self._keeper.ensure(0.0)
+        for node in [node for node, ping in parts.pings.items() if ping.done()]:
+            parts.pings.pop(node).result()
+        # Concurrently: when a rack fails, pings must not wait for each other.
+        due = set(parts.peers.due()).difference(parts.pings)
+        for member in self._members:
+            if member.node in due and len(parts.pings) < PEER_PINGS_AT_ONCE_MAX:
+                parts.pings[member.node] = parts.pinging.submit(parts.peers.ping, member)
+
+    def _read_members(self, parts: _Parts) -> bool:
+        """Request the membership list from the node master; whether it has answered."""
+        reply = self._node.members(self._version)
+        if reply is None:
+            return False
+        if reply.members is not None:
+            try:
+                parts.change(reply.members)
+            except InvalidInput as error:
+                _log.error(
+                    "node master sent an invalid membership list; the last one stays in use: %s", error
+                )
+                return False
+            self._version, self._members = reply.version, reply.members
+        return True
+
+    def _guard(self) -> Lock:
+        """The lock: a new one in a forked child, where a thread of the parent may have held the old one forever."""
+        if self._process_id != os.getpid():
+            # In this order: a thread that sees the new process ID takes the lock at once.
+            self._lock, self._process_id = Lock(), os.getpid()
+        return self._lock

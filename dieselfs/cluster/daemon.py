@@ -1,0 +1,144 @@
+"""The node master, for programs that read with the library: found, or started. This module opens sockets, locks files
+and starts processes.
+
+A node with a mount in the job, or with `dlcmd cache`, has a master already. Else the first program that reads starts
+one, unless a program of a smaller rank does so within MASTER_PATIENCE_S. It outlives its program: it ends when no
+program of the job has run on the node for JOB_IDLE_S, and programs start another if it dies or hangs. It is started by
+the name of its module, so the layers stay apart.
+"""
+
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dieselfs.cluster.master_watch import MasterWatch
+from dieselfs.cluster.member import RANK_MAX
+from dieselfs.cluster.node_lock import NodeLock, lock_path, start_path
+from dieselfs.errors import DieselfsError
+from dieselfs.limits import JOB_MASTER_WAIT_S, MASTER_PATIENCE_S, MASTER_POLL_S
+from dieselfs.process.handle import ProcessHandle
+from dieselfs.process.launch import start
+from dieselfs.process.lock import locked
+
+JOB_START_INTERVAL_S = 5.0
+"""The programs of a node start a daemon at most once in this time; a running daemon holds a lock of its own."""
+
+_DOUBLINGS_MAX = 4
+"""After each failed start the pause before the next one doubles, up to this many times."""
+
+_log = logging.getLogger(__name__)
+
+
+class JobDaemon:
+    """A program's hold on its node master: while a program has it, the master does not end as idle.
+
+    Blocks; safe to use from several threads. A forked child has the hold, too, until both have closed it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        digest: bytes,
+        rank: int,
+        command: Callable[[int], Sequence[str]],
+        log: Path,
+        supply: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`path`: the master's socket (`job_socket_path`); `digest`: of its snapshot; `rank`: of this program;
+        `command`: the program that becomes the master, with the descriptor that `supply` opens (it raises OSError);
+        `log`: its log file.
+        """
+        self._path = path
+        self._watch = MasterWatch(path, digest, clock=clock)
+        self._rank = rank
+        self._command = command
+        self._log = log
+        self._supply = supply
+        self._clock = clock
+        self._pause = pause
+        self._process: ProcessHandle | None = None  # started by this program
+        self._failed_starts = 0
+        self._young_until_s = float("-inf")
+        self._missing_since_s: float | None = None
+        self._hold: NodeLock | None = None
+        try:
+            self._hold = NodeLock(lock_path(path))
+            self._hold.be_user(rank)
+        except DieselfsError as error:
+            _log.warning("cannot take part in the job, reading directly from the server: %s", error)
+
+    def ensure(self, wait_s: float) -> None:
+        """Start a master unless the node has one, and wait up to `wait_s` until it answers.
+
+        Errors are logged: readers do without a master, and call this again later.
+        """
+        end_s = self._clock() + wait_s
+        while not self._watch.look():
+            if not self._start_if_due() or self._clock() >= end_s:
+                return
+            self._pause(MASTER_POLL_S)
+        self._missing_since_s, self._failed_starts, self._young_until_s = None, 0, float("-inf")
+
+    def close(self) -> None:
+        """Release the hold. May be called again."""
+        self._watch.close()
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.close()
+
+    def _start_if_due(self) -> bool:
+        """Start a master if this program is the one to do so now. Returns whether the node will have one soon."""
+        hold = self._hold
+        if hold is None:
+            return False
+        has_ended = self._take_end()
+        if hold.has_candidate_below(RANK_MAX + 1):
+            return True  # the candidate is the master, or becomes it
+        now_s = self._clock()
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        if hold.has_user_below(self._rank) and now_s - self._missing_since_s < MASTER_PATIENCE_S:
+            return True
+        if has_ended and now_s < self._young_until_s:
+            self._failed_starts += 1
+            _log.warning(
+                "node cache daemon failed to start; reading directly from the server (log: %s)", self._log
+            )
+            return False
+        try:
+            self._start()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            _log.warning("cannot start the daemon of this node: %s; reading directly from the server", error)
+            return False
+        return True
+
+    def _start(self) -> None:
+        """Start the daemon, unless another program on this node has just done so. Raises OSError."""
+        with suppress(BlockingIOError), locked(start_path(self._path)) as descriptor:
+            started = os.fstat(descriptor)
+            interval_s = JOB_START_INTERVAL_S * 2 ** min(self._failed_starts, _DOUBLINGS_MAX)
+            since_s = abs(time.time() - started.st_mtime)  # a clock may have been set back
+            if started.st_size and since_s < interval_s:
+                return
+            os.pwrite(descriptor, b"\n", 0)  # sets the time of the last start
+            with open(self._supply(), "rb") as supplied:
+                # In our folder: paths in the environment and in the configuration file are relative to it.
+                process = start(
+                    self._command(supplied.fileno()), self._log, [supplied.fileno()], folder=os.getcwd()
+                )
+            _log.info("started the daemon of this node, process %d (log: %s)", process, self._log)
+            self._young_until_s = self._clock() + JOB_MASTER_WAIT_S
+            self._process = ProcessHandle(process)
+
+    def _take_end(self) -> bool:
+        """Whether the daemon that this program started has ended; True once."""
+        if self._process is None or not self._process.has_ended:
+            return False
+        self._process = None
+        return True

@@ -1,0 +1,279 @@
+"""The reader's end of the socket over which the daemon of a node shares chunks. This module opens sockets.
+
+The path of the socket follows from the snapshot, so nothing has to be configured. Without a daemon, or if it fails or
+refuses, readers use the server: no daemon is no error.
+"""
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+from dieselfs.chunk.segment import Memory, map_sealed
+from dieselfs.cluster.job import Job
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.node_messages import (
+    Absent,
+    ChunkRequest,
+    Hello,
+    MembersReply,
+    MembersRequest,
+    Message,
+    Refusal,
+    SegmentReply,
+    Unknown,
+    Welcome,
+    decode,
+    encode,
+)
+from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
+from dieselfs.limits import (
+    NODE_AVOIDED_S,
+    NODE_CHUNK_TIMEOUT_S,
+    NODE_HELLO_TIMEOUT_S,
+    NODE_PACKET_BYTES_MAX,
+)
+from dieselfs.process.state_dirs import check_private
+from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, decode_members
+from dieselfs.sockets import peer_user, reachable_path, receive_with_descriptor
+
+_DATASET_CHARACTERS = 40
+_IDLE_CONNECTIONS_MAX = 16
+
+_T = TypeVar("_T")
+
+
+def socket_path(folder: Path, dataset: str, digest: bytes, job: str = "") -> Path:
+    """The socket of the daemon with this snapshot, within `job` if one is given.
+
+    The name starts with the dataset's, for people; the hash distinguishes snapshots and jobs.
+    """
+    name = hashlib.sha256(digest + job.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return folder / f"{dataset[:_DATASET_CHARACTERS]}-{name}.sock"
+
+
+def job_socket_path(folder: Path, dataset: str, digest: bytes, job: Job, fingerprint: bytes) -> Path:
+    """The socket of a node master. `fingerprint`: of the job's secret, as there may be several jobs of one name.
+
+    The node is part of it: one machine with two node names is two nodes.
+    """
+    return socket_path(folder, dataset, digest, f"{job.name}/{fingerprint.hex()}/{job.node}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMembers:
+    """The node masters of a job, that of this node first. `members` is None if the caller knows the version."""
+
+    version: int
+    members: tuple[Member, ...] | None
+
+
+class NodeConnection:
+    """A connection to a daemon after the handshake, for one thread at a time.
+
+    Any error except a refusal closes it for good.
+    """
+
+    def __init__(self, path: Path, digest: bytes) -> None:
+        """Raises Unavailable without an answer, AccessDenied if the daemon runs as another user, InvalidInput if it has
+        another snapshot, and ProtocolError.
+        """
+        self._numbers = count(1)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.settimeout(NODE_HELLO_TIMEOUT_S)
+            try:
+                check_private(path.parent)
+                with reachable_path(str(path)) as reachable:
+                    self._socket.connect(reachable)
+            except OSError as error:
+                raise Unavailable(f"no daemon at {path}: {error.strerror or 'no answer in time'}") from None
+            if peer_user(self._socket) != os.getuid():
+                raise AccessDenied(f"the daemon at {path} is another user's")
+            answer, _ = self._exchange(Hello(digest))
+            if not isinstance(answer, Welcome):
+                raise ProtocolError(f"the daemon at {path} answers a greeting with {answer}")
+        except BaseException:
+            self.close()
+            raise
+
+    def chunk(self, chunk: int, wanted_bytes: int) -> tuple[int, int] | None:
+        """The descriptor of a chunk's payload, which the caller closes, and its length in bytes; None if the daemon
+        does not hold the chunk, and does not fetch it for `wanted_bytes`.
+
+        Raises the daemon's refusal (the connection stays open), or Unavailable or ProtocolError (it is closed).
+        """
+        # The first is the daemon's own timeout, after which it sends a refusal.
+        self._socket.settimeout(NODE_CHUNK_TIMEOUT_S + NODE_HELLO_TIMEOUT_S)
+        answer, descriptor = self._exchange(ChunkRequest(chunk, wanted_bytes))
+        if isinstance(answer, SegmentReply) and descriptor is not None:
+            return descriptor, answer.length_bytes
+        if descriptor is not None:
+            os.close(descriptor)
+        if isinstance(answer, Absent):
+            return None
+        self.close()
+        raise ProtocolError(f"the daemon answers the request for a chunk with {answer}")
+
+    def members(self, known_version: int) -> NodeMembers:
+        """The members of the daemon's job, unless their version is `known_version`; 0: none are known.
+
+        Raises as `chunk`; InvalidInput if the daemon is of no job.
+        """
+        self._socket.settimeout(NODE_HELLO_TIMEOUT_S)
+        answer, descriptor = self._exchange(MembersRequest(known_version))
+        try:
+            if isinstance(answer, MembersReply) and descriptor is None and answer.version == known_version:
+                return NodeMembers(answer.version, None)
+            if isinstance(answer, MembersReply) and descriptor is not None:
+                return NodeMembers(answer.version, _read_members(descriptor, answer.length_bytes))
+            raise ProtocolError(f"the daemon answers the request for members with {answer}")
+        except DieselfsError:
+            self.close()
+            raise
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _exchange(self, request: Message) -> tuple[Message | Unknown, int | None]:
+        number = next(self._numbers)
+        descriptors: list[int] = []
+        try:
+            self._socket.send(encode(number, request))
+            packet, flags = receive_with_descriptor(self._socket, NODE_PACKET_BYTES_MAX, descriptors)
+            if not packet:
+                raise Unavailable("the daemon has closed the connection")
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ProtocolError("the daemon sent a packet that is too long, or too many descriptors")
+            answered, answer = decode(packet)
+            if answered != number:
+                raise ProtocolError(f"the daemon sent the reply to request {answered}, expected {number}")
+        except BaseException as error:
+            self.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if isinstance(error, OSError):
+                raise Unavailable(f"lost the daemon: {error.strerror or 'no answer in time'}") from None
+            raise
+        if isinstance(answer, Refusal):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise answer.error
+        return answer, descriptors[0] if descriptors else None
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.close()
+
+
+def _read_members(descriptor: int, length_bytes: int) -> tuple[Member, ...]:
+    if length_bytes > MEMBERSHIP_LIST_BYTES_MAX:
+        raise ProtocolError(f"members in {length_bytes} bytes, limit {MEMBERSHIP_LIST_BYTES_MAX}")
+    encoded = map_sealed(descriptor, length_bytes)[0:length_bytes]
+    return tuple(map(Member.of, decode_members(encoded)))
+
+
+class NodeClient:
+    """Chunks from the daemon of this node, if there is one. Connects at the first request of each process.
+
+    Thread-safe (each request has its own connection), also after a fork.
+    """
+
+    def __init__(self, path: Path, digest: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._digest = digest
+        self._clock = clock
+        self._avoided_until_s = float("-inf")
+        self._is_closed = False
+        self._process_id = os.getpid()
+        self._idle: list[NodeConnection] = []  # used without a lock: `pop` and `append` are atomic
+
+    def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
+        """The unverified payload of a chunk of `length_bytes`; the reader needs `wanted_bytes` of it.
+
+        None without a daemon, without the chunk, or after a timeout. A daemon that fails is avoided for NODE_AVOIDED_S.
+        """
+        if self._is_closed or self._clock() < self._avoided_until_s:
+            return None
+        try:
+            reply = self._call(lambda connection: connection.chunk(chunk, wanted_bytes))
+            if reply is None:
+                return None
+            descriptor, sent_bytes = reply
+            try:
+                return map_sealed(descriptor, length_bytes) if sent_bytes == length_bytes else None
+            finally:
+                os.close(descriptor)
+        except DieselfsError:
+            return None
+
+    def members(self, known_version: int = 0) -> NodeMembers | None:
+        """The members of the daemon's job, as `NodeConnection.members`; the first is the daemon.
+
+        None without a daemon, without a job, or after a timeout. A daemon that fails is avoided for NODE_AVOIDED_S.
+        """
+        if self._is_closed or self._clock() < self._avoided_until_s:
+            return None
+        try:
+            return self._call(lambda connection: connection.members(known_version))
+        except DieselfsError:
+            return None
+
+    def _call(self, request: Callable[[NodeConnection], _T]) -> _T:
+        if self._process_id != os.getpid():  # forked: the connections are in use by the parent
+            self._process_id = os.getpid()
+            self._close_idle()
+        while True:
+            connection, is_new = self._take()
+            try:
+                return request(connection)
+            except DieselfsError:
+                if connection.is_open:
+                    raise
+                self._close_idle()
+                if is_new:
+                    self._avoid()
+                    raise  # an old connection may have failed because the daemon has restarted
+            finally:
+                self._give_back(connection)
+
+    def _take(self) -> tuple[NodeConnection, bool]:
+        """`(connection, whether it is a new one)`."""
+        with suppress(IndexError):
+            return self._idle.pop(), False
+        try:
+            return NodeConnection(self._path, self._digest), True
+        except DieselfsError:
+            self._avoid()
+            raise
+
+    def _avoid(self) -> None:
+        self._avoided_until_s = self._clock() + NODE_AVOIDED_S
+
+    def _give_back(self, connection: NodeConnection) -> None:
+        if self._is_closed or len(self._idle) >= _IDLE_CONNECTIONS_MAX:
+            connection.close()
+        elif connection.is_open:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close idle connections; requests in flight complete. Mappings stay valid."""
+        self._is_closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        while True:
+            try:
+                self._idle.pop().close()
+            except IndexError:
+                return

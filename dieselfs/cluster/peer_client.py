@@ -1,0 +1,333 @@
+"""Sends requests to the other nodes of a job, over few connections and with bounded waits. This module opens sockets.
+
+Blocks; thread-safe. A node has at most `connections_each` connections to each other node, each for one call at a time;
+further calls wait. With one connection each, p nodes have p x (p - 1) connections; with one for each of n processes of
+the job, p x (n - 1), as in the paper.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, encode_requests
+from dieselfs.cluster.failure_detector import FailureDetector
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.priority_semaphore import PrioritySemaphore
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
+from dieselfs.limits import PEER_CALL_TIMEOUT_S, PEER_CONNECT_TIMEOUT_S, PEER_SILENCE_S
+from dieselfs.metrics import Registry
+from dieselfs.rpc.auth import Key
+from dieselfs.rpc.connection import Connection
+from dieselfs.sockets import open_socket
+
+PEER_CONNECTIONS_MAX = 1
+"""Connections of one process to one peer: p nodes with n processes in all have p x (n - 1)."""
+
+_STATES = frozenset(ChunkAvailability)
+
+_log = logging.getLogger(__name__)
+
+
+class _PeerPool:
+    """The connections to one peer. The lock of the client guards all but `semaphore`."""
+
+    def __init__(self, peer: Member, connections_max: int, now_s: float) -> None:
+        self.peer = peer
+        self.semaphore = PrioritySemaphore(connections_max)
+        self.answered_s = now_s  # of the last reply
+        self.idle: list[Connection] = []
+        self.is_closed = False
+
+
+class PeerClient:
+    """`key`: `JobSecret.peer_key()`; `digest`: of the snapshot that the job reads. Timeouts are in seconds."""
+
+    def __init__(
+        self,
+        key: Key,
+        digest: bytes,
+        connections_each: int = PEER_CONNECTIONS_MAX,
+        connect_timeout_s: float = PEER_CONNECT_TIMEOUT_S,
+        silence_s: float = PEER_SILENCE_S,
+        call_timeout_s: float = PEER_CALL_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: Registry | None = None,
+    ) -> None:
+        self.metrics = metrics = metrics or Registry()
+        self._requests = metrics.counter("peers.requests", "Requests to other nodes, without pings.")
+        self._received = metrics.counter("peers.received_bytes", "Bytes of chunks received from other nodes.")
+        self._failures = metrics.counter("peers.failures", "Requests that brought nothing, or wrong bytes.")
+        self._corrupt = metrics.counter("peers.corrupt", "Requests that brought wrong bytes.")
+        self._key = key
+        self._digest = digest
+        self._connections_each = connections_each
+        self._connect_timeout_s = connect_timeout_s
+        self._silence_s = silence_s
+        self._call_timeout_s = call_timeout_s
+        self._clock = clock
+        self._lock = Lock()  # guards all below
+        self._detector = FailureDetector(clock)
+        self._has_failed = False  # a peer, since the last `silent`
+        self._pools: dict[str, _PeerPool] = {}
+        self._members: frozenset[Member] = frozenset()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Close all connections; calls in flight complete."""
+        with self._lock:
+            self._is_closed = True
+        self.keep(())
+
+    def keep(self, members: Collection[Member]) -> None:
+        """Set the members: close the connections to all other peers, and forget their failures. An avoided node with a
+        new master is pinged at once.
+        """
+        with self._lock:
+            self._detector.keep({member.node for member in members})
+            for member in members:
+                if member not in self._members:
+                    self._detector.restarted(member.node)
+            self._members = frozenset(members)
+            gone = [pool for pool in self._pools.values() if pool.peer not in members]
+            for pool in gone:
+                del self._pools[pool.peer.node]
+                pool.is_closed = True
+            idle = [connection for pool in gone for connection in pool.idle]
+        for connection in idle:
+            connection.close()
+
+    # -- which peers get requests ------------------------------------------------------------------------
+
+    def is_requested(self, node: str, chunk_key: int) -> bool:
+        """Whether a peer gets requests for a chunk now; see `FailureDetector`."""
+        with self._lock:
+            return self._detector.is_requested(node, chunk_key)
+
+    def is_avoided(self, node: str) -> bool:
+        with self._lock:
+            return self._detector.share(node) == 0.0
+
+    def suspected(self) -> frozenset[str]:
+        """The nodes that get requests for only a share of their chunks."""
+        with self._lock:
+            return self._detector.suspected()
+
+    def due(self) -> list[str]:
+        """The avoided nodes that may be pinged now."""
+        with self._lock:
+            return self._detector.due()
+
+    def silent(self) -> list[str]:
+        """Once after a failure, the other nodes without a recent reply: a whole rack may have failed, and its nodes
+        would be detected one after the other.
+        """
+        with self._lock:
+            has_failed, self._has_failed = self._has_failed, False
+            since_s = self._clock() - self._silence_s
+            return [
+                node
+                for node, pool in self._pools.items()
+                if has_failed and pool.answered_s < since_s and self._detector.share(node) > 0
+            ]
+
+    def sent_corrupt(self, node: str) -> None:
+        """A peer has sent wrong bytes: avoid it."""
+        _log.error("node %s sent wrong bytes; it is avoided for a while", node)
+        self.metrics.add(self._failures)
+        self.metrics.add(self._corrupt)
+        with self._lock:
+            self._detector.sent_corrupt(node)
+
+    def was_slow(self, peer: Member) -> None:
+        """A peer timed out on a chunk that a server sent quickly: avoid it."""
+        self.metrics.add(self._failures)
+        with self._lock:
+            if self._has_left(peer):
+                return
+            self._detector.failed(peer.node)
+        _log.warning("node %s is slow; it is avoided for a while", peer.node)
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def ping(self, peer: Member) -> bool:
+        """Whether a peer answers. If it does, it gets requests again; if not, it is avoided for longer."""
+        try:
+            self._call(peer, "ping", {}, None, is_ping=True)
+        except Unavailable:
+            return False
+        with self._lock:
+            is_retry = self._detector.share(peer.node) == 0
+            self._detector.recovered(peer.node)
+        if is_retry:
+            _log.info("node %s answers again", peer.node)
+        return True
+
+    def warmth(self, peer: Member, is_to_warm: bool = False) -> Warmth:
+        """The warmth of a peer; `is_to_warm` starts its warming. Raises as `extents`."""
+        reply = self._call(peer, "get_warmth", {"is_to_warm": is_to_warm}, None)
+        return Warmth(reply.pinned_bytes, reply.wanted_bytes, reply.damaged_chunks)
+
+    def extents(
+        self,
+        peer: Member,
+        requests: Sequence[PeerRequest],
+        arrived: Callable[[PeerRequest, memoryview], None],
+        is_retry: bool = False,
+        queue_timeout_s: float = math.inf,
+    ) -> list[ChunkAvailability]:
+        """Request extents from a peer. Returns the state of each chunk.
+
+        For each chunk that the peer has, `arrived` gets the extents, joined, in the request's destination if it has
+        one, while others are in flight. It raises ProtocolError for wrong bytes, and must be fast: it blocks the
+        connection. `is_retry`: all chunks were in flight at the last request, so first requests precede this one.
+        `queue_timeout_s` bounds the wait for a connection.
+        Raises Unavailable after a bounded wait if the peer fails; the peer is then avoided, and further calls raise at
+        once.
+        """
+
+        def destination(reply: Any) -> Iterator[memoryview]:
+            lengths = _lengths(requests, reply.states)
+            if reply.bulk_length != sum(lengths):
+                raise ProtocolError(f"{reply.bulk_length} bytes announced, {sum(lengths)} expected")
+            # One buffer for all requests without a destination: large pages make it cheaper than many.
+            new_bytes = sum(n for each, n in zip(requests, lengths, strict=True) if each.destination is None)
+            left = np.empty(new_bytes, np.uint8).data
+            for each, state, length in zip(requests, reply.states, lengths, strict=True):
+                if state == ChunkAvailability.HERE:
+                    view = each.destination
+                    if view is None:
+                        view, left = left[:length], left[length:]
+                    yield view
+                    arrived(each, view)
+
+        arguments = encode_requests(requests)
+        reply = self._call(
+            peer, "get_extents", arguments, destination, is_retry=is_retry, queue_timeout_s=queue_timeout_s
+        )
+        self.metrics.add(self._received, reply.bulk_length)
+        return [*map(ChunkAvailability, reply.states)]
+
+    def _call(
+        self,
+        peer: Member,
+        method: str,
+        arguments: dict[str, object],
+        destination: Callable[[Any], Iterator[memoryview]] | None,
+        is_ping: bool = False,
+        is_retry: bool = False,
+        queue_timeout_s: float = math.inf,
+    ) -> Any:
+        with self._turn(peer, is_retry, queue_timeout_s) as pool:
+            began_s = self._clock()
+            if not is_ping:
+                if self.is_avoided(peer.node):  # it may have failed while this call waited
+                    raise Unavailable(f"node {peer.node} is avoided after a failure")
+                self.metrics.add(self._requests)
+            try:
+                connection = self._connection(pool)
+                try:
+                    reply, _ = connection.call(
+                        method,
+                        {"digest": self._digest, **arguments},
+                        (),
+                        self._silence_s,
+                        destination,
+                        self._call_timeout_s - (self._clock() - began_s),  # includes connecting
+                    )
+                    with self._lock:
+                        pool.answered_s = self._clock()
+                    return reply
+                finally:
+                    self._give_back(pool, connection)
+            except DieselfsError as error:
+                self._note_failure(pool, error, is_ping)
+                raise Unavailable(f"node {peer.node}: {error}") from error
+
+    def _note_failure(self, pool: _PeerPool, error: DieselfsError, is_ping: bool) -> None:
+        is_corrupt = isinstance(error, ProtocolError)
+        if not is_ping:
+            self.metrics.add(self._failures)
+            self.metrics.add(self._corrupt, is_corrupt)
+        with self._lock:
+            if self._has_left(pool.peer):
+                pass  # not a failure of its successor
+            elif is_corrupt:
+                self._detector.sent_corrupt(pool.peer.node)
+            else:
+                self._detector.failed(pool.peer.node)
+                self._has_failed |= not is_ping
+            idle, pool.idle = pool.idle, []  # they would fail too, each after its own timeout
+        for connection in idle:
+            connection.close()
+        if not is_ping:
+            _log.warning("node %s is avoided for a while: %s", pool.peer.node, error)
+
+    def _has_left(self, peer: Member) -> bool:
+        """Whether a peer is no member any more; called with the lock. Before `keep`, every peer is a member."""
+        return bool(self._members) and peer not in self._members
+
+    # -- connections -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self, peer: Member, is_retry: bool, queue_timeout_s: float) -> Iterator[_PeerPool]:
+        """Wait for one of the connections to this peer. Raises Unavailable after the timeout, which is no failure of
+        the peer.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("this node has closed its connections to other nodes")
+            if self._has_left(peer):
+                raise Unavailable(f"node {peer.node} has left the job, or has a new master")
+            pool = self._pools.get(peer.node)
+            is_other = pool is not None and pool.peer != peer
+            if pool is None or is_other:  # another address, or a new incarnation
+                stale, pool = pool, _PeerPool(peer, self._connections_each, self._clock())
+                self._pools[peer.node] = pool
+                if stale is not None:
+                    stale.is_closed = True
+                    for connection in stale.idle:
+                        connection.close()
+        timeout_s = min(queue_timeout_s, self._call_timeout_s)
+        if not pool.semaphore.acquire(timeout_s, is_retry):
+            raise Unavailable(f"node {peer.node} is busy: no free connection within {timeout_s:g} s")
+        try:
+            yield pool
+        finally:
+            pool.semaphore.release()
+
+    def _connection(self, pool: _PeerPool) -> Connection:
+        with self._lock:
+            while pool.idle:
+                connection = pool.idle.pop()
+                if connection.is_usable:
+                    return connection
+                connection.close()
+        address, timeout_s = pool.peer.address, self._connect_timeout_s
+        # Two replies; a stranger at this address might send them byte by byte.
+        return Connection(open_socket(address, None, timeout_s), address, self._key, timeout_s, 2 * timeout_s)
+
+    def _give_back(self, pool: _PeerPool, connection: Connection) -> None:
+        with self._lock:
+            if connection.is_open and not pool.is_closed:
+                pool.idle.append(connection)
+                return
+        connection.close()
+
+
+def _lengths(requests: Sequence[PeerRequest], states: bytes) -> list[int]:
+    """The bytes that follow for each chunk. Raises ProtocolError for invalid states."""
+    if len(states) != len(requests) or not _STATES.issuperset(states):
+        raise ProtocolError(
+            f"malformed reply: {len(states)} states for {len(requests)} chunks, or unknown ones"
+        )
+    return [
+        each.length_bytes if state == ChunkAvailability.HERE else 0
+        for each, state in zip(requests, states, strict=True)
+    ]

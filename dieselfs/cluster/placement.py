@@ -1,0 +1,309 @@
+"""Which node of a job owns which chunk: rendezvous hashing, weighted by memory, in integers only. No I/O.
+
+Every process computes the same result on every machine; `docs/internals/cache.md` specifies it to the bit. The owner
+of a chunk is the node with the smallest score. A score depends only on the chunk, the node's name and its weight. So a
+node that leaves moves only its own chunks, one that joins only those that it gets, and one that returns gets its former
+chunks.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from dieselfs.arrays import Hashes
+from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.columns import U8, U64
+from dieselfs.errors import InvalidInput
+
+WEIGHT_BITS = 6
+"""Significant bits of a weight: nodes that differ by less than 1.6 % may count as equal, which is fast."""
+
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_HALF = np.uint64(32)
+_UNUSED_BITS = np.uint64(11)
+_TABLE_BITS = 10
+_FRACTION_BITS = 32
+_SCORE_BITS = 24
+_PRECISION_BITS = 128
+"""Of the numbers that are squared for the table: enough for all of its bits."""
+_BLOCK_CHUNKS = 32_768
+"""Chunks that are placed together: their columns stay in the processor's cache."""
+_TILE_HASHES = 32_768
+"""Hashes of chunks and members that are compared together, likewise."""
+
+
+class Offer(Protocol):
+    """A node, and its memory for chunks."""
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+Member = TypeVar("Member", bound=Offer)
+
+
+def weight_of(memory_bytes: int) -> int:
+    """The weight of a node: its memory in MiB, rounded down to `WEIGHT_BITS` significant bits."""
+    memory_mib = memory_bytes >> 20
+    shift = max(memory_mib.bit_length() - WEIGHT_BITS, 0)
+    return memory_mib >> shift << shift
+
+
+def node_key(node: str) -> int:
+    return xxh3_64_intdigest(node.encode())
+
+
+def chunk_keys(chunk_ids: npt.NDArray[np.uint8]) -> Hashes:
+    """The keys of n chunks, shape (n,); `chunk_ids`: uint8, 16 for each chunk, in any shape."""
+    if chunk_ids.size % CHUNK_ID_BYTES or chunk_ids.dtype != U8:
+        raise InvalidInput(f"chunk IDs come as bytes, {CHUNK_ID_BYTES} for each")
+    halves = np.ascontiguousarray(chunk_ids).reshape(-1).view(U64).reshape(-1, 2)
+    return scrambled(scrambled(halves[:, 0]) ^ halves[:, 1])
+
+
+def scrambled(values: Hashes) -> Hashes:
+    """Each number: twice a multiplication modulo 2^64, and the upper half folded onto the lower."""
+    mixed = values.astype(np.uint64)
+    _scramble(mixed, np.empty_like(mixed))
+    return mixed
+
+
+def _scramble(values: Hashes, scratch: Hashes) -> None:
+    for factor in _FACTORS:
+        np.multiply(values, factor, out=values)
+        np.right_shift(values, _HALF, out=scratch)
+        np.bitwise_xor(values, scratch, out=values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Members of one weight: their places among all members, and the keys of their nodes; shape (m,)."""
+
+    weight: int
+    places: npt.NDArray[np.int32]
+    keys: Hashes
+
+    def parts(self) -> Iterator["_Group"]:
+        """The same members, one, then two, four, and so on."""
+        start, size = 0, 1
+        while start < len(self.places):
+            part = slice(start, start + size)
+            yield _Group(self.weight, self.places[part], self.keys[part])
+            start, size = start + size, 2 * size
+
+
+@dataclass(slots=True)
+class _Bids:
+    """For each of n chunks a member, by its place, with its score and hash; each column has shape (n,)."""
+
+    scores: Hashes
+    hashes: Hashes
+    places: npt.NDArray[np.int32]
+
+    def beat(self, others: "_Bids") -> npt.NDArray[np.bool_]:
+        is_equal = self.scores == others.scores
+        is_better: npt.NDArray[np.bool_] = self.scores < others.scores
+        is_better |= is_equal & (self.hashes > others.hashes)
+        is_better |= is_equal & (self.hashes == others.hashes) & (self.places < others.places)
+        return is_better
+
+    def improve(self, others: "_Bids") -> None:
+        """Replace the bids for which the others are better."""
+        is_better = others.beat(self)
+        np.copyto(self.scores, others.scores, where=is_better)
+        np.copyto(self.hashes, others.hashes, where=is_better)
+        np.copyto(self.places, others.places, where=is_better)
+
+    def of(self, chunks: npt.NDArray[np.bool_]) -> "_Bids":
+        return _Bids(self.scores[chunks], self.hashes[chunks], self.places[chunks])
+
+
+class Placement(Generic[Member]):
+    """The owners of chunks among the members of a job. Immutable.
+
+    `members` are ordered by node. Members without memory own nothing, unless none has any.
+    """
+
+    def __init__(self, members: Collection[Member]) -> None:
+        """Raises InvalidInput for no members, or two of one node."""
+        self.members = tuple(sorted(members, key=lambda member: member.node))
+        nodes = [member.node for member in self.members]
+        if not nodes or len(set(nodes)) < len(nodes):
+            raise InvalidInput("a placement needs at least one member, and one per node")
+        weights = [weight_of(member.memory_bytes) for member in self.members]
+        if not any(weights):
+            weights = [1] * len(weights)
+        self._place_by_node = {node: place for place, node in enumerate(nodes)}
+        self._weights = np.array(weights, np.uint64)
+        self._keys = np.array([node_key(node) for node in nodes], np.uint64)
+        self._groups = self._grouped(place for place, weight in enumerate(weights) if weight)
+        self._is_even = len(self._groups) == 1
+
+    def _grouped(self, places: Iterable[int]) -> list[_Group]:
+        by_weight = groupby(
+            sorted((int(self._weights[place]), place) for place in places), lambda pair: pair[0]
+        )
+        columns = ((weight, np.array([place for _, place in pairs], np.int32)) for weight, pairs in by_weight)
+        return [_Group(weight, places, self._keys[places]) for weight, places in columns]
+
+    def without(self, nodes: Collection[str]) -> "Placement[Member]":
+        """The placement without these nodes; the same one if none would be left."""
+        left = [member for member in self.members if member.node not in nodes]
+        return Placement(left) if left else self
+
+    def owner(self, chunk_id: bytes) -> Member:
+        """The owner of one chunk. Raises InvalidInput for a malformed chunk ID."""
+        if len(chunk_id) != CHUNK_ID_BYTES:
+            raise InvalidInput(f"a chunk ID has {CHUNK_ID_BYTES} bytes, not {len(chunk_id)}")
+        return self.members[int(self.owners(np.frombuffer(chunk_id, U8))[0])]
+
+    def owners(self, chunk_ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+        """The owner of each of n chunks, as an index into the members, shape (n,).
+
+        `chunk_ids`: as `Snapshot.column("chunk_ids")`. Raises InvalidInput for malformed chunk IDs.
+        """
+        keys = chunk_keys(chunk_ids)
+        owners = np.empty(len(keys), np.int32)
+        for block in _blocks(len(keys)):
+            owners[block] = self._best(keys[block], self._groups).places
+        return owners
+
+    def owned_by(self, node: str, chunk_ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """The chunks that a member owns, as ascending indices into `chunk_ids`.
+
+        A chunk is dropped as soon as one better member is found: of 1,000 members, few are compared for most chunks.
+        """
+        place = self._place_by_node[node]
+        if not self._weights[place]:
+            return np.empty(0, np.int64)
+        keys = chunk_keys(chunk_ids)
+        return np.concatenate(
+            [np.empty(0, np.int64), *(self._owned(place, keys, block) for block in _blocks(len(keys)))]
+        )
+
+    def _owned(self, place: int, keys: Hashes, block: slice) -> npt.NDArray[np.int64]:
+        chunks, keys = np.arange(block.start, block.stop), keys[block]
+        mine = self._bids(keys, np.full(len(keys), place, np.int32))
+        for group in self._groups:
+            for part in group.parts():
+                is_left = ~self._best(keys, [part]).beat(mine)
+                chunks, keys, mine = chunks[is_left], keys[is_left], mine.of(is_left)
+        return chunks
+
+    def _bids(self, keys: Hashes, places: npt.NDArray[np.int32]) -> _Bids:
+        """The bid of each of these members for its chunk."""
+        hashes = scrambled(keys ^ self._keys[places])
+        return _Bids(self._scores(hashes, self._weights[places]), hashes, places)
+
+    def _best(self, keys: Hashes, groups: Iterable[_Group]) -> _Bids:
+        """For each chunk the best member of at least one group: by hashes within a group (fast), then by scores."""
+        first, *others = groups
+        best = self._best_of(keys, first)
+        for group in others:
+            best.improve(self._best_of(keys, group))
+        return best
+
+    def _best_of(self, keys: Hashes, group: _Group) -> _Bids:
+        """For each chunk the member with the largest hash; the first of equal ones."""
+        rows = max(_TILE_HASHES // len(group.keys), 1)
+        tile, scratch = np.empty((2, rows, len(group.keys)), np.uint64)
+        best, places = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int32)
+        for start in range(0, len(keys), rows):
+            some = keys[start : start + rows]
+            hashes = tile[: len(some)]
+            np.bitwise_xor(some[:, np.newaxis], group.keys, out=hashes)
+            _scramble(hashes, scratch[: len(some)])
+            columns = hashes.argmax(axis=1)
+            best[start : start + rows] = hashes[np.arange(len(some)), columns]
+            places[start : start + rows] = group.places[columns]
+        return _Bids(self._scores(best, np.uint64(group.weight)), best, places)
+
+    def _scores(self, hashes: Hashes, weights: Hashes | np.uint64) -> Hashes:
+        """With one weight for all, the larger hash has the smaller score: scores are not needed."""
+        return np.zeros_like(hashes) if self._is_even else scores_of(hashes, weights)
+
+
+class Succession(Generic[Member]):
+    """Computes the owners in one placement from those in a former one, for much less work.
+
+    Only the chunks of members that left are placed again; the others are compared with new members. A member with a
+    changed weight counts as both.
+    """
+
+    def __init__(self, before: Placement[Member], after: Placement[Member]) -> None:
+        self._after = after
+        is_new = after._weights > 0
+        self._places = np.full(len(before.members), -1, np.int32)  # places after, by place before; -1: left
+        for place, member in enumerate(before.members):
+            now = after._place_by_node.get(member.node)
+            if now is not None and after._weights[now] == before._weights[place]:
+                self._places[place] = now
+                is_new[now] = False
+        self._newcomers = after._grouped(np.flatnonzero(is_new).tolist())
+
+    def owners(
+        self, owners: npt.NDArray[np.int32], chunk_ids: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.int32]:
+        """`Placement.owners` after, shape (n,), from `owners` before, shape (n,), of the same chunks."""
+        keys = chunk_keys(chunk_ids)
+        found = self._places[owners]
+        is_lost = found < 0
+        found[is_lost] = self._after._best(keys[is_lost], self._after._groups).places
+        if self._newcomers:
+            is_pinned = ~is_lost
+            bids = self._after._bids(keys[is_pinned], found[is_pinned])
+            bids.improve(self._after._best(keys[is_pinned], self._newcomers))
+            found[is_pinned] = bids.places
+        return found
+
+
+def _blocks(chunks: int) -> Iterator[slice]:
+    for start in range(0, chunks, _BLOCK_CHUNKS):
+        yield slice(start, min(start + _BLOCK_CHUNKS, chunks))
+
+
+def scores_of(hashes: Hashes, weights: Hashes | np.uint64) -> Hashes:
+    """The score of each hash for a node of this weight: -log2(hash) / weight, in fixed point; shape (n,).
+
+    For uniform hashes, scores are exponentially distributed with the weight as rate. So the probability that a node has
+    the smallest score is proportional to its weight.
+    """
+    values = np.maximum(hashes >> _UNUSED_BITS, np.uint64(1))
+    lengths = np.frexp(values.astype(np.float64))[1].astype(np.uint64)  # in bits; exact: a double holds 53
+    values <<= np.uint64(53) - lengths
+    rows = (values >> np.uint64(52 - _TABLE_BITS)) & np.uint64((1 << _TABLE_BITS) - 1)
+    rests = (values >> np.uint64(52 - _TABLE_BITS - 32)) & np.uint64(0xFFFF_FFFF)
+    table = logarithms()
+    lower = table[rows]
+    fractions = lower + ((table[rows + np.uint64(1)] - lower) * rests >> np.uint64(32))
+    logs = (lengths << np.uint64(_FRACTION_BITS)) + fractions
+    distances = np.uint64(54 << _FRACTION_BITS) - logs
+    scores: Hashes = (distances << np.uint64(_SCORE_BITS)) // weights
+    return scores
+
+
+@cache
+def logarithms() -> Hashes:
+    """log2(1 + i / 1024) for i from 0 to 1024, as 32-bit fractions, rounded down; by squaring, in integers."""
+    rows = [_fraction((1 << _TABLE_BITS) + row) for row in range(1 << _TABLE_BITS)]
+    return np.array([*rows, 1 << _FRACTION_BITS], np.uint64)
+
+
+def _fraction(mantissa: int) -> int:
+    """Each squaring of a number from 1 to 2 yields the next bit of its logarithm: whether it exceeds 2."""
+    value, fraction = mantissa << (_PRECISION_BITS - _TABLE_BITS), 0
+    for _ in range(_FRACTION_BITS):
+        value = value * value >> _PRECISION_BITS
+        has_passed = value >> (_PRECISION_BITS + 1)
+        value >>= has_passed
+        fraction = fraction << 1 | has_passed
+    return fraction

@@ -1,0 +1,364 @@
+"""The source of bytes in a job: the node cache of this node, the other nodes, or a server.
+
+    own chunk       -> the node cache, which fetches it from a server, once
+    other chunk     -> its owner, which does the same; if that fails, a server, and the owner is avoided
+
+All bytes are verified here. A peer that sends wrong bytes is avoided: it has verified them itself. This module runs
+threads, and waits for sockets.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Protocol
+
+from xxhash import xxh3_128_intdigest
+
+from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.errors import Damaged, DieselfsError, ProtocolError, Unavailable
+from dieselfs.limits import (
+    MIB,
+    PEER_CHUNKS_MAX,
+    PEER_PATIENCE_S,
+    PEER_REQUESTS_AT_ONCE_MAX,
+    RANGES_PER_REQUEST_MAX,
+)
+from dieselfs.metrics import Metric, Registry
+from dieselfs.snapshot.reader import ExtentRef, Snapshot
+from dieselfs.sources.interface import Arrival, ChunkResult, Slices, Source
+from dieselfs.sources.server import first_damaged
+
+PEER_RETRY_S = 0.01
+PEER_RETRY_MAX_S = 0.16
+"""First and largest retry interval for a chunk that is in flight at a peer; it doubles each time. A thousand nodes
+that wait for one chunk of a slow peer send it 5,000 requests a second.
+"""
+PEER_BATCH_BYTES = 8 * MIB
+"""Largest request, unless it is for one chunk: the connection serves no other request meanwhile, and each fetch batch
+in flight takes this much memory.
+"""
+
+SERVER_SHARE = 0.1
+"""A peer is slow if a server takes no more than this part of the time in which the peer has not fetched a chunk."""
+
+LocalPayload = memoryview | DieselfsError | None
+"""The payload of a chunk; an error; or None if this node does not have or fetch it."""
+
+
+class LocalSource(Protocol):
+    """The chunks that this node owns. Blocks; thread-safe."""
+
+    def find(self, wanted: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, LocalPayload]]:
+        """The verified payload for each request, as soon as it is in memory; it stays readable."""
+        ...
+
+
+class RequestMetrics:
+    """Requests of a process, in extents (a whole payload is one) and in bytes. The sum of `from_node`, `from_peers`,
+    `from_servers` and `failed` is `requested`.
+
+    The node cache counts its own fetches. A node has fetched from servers the bytes of its node cache and
+    `server_bytes`.
+    """
+
+    def __init__(self, metrics: Registry) -> None:
+        self._metrics = metrics
+        self._all = (
+            metrics.counter("requested.extents", "Extents and whole chunks requested."),
+            metrics.counter("requested.bytes", "Bytes requested."),
+        )
+        self.from_node = (
+            metrics.counter("requested.from_node", "Extents and whole chunks from the own node."),
+            metrics.counter("requested.node_bytes", "Bytes from the own node."),
+        )
+        self.from_peers = (
+            metrics.counter("requested.from_peers", "Extents and whole chunks from other nodes."),
+            metrics.counter("requested.peer_bytes", "Bytes from other nodes."),
+        )
+        self.from_servers = (
+            metrics.counter("requested.from_servers", "Extents and whole chunks from servers."),
+            metrics.counter("requested.server_bytes", "Bytes from servers."),
+        )
+        self.failed = (
+            metrics.counter("requested.failed", "Extents and whole chunks that came from nowhere."),
+            metrics.counter("requested.failed_bytes", "Bytes that came from nowhere."),
+        )
+
+    def count(self, way: tuple[Metric, Metric], extents: int, length_bytes: int) -> None:
+        with self._metrics.lock:
+            for number, total_bytes in (self._all, way):
+                number.value += extents
+                total_bytes.value += length_bytes
+
+
+class PooledSource:
+    """A `Source`. Blocks, each wait bounded; thread-safe, but not for the thread of the node cache.
+
+    - `owner`: the current owner of a chunk, None for this node; may change at any time
+    - `own`: the chunks of this node; None in the node master, whose readers request them from its node cache first
+    - `server`: verified bytes of chunks that no owner sends
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        owner: Callable[[int], Member | None],
+        own: LocalSource | None,
+        peers: PeerClient,
+        server: Source,
+        patience_s: float = PEER_PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+        metrics: Registry | None = None,
+    ) -> None:
+        self.metrics = metrics or Registry()
+        self._snapshot = snapshot
+        self._owner = owner
+        self._own = own
+        self._peers = peers
+        self._server = server
+        self._patience_s = patience_s
+        self._clock = clock
+        self._pause = pause
+        self._threads = ThreadPoolExecutor(PEER_REQUESTS_AT_ONCE_MAX, "peers")
+        self._counted = RequestMetrics(self.metrics)
+
+    def close(self) -> None:
+        """Send no more requests; those in flight complete. The caller closes `own`, `peers` and `server`."""
+        self._threads.shutdown(wait=False)
+
+    # -- as a source -------------------------------------------------------------------------------------
+
+    def fetch_chunk(self, chunk: int) -> memoryview:
+        """The payload of a chunk. Raises Damaged, which names it, or Unavailable."""
+        return self._fetch_one(PeerRequest.whole(self._snapshot, chunk)).content
+
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        """As `fetch_chunk`, into memory of the payload's length, whose content is undefined after an error."""
+        content = self._fetch_one(PeerRequest.whole(self._snapshot, chunk, destination)).content
+        if content is not destination:  # it was in the node cache
+            destination[:] = content
+
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
+    ) -> Iterator[Arrival]:
+        """The bytes of extents of many chunks, or for each chunk the error; concurrent requests, one to each owner.
+
+        A request has at most PEER_BATCH_BYTES; several to one owner follow each other. To close the iterator early
+        abandons what is in flight.
+        """
+        groups: dict[Member | None, list[PeerRequest]] = {}
+        for chunk, extents in wanted.items():
+            if extents:
+                groups.setdefault(self._owner(chunk), []).append(
+                    PeerRequest.of_extents(chunk, extents, is_shared_plan)
+                )
+            else:
+                yield {chunk: Slices.joined(memoryview(b""), ())}
+        if len(groups) > 1:
+            yield from self._fetch_concurrently(groups)
+        else:
+            for peer, group in groups.items():
+                yield from self._fetch(peer, group)
+
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        """The chunks, grouped by current owner."""
+        groups: dict[Member | None, list[int]] = {}
+        for chunk in chunks:
+            groups.setdefault(self._owner(chunk), []).append(chunk)
+        return list(groups.values())
+
+    def _fetch_concurrently(self, groups: Mapping[Member | None, Sequence[PeerRequest]]) -> Iterator[Arrival]:
+        arrived: SimpleQueue[Arrival | BaseException | None] = SimpleQueue()
+        is_abandoned = False
+
+        def fetch(peer: Member | None, group: Sequence[PeerRequest]) -> None:
+            try:
+                for each in self._fetch(peer, group):
+                    if is_abandoned:
+                        return
+                    arrived.put(each)
+                arrived.put(None)
+            except BaseException as error:  # a bug: raised in the calling thread
+                arrived.put(error)
+
+        for peer, group in groups.items():
+            self._threads.submit(fetch, peer, group)
+        try:
+            in_flight = len(groups)
+            while in_flight:
+                each = arrived.get()
+                if isinstance(each, BaseException):
+                    raise each
+                if each is None:
+                    in_flight -= 1
+                else:
+                    yield each
+        finally:
+            is_abandoned = True
+
+    def _fetch_one(self, request: PeerRequest) -> Slices:
+        (arrival,) = self._fetch(self._owner(request.chunk), [request])
+        (result,) = arrival.values()
+        if isinstance(result, DieselfsError):
+            raise result
+        return result
+
+    def _fetch(self, peer: Member | None, requests: Sequence[PeerRequest]) -> Iterator[Arrival]:
+        """From the owner of all these chunks; the rest from a server."""
+        left = {each.chunk: each for each in requests}
+        late: list[PeerRequest] = []
+        if peer is None:
+            came = iter(()) if self._own is None else self._from_node(self._own, requests)
+        elif self._peers.is_avoided(peer.node):
+            came = iter(())
+        else:
+            came = self._from_peer(peer, requests, late)
+        for batch in came:
+            for each, _ in batch:
+                del left[each.chunk]
+            yield {each.chunk: result for each, result in batch}
+        began_s = self._clock()
+        for each, result in self._from_server(list(left.values())):
+            if peer is not None and each in late and isinstance(result, Slices):
+                late.clear()  # only the first of them is timed
+                if self._clock() - began_s < self._patience_s * SERVER_SHARE:
+                    self._peers.was_slow(peer)
+            yield {each.chunk: result}
+
+    # -- the three sources -------------------------------------------------------------------------------
+
+    def _from_node(
+        self, own: LocalSource, requests: Sequence[PeerRequest]
+    ) -> Iterator[list[tuple[PeerRequest, ChunkResult]]]:
+        for each, found in own.find(requests):
+            if isinstance(found, memoryview):
+                self._counted.count(self._counted.from_node, _count(each), each.length_bytes)
+                yield [(each, _cut(each, found))]
+            elif found is None or (isinstance(found, Damaged) and each.extents):
+                continue  # these extents may be intact
+            else:
+                yield [(each, self._failed(each, found))]
+
+    def _from_peer(
+        self, peer: Member, requests: Sequence[PeerRequest], late: list[PeerRequest]
+    ) -> Iterator[list[tuple[PeerRequest, ChunkResult]]]:
+        """Retries while the peer fetches; requests that it still fetches after the timeout are added to `late`."""
+        left = list(requests)
+        patience_end_s = self._clock() + self._patience_s
+        pause_s = PEER_RETRY_S
+        requested: set[int] = set()
+        while left and self._clock() < patience_end_s:
+            batch = _batch(left)
+            left_s = patience_end_s - self._clock()
+            is_retry = requested.issuperset(each.chunk for each in batch)
+            came, states = self._request(peer, batch, is_retry, left_s)
+            if came:
+                yield came
+            if not states:
+                return
+            later = [
+                each for each, state in zip(batch, states, strict=True) if state == ChunkAvailability.LATER
+            ]
+            requested.update(each.chunk for each in later)
+            if len(later) < len(batch):
+                patience_end_s = self._clock() + self._patience_s
+                pause_s = PEER_RETRY_S
+            else:
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, PEER_RETRY_MAX_S)
+            left = left[len(batch) :] + later
+        late += left
+
+    def _request(
+        self, peer: Member, batch: Sequence[PeerRequest], is_retry: bool, queue_timeout_s: float
+    ) -> tuple[list[tuple[PeerRequest, ChunkResult]], list[ChunkAvailability]]:
+        """One request: the received extents, and the states; none if the peer has failed."""
+        came: list[tuple[PeerRequest, ChunkResult]] = []
+
+        def arrived(request: PeerRequest, content: memoryview) -> None:
+            came.append((request, self._verified(request, content)))
+
+        try:
+            return came, self._peers.extents(peer, batch, arrived, is_retry, max(queue_timeout_s, 0.0))
+        except Unavailable:
+            return came, []
+
+    def _verified(self, request: PeerRequest, content: memoryview) -> Slices:
+        """The extents that a peer has sent. Raises ProtocolError for wrong bytes."""
+        slices = _joined(request, content)
+        if not self._is_right(request, slices):
+            raise ProtocolError(f"wrong bytes for chunk {request.chunk}")
+        self._counted.count(self._counted.from_peers, _count(request), request.length_bytes)
+        return slices
+
+    def _is_right(self, request: PeerRequest, slices: Slices) -> bool:
+        """Whether the checksums match."""
+        if request.extents:
+            return first_damaged(request.extents, slices) is None
+        return xxh3_128_intdigest(slices.content) == self._snapshot.chunk_checksum(request.chunk)
+
+    def _from_server(self, requests: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, ChunkResult]]:
+        for each, result in self._served(requests):
+            if isinstance(result, DieselfsError):
+                self._failed(each, result)
+            else:
+                self._counted.count(self._counted.from_servers, _count(each), each.length_bytes)
+            yield each, result
+
+    def _served(self, requests: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, ChunkResult]]:
+        partial = {each.chunk: each for each in requests if each.extents}
+        if partial:
+            extents = {chunk: each.extents for chunk, each in partial.items()}
+            for arrival in self._server.fetch_many(extents):
+                yield from ((partial[chunk], result) for chunk, result in arrival.items())
+        for each in requests:
+            if not each.extents:
+                try:
+                    yield each, _whole(self._served_whole(each))
+                except DieselfsError as error:
+                    yield each, error
+
+    def _served_whole(self, request: PeerRequest) -> memoryview:
+        if request.destination is None:
+            return memoryview(self._server.fetch_chunk(request.chunk))
+        self._server.fetch_chunk_into(request.chunk, request.destination)
+        return request.destination
+
+    def _failed(self, request: PeerRequest, error: DieselfsError) -> DieselfsError:
+        self._counted.count(self._counted.failed, _count(request), request.length_bytes)
+        return error
+
+
+def _batch(requests: Sequence[PeerRequest]) -> list[PeerRequest]:
+    """The first requests that fit into one call, at least one."""
+    total_bytes = ranges = 0
+    batch: list[PeerRequest] = []
+    for each in requests[:PEER_CHUNKS_MAX]:
+        total_bytes += each.length_bytes
+        ranges += len(each.extents)
+        if batch and (total_bytes > PEER_BATCH_BYTES or ranges > RANGES_PER_REQUEST_MAX):
+            break
+        batch.append(each)
+    return batch
+
+
+def _count(request: PeerRequest) -> int:
+    return len(request.extents) or 1
+
+
+def _whole(payload: memoryview) -> Slices:
+    return Slices(payload, [0], [len(payload)])
+
+
+def _cut(request: PeerRequest, payload: memoryview) -> Slices:
+    """The requested extents of a whole payload."""
+    return Slices.of_payload(payload, request.extents) if request.extents else _whole(payload)
+
+
+def _joined(request: PeerRequest, content: memoryview) -> Slices:
+    """The requested extents, joined in `content`."""
+    return Slices.joined(content, request.extents) if request.extents else _whole(content)

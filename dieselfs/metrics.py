@@ -1,0 +1,186 @@
+"""What a process counts, in one registry: counters, gauges and histograms, by name and labels. This module is told of
+forks.
+
+A component takes the registry of its process and declares each metric in one line, under its full name:
+
+    self._hits = metrics.counter("node_cache.hits", "Requests for a chunk that was in the node cache.")
+    self._hits.value += 1
+
+The name says group and quantity, its end the unit: `_bytes`, `_s`, else a plain number. `as_dict` nests at the dots.
+An exporter of OpenMetrics reads `collect`, and names the metric above `dieselfs_node_cache_hits_total`. A name that is
+declared again gives the same metric, so components that follow each other add to one counter.
+
+Threads: `value += n` is no atomic step. Each metric is changed by one thread, or under `Registry.lock`, which no
+component holds while it takes a lock of its own. Metrics may be declared and read in any thread. A `read` function is
+called without the lock. A forked child begins at zero.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from threading import Lock
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+_UNITS = {"bytes": "bytes", "s": "seconds", "share": "ratio"}
+"""By the last word of a name."""
+
+Read = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All metrics of one name, which differ in the values of their labels."""
+
+    kind: str
+    """counter, gauge, histogram; or info, which is no number and is not exported."""
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        return _UNITS.get(self.name.replace(".", "_").rpartition("_")[2], "")
+
+    @property
+    def exported_name(self) -> str:
+        """The name in OpenMetrics, which ends with the unit."""
+        stem = "dieselfs_" + self.name.replace(".", "_")
+        if self.unit:
+            stem = stem.rpartition("_")[0] + "_" + self.unit
+        return stem + "_total" if self.kind == "counter" else stem
+
+
+class Metric:
+    """A number. `read`, if there is one, gives it when it is wanted; `value` means nothing then."""
+
+    __slots__ = ("read", "value")
+
+    def __init__(self, read: Read | None = None) -> None:
+        self.read = read
+        self.reset()
+
+    def reset(self) -> None:
+        self.value: int | float = 0
+
+    def json(self) -> Any:
+        return self.value
+
+
+class Histogram(Metric):
+    """Counts values up to each of `bounds`, and adds them up."""
+
+    __slots__ = ("_bounds", "_counts")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        assert list(bounds) == sorted(set(bounds))
+        self._bounds = bounds
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self._counts = [0] * (len(self._bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.value += value
+
+    def json(self) -> Any:
+        """`le`: how many values were less or equal to each bound."""
+        *below, count = accumulate(self._counts)
+        return {
+            "count": count,
+            "sum": self.value,
+            "le": dict(zip(map(str, self._bounds), below, strict=True)),
+        }
+
+
+_Kind = TypeVar("_Kind", bound=Metric)
+
+
+class Registry:
+    """The metrics of one process, or of one object in it."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._families: dict[str, Family] = {}
+        self._metrics: dict[tuple[str, tuple[str, ...]], Metric] = {}
+        _registries.add(self)
+
+    def counter(self, name: str, help: str, read: Read | None = None, **labels: str) -> Metric:
+        """A number that only rises."""
+        return self._declare("counter", name, help, Metric(read), labels)
+
+    def gauge(self, name: str, help: str, read: Read | None = None, **labels: str) -> Metric:
+        """A number that rises and falls; None from `read` if it is not known."""
+        return self._declare("gauge", name, help, Metric(read), labels)
+
+    def histogram(self, name: str, help: str, bounds: Sequence[float], **labels: str) -> Histogram:
+        return self._declare("histogram", name, help, Histogram(bounds), labels)
+
+    def info(self, name: str, help: str, read: Read) -> None:
+        """What is no number, as a value for JSON."""
+        self._declare("info", name, help, Metric(read), {})
+
+    def _declare(self, kind: str, name: str, help: str, metric: _Kind, labels: Mapping[str, str]) -> _Kind:
+        family, key = Family(kind, name, help, tuple(labels)), (name, tuple(labels.values()))
+        with self.lock:
+            assert self._families.setdefault(name, family) == family, f"metric {name} is declared twice"
+            if metric.read is None:
+                found = self._metrics.setdefault(key, metric)
+                assert isinstance(found, type(metric))
+                return found
+            self._metrics[key] = metric  # reads the part that is in use now
+            return metric
+
+    def add(self, metric: Metric, more: int = 1) -> None:
+        """For a metric that several threads change."""
+        with self.lock:
+            metric.value += more
+
+    def reset(self) -> None:
+        """In a forked child: all numbers are zero again, and the lock is free, which a thread of the parent held."""
+        self.lock = Lock()
+        for metric in self._metrics.values():
+            metric.reset()
+
+    def collect(self) -> Iterator[tuple[Family, tuple[str, ...], Any]]:
+        """Each metric: its family, the values of its labels, and what it is now."""
+        metrics = [*self._metrics.items()]
+        values = {key: metric.read() for key, metric in metrics if metric.read}
+        with self.lock:
+            values |= {key: metric.json() for key, metric in metrics if not metric.read}
+        for (name, labels), _ in metrics:
+            yield self._families[name], labels, values[name, labels]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All values for JSON, nested at the dots of their names, and by the values of labels."""
+        tree: dict[str, Any] = {}
+        for family, labels, value in self.collect():
+            *groups, last = (*family.name.split("."), *labels)
+            place = tree
+            for group in groups:
+                place = place.setdefault(group, {})
+            place[last] = value
+        return tree
+
+    def numbers(self) -> dict[str, int]:
+        """Counters and gauges that are whole numbers, by name; those with labels are added up."""
+        found: dict[str, int] = {}
+        for family, _, value in self.collect():
+            if family.kind in ("counter", "gauge") and isinstance(value, int):
+                found[family.name] = found.get(family.name, 0) + value
+        return found
+
+
+_registries: WeakSet[Registry] = WeakSet()
+
+
+def _after_fork() -> None:
+    for registry in list(_registries):
+        registry.reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,1 +1,0 @@
-"""How the nodes of a job ask each other for chunks: whose a chunk is, whom to trust, and what came."""

@@ -1,0 +1,1 @@
+"""Background processes: how they are started, watched and stopped, and the folders of their files."""

@@ -1,0 +1,150 @@
+"""Starts background processes, and waits until they are ready. This module starts processes.
+
+A started process is not our child, has a session of its own, works in `/` and logs to a file that only this user can
+read. It reports by one line on a descriptor, `ready` or the name and the message of an error (`Report`), and closes
+it. A process that ends without a line has failed.
+"""
+
+import os
+import select
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import dieselfs.errors
+from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.process.handle import ProcessHandle
+from dieselfs.process.state_dirs import open_private
+
+READY = "ready"
+END_TIMEOUT_S = 10.0
+"""A process that is not ready in time is killed when SIGTERM has not ended it within this."""
+_SHELL_TIMEOUT_S = 10.0
+_REPORT_BYTES_MAX = 64 << 10
+
+_DETACH = '"$@" >&2 & echo $!'
+"""The shell ends at once, so that the process has no parent that must wait for it."""
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of dieselfs."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def module_environment() -> dict[str, str]:
+    """The environment in which a Python program imports the same modules as this process, also from a checkout.
+
+    Standard folders are left out: an upgrade of Python may change them.
+    """
+    standard = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    added = [os.path.abspath(path) for path in sys.path if not path.startswith(standard)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(added)}
+
+
+def start(command: Sequence[str], log: Path, descriptors: Sequence[int] = (), folder: str = "/") -> int:
+    """Start a background process in `folder` that inherits these descriptors; returns its process ID.
+
+    Raises OSError. If the program cannot be run, the process ends at once, with the reason in the log.
+    """
+    with open(open_private(log), "ab") as output:
+        shell = subprocess.run(
+            ["/bin/sh", "-c", _DETACH, "sh", *command],
+            env=module_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            pass_fds=descriptors,
+            start_new_session=True,
+            cwd=folder,
+            timeout=_SHELL_TIMEOUT_S,
+            check=False,  # a missing process ID shows a failure
+        )
+    if not shell.stdout:
+        raise OSError(f"/bin/sh ended with exit code {shell.returncode} (log: {log})")
+    return int(shell.stdout)
+
+
+def launch(
+    command: Callable[[int], Sequence[str]],
+    log: Path,
+    timeout_s: float,
+    what: str,
+    failure: type[DieselfsError],
+) -> int:
+    """Start a background process, and wait until it is ready; returns its process ID.
+
+    `command` gets the descriptor to report on; `what` names the process in messages. Raises the error that the process
+    reports, Unavailable if it is not ready within `timeout_s`, and `failure` if it cannot be started or ends without a
+    report. After an error or an interrupt the process is ended.
+    """
+    ready, report = os.pipe()
+    with open(ready, "rb", buffering=0) as pipe:
+        try:
+            process = start(command(report), log, [report])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise failure(f"cannot start {what}: {error} (log file: {log})") from None
+        finally:
+            os.close(report)
+        handle = None
+        with suppress(ProcessLookupError):
+            handle = ProcessHandle(process)
+        try:
+            _await_report(pipe.fileno(), timeout_s, what, failure, log)
+        except BaseException:
+            if handle is not None:
+                handle.kill(END_TIMEOUT_S)
+            raise
+    return process
+
+
+def _await_report(pipe: int, timeout_s: float, what: str, failure: type[DieselfsError], log: Path) -> None:
+    end_s = time.monotonic() + timeout_s
+    received = b""
+    poll = select.poll()  # select.select fails with descriptors above 1,023
+    poll.register(pipe, select.POLLIN)
+    while not received.endswith(b"\n"):
+        if not poll.poll(max(end_s - time.monotonic(), 0) * 1000):
+            raise Unavailable(
+                f"{what} was not ready within {timeout_s:g} s; the server may be slow or down (log: {log})"
+            )
+        more = os.read(pipe, _REPORT_BYTES_MAX)
+        if not more:
+            raise failure(f"{what} ended before it was ready; see its log: {log}")
+        received += more
+    line = received.decode("utf-8", "surrogateescape").rstrip("\n")
+    if line != READY:
+        kind, _, message = line.partition(" ")
+        error: type[DieselfsError] = getattr(dieselfs.errors, kind, failure)
+        raise error(message or f"{what} ended before it was ready; see its log: {log}")
+
+
+class Report:
+    """The other end of `launch`: a process reports once. Without a descriptor no launcher waits."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+
+    def ready(self) -> bool:
+        """Report that the process can be used. False if the launcher no longer waits: it was interrupted."""
+        return self._write(READY)
+
+    def failed(self, error: Exception) -> None:
+        self._write(f"{type(error).__name__} {' '.join(str(error).splitlines())}")
+
+    def _write(self, line: str) -> bool:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return True
+        try:
+            os.write(descriptor, f"{line}\n".encode("utf-8", "surrogateescape"))
+        except BrokenPipeError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True

@@ -1,0 +1,185 @@
+"""Listens on sockets, and runs one task per client. This module opens sockets.
+
+An unauthenticated client costs little: connections are limited in total and per address, the handshake in bytes and
+time. An error of a client is logged and ends only its own connection.
+"""
+
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from dieselfs.address import Address, TcpAddress, UnixAddress
+from dieselfs.errors import InvalidInput, ProtocolError, Unavailable
+from dieselfs.limits import (
+    CONNECTIONS_MAX,
+    CONNECTIONS_PER_PEER_MAX,
+    FRAME_BYTES_MAX,
+    HANDSHAKE_TIMEOUT_S,
+    IDLE_TIMEOUT_S,
+)
+from dieselfs.metrics import Registry
+from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.handshake import Identity, KeyRing, shake_hands
+from dieselfs.sockets import peer_user, reachable_path
+
+LISTEN_BACKLOG = 512
+_OUT_OF_DESCRIPTORS_PAUSE_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_listeners(address: Address) -> AsyncIterator[list[trio.SocketListener]]:
+    """Listen on `address`. Raises Unavailable with the reason. Removes the file of a Unix socket afterwards."""
+    try:
+        if isinstance(address, TcpAddress):
+            listeners = await trio.open_tcp_listeners(address.port, host=address.host, backlog=LISTEN_BACKLOG)
+        else:
+            listeners = [_unix_listener(address)]
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from None
+    try:
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.socket.close()
+        if isinstance(address, UnixAddress):
+            Path(address.path).unlink(missing_ok=True)
+
+
+def _unix_listener(address: UnixAddress) -> trio.SocketListener:
+    """A Unix socket for the own user only; replaces the stale socket of a dead server."""
+    path = Path(address.path)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists():
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise InvalidInput(f"cannot listen on {address}: the path exists and is no socket")
+        with socket.socket(socket.AF_UNIX) as probe, reachable_path(address.path) as name:
+            if probe.connect_ex(name) == 0:
+                raise Unavailable(f"cannot listen on {address}: a server is listening there already")
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    old_mask = os.umask(0o177)
+    try:
+        with reachable_path(address.path) as name:
+            listening.bind(name)
+    finally:
+        os.umask(old_mask)
+    listening.listen(LISTEN_BACKLOG)
+    return trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+
+
+class RpcHandler(Protocol):
+    """Answers the calls of authenticated clients."""
+
+    @property
+    def keys(self) -> KeyRing: ...
+
+    async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
+        """Answer one call. ProtocolError, trio.TooSlowError and trio.BrokenResourceError end the connection."""
+        ...
+
+
+class RpcServer:
+    """Serves clients from any number of listeners, up to `clients_max` at a time."""
+
+    def __init__(
+        self,
+        handler: RpcHandler,
+        tls: ssl.SSLContext | None = None,
+        clients_max: int = CONNECTIONS_MAX,
+        metrics: Registry | None = None,
+    ) -> None:
+        metrics = metrics or Registry()
+        self._handler = handler
+        self._tls = tls
+        self._clients_max = clients_max
+        self._clients: Counter[str] = Counter()  # by address; changed only between checkpoints
+        metrics.gauge("rpc.connections", "Connections of clients.", lambda: self.client_count)
+        self._received = metrics.counter("rpc.received_bytes", "Bulk bytes received over closed connections.")
+        self._sent = metrics.counter("rpc.sent_bytes", "Bulk bytes sent over closed connections.")
+
+    @property
+    def client_count(self) -> int:
+        return self._clients.total()
+
+    async def serve(self, listener: trio.SocketListener, is_encrypted: bool) -> None:
+        """Accept clients until cancelled; then all their connections are closed."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                        raise
+                    log.error("cannot accept a client: %s", error.strerror)
+                    await trio.sleep(_OUT_OF_DESCRIPTORS_PAUSE_S)
+                    continue
+                nursery.start_soon(self._serve_client, stream, is_encrypted)
+
+    async def _serve_client(self, stream: trio.SocketStream, is_encrypted: bool) -> None:
+        peer = _peer_name(stream)
+        if self._clients.total() >= self._clients_max or self._clients[peer] >= CONNECTIONS_PER_PEER_MAX:
+            log.warning(
+                "%s: connection refused: limit reached, %d open from this address", peer, self._clients[peer]
+            )
+            stream.socket.close()
+            return
+        self._clients[peer] += 1
+        connection: ClientConnection | None = None
+        try:
+            secured = await self._secure(stream) if is_encrypted else stream
+            connection = ClientConnection(secured)
+            await self._answer_calls(connection, peer, _is_own_user(stream))
+        except (ProtocolError, trio.TooSlowError, trio.BrokenResourceError, ssl.SSLError, OSError) as error:
+            reason = str(error) or str(error.__cause__ or "") or type(error).__name__
+            hint = "; is TLS switched on at both ends?" if is_encrypted and connection is None else ""
+            log.info("%s: connection ended: %s%s", peer, reason, hint)
+        except Exception:
+            log.exception("%s: connection ended by an internal error", peer)
+        finally:
+            self._clients[peer] -= 1
+            self._clients += Counter()  # drops those at zero
+            if connection is not None:
+                self._received.value += connection.bulk_bytes_received
+                self._sent.value += connection.bulk_bytes_sent
+            stream.socket.close()
+
+    async def _secure(self, stream: trio.SocketStream) -> trio.SSLStream[trio.SocketStream]:
+        assert self._tls is not None
+        secured = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+            await secured.do_handshake()
+        return secured
+
+    async def _answer_calls(self, connection: ClientConnection, peer: str, is_trusted: bool) -> None:
+        caller = await shake_hands(connection, self._handler.keys, is_trusted)
+        if isinstance(caller, str):
+            log.warning("%s: handshake failed: %s", peer, caller)
+            return
+        while (message := await connection.receive_message(FRAME_BYTES_MAX, IDLE_TIMEOUT_S)) is not None:
+            await self._handler.answer(connection, caller, message)
+
+
+def _peer_name(stream: trio.SocketStream) -> str:
+    with suppress(OSError):
+        name = stream.socket.getpeername()
+        if isinstance(name, tuple):
+            return str(name[0])
+        return f"local user {peer_user(stream.socket)}"
+    return "unknown"
+
+
+def _is_own_user(stream: trio.SocketStream) -> bool:
+    """Whether the client is on a Unix socket and runs as the user of this process, or as root."""
+    return stream.socket.family == socket.AF_UNIX and peer_user(stream.socket) in (os.geteuid(), 0)

@@ -1,0 +1,422 @@
+"""One table of all settings, and what is derived from it: options, environment, files, messages, documentation.
+This module opens files.
+
+    # ~/.config/dieselfs/config.toml, or /etc/dieselfs/config.toml
+    server = "tcp://storage-1:7070"
+    key_file = "~/.config/dieselfs/key"
+    job = "auto"
+
+A setting `job_nodes` is `--job-nodes` on a command line, `job_nodes=` in `-o`, DIESELFS_JOB_NODES in the environment
+and `job_nodes` in a file, wherever its row says so. Options win over the environment, and that over the file. Without a
+server anywhere, everything is embedded in the home. `python -m dieselfs.settings` prints docs/reference/settings.md.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Flag, auto
+from pathlib import Path
+from typing import Any, Self
+
+from dieselfs.errors import InvalidInput
+from dieselfs.etcd.client import EtcdAccess
+from dieselfs.limits import MIB, MOUNT_MEMORY_BYTES, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
+from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
+
+EMBEDDED = "embedded"
+"""As a server: the private one in the home, even if the configuration names another."""
+AUTO = "auto"
+"""As a job's name: the one that the launcher gives it."""
+DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
+POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
+DRIVERS = KERNEL, PYFUSE3 = "kernel", "pyfuse3"
+
+SYSTEM_CONFIG = Path("/etc/dieselfs/config.toml")
+
+
+class Place(Flag):
+    """Where a setting can be given."""
+
+    ENVIRONMENT = auto()
+    CONFIG = auto()  # config.toml of a client
+    OPTION = auto()  # -o of mounts, and fstab
+    VERB = auto()  # the command lines of all verbs of dlcmd, and of dieselfs-mount
+    MOUNT = auto()  # those of dlcmd mount and dieselfs-mount
+    CACHE = auto()  # that of dlcmd cache
+    DAEMON = auto()  # those of processes that only we start
+    SERVER = auto()  # that of dieselfs-server, and its TOML file
+    ETCD = auto()  # the configuration for all servers
+    CLIENT = ENVIRONMENT | CONFIG
+    NODE = OPTION | MOUNT | CACHE
+    FLAG = VERB | MOUNT | CACHE | DAEMON | SERVER
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a value is: its name in help, its parser (raises InvalidInput), the unit that ends its field's name, and
+    its possible values if they are few.
+    """
+
+    metavar: str
+    parse: Callable[[str], object] = str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise InvalidInput(f"{text[:40]!r} is not a whole number: write for example 8")
+    return int(text)
+
+
+def _memory(text: str) -> int:
+    size_bytes = parse_size(text)
+    if 0 < size_bytes < MOUNT_MEMORY_BYTES_MIN:
+        raise InvalidInput(f"{text} is too little: it must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
+    return size_bytes
+
+
+def _time_limit(text: str) -> float:
+    duration_s = parse_duration(text)
+    if duration_s == 0:
+        raise InvalidInput(f"{text!r} is no time at all: write for example 30s")
+    return duration_s
+
+
+def _choice(names: tuple[str, ...]) -> Kind:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise InvalidInput(f"{text!r} is not one of {', '.join(names)}")
+        return text
+
+    return Kind("|".join(names), parse, choices=names)
+
+
+NAME, ADDRESS, HOST, URL = Kind("NAME"), Kind("ADDRESS"), Kind("HOST"), Kind("URL")
+FILE, FOLDER = Kind("FILE"), Kind("FOLDER")
+NUMBER = Kind("N", _whole_number)
+MEMORY = Kind("SIZE", _memory, "_bytes")
+RATE = Kind("RATE", parse_rate, "_bytes")
+TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
+POLICY, DRIVER = _choice(POLICIES), _choice(DRIVERS)
+SWITCH = Kind("")
+ADDRESSES = Kind("ADDRESS")
+"""A list of texts in a file, a flag that may be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table."""
+
+    name: str
+    kind: Kind
+    places: Place
+    help: str
+    default: str = ""
+
+    @property
+    def field(self) -> str:
+        """The name of its value in our dataclasses: with its unit."""
+        return self.name + self.kind.unit
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        return f"DIESELFS_{self.name.upper()}"
+
+    def ways(self) -> str:
+        """How a user can give it: `--job NAME, -o job=NAME or DIESELFS_JOB=NAME`."""
+        value = self.kind.metavar
+        ways = [
+            text
+            for place, text in (
+                (Place.FLAG, f"{self.flag} {value}"),
+                (Place.OPTION, f"-o {self.name}={value}"),
+                (Place.ENVIRONMENT, f"{self.variable}={value}"),
+            )
+            if self.places & place
+        ]
+        return " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
+
+    def read(self, text: str, where: str) -> Any:
+        """The value. Raises InvalidInput, naming `where` the text stands."""
+        try:
+            return self.kind.parse(text)
+        except InvalidInput as error:
+            raise InvalidInput(f"{where}: {error}") from None
+
+
+_P = Place
+_MEMORY_DEFAULT = f"{format_size(MOUNT_MEMORY_BYTES)}, or what the system allows"
+
+SETTINGS = (
+    # -- where the data is, and who asks
+    Setting("server", ADDRESS, _P.CLIENT | _P.OPTION | _P.VERB,
+            "tcp://HOST:PORT[,...], etcd://HOST:PORT[,...], unix:PATH, or 'embedded'.", "embedded"),
+    Setting("key_file", FILE, _P.CLIENT | _P.OPTION | _P.VERB, "Your key; readable by you alone."),
+    Setting("tls_ca", FILE, _P.CLIENT, "PEM certificates to trust; switches TLS on."),
+    Setting("home", FOLDER, _P.ENVIRONMENT | _P.OPTION | _P.DAEMON,
+            "Where embedded data is kept.", "~/.local/share/dieselfs"),
+    Setting("config", FILE, _P.ENVIRONMENT,
+            "The configuration file.", "~/.config/dieselfs/config.toml, else /etc/dieselfs/config.toml"),
+    Setting("etcd_user", NAME, _P.CLIENT | _P.SERVER, "The user to be at etcd."),
+    Setting("etcd_password_file", FILE, _P.CLIENT | _P.SERVER, "That user's password; mode 0600."),
+    Setting("etcd_tls_ca", FILE, _P.CLIENT | _P.SERVER,
+            "PEM certificates to trust; switches TLS on for etcd."),
+    Setting("etcd_tls_certificate", FILE, _P.CLIENT | _P.SERVER, "PEM certificate to show to etcd."),
+    Setting("etcd_tls_key", FILE, _P.CLIENT | _P.SERVER, "PEM key of that certificate."),
+    # -- mounts and caches
+    Setting("generation", NUMBER, _P.NODE, "Which generation of the dataset.", "the newest"),
+    Setting("memory", MEMORY, _P.NODE, "Memory limit for cached data and the page cache.", _MEMORY_DEFAULT),
+    Setting("policy", POLICY, _P.NODE,
+            "Fetch what memory can keep when it is read, or at once.", ON_DEMAND),
+    Setting("warm_rate", RATE, _P.NODE, "Limit background prefetch to this many bytes per second.", "no limit"),
+    Setting("driver", DRIVER, _P.OPTION | _P.MOUNT, "FUSE driver.", KERNEL),
+    Setting("allow_other", SWITCH, _P.OPTION | _P.MOUNT,
+            "Let other users see the mount, as the files' modes allow."),
+    Setting("noexec", SWITCH, _P.OPTION | _P.MOUNT, "Programs on the mount cannot be run."),
+    Setting("uid", NUMBER, _P.OPTION | _P.MOUNT, "User ID that owns the files.", "the user who mounts"),
+    Setting("gid", NUMBER, _P.OPTION | _P.MOUNT, "Group ID that owns the files.", "the group of that user"),
+    Setting("timeout", TIME_LIMIT, _P.OPTION | _P.MOUNT,
+            "A read fails (EIO) after this time.", f"{READ_TIMEOUT_S:g}s"),
+    Setting("log_file", FILE, _P.OPTION | _P.MOUNT, "Log of the daemon.", "~/.local/state/dieselfs/mount-*.log"),
+    Setting("no_resend", SWITCH, _P.OPTION, "Recover from a crash as on kernels before Linux 6.9; for tests."),
+    # -- jobs
+    Setting("job", NAME, _P.CLIENT | _P.NODE,
+            "Pool the memory of the nodes of this job; auto: the job that Slurm, torchrun or Open MPI started.",
+            "no job"),
+    Setting("job_nodes", NUMBER, _P.CLIENT | _P.NODE,
+            "How many nodes the job has; they are waited for.", "from the launcher"),
+    Setting("job_node", NAME, _P.CLIENT | _P.NODE,
+            "Name of this node, the same for all its processes.", "from the launcher, else the host name"),
+    Setting("job_rank", NUMBER, _P.NODE,
+            "Rank of this daemon; the smallest on a node becomes its master.", "from the launcher, else 0"),
+    Setting("job_host", HOST, _P.CLIENT | _P.NODE,
+            "Address other nodes use to connect here.", "the address that reaches the server"),
+    Setting("job_secret", FILE, _P.CLIENT | _P.NODE,
+            "File with the job's shared secret, at least 32 bytes, mode 0600.", "derived from your key"),
+    Setting("job_memory", MEMORY, _P.CLIENT,
+            "Memory that this node offers to the job, where `memory` says nothing.", _MEMORY_DEFAULT),
+    # -- servers
+    Setting("listen", ADDRESSES, _P.SERVER, "tcp://HOST:PORT or unix:PATH; may be repeated.", DEFAULT_LISTEN),
+    Setting("store", URL, _P.SERVER | _P.ETCD,
+            "Where chunks are kept: posix:///PATH, rados://POOL, or tiered:fast=URL,slow=URL,size=200GiB."),
+    Setting("metadata", URL, _P.SERVER | _P.ETCD,
+            "Where metadata is kept: sqlite:///FILE or redis://HOST:PORT/DATABASE."),
+    Setting("state", FOLDER, _P.SERVER | _P.ETCD, "For snapshots; can be lost.", "beside the SQLite file"),
+    Setting("admin_key", FILE, _P.SERVER | _P.ETCD,
+            "On first start, make user 'admin' and write the key here."),
+    Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD, "PEM chain; switches TLS on for TCP."),
+    Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),
+    Setting("etcd", Kind("HOST:PORT,..."), _P.SERVER,
+            "Register there, and take from there what is not given here."),
+    Setting("advertise", ADDRESSES, _P.SERVER,
+            "tcp://HOST:PORT under which clients reach this server.", "the addresses of listen"),
+)  # fmt: skip
+BY_NAME = {row.name: row for row in SETTINGS}
+_BY_FIELD = {row.field: row for row in SETTINGS}
+
+
+def given_at(places: Place) -> Iterator[Setting]:
+    """The settings that can be given at one of these places."""
+    return (row for row in SETTINGS if row.places & places)
+
+
+def stable_path(path: str) -> str:
+    """The same file after a change of folder; a leading `~` stays until the file is opened."""
+    return path if path.startswith("~") else os.path.abspath(path)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What is given about a job, and what for each row of the table; None or 0: find it out (`dieselfs.cluster.job`).
+
+    An empty `job` is no job, whatever is configured.
+    """
+
+    job: str | None = None
+    job_nodes: int = 0
+    job_node: str | None = None
+    job_rank: int | None = None
+    job_host: str | None = None
+    job_secret: str | None = None
+
+    def stated(self) -> Iterator[tuple[Setting, Any]]:
+        """Rows and values of what is not the default."""
+        for each in fields(self):
+            if (value := getattr(self, each.name)) != each.default:
+                yield _BY_FIELD[each.name], value
+
+    def arguments(self) -> list[str]:
+        """The command line that gives these settings."""
+        words: list[str] = []
+        for row, value in self.stated():
+            words += [row.flag] if row.kind is SWITCH else [row.flag, str(value)]
+        return words
+
+    def absolute(self) -> Self:
+        """The same for a process that works in another folder."""
+        paths: dict[str, Any] = {
+            row.field: stable_path(v) for row, v in self.stated() if row.kind in (FILE, FOLDER)
+        }
+        return replace(self, **paths)
+
+    def check(self) -> None:
+        """Raises InvalidInput if something is given about a job, and no job is."""
+        if self.job is None:
+            for row, _ in self.stated():
+                if row.field in JOB_FIELDS:
+                    raise InvalidInput(
+                        f"{row.flag} belongs to a job: give --job NAME as well (with -o: job=NAME)"
+                    )
+
+
+JOB_FIELDS = frozenset(each.name for each in fields(JobSettings))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions(JobSettings):
+    """What the daemon of a node is given; with what for, in the table. None, "" and 0 are its defaults."""
+
+    server: str | None = None
+    key_file: str | None = None
+    home: str | None = None
+    generation: int = 0
+    memory_bytes: int = 0
+    policy: str = ON_DEMAND
+    warm_rate_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a client knows before it connects. `server` None means embedded."""
+
+    home: Path
+    cache: Path
+    server: str | None = None
+    key_file: str | None = None
+    tls_ca: str | None = None
+    etcd: EtcdAccess = field(default_factory=EtcdAccess)
+    job: JobSettings = field(default_factory=JobSettings)
+    job_memory_bytes: int = 0
+
+    @classmethod
+    def load(
+        cls,
+        server: str | None = None,
+        key_file: str | None = None,
+        tls_ca: str | None = None,
+        home: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> "Settings":
+        """The settings in force; arguments that are not None win. Raises InvalidInput for a broken value or file."""
+        user_home = Path(environment.get("HOME") or Path.home())
+        data = Path(environment.get("XDG_DATA_HOME") or user_home / ".local/share")
+        cache = Path(environment.get("XDG_CACHE_HOME") or user_home / ".cache")
+        config = Path(environment.get("XDG_CONFIG_HOME") or user_home / ".config")
+        values = {
+            row.field: row.read(environment[row.variable], row.variable)
+            for row in given_at(Place.ENVIRONMENT)
+            if environment.get(row.variable)
+        }
+        named = values.get("config")
+        candidates = [config / "dieselfs/config.toml", SYSTEM_CONFIG]
+        for file in [Path(named)] if named else filter(Path.exists, candidates):
+            values = read_config(file, Place.CONFIG) | values
+            break
+        own_home = home or values.get("home")
+        settings = cls(
+            home=Path(own_home or data / "dieselfs").expanduser().absolute(),
+            cache=Path(own_home).expanduser().absolute() / "cache" if own_home else cache / "dieselfs",
+            server=server or values.get("server"),
+            key_file=key_file or values.get("key_file"),
+            tls_ca=tls_ca or values.get("tls_ca"),
+            etcd=EtcdAccess.of(values),
+            job=JobSettings(**{name: values[name] for name in JOB_FIELDS & values.keys()}).absolute(),
+            job_memory_bytes=values.get("job_memory_bytes", 0),
+        )
+        return replace(settings, server=None) if settings.server == EMBEDDED else settings
+
+    def in_job(
+        self, name: str | None, secret: str | os.PathLike[str] | None, memory_bytes: int | None
+    ) -> "Settings":
+        """The same with what is not None instead of what was configured of the job."""
+        job = replace(
+            self.job,
+            job=self.job.job if name is None else name,
+            job_secret=self.job.job_secret if secret is None else os.fspath(secret),
+        )
+        memory_bytes = self.job_memory_bytes if memory_bytes is None else memory_bytes
+        return replace(self, job=job.absolute(), job_memory_bytes=memory_bytes)
+
+
+def read_config(path: Path, places: Place) -> dict[str, Any]:
+    """What a TOML file gives of the settings of these places, by field. Raises InvalidInput, naming the file."""
+    where = f"configuration file {path}"
+    try:
+        texts = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{where}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{where}: {error}") from None
+    check_known(texts, places, where)
+    return {BY_NAME[name].field: _read_toml(BY_NAME[name], value, where) for name, value in texts.items()}
+
+
+def check_known(names: Iterable[str], places: Place, where: str) -> None:
+    """Raises InvalidInput unless all names are of settings of these places."""
+    known = sorted(row.name for row in given_at(places))
+    for name in names:
+        if name not in known:
+            raise InvalidInput(f"{where}: unknown setting {name!r} (known: {', '.join(known)})")
+
+
+def _read_toml(row: Setting, value: Any, where: str) -> Any:
+    if row.kind is ADDRESSES:
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise InvalidInput(f"{where}: {row.name} must be a list of texts in quotes")
+        return value
+    if not isinstance(value, str):
+        raise InvalidInput(f"{where}: {row.name} must be text in quotes")
+    return row.read(value, f"{where}: {row.name}")
+
+
+_COMMAND_LINES = {
+    Place.VERB: "all of `dlcmd`, `dieselfs-mount`",
+    Place.MOUNT: "`dlcmd mount`, `dieselfs-mount`",
+    Place.CACHE: "`dlcmd cache`",
+    Place.SERVER: "`dieselfs-server`",
+}
+_FILES = {Place.CONFIG: "`config.toml`", Place.SERVER: "`server.toml`", Place.ETCD: "etcd"}
+
+
+def reference() -> str:
+    """The table as Markdown."""
+
+    def shown(row: Setting, texts: Mapping[Place, str]) -> str:
+        return ", ".join(text for place, text in texts.items() if row.places & place)
+
+    lines = ["| setting | value | command line | `-o` | environment | file | meaning | default |"]
+    lines.append("| --- " * 8 + "|")
+    for row in SETTINGS:
+        cells = (
+            f"`{row.name}`",
+            row.kind.metavar.replace("|", ", "),
+            shown(row, _COMMAND_LINES),
+            shown(row, {Place.OPTION: "yes"}),
+            shown(row, {Place.ENVIRONMENT: f"`{row.variable}`"}),
+            shown(row, _FILES),
+            row.help.removesuffix("."),
+            row.default,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,81 @@
+"""The partition of an epoch's positions among ranks and workers. No I/O.
+
+Position p belongs to step p // batch, whatever the number of readers and their start. In each step the ranks take
+consecutive slices whose lengths differ by at most one. So any number of ranks, changed at any position, takes every
+position exactly once, without padding.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dieselfs.arrays import Positions
+from dieselfs.errors import InvalidInput
+from dieselfs.shuffle.spec import ReaderSpec
+
+
+class Partition:
+    """The positions that one worker of one rank reads, in reading order.
+
+    `reader.start` is the first position that any rank reads. If it is inside a step, that step is short: its remaining
+    positions are split among the ranks as in any other step. The last step is short likewise, unless `drop_last` leaves
+    it out. A step with fewer positions than ranks gives some of them nothing. The workers of a rank take steps in turn,
+    the first by worker 0, as PyTorch's DataLoader distributes batches.
+    """
+
+    def __init__(self, total: int, reader: ReaderSpec) -> None:
+        """`total`: number of positions. Raises InvalidInput if `reader` starts after them."""
+        start, batch, workers = reader.start, reader.batch or reader.world, reader.workers
+        if start > total:
+            raise InvalidInput(f"start is {start}: give a position from 0 to {total}")
+        self.reader = reader
+        self.rank, self.world, self.batch, self.start = reader.rank, reader.world, batch, start
+        self.end = max(total - total % batch, start) if reader.drop_last else total
+        """The end of the positions that any rank reads."""
+        steps_end = -(-self.end // batch) if self.end > start else 0
+        self.steps = range(start // batch + reader.worker, steps_end, workers)
+        """The numbers of the steps that this worker reads, counted in the epoch."""
+
+        whole = self.steps
+        self._head = self._tail = range(self.end, self.end)
+        if whole and whole[0] * batch < start:
+            self._head, whole = self.positions_of(whole[0]), whole[1:]
+        if whole and (whole[-1] + 1) * batch > self.end:
+            self._tail, whole = self.positions_of(whole[-1]), whole[:-1]
+        # All other steps are whole and alike: `_width` positions, `_stride` after those of the previous one.
+        first = self.positions_of(whole[0]) if whole else range(0)
+        self._first, self._width, self._stride = first.start, len(first), batch * workers
+        self._body = len(whole) * self._width
+
+    def __len__(self) -> int:
+        """Number of positions that this worker reads."""
+        return len(self._head) + self._body + len(self._tail)
+
+    def positions_of(self, step: int) -> range:
+        """The slice of a step that this rank takes; it may be empty."""
+        first = max(step * self.batch, self.start)
+        size = max(min((step + 1) * self.batch, self.end) - first, 0)
+        return range(first + self.rank * size // self.world, first + (self.rank + 1) * size // self.world)
+
+    def batches(self) -> Iterator[range]:
+        """The positions of each of `steps`; those of short steps may be empty."""
+        return map(self.positions_of, self.steps)
+
+    def positions(self, first: int = 0, end: int | None = None) -> Positions:
+        """The positions number `first` up to but not `end` of this worker (default: all): shape (n,)."""
+        first, end, _ = slice(first, end).indices(len(self))
+        index = np.arange(first, end, dtype=np.int64)
+        in_body = index - len(self._head)
+        in_tail = in_body - self._body
+        step, within = np.divmod(in_body, max(self._width, 1))
+        return np.select(
+            [in_body < 0, in_tail >= 0],
+            [self._head.start + index, self._tail.start + in_tail],
+            self._first + step * self._stride + within,
+        )
+
+    def count_before(self, position: int) -> int:
+        """How many of this worker's positions are before `position`."""
+        head, tail = (min(max(position - part.start, 0), len(part)) for part in (self._head, self._tail))
+        step, within = divmod(max(position - self._first, 0), self._stride)
+        return head + min(step * self._width + min(within, self._width), self._body) + tail

@@ -1,0 +1,135 @@
+"""The names of shares in `.dieselfs/shuffle/`: `seed=1,epoch=0,group=100,rank=0,world=8`. No I/O."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+from dieselfs.errors import InvalidInput
+from dieselfs.names import printable, user_path
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
+
+_NUMBER = re.compile(r"[0-9]{1,20}")
+_RANGE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareName:
+    """The share that a name selects. `parse` reads these keys, in any order, all with defaults:
+
+    - `folder`: only the files below it; as in URLs, `%2F` stands for a slash, `%2C` for a comma
+    - `seed`, `epoch`, `group`, `policy`: the order; `skip`: positions to leave out
+    - `rank`, `world`, `batch`, `start`, `worker`, `workers`, `drop_last`: the part of a reader, as in `ReaderSpec`
+    - `cursor`: the order and the start, instead of the keys for them
+    - `null`: each path ends with a NUL byte, not with a newline
+    """
+
+    plan: PlanSpec
+    reader: ReaderSpec
+    is_null: bool = False
+    cursor: Cursor | None = None
+    """As given, to be checked against the snapshot; `plan` and `reader.start` are taken from it."""
+
+    @classmethod
+    def parse(cls, name: bytes) -> "ShareName":
+        """Each key at most once. Raises InvalidInput, which names the invalid part."""
+        values: dict[str, Any] = {}
+        for part in printable(name).split(","):
+            key, is_assigned, text = part.partition("=")
+            parse = _PARSERS.get(key)
+            if parse is None or not is_assigned:
+                raise InvalidInput(
+                    f"{part!r} is no KEY=VALUE of a shuffle; the keys are {', '.join(_PARSERS)}"
+                )
+            if key in values:
+                raise InvalidInput(f"{key} is given twice")
+            try:
+                values[key] = parse(text)
+            except ValueError as error:
+                raise InvalidInput(f"{part}: {error}") from None
+        cursor = values.pop("cursor", None)
+        if cursor is not None and (doubled := values.keys() & _IN_CURSOR):
+            raise InvalidInput(f"the cursor says already what {', '.join(sorted(doubled))} would")
+        plan = {field: values.pop(key) for key, field in _PLAN_FIELDS.items() if key in values}
+        is_null = values.pop("null", False)
+        if cursor is None:
+            return cls(PlanSpec(**plan), ReaderSpec(**values), is_null)
+        return cls(replace(cursor.spec, **plan), ReaderSpec(start=cursor.position, **values), is_null, cursor)
+
+    @classmethod
+    def of(cls, share: Share) -> "ShareName":
+        """The name of a share: its plan as a cursor, its paths with NUL bytes, so that any path can be written."""
+        return cls(share.plan.spec, share.reader, True, share.plan.cursor(share.start))
+
+    def share(self, plan_of: Callable[[PlanSpec], Plan]) -> Share:
+        """The share of the plan that `plan_of` makes. Raises InvalidInput if the cursor is of another plan."""
+        plan = plan_of(self.plan)
+        if self.cursor is not None:
+            plan.check_cursor(self.cursor)
+        return Share(plan, self.reader)
+
+    def __str__(self) -> str:
+        """The text of a name with a cursor. A mount takes at most 255 characters."""
+        reader = self.reader
+        keys = {
+            "cursor": self.cursor,
+            "folder": quote(self.plan.folder, safe=""),
+            "rank": reader.rank,
+            "world": reader.world,
+            "batch": reader.batch or reader.world,
+            "worker": reader.worker if reader.workers > 1 else "",
+            "workers": reader.workers if reader.workers > 1 else "",
+            "drop_last": int(reader.drop_last),
+            "null": int(self.is_null),
+        }
+        return ",".join(f"{key}={value}" for key, value in keys.items() if value != "")
+
+
+def _number(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError("write a number, in digits")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("write 0 or 1")
+    return text == "1"
+
+
+def _folder(text: str) -> bytes:
+    return user_path(unquote_to_bytes(text))
+
+
+def _skips(text: str) -> Skips:
+    ranges = [_RANGE.fullmatch(part) for part in text.split("+")]
+    if None in ranges:
+        raise ValueError("write the first and the last position to skip, as 100-199 or 100-199+300-399")
+    return Skips(range(int(found[1]), int(found[2]) + 1) for found in ranges if found)
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(
+        ("seed", "epoch", "group", "rank", "world", "batch", "start", "worker", "workers"), _number
+    ),
+    "folder": _folder,
+    "skip": _skips,
+    "policy": str,
+    "drop_last": _switch,
+    "cursor": Cursor.parse,
+    "null": _switch,
+}
+_PLAN_FIELDS = {
+    "seed": "seed",
+    "epoch": "epoch",
+    "group": "group_chunks",
+    "skip": "skips",
+    "folder": "folder",
+    "policy": "policy",
+}
+"""The field of `PlanSpec` for each key that has one; all other keys but `cursor` and `null` are of `ReaderSpec`."""
+_IN_CURSOR = _PLAN_FIELDS.keys() - {"folder"} | {"start"}

@@ -1,0 +1,240 @@
+"""The snapshot file: preamble, header, sections (`docs/reference/snapshot-format.md`). Bytes in, values out; no I/O."""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from dieselfs.columns import I64, U8, U32, U64
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.fields import FieldsFault, pack_fields, unpack_fields
+from dieselfs.limits import KIB, SNAPSHOT_BYTES_MAX
+from dieselfs.names import check_dataset_name
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"\x89DSLS\r\n\x1a"
+FORMAT_VERSION = 1
+SECTION_ALIGNMENT = 64
+HEADER_BYTES_MAX = 64 * KIB
+DIGEST_BYTES = 32
+NUMBER_MAX = (1 << 63) - 1
+COUNT_MAX = (1 << 32) - 1
+"""Nodes, extents, links, or chunks of one snapshot."""
+
+_PREAMBLE = struct.Struct("<8sHHIQQ32s")  # the checksum of these bytes follows them
+_CHECKSUM = struct.Struct("<Q")
+PREAMBLE_BYTES = _PREAMBLE.size + _CHECKSUM.size
+assert PREAMBLE_BYTES == 72
+
+SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
+    # One element per node; node 0 is the root, inode = node + 1.
+    "path_ends": U64,
+    "name_lengths": U8,
+    "parents": U32,
+    "modes": U32,
+    "sizes": U64,
+    "mtimes_ns": I64,
+    "firsts": U32,
+    "counts": U32,
+    # Full paths of all nodes, joined.
+    "paths": U8,
+    # One element per extent.
+    "extent_chunks": U32,
+    "extent_offsets": U32,
+    "extent_lengths": U32,
+    "extent_places": U64,
+    "extent_checksums": U64,
+    # One element per symbolic link, ordered by node; the targets, joined.
+    "link_nodes": U32,
+    "link_ends": U64,
+    "links": U8,
+    # One element per chunk, ordered by ID; IDs and payload checksums have 16 bytes each.
+    "chunk_ids": U8,
+    "chunk_checksums": U8,
+    "chunk_payload_lengths": U32,
+    # Index from the hash of a full path to its node.
+    "hash_slots": U64,
+}
+"""The sections, in the order of the file."""
+
+_SECTION = struct.Struct("<QQ")
+
+_NUMBERS = (
+    "generation",
+    "updated_ns",
+    "nodes",
+    "files",
+    "total_bytes",
+    "extents",
+    "links",
+    "chunks",
+    "hash_bits",
+)
+_COUNTS = ("nodes", "files", "extents", "links", "chunks")
+_FIELD_KINDS: dict[str, type] = {
+    "dataset": str,
+    "dataset_id": bytes,
+    **dict.fromkeys(_NUMBERS, int),
+    "sections": bytes,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Where a section lies in the file, in bytes."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHeader:
+    """The values of the header. `digest` (SHA-256 over all bytes behind the preamble) names the exact content."""
+
+    dataset: str
+    dataset_id: bytes
+    generation: int
+    updated_ns: int
+    nodes: int
+    files: int
+    total_bytes: int
+    extents: int
+    links: int
+    chunks: int
+    hash_bits: int
+    sections: Mapping[str, Section]
+    digest: bytes
+    file_length: int
+
+
+def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> SnapshotHeader:
+    """Decode preamble and header from the beginning of a snapshot file of `file_length` bytes.
+
+    `data` may be the whole file or any beginning that holds the header. Takes the same time whatever the size of
+    the snapshot. Raises Damaged. The sections are not read: see `check_digest` and `dieselfs.snapshot.check`.
+    """
+    if len(data) < PREAMBLE_BYTES:
+        raise Damaged(f"{source}: offset 0: only {len(data)} bytes, a snapshot begins with {PREAMBLE_BYTES}")
+    fields = bytes(data[: _PREAMBLE.size])
+    magic, version, flags, header_length, stated_length, header_sum, digest = _PREAMBLE.unpack(fields)
+    (checksum,) = _CHECKSUM.unpack_from(data, _PREAMBLE.size)
+    if magic != MAGIC:
+        raise Damaged(f"{source}: offset 0: not a dieselfs snapshot (begins with {magic.hex()})")
+    if xxh3_64_intdigest(fields) != checksum:
+        raise Damaged(f"{source}: offset {_PREAMBLE.size}: checksum of the preamble does not match")
+    if version != FORMAT_VERSION or flags != 0:
+        raise Damaged(
+            f"{source}: offset 8: snapshot format {version} (flags {flags:#x}) is not known to this version of "
+            f"dieselfs, which reads format {FORMAT_VERSION}"
+        )
+    if stated_length != file_length or file_length > SNAPSHOT_BYTES_MAX:
+        raise Damaged(f"{source}: offset 16: {file_length} bytes, the preamble announces {stated_length}")
+    if header_length > min(HEADER_BYTES_MAX, len(data) - PREAMBLE_BYTES):
+        raise Damaged(f"{source}: offset 12: header of {header_length} bytes, limit {HEADER_BYTES_MAX}")
+    packed = bytes(data[PREAMBLE_BYTES : PREAMBLE_BYTES + header_length])
+    if xxh3_64_intdigest(packed) != header_sum:
+        raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: checksum of the header does not match")
+    try:
+        return _decode_fields(unpack_fields(packed, _FIELD_KINDS), digest, file_length)
+    except FieldsFault as fault:
+        raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: header: {fault}") from None
+
+
+def _decode_fields(fields: dict[str, Any], digest: bytes, file_length: int) -> SnapshotHeader:
+    try:
+        check_dataset_name(fields["dataset"])
+    except InvalidInput as error:
+        raise FieldsFault(str(error)) from None
+    if len(fields["dataset_id"]) != 16:
+        raise FieldsFault(f"dataset ID of {len(fields['dataset_id'])} bytes")
+    for name in _NUMBERS:
+        if not 0 <= fields[name] <= (COUNT_MAX if name in _COUNTS else NUMBER_MAX):
+            raise FieldsFault(f"field {name!r} is out of range: {fields[name]}")
+    if fields["nodes"] < 1:
+        raise FieldsFault("a snapshot has at least the root")
+    if not 1 <= fields["hash_bits"] <= 33:
+        raise FieldsFault(f"hash index of {fields['hash_bits']} bits")
+    packed = fields["sections"]
+    if len(packed) != len(SECTION_TYPES) * _SECTION.size:
+        raise FieldsFault(f"field 'sections' has {len(packed)} bytes")
+    sections = {
+        name: Section(*values)
+        for name, values in zip(SECTION_TYPES, _SECTION.iter_unpack(packed), strict=True)
+    }
+    header = SnapshotHeader(**{**fields, "sections": sections}, digest=digest, file_length=file_length)
+    _check_sections(header)
+    return header
+
+
+def _check_sections(header: SnapshotHeader) -> None:
+    """Raise FieldsFault unless every section is inside the file and has the length that the counts require."""
+    exact = _exact_lengths(header)
+    for name, section in header.sections.items():
+        if section.offset % SECTION_ALIGNMENT or section.offset + section.length > header.file_length:
+            raise FieldsFault(
+                f"section {name!r}, {section.length} bytes at {section.offset}, is not in the file"
+            )
+        if section.length != exact.get(name, section.length):
+            raise FieldsFault(f"section {name!r} has {section.length} bytes, not {exact[name]}")
+    slots = header.sections["hash_slots"].length
+    if slots % U64.itemsize or slots // U64.itemsize <= 1 << header.hash_bits:
+        raise FieldsFault(f"section 'hash_slots' has {slots} bytes, too few for {header.hash_bits} bits")
+
+
+def _exact_lengths(header: SnapshotHeader) -> dict[str, int]:
+    """Bytes that each section must have; sections of variable length are absent."""
+    elements = {
+        **dict.fromkeys(("path_ends", "name_lengths", "parents", "modes"), header.nodes),
+        **dict.fromkeys(("sizes", "mtimes_ns", "firsts", "counts"), header.nodes),
+        **dict.fromkeys(("extent_chunks", "extent_offsets", "extent_lengths"), header.extents),
+        **dict.fromkeys(("extent_places", "extent_checksums"), header.extents),
+        **dict.fromkeys(("link_nodes", "link_ends"), header.links),
+        **dict.fromkeys(("chunk_ids", "chunk_checksums"), 16 * header.chunks),
+        "chunk_payload_lengths": header.chunks,
+    }
+    return {name: count * SECTION_TYPES[name].itemsize for name, count in elements.items()}
+
+
+def check_digest(data: Buffer, header: SnapshotHeader, source: str) -> None:
+    """Raise Damaged unless the whole file hashes to the digest that it states."""
+    if hashlib.sha256(memoryview(data)[PREAMBLE_BYTES:]).digest() != header.digest:
+        raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: digest of the snapshot does not match")
+
+
+def encode_snapshot(
+    dataset: str,
+    dataset_id: bytes,
+    numbers: Mapping[str, int],
+    columns: Mapping[str, npt.NDArray[np.generic]],
+) -> bytes:
+    """The bytes of a snapshot file. `numbers` are those of `SnapshotHeader`, `columns` one array per section."""
+    contents = {
+        name: np.ascontiguousarray(columns[name], dtype).tobytes() for name, dtype in SECTION_TYPES.items()
+    }
+
+    def pack_header(sections: bytes) -> bytes:
+        ordered = {name: numbers[name] for name in _NUMBERS}
+        return pack_fields({"dataset": dataset, "dataset_id": dataset_id, **ordered, "sections": sections})
+
+    # The length of the header does not depend on the offsets of the sections.
+    position = PREAMBLE_BYTES + len(pack_header(bytes(len(contents) * _SECTION.size)))
+    sections, body = [], []
+    for content in contents.values():
+        padding = -position % SECTION_ALIGNMENT
+        sections.append(_SECTION.pack(position + padding, len(content)))
+        body += [bytes(padding), content]
+        position += padding + len(content)
+    header = pack_header(b"".join(sections))
+    digest = hashlib.sha256(header)
+    for part in body:
+        digest.update(part)
+    fields = _PREAMBLE.pack(
+        MAGIC, FORMAT_VERSION, 0, len(header), position, xxh3_64_intdigest(header), digest.digest()
+    )
+    return b"".join([fields, _CHECKSUM.pack(xxh3_64_intdigest(fields)), header, *body])

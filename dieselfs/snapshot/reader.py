@@ -1,0 +1,342 @@
+"""Reads a snapshot in place, through `mmap`. This module opens files.
+
+Opening takes the same time for a thousand entries and for a hundred million: only the header is read, no object is made
+per file, and all processes of a node share the pages. A node is an index into the columns;
+node 0 is the root; the inode number of a node is `node + 1`.
+"""
+
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from dieselfs.columns import I64, U8, U32, U64
+from dieselfs.errors import Damaged, InvalidInput, NotFound, PathNotFound
+from dieselfs.names import printable
+from dieselfs.snapshot.builder import hash_seed
+from dieselfs.snapshot.check import ColumnFault, check_columns
+from dieselfs.snapshot.format import (
+    SECTION_TYPES,
+    SnapshotHeader,
+    check_digest,
+    decode_snapshot_header,
+)
+
+ROOT = 0
+LINK_HOPS_MAX = 40
+"""Symbolic links followed on the way to one file, as in Linux."""
+
+# Columns are used in place, and memoryviews support only the byte order of the machine.
+assert sys.byteorder == "little"
+_FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {U8: "B", U32: "I", U64: "Q", I64: "q"}
+
+_TYPE_BITS = 0o170000
+"""Type bits of a mode, for hot paths instead of `stat.S_ISREG`."""
+_LOW_HALF = np.uint64(0xFFFF_FFFF)
+
+
+class Stat(NamedTuple):
+    """The status of a node. `mode` has the type bits; `inode` is the same in every process and mount."""
+
+    inode: int
+    mode: int
+    size: int
+    mtime_ns: int
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+
+class ExtentRef(NamedTuple):
+    """An extent: its place in the file, the index of its chunk, its range in the payload, and its xxh3."""
+
+    place: int
+    chunk: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Snapshot:
+    """One frozen generation of a dataset. Safe to share between threads and across a fork."""
+
+    def __init__(self, data: bytes | mmap.mmap, source: str) -> None:
+        self._data = data
+        self._view = memoryview(data)
+        self.source = source
+        self.header: SnapshotHeader = decode_snapshot_header(self._view, len(self._view), source)
+        self._columns = {name: self._section(name) for name in SECTION_TYPES}
+        columns = self._columns
+        # Memoryviews, because an element takes a third of the time of one of a NumPy array.
+        self._path_ends = columns["path_ends"]
+        self._paths = columns["paths"]
+        self._paths_start = self.header.sections["paths"].offset
+        self._name_lengths = columns["name_lengths"]
+        self._parents = columns["parents"]
+        self._modes = columns["modes"]
+        self._sizes = columns["sizes"]
+        self._mtimes_ns = columns["mtimes_ns"]
+        self._firsts = columns["firsts"]
+        self._counts = columns["counts"]
+        self._extent_chunks = columns["extent_chunks"]
+        self._extent_offsets = columns["extent_offsets"]
+        self._extent_lengths = columns["extent_lengths"]
+        self._hash_slots = columns["hash_slots"]
+        self._hash_shift = 64 - self.header.hash_bits
+        self._hash_seed = hash_seed(self.header.dataset_id)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Snapshot":
+        """Map the snapshot file at `path`. Raises NotFound, Damaged, or InvalidInput (no file)."""
+        try:
+            with Path(path).open("rb") as file:
+                if os.fstat(file.fileno()).st_size == 0:
+                    raise Damaged(f"{path}: offset 0: the snapshot file is empty")
+                return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
+        except FileNotFoundError:
+            raise NotFound(f"{path}: snapshot file not found") from None
+        except OSError as error:
+            raise InvalidInput(f"{path}: cannot be read as a snapshot: {error.strerror}") from None
+
+    def _section(self, name: str) -> memoryview:
+        section = self.header.sections[name]
+        raw = self._view[section.offset : section.offset + section.length]
+        return raw.cast(_FORMATS[SECTION_TYPES[name]])
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column as a NumPy array, in place; for arithmetic over many nodes. Names: `SECTION_TYPES`."""
+        return np.frombuffer(self._columns[name], SECTION_TYPES[name])
+
+    # -- the whole ---------------------------------------------------------------------------------------
+
+    @property
+    def dataset(self) -> str:
+        return self.header.dataset
+
+    @property
+    def generation(self) -> int:
+        return self.header.generation
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 that names this exact content."""
+        return self.header.digest
+
+    @property
+    def content(self) -> memoryview:
+        """The bytes of the snapshot file."""
+        return self._view
+
+    def __len__(self) -> int:
+        """Number of nodes, the root included."""
+        return self.header.nodes
+
+    # -- finding nodes -----------------------------------------------------------------------------------
+
+    def find(self, path: bytes) -> int:
+        """The node of a full path, or -1."""
+        data, first, ends, slots = self._data, self._paths_start, self._path_ends, self._hash_slots
+        digest = xxh3_64_intdigest(path, self._hash_seed)
+        slot, mark = digest >> self._hash_shift, digest & 0xFFFF_FFFF
+        while entry := slots[slot]:
+            if entry >> 32 == mark:
+                node = (entry & 0xFFFF_FFFF) - 1
+                # For the root this is empty, as its path: from the last end to the first.
+                if data[first + ends[node - 1] : first + ends[node]] == path:
+                    return node
+            slot += 1
+        return -1
+
+    def require(self, path: bytes) -> int:
+        """The node of a full path. Raises PathNotFound."""
+        node = self.find(path)
+        if node < 0:
+            raise PathNotFound(f"dl://{self.dataset}/{printable(path)}: no such file or folder")
+        return node
+
+    def follow(self, path: bytes) -> int:
+        """The node that `path` leads to through symbolic links.
+
+        Raises PathNotFound if they leave the dataset or go in circles.
+        """
+        reached: list[bytes] = []
+        ahead = path.split(b"/")[::-1] if path else []
+        hops = 0
+        while ahead:
+            part = ahead.pop()
+            if part in (b"", b"."):
+                continue
+            if part == b"..":
+                if not reached:
+                    break
+                reached.pop()
+                continue
+            node = self.find(b"/".join([*reached, part]))
+            if node < 0:
+                break
+            if not stat.S_ISLNK(self._modes[node]):
+                reached.append(part)
+                continue
+            target, hops = self.target(node), hops + 1
+            if target.startswith(b"/") or hops > LINK_HOPS_MAX:
+                break
+            ahead += target.split(b"/")[::-1]
+        else:
+            return self.require(b"/".join(reached))
+        raise PathNotFound(f"dl://{self.dataset}/{printable(path)}: no such file or folder")
+
+    def child(self, folder: int, name: bytes) -> int:
+        """The node called `name` in `folder`, or -1."""
+        return self.find(self.path(folder) + b"/" + name if folder else name)
+
+    def children(self, folder: int) -> range:
+        """The nodes in `folder`, sorted by name; empty for anything that is not a folder."""
+        if not stat.S_ISDIR(self._modes[folder]):
+            return range(0)
+        first = self._firsts[folder]
+        return range(first, first + self._counts[folder])
+
+    def walk(self, folder: int = ROOT) -> Iterator[int]:
+        """Every node below `folder`, each folder before its content, in order of paths' parts."""
+        stack = [iter(self.children(folder))]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+                continue
+            yield node
+            if self._counts[node] and stat.S_ISDIR(self._modes[node]):
+                stack.append(iter(self.children(node)))
+
+    # -- one node ----------------------------------------------------------------------------------------
+
+    def path(self, node: int) -> bytes:
+        return bytes(self._paths[self._path_ends[node - 1] if node else 0 : self._path_ends[node]])
+
+    def path_many(self, nodes: npt.NDArray[np.integer]) -> list[bytes]:
+        """The paths of many nodes at once. Takes about 0.3 us per node."""
+        nodes = nodes.astype(np.int64)
+        ends = self.column("path_ends").view(I64)
+        starts = self._paths_start + np.where(nodes > 0, ends[nodes - 1], 0)
+        places = map(slice, starts.tolist(), (self._paths_start + ends[nodes]).tolist())
+        return list(map(self._data.__getitem__, places))
+
+    def name(self, node: int) -> bytes:
+        end = self._path_ends[node]
+        return bytes(self._paths[end - self._name_lengths[node] : end])
+
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
+    def mode(self, node: int) -> int:
+        """Type and permission bits."""
+        return self._modes[node]
+
+    def size(self, node: int) -> int:
+        """Bytes of a file; 0 for a folder; length of the target for a link."""
+        return self._sizes[node]
+
+    def stat(self, node: int) -> Stat:
+        # As `Stat(...)`, without the Python function of a named tuple: a hot path.
+        return tuple.__new__(Stat, (node + 1, self._modes[node], self._sizes[node], self._mtimes_ns[node]))
+
+    def target(self, node: int) -> bytes:
+        """Target of the symbolic link `node`. Raises NotFound if it is not a link."""
+        nodes = self.column("link_nodes")
+        link = int(np.searchsorted(nodes, node))
+        if link == len(nodes) or nodes[link] != node:
+            raise NotFound(f"{printable(self.path(node))}: not a symbolic link")
+        ends = self._columns["link_ends"]
+        return bytes(self._columns["links"][ends[link - 1] if link else 0 : ends[link]])
+
+    def extents(self, node: int, start: int = 0, end: int | None = None) -> list[ExtentRef]:
+        """The extents of a file that hold its bytes from `start` up to `end` (default: all), in order."""
+        if not stat.S_ISREG(self._modes[node]):
+            return []
+        first, count = self._firsts[node], self._counts[node]
+        chosen = range(first, first + count)
+        if count > 1:
+            places = self.column("extent_places")[first : first + count]
+            stop = self._sizes[node] if end is None else end
+            chosen = range(
+                first + max(int(np.searchsorted(places, start, side="right")) - 1, 0),
+                first + int(np.searchsorted(places, stop, side="left")),
+            )
+        columns = self._columns
+        return [
+            ExtentRef(
+                columns["extent_places"][extent],
+                columns["extent_chunks"][extent],
+                columns["extent_offsets"][extent],
+                columns["extent_lengths"][extent],
+                columns["extent_checksums"][extent],
+            )
+            for extent in chosen
+        ]
+
+    def sole_extent(self, node: int) -> tuple[int, int, int] | None:
+        """`(chunk, offset, end)` of a file of one extent, in the payload; None for all other nodes."""
+        if self._counts[node] != 1 or self._modes[node] & _TYPE_BITS != stat.S_IFREG:
+            return None
+        extent = self._firsts[node]
+        offset = self._extent_offsets[extent]
+        return self._extent_chunks[extent], offset, offset + self._extent_lengths[extent]
+
+    def sole_extents(self, nodes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+        """As `sole_extent` of many nodes, as three columns of shape (n,); chunk -1 stands for None."""
+        modes, counts = self.column("modes")[nodes], self.column("counts")[nodes]
+        is_sole = (counts == 1) & (modes & np.uint32(_TYPE_BITS) == stat.S_IFREG)
+        extents = np.where(is_sole, self.column("firsts")[nodes], 0) if self.header.extents else nodes[:0]
+        if not len(extents):
+            return np.full(len(nodes), -1), np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64)
+        chunks, offsets, lengths = (
+            self.column(f"extent_{name}")[extents].astype(np.int64)
+            for name in ("chunks", "offsets", "lengths")
+        )
+        return np.where(is_sole, chunks, -1), offsets, offsets + lengths
+
+    # -- chunks ------------------------------------------------------------------------------------------
+
+    @property
+    def chunk_count(self) -> int:
+        return self.header.chunks
+
+    def chunk_id(self, chunk: int) -> bytes:
+        return bytes(self._columns["chunk_ids"][16 * chunk : 16 * chunk + 16])
+
+    def chunk_payload_length(self, chunk: int) -> int:
+        return int(self._columns["chunk_payload_lengths"][chunk])
+
+    def chunk_checksum(self, chunk: int) -> int:
+        """xxh3, 128 bits, of the chunk's payload."""
+        return int.from_bytes(self._columns["chunk_checksums"][16 * chunk : 16 * chunk + 16], "little")
+
+    # -- trust -------------------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Check the digest and the consistency of all columns. Raises Damaged.
+
+        Done once, when a snapshot arrives; afterwards the columns are used without checks.
+        """
+        check_digest(self._view, self.header, self.source)
+        try:
+            check_columns(self.header, {name: self.column(name) for name in SECTION_TYPES})
+        except ColumnFault as fault:
+            offset = self.header.sections[fault.section].offset
+            raise Damaged(f"{self.source}: offset {offset}: {fault}") from None

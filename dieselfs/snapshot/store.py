@@ -1,0 +1,134 @@
+"""Local snapshot files: fetched from the server once and verified. This module opens files."""
+
+import os
+from pathlib import Path
+
+from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
+from dieselfs.records import DatasetRecord
+from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.records import RemoteSnapshot
+from dieselfs.snapshot.reader import Snapshot
+
+GENERATIONS_KEPT = 4
+
+
+class SnapshotStore:
+    """One private folder per dataset, with one file per generation; shared by all processes of the user.
+
+    A newest snapshot that is older than a stored one is refused, because the server may have lost data. An older one
+    must be requested by its generation or tag.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(
+        self, client: ServerClient, dataset: DatasetRecord, generation: int = 0, tag: str = ""
+    ) -> Snapshot:
+        """The snapshot of a generation, 0 for the newest, or of a tag; from a local file or from the server.
+
+        Raises NotFound, Unavailable, StorageFull, and Damaged if the server twice sends a snapshot that does not match
+        its description, or that is older than a stored one.
+        """
+        try:
+            return self._offered(client, dataset, generation, tag)
+        except Damaged:  # perhaps in transfer
+            return self._offered(client, dataset, generation, tag)
+
+    def _offered(self, client: ServerClient, dataset: DatasetRecord, generation: int, tag: str) -> Snapshot:
+        folder = self._folder / dataset.dataset_id.hex()
+        is_newest = not generation and not tag
+        known = self._known(folder, dataset, generation) if not tag else None
+        remote = client.snapshot(dataset.name, generation, known.digest if known else b"", tag)
+        newest = self._newest(folder) if is_newest else None
+        if newest is not None and remote.updated_ns < newest.header.updated_ns:
+            raise Damaged(
+                f"the server offers an older state of {dataset.name} (generation {remote.generation}) than this "
+                f"machine has seen (generation {newest.generation}); if that is right, remove {folder}"
+            )
+        if remote.content is None and known is not None:
+            return known
+        return self._keep(folder, dataset, remote)
+
+    def _known(self, folder: Path, dataset: DatasetRecord, generation: int) -> Snapshot | None:
+        """The local snapshot of a generation, 0 for the newest; the server decides whether it is current."""
+        if not generation:
+            return self._open(folder / _file_name(dataset.updated_ns, dataset.generation))
+        here = max(folder.glob(f"*-{generation:x}.snapshot"), default=None)
+        return None if here is None else self._open(here)
+
+    def _newest(self, folder: Path) -> Snapshot | None:
+        for path in sorted(folder.glob("*.snapshot"), reverse=True):
+            snapshot = self._open(path)
+            if snapshot is not None:
+                return snapshot
+        return None
+
+    def _open(self, path: Path) -> Snapshot | None:
+        try:
+            return Snapshot.open(path)
+        except NotFound:
+            return None
+        except Damaged:
+            path.unlink(missing_ok=True)
+            return None
+
+    def _keep(self, folder: Path, dataset: DatasetRecord, remote: RemoteSnapshot) -> Snapshot:
+        content = remote.content or bytearray()
+        arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
+        arrived.verify()
+        header = arrived.header
+        promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id)
+        if (header.digest, header.generation, header.updated_ns, header.dataset_id) != promised:
+            raise Damaged(f"the server sent another snapshot than that of {dataset.name}")
+        path = folder / _file_name(header.updated_ns, header.generation)
+        aside = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            aside.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(aside, flags, 0o600), "wb") as file:
+                file.write(content)
+            aside.rename(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise StorageFull(
+                f"cannot store the snapshot in {folder}: {error.strerror}; free some space there, then try again"
+            ) from None
+        for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
+            old.unlink(missing_ok=True)
+        return Snapshot.open(path)
+
+
+def _file_name(updated_ns: int, generation: int) -> str:
+    """Files sort by age. The name has the time, because generations may restart after a loss of the metadata."""
+    return f"{updated_ns:016x}-{generation:x}.snapshot"
+
+
+def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
+    """Save a snapshot to a file, atomically. Raises DieselfsError if it cannot be written."""
+    target = os.fspath(path)
+    aside = f"{target}.{os.getpid()}.tmp"
+    try:
+        with open(aside, "wb") as file:
+            file.write(snapshot.content)
+        os.replace(aside, target)
+    except OSError as error:
+        raise DieselfsError(f"cannot save the snapshot to {target}: {error.strerror}") from None
+
+
+def load_snapshot(path: str | os.PathLike[str], current: DatasetRecord, is_stale_allowed: bool) -> Snapshot:
+    """A saved snapshot, compared with the server's record of the dataset (DIESEL 4.1.3).
+
+    Raises NotFound, Damaged, and DieselfsError if it is of another dataset, or stale unless `is_stale_allowed`.
+    """
+    snapshot = Snapshot.open(path)
+    snapshot.verify()
+    if snapshot.header.dataset_id != current.dataset_id:
+        raise DieselfsError(f"{path} is a snapshot of another dataset ({snapshot.dataset})")
+    if snapshot.generation != current.generation and not is_stale_allowed:
+        raise DieselfsError(
+            f"{path} is generation {snapshot.generation} of {snapshot.dataset}, which now has "
+            f"generation {current.generation}: save it again, or load it with is_stale_allowed=True"
+        )
+    return snapshot

@@ -1,0 +1,88 @@
+"""The interface to sources of chunks of a snapshot: a server, or the nodes of a job. No I/O.
+
+All methods block, may be called from many threads at once, raise DieselfsError, and return verified bytes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from dieselfs.errors import DieselfsError
+from dieselfs.snapshot.reader import ExtentRef
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Slices:
+    """Bytes of extents, not copied: extent `i` begins at `starts[i]` of `content`.
+
+    Each item is a view, which holds all of `content` in memory.
+    """
+
+    content: memoryview
+    starts: Sequence[int]
+    lengths: Sequence[int]
+
+    @classmethod
+    def of_payload(cls, payload: memoryview, extents: Sequence[ExtentRef]) -> "Slices":
+        """Extents in the payload of their chunk."""
+        return cls(payload, [extent.offset for extent in extents], [extent.length for extent in extents])
+
+    @classmethod
+    def joined(cls, content: memoryview, extents: Sequence[ExtentRef]) -> "Slices":
+        """Extents that are stored one after the other in `content`."""
+        lengths = [extent.length for extent in extents]
+        return cls(content, [0, *accumulate(lengths[:-1])] if lengths else [], lengths)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        content, places = self.content, zip(self.starts, self.lengths, strict=True)
+        return iter([content[start : start + length] for start, length in places])
+
+    def __getitem__(self, number: int) -> memoryview:
+        start = self.starts[number]
+        return self.content[start : start + self.lengths[number]]
+
+
+ChunkResult = Slices | DieselfsError
+"""The extents of a chunk in the requested order, or the error."""
+
+Arrival = dict[int, ChunkResult]
+"""The results of one reply, by chunk."""
+
+
+class Source(Protocol):
+    """Whole chunks, and extents of many chunks in as few requests as possible."""
+
+    def fetch_chunk(self, chunk: int) -> bytes | bytearray | memoryview:
+        """The payload of a chunk (an index into the snapshot's table). Raises Damaged unless its checksum matches."""
+        ...
+
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        """As `fetch_chunk`, into memory of the payload's length, whose content is undefined if this raises."""
+        ...
+
+    def fetch_many(
+        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
+    ) -> Iterator[Arrival]:
+        """The bytes of extents of many chunks, each chunk once, in the order of arrival; one item for each reply.
+
+        `is_shared_plan`: other readers will soon want the rest of these chunks, so a job loads them whole into memory.
+        The first `next` sends the requests; closing the iterator abandons the rest.
+        """
+        ...
+
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        """The same chunks, grouped by the request that will fetch their extents. Sends nothing."""
+        ...
+
+
+def fetch_extent(source: Source, extent: ExtentRef) -> memoryview:
+    """The bytes of one extent. Raises Damaged unless their checksum matches."""
+    (arrival,) = source.fetch_many({extent.chunk: [extent]})
+    result = arrival[extent.chunk]
+    if isinstance(result, DieselfsError):
+        raise result
+    return result[0]

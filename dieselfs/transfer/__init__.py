@@ -1,0 +1,1 @@
+"""Upload and download of trees, and the single writes of the library."""

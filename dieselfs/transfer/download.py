@@ -1,0 +1,378 @@
+"""Downloads a file or a folder of a dataset: each chunk is fetched once, in storage order. This module starts threads.
+
+Existing files with the same size and time are skipped, so the same command continues an interrupted download. Damaged
+files are reported, and all others are written. Memory is bounded: one payload per thread.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Event, Lock, Thread
+
+from dieselfs.cache.policy import is_worth_whole
+from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
+from dieselfs.names import printable
+from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.sources.server import ServerSource
+from dieselfs.transfer.destination import Destination, open_destination
+from dieselfs.transfer.download_plan import is_there, plan_download
+
+Content = bytes | memoryview
+
+DEFAULT_JOBS = 2
+"""One thread fetches while another writes; more threads are slower."""
+FAILURES_KEPT_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadFailure:
+    """`is_damaged`: the stored bytes are wrong; otherwise the destination failed."""
+
+    path: str
+    reason: str
+    is_damaged: bool
+
+
+@dataclass
+class DownloadCounters:
+    """Progress of a download; `found_*` are known from the start.
+
+    At the end, found = written + skipped + failed, in files (folders and links included).
+    """
+
+    found_files: int = 0
+    found_bytes: int = 0
+    written_files: int = 0
+    written_bytes: int = 0
+    skipped_files: int = 0
+    skipped_bytes: int = 0
+    failed_files: int = 0
+
+
+@dataclass
+class DownloadReport:
+    """The outcome: counters, and the first 1,000 failures."""
+
+    counters: DownloadCounters = field(default_factory=DownloadCounters)
+    failures: list[DownloadFailure] = field(default_factory=list)
+    is_damaged: bool = False
+
+
+@dataclass
+class _Spanning:
+    """A file of several extents, which different threads may write.
+
+    `aside` is the name of the unfinished file; None before, afterwards, and if nothing is to be written.
+    """
+
+    left_bytes: int
+    is_begun: bool = False
+    aside: bytes | None = None
+    # Guards the three above; never taken while holding the lock of the download.
+    lock: Lock = field(default_factory=Lock)
+
+
+class TreeDownload:
+    """One download, by `run`. `report.counters` have its progress, for any thread."""
+
+    def __init__(
+        self,
+        chunks: ServerSource,
+        node: int,
+        folder: bytes,
+        name: bytes = b"",
+        jobs: int = DEFAULT_JOBS,
+        is_forced: bool = False,
+    ) -> None:
+        """The content of the folder `node` is written to `folder`, or the file `node` as `name` in `folder`.
+
+        `jobs`: threads that fetch and write. `is_forced`: existing files are written again.
+        """
+        self.report = DownloadReport()
+        self._chunks = chunks
+        self._snapshot = chunks.snapshot
+        self._folder = folder
+        self._name = name
+        self._base_bytes = len(self._snapshot.path(node))
+        self._plan = plan_download(self._snapshot, node)
+        self._jobs = jobs
+        self._is_forced = is_forced
+        self._all_ended = Event()
+        self._lock = Lock()  # guards the report and the five below
+        self._ranges = zip(self._plan.starts[:-1], self._plan.starts[1:], strict=True)
+        self._spanning: dict[int, _Spanning] = {}
+        self._failed_nodes: set[int] = set()
+        self._error: BaseException | None = None
+        self._working = 0
+        self.report.counters.found_files = self._plan.files
+        self.report.counters.found_bytes = self._plan.total_bytes
+
+    def run(self) -> DownloadReport:
+        """Returns when all files are written or have failed.
+
+        Raises errors that end the whole download (Unavailable, AccessDenied, StorageFull). Then, and when
+        interrupted, every file is whole or as it was, and the next run continues.
+        """
+        is_new = not os.path.isdir(self._folder)
+        destination = open_destination(self._folder)
+        try:
+            self._make_folders(destination)
+            for node in self._plan.empty_files.tolist():
+                if not self._is_skipped(destination, node):
+                    self._write_whole(destination, node, b"")
+            self._work_in_threads()
+            self._make_links(destination)
+            self._finish_folders(destination, is_new)
+        finally:
+            for node, spanning in self._spanning.items():
+                if spanning.aside is not None:
+                    destination.discard_file(self._relative(node), spanning.aside)
+            destination.close()
+        return self.report
+
+    def _relative(self, node: int) -> bytes:
+        return self._name or self._snapshot.path(node)[self._base_bytes :].lstrip(b"/")
+
+    # -- folders and links -------------------------------------------------------------------------------
+
+    def _make_folders(self, destination: Destination) -> None:
+        for node in self._plan.folders.tolist():
+            try:
+                if path := self._relative(node):
+                    destination.make_folder(path)
+            except (OSError, DieselfsError) as error:
+                self._fail(node, error)
+
+    def _make_links(self, destination: Destination) -> None:
+        """After all files, so no file is written through a link of the dataset."""
+        for node in self._plan.links.tolist():
+            mtime_ns = self._snapshot.stat(node).mtime_ns
+            try:
+                destination.make_link(self._relative(node), self._snapshot.target(node), mtime_ns)
+                self._count_written()
+            except (OSError, DieselfsError) as error:
+                self._fail(node, error)
+
+    def _finish_folders(self, destination: Destination, is_new: bool) -> None:
+        """The deepest first, because finishing a folder changes nothing above it."""
+        for node in reversed(self._plan.folders.tolist()):
+            path = self._relative(node)
+            if node in self._failed_nodes:
+                continue
+            if not path and not is_new:  # the user's folder keeps its mode
+                self.report.counters.skipped_files += 1
+                continue
+            try:
+                destination.finish_folder(path, self._snapshot.stat(node))
+                self._count_written()
+            except (OSError, DieselfsError) as error:
+                self._fail(node, error)
+
+    # -- files -------------------------------------------------------------------------------------------
+
+    def _work_in_threads(self) -> None:
+        workers = [
+            Thread(target=self._work, name=f"dieselfs-get-{n}", daemon=True) for n in range(self._jobs)
+        ]
+        self._working = len(workers)
+        for worker in workers:
+            worker.start()
+        # Not `join`: if interrupted, it marks a running thread as ended (CPython 3.11).
+        try:
+            self._all_ended.wait()
+        except BaseException as error:  # interrupted: each thread finishes its chunk
+            self._error = self._error or error
+            self._all_ended.wait()
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        """The loop of one thread."""
+        try:
+            destination = open_destination(self._folder)
+            try:
+                while self._error is None:
+                    with self._lock:
+                        start, end = next(self._ranges, (0, 0))
+                    if start == end:
+                        return
+                    self._write_chunk(destination, range(start, end))
+            finally:
+                destination.close()
+        except BaseException as error:  # `run` raises it
+            self._error = self._error or error
+        finally:
+            with self._lock:
+                self._working -= 1
+                if not self._working:
+                    self._all_ended.set()
+
+    def _write_chunk(self, destination: Destination, positions: range) -> None:
+        """Fetch the missing extents of a chunk and write them."""
+        missing = []
+        for position in positions:
+            node, extent = int(self._plan.owners[position]), self._extent(int(self._plan.extents[position]))
+            if extent.length == self._snapshot.size(node):
+                is_missing = not self._is_skipped(destination, node)
+            else:
+                is_missing = self._is_extent_missing(destination, node)
+            if is_missing:
+                missing.append((node, extent))
+        if not missing:
+            return
+        contents = self._fetch(missing[0][1].chunk, [extent for _, extent in missing])
+        for (node, extent), content in zip(missing, contents, strict=True):
+            if isinstance(content, DieselfsError):
+                self._discard(destination, node)
+                self._fail(node, content)
+            elif extent.length == self._snapshot.size(node):
+                self._write_whole(destination, node, content)
+            else:
+                self._write_extent(destination, node, extent.place, content)
+
+    def _extent(self, extent: int) -> ExtentRef:
+        column = self._snapshot.column
+        return ExtentRef(
+            *(
+                int(column(f"extent_{name}")[extent])
+                for name in ("places", "chunks", "offsets", "lengths", "checksums")
+            )
+        )
+
+    def _fetch(self, chunk: int, extents: Sequence[ExtentRef]) -> Sequence[Content | DieselfsError]:
+        """The bytes of each extent, or its error. Raises Unavailable."""
+        extent_bytes = sum(extent.length for extent in extents)
+        if is_worth_whole(extent_bytes, self._snapshot.chunk_payload_length(chunk)):
+            try:
+                payload = memoryview(self._chunks.fetch_chunk(chunk))
+                return [payload[extent.offset : extent.offset + extent.length] for extent in extents]
+            except (Damaged, NotFound):
+                pass  # some of the extents may still be whole
+        return self._fetch_extents(chunk, extents)
+
+    def _fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> Sequence[Content | DieselfsError]:
+        try:
+            return self._chunks.fetch_extents(chunk, extents)
+        except NotFound as error:
+            return [Damaged(f"the server has lost the chunk: {error}")] * len(extents)
+        except Damaged as error:
+            if len(extents) == 1:
+                return [error]
+            middle = len(extents) // 2
+            return [
+                *self._fetch_extents(chunk, extents[:middle]),
+                *self._fetch_extents(chunk, extents[middle:]),
+            ]
+
+    def _is_skipped(self, destination: Destination, node: int) -> bool:
+        """Whether nothing is to be written for a file: it exists already, or its path cannot be reached."""
+        stored = self._snapshot.stat(node)
+        try:
+            if self._is_forced or not is_there(destination.status(self._relative(node)), stored):
+                return False
+        except (OSError, DieselfsError) as error:
+            self._fail(node, error)
+            return True
+        with self._lock:
+            self.report.counters.skipped_files += 1
+            self.report.counters.skipped_bytes += stored.size
+        return True
+
+    def _write_whole(self, destination: Destination, node: int, content: Content) -> None:
+        try:
+            destination.write_file(self._relative(node), content, self._snapshot.stat(node))
+        except (OSError, DieselfsError) as error:
+            self._fail(node, error)
+            return
+        self._count_written(len(content))
+
+    # -- files that span chunks --------------------------------------------------------------------------
+
+    def _is_extent_missing(self, destination: Destination, node: int) -> bool:
+        """Whether extents of this file are to be written; its first extent begins the file."""
+        with self._lock:
+            spanning = self._spanning.setdefault(node, _Spanning(self._snapshot.size(node)))
+        with spanning.lock:
+            if not spanning.is_begun:
+                spanning.is_begun = True
+                spanning.aside = self._begin(destination, node)
+            return spanning.aside is not None
+
+    def _begin(self, destination: Destination, node: int) -> bytes | None:
+        """The name of the unfinished file for the extents of `node`; None if nothing is to be written."""
+        end_bytes = 0
+        for extent in self._snapshot.extents(node):
+            if extent.place != end_bytes:
+                break
+            end_bytes += extent.length
+        if end_bytes != self._snapshot.size(node):
+            self._fail(node, Damaged("its extents do not cover the file"))
+        elif not self._is_skipped(destination, node):
+            try:
+                return destination.begin_file(self._relative(node))
+            except (OSError, DieselfsError) as error:
+                self._fail(node, error)
+        return None
+
+    def _write_extent(self, destination: Destination, node: int, place: int, content: Content) -> None:
+        spanning, path = self._spanning[node], self._relative(node)
+        aside = spanning.aside
+        if aside is None:  # another extent has failed
+            return
+        try:
+            destination.write_extent(path, aside, content, place)
+            with spanning.lock:
+                spanning.left_bytes -= len(content)
+                if spanning.left_bytes == 0 and spanning.aside is not None:
+                    destination.finish_file(path, aside, self._snapshot.stat(node))
+                    spanning.aside = None
+                    self._count_written()
+        except (OSError, DieselfsError) as error:
+            self._discard(destination, node)
+            self._fail(node, error)
+            return
+        with self._lock:
+            self.report.counters.written_bytes += len(content)
+
+    def _discard(self, destination: Destination, node: int) -> None:
+        """Remove the unfinished file, if `node` has several extents."""
+        if (spanning := self._spanning.get(node)) is not None:
+            with spanning.lock:
+                aside, spanning.aside = spanning.aside, None
+            if aside is not None:
+                destination.discard_file(self._relative(node), aside)
+
+    # -- the report --------------------------------------------------------------------------------------
+
+    def _count_written(self, size_bytes: int = 0) -> None:
+        with self._lock:
+            self.report.counters.written_files += 1
+            self.report.counters.written_bytes += size_bytes
+
+    def _fail(self, node: int, error: OSError | DieselfsError) -> None:
+        """Record the first failure of a path. Raises errors that affect all other paths too."""
+        if isinstance(error, StorageFull):
+            raise error
+        with self._lock:
+            if node in self._failed_nodes:
+                return
+            self._failed_nodes.add(node)
+            report, is_damaged = self.report, isinstance(error, Damaged)
+            report.counters.failed_files += 1
+            report.is_damaged |= is_damaged
+            if len(report.failures) < FAILURES_KEPT_MAX:
+                path = printable(self._snapshot.path(node))
+                report.failures.append(DownloadFailure(path, reason_of(error), is_damaged))
+
+
+def reason_of(error: OSError | DieselfsError) -> str:
+    """Why a path could not be written."""
+    if isinstance(error, DieselfsError):
+        return str(error)
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return "a link or a file is in the way of a folder"
+    if error.errno == errno.EISDIR:
+        return "a folder is in the way"
+    return error.strerror or str(error)

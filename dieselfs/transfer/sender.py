@@ -1,0 +1,116 @@
+"""Sends sealed chunks to the server in the background. This module waits for sockets and starts threads."""
+
+import queue
+from collections.abc import Callable
+from threading import Lock, Thread
+
+from dieselfs.chunk.builder import SealedChunk
+from dieselfs.chunk.ids import ChunkIdSource
+from dieselfs.errors import AlreadyExists, DieselfsError, Unavailable
+from dieselfs.records import DatasetRecord
+from dieselfs.rpc.client import ServerClient
+
+DEFAULT_SENDERS = 3
+"""Chunks in flight: while the server makes one durable, the next are encoded and sent."""
+
+QUEUE_CHUNKS_MAX = 2
+"""Sealed chunks that wait for a sender; beyond that, `submit` waits. Bounds the memory of an upload."""
+
+ID_TRIES_MAX = 8
+
+Stored = Callable[[SealedChunk, int], None]
+"""Called in a sender thread with a durable chunk and the generation."""
+
+_IDS = ChunkIdSource()
+
+
+class ChunkSender:
+    """Threads that encode and send chunks and wait for the replies.
+
+    After the first error nothing more is sent, and `submit` and `wait_stored` raise it. Chunks that were reported as
+    stored are durable.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        dataset: DatasetRecord,
+        stored: Stored | None = None,
+        senders: int = DEFAULT_SENDERS,
+        ids: ChunkIdSource = _IDS,
+    ) -> None:
+        self._client = client
+        self._dataset = dataset
+        self._stored = stored
+        self._ids = ids
+        self._queue: queue.Queue[tuple[SealedChunk, int] | None] = queue.Queue(QUEUE_CHUNKS_MAX)
+        self._submit_lock = Lock()  # so versions have the order of submission
+        self._error: BaseException | None = None  # set once, by the first thread that fails
+        self.generation = dataset.generation
+        self._threads = [
+            Thread(target=self._work, name=f"dieselfs-send-{n}", daemon=True) for n in range(senders)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, chunk: SealedChunk) -> None:
+        """Queue a chunk; waits while the queue is full. Raises the first error of earlier chunks."""
+        if not chunk.entries:
+            return
+        with self._submit_lock:
+            self._raise_error()
+            first = self._client.reserve_versions(self._dataset.name, len(chunk.entries))
+            self._queue.put((chunk, first))
+
+    def reserve_version(self) -> int:
+        """A version for a file that spans chunks: all its extents have the same."""
+        return self._client.reserve_versions(self._dataset.name, 1)
+
+    def wait_stored(self) -> int:
+        """Wait until all submitted chunks are stored; returns the generation. Raises the first error."""
+        self._queue.join()
+        self._raise_error()
+        return self.generation
+
+    def close(self) -> None:
+        """End the threads when the queue is empty. Does not raise."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def abandon(self) -> None:
+        """Send nothing more; chunks in flight may or may not be stored."""
+        self._error = self._error or Unavailable("the upload was abandoned")
+        self.close()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while True:
+            item = self._queue.get()
+            try:
+                if item is None:
+                    return
+                if self._error is None:
+                    self._send(*item)
+            except BaseException as error:  # `submit` and `wait_stored` raise it
+                self._error = self._error or error
+            finally:
+                self._queue.task_done()
+
+    def _send(self, chunk: SealedChunk, first_version: int) -> None:
+        for tried in range(ID_TRIES_MAX):
+            chunk_id = self._ids.next()
+            parts = chunk.encode(chunk_id, self._dataset.name, self._dataset.dataset_id, first_version)
+            try:
+                generation = self._client.put_chunk(self._dataset.name, chunk_id, parts)
+                break
+            except AlreadyExists as error:  # another process made the same ID: try the next
+                if tried == ID_TRIES_MAX - 1:
+                    raise DieselfsError(f"{ID_TRIES_MAX} chunk IDs in a row were taken: {error}") from None
+        self.generation = max(self.generation, generation)
+        if self._stored is not None:
+            self._stored(chunk, generation)

@@ -1,0 +1,1 @@
+"""Whole datasets: catalog, commits, snapshots and tags."""

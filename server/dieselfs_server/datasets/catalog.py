@@ -1,0 +1,134 @@
+"""The datasets by name: from the metadata store or, if it has lost them, from the headers of chunks.
+
+To read chunks, a server needs only the dataset's ID. So running mounts still read while the metadata store is away or
+empty; only requests that need metadata fail, with an error that names the remedy. A store that does not answer delays
+its caller, so after a failure reads use the cached ID, and only one call in METADATA_AWAY_S asks the store.
+
+All methods block.
+"""
+
+import logging
+from collections.abc import Callable
+from threading import Lock
+from time import monotonic
+
+from dieselfs.errors import Damaged, NotFound, Unavailable
+from dieselfs.limits import METADATA_AWAY_S
+from dieselfs.records import DatasetRecord
+from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.leases.pins import Pin, live_pins
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.store.interface import ObjectStore
+
+SCAN_INTERVAL_S = 5.0
+"""Shortest time between two scans of the object store for datasets; calls in between use the last result."""
+
+REBUILD_HOLDER = "rebuild"
+"""Holder of the pin that marks a dataset whose metadata is being rebuilt; an interrupted rebuild leaves it."""
+
+REBUILD_EXPIRES_NS = (1 << 63) - 1
+
+log = logging.getLogger(__name__)
+
+
+class Catalog:
+    """Finds datasets by name, and caches their IDs. Thread-safe."""
+
+    def __init__(
+        self, store: ObjectStore, metadata: MetadataStore, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._clock = clock
+        self._lock = Lock()  # guards the three below
+        self._ids: dict[str, bytes] = {}
+        self._scanned_s = float("-inf")
+        self._away_until_s: float | None = None  # None: the last call to the metadata store succeeded
+
+    def dataset(self, name: str) -> DatasetRecord | None:
+        """The dataset's record, None if there is no such dataset.
+
+        Raises Unavailable if the metadata store is away, or has lost a dataset that has chunks.
+        """
+        try:
+            record = self._metadata.dataset(name)
+        except NotFound:
+            if self._stored_id(name) is None:
+                return None
+            raise Unavailable(
+                f"the metadata of dataset {name} is lost, but its chunks exist; rebuild it: dlcmd rebuild dl://{name}"
+            ) from None
+        with self._lock:
+            self._ids[name] = record.dataset_id
+            self._away_until_s = None
+        return record
+
+    def dataset_id(self, name: str) -> bytes | None:
+        """The dataset's ID, with or without metadata; None if there is no such dataset."""
+        known = self._known_while_away(name)
+        if known is not None:
+            return known
+        try:
+            record = self.dataset(name)
+        except Unavailable:
+            with self._lock:
+                self._away_until_s = self._clock() + METADATA_AWAY_S
+                known = self._ids.get(name)
+            known = known or self._stored_id(name)
+            if known is None:
+                raise
+            return known
+        return record.dataset_id if record else None
+
+    def _known_while_away(self, name: str) -> bytes | None:
+        """The cached ID while the metadata store is away; None if the caller must ask the store.
+
+        After METADATA_AWAY_S one call asks the store, and may wait; the others still use the cached ID.
+        """
+        with self._lock:
+            known, now_s = self._ids.get(name), self._clock()
+            if known is None or self._away_until_s is None:
+                return None
+            if now_s >= self._away_until_s:
+                self._away_until_s = now_s + METADATA_AWAY_S
+                return None
+            return known
+
+    def _stored_id(self, name: str) -> bytes | None:
+        """The ID of the dataset called `name`, from the headers of its chunks."""
+        with self._lock:
+            if self._clock() - self._scanned_s > SCAN_INTERVAL_S:
+                self._ids = self._scan()
+                self._scanned_s = self._clock()
+            known = self._ids.get(name)
+        # This or another server may have dropped it since the scan.
+        return known if known is not None and any(self._store.list_chunks(known)) else None
+
+    def _scan(self) -> dict[str, bytes]:
+        return {
+            name: dataset_id
+            for dataset_id in self._store.list_datasets()
+            if (name := self._name_of(dataset_id))
+        }
+
+    def _name_of(self, dataset_id: bytes) -> str | None:
+        for chunk_id in self._store.list_chunks(dataset_id):
+            try:
+                return read_header(self._store, dataset_id, chunk_id)[1].dataset
+            except (Damaged, NotFound) as error:
+                log.error("%s", error)
+        return None
+
+    def check_built(self, dataset: DatasetRecord, now_ns: int) -> None:
+        """Raise Unavailable if a rebuild of the metadata of `dataset` is running or was interrupted."""
+        pins = live_pins(self._metadata, dataset.dataset_id, now_ns)
+        if any(pin.holder == REBUILD_HOLDER for pin in pins):
+            raise Unavailable(
+                f"the metadata of dataset {dataset.name} is being rebuilt; if no rebuild is running, one was "
+                f"interrupted: run it again: dlcmd rebuild dl://{dataset.name}"
+            )
+
+
+def rebuild_pin(dataset: DatasetRecord) -> Pin:
+    """The mark of a dataset that is being rebuilt."""
+    return Pin(REBUILD_HOLDER, dataset.generation, dataset.updated_ns, REBUILD_EXPIRES_NS)

@@ -1,0 +1,116 @@
+"""Snapshots, built from the metadata on request, cached as files, and sent from these."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import trio
+
+from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavailable
+from dieselfs.records import DatasetRecord
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.format import SnapshotHeader
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.metadata.interface import MetadataStore
+
+log = logging.getLogger(__name__)
+
+GENERATIONS_KEPT = 4
+"""Per dataset; building a new one removes older files."""
+
+
+class SnapshotCache:
+    """One folder with a file for each dataset and generation. Concurrent requests share one build."""
+
+    def __init__(self, folder: Path, metadata: MetadataStore) -> None:
+        self._folder = folder
+        self._metadata = metadata
+        self._locks: dict[bytes, trio.Lock] = {}  # changed only between checkpoints
+        self._open: dict[Path, Snapshot] = {}  # each changed only under its dataset's lock
+
+    async def get(self, dataset: DatasetRecord, generation: int = 0) -> Snapshot:
+        """The snapshot of `generation`, 0 for the newest. Raises NotFound if that generation is not kept.
+
+        If cancelled while building, no incomplete file is left under a snapshot's name.
+        """
+        async with self._locks.setdefault(dataset.dataset_id, trio.Lock()):
+            return await trio.to_thread.run_sync(self._get, dataset, generation)
+
+    def _get(self, dataset: DatasetRecord, generation: int) -> Snapshot:
+        if generation not in (0, dataset.generation):
+            return self._older(dataset, generation)
+        if (kept := self.kept(dataset)) is not None:
+            return kept
+        content = build_snapshot(self._metadata.entry_table(dataset.dataset_id))
+        built = Snapshot(content, f"snapshot of {dataset.name}")
+        path = self._path(dataset.dataset_id, built.header)  # of the generation built, which may be newer
+        try:
+            self._write(path, content)
+        except OSError as error:
+            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
+            raise kind(
+                f"the server cannot write a snapshot in {self._folder}: {error.strerror}; free space there, then retry"
+            ) from None
+        self._remove_old(dataset.dataset_id)
+        self._open[path] = Snapshot.open(path)
+        return self._open[path]
+
+    def kept(self, dataset: DatasetRecord) -> Snapshot | None:
+        """The snapshot of the newest generation, if its file exists. Blocks."""
+        return self._kept(self._path(dataset.dataset_id, dataset))
+
+    def _older(self, dataset: DatasetRecord, generation: int) -> Snapshot:
+        pattern = f"{dataset.dataset_id.hex()}-*-{generation:x}.snapshot"
+        for path in sorted(self._folder.glob(pattern), reverse=True):
+            if (kept := self._kept(path)) is not None:
+                return kept
+        raise NotFound(
+            f"generation {generation} of dataset {dataset.name} is not kept; the newest is {dataset.generation}"
+        )
+
+    def _kept(self, path: Path) -> Snapshot | None:
+        """The snapshot in the file `path`, verified when it is first opened; None if there is no valid one."""
+        if path not in self._open:
+            try:
+                snapshot = Snapshot.open(path)
+                snapshot.verify()
+            except NotFound:
+                return None
+            except (Damaged, InvalidInput) as error:
+                log.error("%s; building it again", error)
+                return None
+            self._open[path] = snapshot
+        return self._open[path]
+
+    def _path(self, dataset_id: bytes, state: DatasetRecord | SnapshotHeader) -> Path:
+        """Files sort by age: the time is in the name, because generations can restart after a loss of metadata."""
+        return self._folder / f"{dataset_id.hex()}-{state.updated_ns:016x}-{state.generation:x}.snapshot"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+                file.write(content)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _remove_old(self, dataset_id: bytes) -> None:
+        for path in self._files(dataset_id)[:-GENERATIONS_KEPT]:
+            self._remove(path)
+
+    def drop(self, dataset_id: bytes) -> None:
+        """Remove all snapshots of a dataset. Blocks."""
+        for path in self._files(dataset_id):
+            self._remove(path)
+
+    def _files(self, dataset_id: bytes) -> list[Path]:
+        return sorted(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"))
+
+    def _remove(self, path: Path) -> None:
+        self._open.pop(path, None)
+        path.unlink(missing_ok=True)

@@ -1,0 +1,86 @@
+"""Tags: names for generations that are kept (`dl://data@v3`). Blocks.
+
+A tag is the generation's snapshot as a record in the object store. So it survives the loss of all metadata, and has the
+list of the chunks that it needs. The record's name has the dataset's ID and the tag's name in hexadecimal.
+"""
+
+import numpy as np
+
+from dieselfs.errors import AlreadyExists, Damaged, NotFound
+from dieselfs.names import check_tag_name
+from dieselfs.rpc.records import TagRecord
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.store.interface import ObjectStore
+
+
+class TagStore:
+    """The tags of all datasets."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def add(self, snapshot: Snapshot, name: str) -> TagRecord:
+        """Tag a snapshot. Raises AlreadyExists: a tag never changes."""
+        dataset_id = snapshot.header.dataset_id
+        record = _record_name(dataset_id, check_tag_name(name))
+        if self._store.get_record(record) is not None:
+            raise AlreadyExists(f"dataset {snapshot.dataset} already has a tag {name!r}; remove it first")
+        self._store.put_record(record, bytes(snapshot.content))
+        return _describe(name, snapshot)
+
+    def get(self, dataset: str, dataset_id: bytes, name: str) -> Snapshot:
+        """The snapshot that a tag names. Raises NotFound, Damaged."""
+        content = self._store.get_record(_record_name(dataset_id, check_tag_name(name)))
+        if content is None:
+            raise NotFound(
+                f"dataset {dataset} has no tag {name!r}; list its tags with: dlcmd tag ls dl://{dataset}"
+            )
+        snapshot = Snapshot(content, f"tag {name} of {dataset}")
+        snapshot.verify()
+        if snapshot.header.dataset_id != dataset_id:
+            raise Damaged(f"tag {name} of {dataset} holds the snapshot of another dataset")
+        return snapshot
+
+    def names(self, dataset_id: bytes) -> list[str]:
+        prefix = _prefix(dataset_id)
+        found = (record.removeprefix(prefix) for record in self._store.list_records(prefix))
+        return sorted(bytes.fromhex(name).decode("ascii", "replace") for name in found)
+
+    def all(self, dataset: str, dataset_id: bytes) -> list[TagRecord]:
+        """All tags of a dataset, ordered by name. Raises Damaged if one cannot be read."""
+        return [_describe(name, self.get(dataset, dataset_id, name)) for name in self.names(dataset_id)]
+
+    def remove(self, dataset: str, dataset_id: bytes, name: str) -> None:
+        """Remove a tag; a later purge removes the chunks that only it needed. Raises NotFound."""
+        if name not in self.names(dataset_id):
+            raise NotFound(f"dataset {dataset} has no tag {name!r}")
+        self._store.delete_record(_record_name(dataset_id, check_tag_name(name)))
+
+    def drop(self, dataset_id: bytes) -> None:
+        """Remove all tags of a dataset."""
+        for record in self._store.list_records(_prefix(dataset_id)):
+            self._store.delete_record(record)
+
+    def needed_chunks(self, dataset: str, dataset_id: bytes) -> set[bytes]:
+        """IDs of the chunks of all tagged generations. Raises Damaged if a tag cannot be read."""
+        needed: set[bytes] = set()
+        for name in self.names(dataset_id):
+            snapshot = self.get(dataset, dataset_id, name)
+            used = np.unique(snapshot.column("extent_chunks")).tolist()
+            needed |= {snapshot.chunk_id(chunk) for chunk in used}
+        return needed
+
+
+def _prefix(dataset_id: bytes) -> str:
+    return f"tag-{dataset_id.hex()}-"
+
+
+def _record_name(dataset_id: bytes, name: str) -> str:
+    return _prefix(dataset_id) + name.encode("ascii").hex()
+
+
+def _describe(name: str, snapshot: Snapshot) -> TagRecord:
+    header = snapshot.header
+    return TagRecord(
+        name, header.generation, header.updated_ns, header.files, header.total_bytes, header.digest
+    )

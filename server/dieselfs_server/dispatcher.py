@@ -1,0 +1,69 @@
+"""Answers the calls of authenticated clients, one at a time on each connection, with the handlers."""
+
+import logging
+
+import trio
+
+from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
+from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
+from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.handshake import Identity
+from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.service import Reply, Service
+from dieselfs_server.users import Caller, UserStore
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Dispatches calls to the handlers of the service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @property
+    def keys(self) -> UserStore:
+        return self._service.backends.users
+
+    async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
+        """Answer one call. An exception, also a cancellation, ends the connection."""
+        user = Caller(caller.name, caller.key_id, caller.is_trusted)
+        method, sequence, arguments = decode_call(message)
+        if method in ("hello", "prove"):
+            raise ProtocolError("a second handshake")
+        bulk: bytes | bytearray = b""
+        try:
+            try:
+                length = await self._service.may_send_bulk(method, user, arguments)
+            except InvalidInput:
+                raise ProtocolError(f"bulk of {arguments.bulk_length} bytes") from None
+            except DieselfsError:
+                await connection.discard_bulk(arguments.bulk_length)
+                raise
+            if length:
+                bulk = await connection.receive_bulk(length)
+            self._service.requests.value += 1
+            reply = await HANDLERS[method](self._service, user, arguments, bulk)
+        except ProtocolError:
+            raise
+        except DieselfsError as error:
+            await connection.send(encode_refusal(method, sequence, error))
+        except (trio.TooSlowError, trio.BrokenResourceError):
+            raise
+        except Exception:
+            log.exception("%s of user %s failed with an internal error", method, user.name)
+            fault = Unavailable(
+                f"{method} failed with an internal error of the server; its log has the details"
+            )
+            await connection.send(encode_refusal(method, sequence, fault))
+        else:
+            await _send(connection, method, sequence, reply)
+
+
+async def _send(connection: ClientConnection, method: str, sequence: int, reply: Reply) -> None:
+    if reply.file is None:
+        await connection.send(encode_reply(method, sequence, reply.value), reply.bulk)
+        return
+    with reply.file as file:
+        message = encode_reply(method, sequence, reply.value)
+        await connection.send_with_file(message, file.descriptor, file.length)

@@ -1,0 +1,1 @@
+"""Leases, stored as notes of a dataset: pins of readers, members of jobs."""

@@ -1,0 +1,66 @@
+"""Pins: leases of readers on generations of a dataset; a purge keeps the chunks that they need. Blocks."""
+
+import struct
+from dataclasses import dataclass
+
+from dieselfs.records import NoteChange
+from dieselfs_server.leases.lease import Lease, until_done
+from dieselfs_server.metadata.interface import MetadataStore
+
+FOLDER = "pins/"
+
+_GENERATION = struct.Struct("<qq")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """`updated_ns`, since 1970, is the time of the pinned generation."""
+
+    holder: str
+    generation: int
+    updated_ns: int
+    expires_ns: int
+
+    def note(self) -> bytes:
+        return Lease(self.expires_ns, _GENERATION.pack(self.generation, self.updated_ns)).note()
+
+    @classmethod
+    def of(cls, holder: str, note: bytes) -> "Pin":
+        lease = Lease.of(note)
+        generation, updated_ns = _GENERATION.unpack(lease.value)
+        return cls(holder, generation, updated_ns, lease.expires_ns)
+
+
+def put_pin(metadata: MetadataStore, dataset_id: bytes, pin: Pin) -> None:
+    """Store a pin, instead of an earlier one of the same holder. Raises NotFound."""
+    _write(metadata, dataset_id, pin.holder, pin.note())
+
+
+def remove_pin(metadata: MetadataStore, dataset_id: bytes, holder: str) -> None:
+    """Remove a pin, if there is one. Raises NotFound if there is no such dataset."""
+    _write(metadata, dataset_id, holder, None)
+
+
+def _write(metadata: MetadataStore, dataset_id: bytes, holder: str, note: bytes | None) -> None:
+    def attempt() -> bool:
+        (present,) = metadata.notes(dataset_id, [FOLDER + holder])
+        return metadata.change_notes(dataset_id, [NoteChange(FOLDER + holder, present, note)])
+
+    until_done(attempt, f"the pin of {holder!r}")
+
+
+def live_pins(metadata: MetadataStore, dataset_id: bytes, now_ns: int) -> list[Pin]:
+    """The pins that have not expired at `now_ns`, ordered by holder. Removes expired ones. Raises NotFound."""
+    found: list[Pin] = []
+    expired: list[NoteChange] = []
+    for name, note in metadata.notes_below(dataset_id, FOLDER).items():
+        pin = Pin.of(name.removeprefix(FOLDER), note)
+        if pin.expires_ns > now_ns:
+            found.append(pin)
+        else:
+            expired.append(NoteChange(name, note, None))
+    if expired:
+        metadata.change_notes(
+            dataset_id, expired
+        )  # if one was renewed meanwhile, all stay until the next call
+    return found

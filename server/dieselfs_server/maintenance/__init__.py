@@ -1,0 +1,1 @@
+"""Maintenance of datasets: fsck, purge, rebuild."""

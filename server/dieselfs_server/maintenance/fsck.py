@@ -1,0 +1,228 @@
+"""Compares chunks, metadata and snapshots of a dataset with each other, and repairs what it can. Blocks.
+
+The reference is a temporary metadata store, made from the headers of all chunks. Unreadable chunks are reported with
+the files that need them; these cannot be repaired.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from dieselfs.chunk.format import ChunkHeader, Preamble, decode_chunk
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import Damaged, DieselfsError, NotFound
+from dieselfs.limits import REPORT_LINES_MAX
+from dieselfs.names import printable
+from dieselfs.records import DatasetRecord, EntryTable
+from dieselfs.rpc.records import FsckReport, Problem
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.maintenance.rebuild import rebuild, report_line
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.interface import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+def fsck(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    snapshots: SnapshotCache,
+    dataset: DatasetRecord,
+    scratch: Path,
+    now_ns: int,
+    is_deep: bool,
+    is_repair: bool,
+) -> FsckReport:
+    """Check a dataset; with `is_deep` read every byte of every chunk, with `is_repair` repair what is possible.
+
+    `scratch` is a folder with room for a copy of the metadata. A concurrent write can be reported as a difference.
+    """
+    check = _Check(store, metadata, dataset, now_ns, is_deep, is_repair)
+    with _temporary_store(scratch, dataset) as reference:
+        check.read_chunks(reference)
+        check.compare_chunks()
+        expected = reference.entry_table(dataset.dataset_id)
+        check.compare_metadata(expected)
+    check.compare_snapshot(snapshots)
+    return FsckReport(
+        len(check.readable),
+        len(expected.ops),
+        check.total_bytes,
+        check.problem_count,
+        check.unmended_count,
+        tuple(check.problems),
+    )
+
+
+@contextmanager
+def _temporary_store(scratch: Path, dataset: DatasetRecord) -> Iterator[SqliteMetadata]:
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (
+        TemporaryDirectory(prefix="fsck-", dir=scratch) as folder,
+        closing(SqliteMetadata(f"{folder}/reference.db")) as reference,
+    ):
+        reference.create_dataset(dataset.name, dataset.dataset_id)
+        yield reference
+
+
+@dataclass(eq=False)
+class _Check:
+    """One run of fsck, and what it has found so far."""
+
+    store: ObjectStore
+    metadata: MetadataStore
+    dataset: DatasetRecord
+    now_ns: int
+    is_deep: bool
+    is_repair: bool
+    readable: set[bytes] = field(default_factory=set)
+    """IDs of chunks."""
+    unreadable: set[bytes] = field(default_factory=set)
+    total_bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    problem_count: int = 0
+    unmended_count: int = 0
+
+    def add(self, kind: str, what: str, is_mended: bool = False) -> None:
+        log.warning("fsck: %s: %s%s", kind, what, " (repaired)" if is_mended else "")
+        self.problem_count += 1
+        self.unmended_count += not is_mended
+        if len(self.problems) < REPORT_LINES_MAX:
+            self.problems.append(Problem(kind, report_line(what), is_mended))
+
+    def read_chunks(self, reference: MetadataStore) -> None:
+        """Apply every stored chunk to the reference."""
+        dataset_id = self.dataset.dataset_id
+        read = _read_whole if self.is_deep else _read_size
+        for chunk_id in self.store.list_chunks(dataset_id):
+            try:
+                preamble, header = read(self.store, dataset_id, chunk_id)
+            except (Damaged, NotFound) as error:
+                self.unreadable.add(chunk_id)
+                self.add("chunk", str(error))
+                try:  # the header of a chunk with a damaged payload may still be readable
+                    reference.apply(dataset_id, *read_header(self.store, dataset_id, chunk_id), self.now_ns)
+                except DieselfsError:
+                    log.info("fsck: the header of chunk %s cannot be read either", chunk_name(chunk_id))
+                continue
+            reference.apply(dataset_id, preamble, header, self.now_ns)
+            self.readable.add(chunk_id)
+            self.total_bytes += preamble.object_length
+
+    def compare_chunks(self) -> None:
+        """Compare the stored chunks with the records of applied chunks."""
+        dataset_id = self.dataset.dataset_id
+        applied = {chunk.chunk_id: chunk for chunk in self.metadata.chunks(dataset_id)}
+        for chunk_id in sorted(self.readable - set(applied)):
+            if self.is_repair:
+                self.metadata.apply(dataset_id, *read_header(self.store, dataset_id, chunk_id), self.now_ns)
+            self.add("chunk", f"chunk {chunk_name(chunk_id)} is stored, but not applied", self.is_repair)
+        for chunk_id in sorted(set(applied) - self.readable - self.unreadable):
+            chunk = applied[chunk_id]
+            if chunk.deleted_entries < chunk.entries:
+                self.add("chunk", f"chunk {chunk_name(chunk_id)} is missing")
+                continue
+            if self.is_repair:
+                self.metadata.forget_chunk(dataset_id, chunk_id)
+            self.add(
+                "chunk", f"dead chunk {chunk_name(chunk_id)} is removed, but has a record", self.is_repair
+            )
+        lost = (set(applied) - self.readable) | self.unreadable
+        for path in _files_in(self.metadata.entry_table(dataset_id), lost):
+            self.add("file", f"{path} needs a chunk that is damaged or missing")
+
+    def compare_metadata(self, expected: EntryTable) -> None:
+        """Compare the entries with those of the reference; a repair rebuilds the metadata."""
+        actual = self.metadata.entry_table(self.dataset.dataset_id)
+        differing = _differences(expected, actual, self.unreadable)
+        is_mended = self.is_repair and bool(differing)
+        if is_mended:
+            rebuild(self.store, self.metadata, self.dataset.name, self.dataset.dataset_id, self.now_ns)
+        for path in differing:
+            self.add("metadata", f"{path} differs from the chunks", is_mended)
+
+    def compare_snapshot(self, snapshots: SnapshotCache) -> None:
+        """Compare the stored snapshot of the newest generation with the metadata."""
+        stored = snapshots.kept(self.metadata.dataset(self.dataset.name))
+        if stored is None:
+            return
+        content = build_snapshot(self.metadata.entry_table(self.dataset.dataset_id))
+        if stored.digest != Snapshot(content, "fsck").digest:
+            if self.is_repair:
+                snapshots.drop(self.dataset.dataset_id)
+            what = f"the snapshot of generation {stored.generation} differs from the metadata"
+            self.add("snapshot", what, self.is_repair)
+
+
+def _read_size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
+    preamble, header = read_header(store, dataset_id, chunk_id)
+    size = store.size(dataset_id, chunk_id)
+    if size != preamble.object_length:
+        expected = f"its preamble requires {preamble.object_length}"
+        raise Damaged(f"chunk {chunk_name(chunk_id)} has {size} bytes; {expected}")
+    return preamble, header
+
+
+def _read_whole(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
+    data = store.get_range(dataset_id, chunk_id, 0, store.size(dataset_id, chunk_id))
+    preamble, header, _ = decode_chunk(data, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)
+    return preamble, header
+
+
+def _files_in(table: EntryTable, chunk_ids: set[bytes]) -> list[str]:
+    """Paths of the files that need one of these chunks."""
+    numbers = [n for n, chunk in enumerate(table.chunk_table) if chunk.chunk_id in chunk_ids]
+    rows = np.flatnonzero(np.isin(table.chunks, numbers))
+    spanning = table.pieces.rows[np.isin(table.pieces.chunks, numbers)]
+    return [_path(table, int(row)) for row in np.unique(np.concatenate((rows, spanning)))]
+
+
+def _path(table: EntryTable, row: int) -> str:
+    folder, name = table.folders[row], table.names[row]
+    return printable(folder + b"/" + name if folder else name)
+
+
+def _differences(expected: EntryTable, actual: EntryTable, unreadable: set[bytes]) -> list[str]:
+    """Paths that differ between the two tables, without files in unreadable chunks."""
+    if _digest(expected) == _digest(actual):
+        return []
+    differing = {path for path, _ in _rows(expected).items() ^ _rows(actual).items()}
+    return sorted(differing.difference(_files_in(actual, unreadable)))
+
+
+def _digest(table: EntryTable) -> bytes:
+    """Of the table without its generation and time."""
+    dataset = replace(table.dataset, generation=0, updated_ns=0)
+    return Snapshot(build_snapshot(replace(table, dataset=dataset)), "fsck").digest
+
+
+def _rows(table: EntryTable) -> dict[str, tuple[object, ...]]:
+    """All that the table has about each path, with chunks by ID."""
+    ids = [chunk.chunk_id for chunk in table.chunk_table] + [b""]  # row -1: none
+    extents: dict[int, list[tuple[object, ...]]] = {}
+    spanning = table.pieces
+    columns = (spanning.rows, spanning.chunks, spanning.places, spanning.offsets, spanning.lengths)
+    for row, chunk, *rest in zip(*(c.tolist() for c in (*columns, spanning.checksums)), strict=True):
+        extents.setdefault(row, []).append((ids[chunk], *rest))
+    entries = (
+        table.chunks,
+        table.ops,
+        table.modes,
+        table.mtimes_ns,
+        table.sizes,
+        table.offsets,
+        table.checksums,
+    )
+    return {
+        _path(table, row): (ids[chunk], *rest, table.targets.get(row), tuple(extents.get(row, ())))
+        for row, (chunk, *rest) in enumerate(zip(*(column.tolist() for column in entries), strict=True))
+    }

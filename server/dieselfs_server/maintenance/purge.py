@@ -1,0 +1,127 @@
+"""Purge: copies live entries out of chunks with dead entries, and removes dead chunks. All functions block.
+
+Two phases protect readers of older snapshots. First, live entries are copied with their versions; of equal versions the
+newer chunk counts, so the old chunk is dead from then on. A later purge removes a chunk that has been dead for the
+grace time: first its object, then its record. After a crash at any point, the next purge continues, and a rebuild from
+the chunks gives the same dataset.
+"""
+
+from collections.abc import Sequence, Set
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.format import ChunkHeader, Op, decode_chunk
+from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
+from dieselfs.records import ChunkRecord, DatasetRecord
+from dieselfs.rpc.records import PurgeReport
+from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.leases.pins import Pin, live_pins
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.store.interface import ObjectStore
+
+
+def purge(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset: DatasetRecord,
+    tags: TagStore,
+    now_ns: int,
+    grace_s: int,
+    is_dry_run: bool,
+) -> PurgeReport:
+    """Purge a dataset; with `is_dry_run` only report.
+
+    Raises Damaged if a tag, or a chunk with dead entries, is damaged.
+    """
+    chunks = metadata.chunks(dataset.dataset_id)
+    dead = [chunk for chunk in chunks if chunk.deleted_entries == chunk.entries]
+    expired = removable(
+        dead,
+        live_pins(metadata, dataset.dataset_id, now_ns),
+        tags.needed_chunks(dataset.name, dataset.dataset_id),
+        now_ns - grace_s * 10**9,
+    )
+    holed = [chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries]
+    if not is_dry_run:
+        for chunk in expired:
+            store.delete(dataset.dataset_id, chunk.chunk_id)
+            metadata.forget_chunk(dataset.dataset_id, chunk.chunk_id)
+        rewriter = _Rewriter(store, metadata, dataset, now_ns, holed)
+        for chunk in holed:
+            rewriter.copy_live(chunk)
+        rewriter.write()
+    return PurgeReport(
+        chunks_rewritten=len(holed),
+        chunks_removed=len(expired),
+        chunks_waiting=len(dead) - len(expired) + len(holed),
+        bytes_freed=sum(chunk.header_length + chunk.payload_length for chunk in expired),
+    )
+
+
+def removable(
+    dead: Sequence[ChunkRecord], pins: Sequence[Pin], tagged: Set[bytes], died_before_ns: int
+) -> list[ChunkRecord]:
+    """The dead chunks that no reader can need: not tagged, dead before `died_before_ns` and before the oldest pin."""
+    oldest_ns = min([died_before_ns, *(pin.updated_ns for pin in pins)])
+    return [chunk for chunk in dead if chunk.updated_ns <= oldest_ns and chunk.chunk_id not in tagged]
+
+
+class _Rewriter:
+    """Copies live entries into new chunks, each written when it is full."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        metadata: MetadataStore,
+        dataset: DatasetRecord,
+        now_ns: int,
+        holed: Sequence[ChunkRecord],
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._dataset = dataset
+        self._now_ns = now_ns
+        self._builder = ChunkBuilder()
+        # Of equal versions the larger chunk ID counts, so the copies need larger IDs, even if the clocks of the
+        # original writers were ahead.
+        newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in holed), default=0)
+        self._ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
+
+    def copy_live(self, chunk: ChunkRecord) -> None:
+        """Copy the live entries of `chunk` with their versions."""
+        dataset_id, chunk_id = self._dataset.dataset_id, chunk.chunk_id
+        data = self._store.get_range(dataset_id, chunk_id, 0, self._store.size(dataset_id, chunk_id))
+        _, header, payload = decode_chunk(data, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)
+        for entry in range(chunk.entries):
+            if not chunk.deleted[entry // 8] >> entry % 8 & 1:
+                self._copy(header, entry, payload)
+
+    def _copy(self, header: ChunkHeader, entry: int, payload: memoryview) -> None:
+        length = int(header.lengths[entry])
+        if self._builder.is_full or self._builder.payload_bytes + length > CHUNK_PAYLOAD_BYTES_MAX:
+            self.write()
+        path, version = header.paths[entry], int(header.versions[entry])
+        mode, mtime_ns = int(header.modes[entry]), int(header.mtimes_ns[entry])
+        match Op(int(header.ops[entry])):
+            case Op.FILE:
+                start = int(header.offsets[entry])
+                content = bytes(payload[start : start + length])
+                size, place = int(header.sizes[entry]), int(header.places[entry])
+                self._builder.add_file(path, content, mode, mtime_ns, size, place, version)
+            case Op.DIRECTORY:
+                self._builder.add_directory(path, mode, mtime_ns, version)
+            case Op.SYMLINK:
+                self._builder.add_symlink(path, header.target(entry), mode, mtime_ns, version)
+            case Op.DELETE:
+                self._builder.add_delete(path, version)
+
+    def write(self) -> None:
+        """Store and apply the copies so far."""
+        if not len(self._builder):
+            return
+        chunk_id = self._ids.next()
+        dataset = self._dataset
+        # Every entry has its own version already; `first_version` is not used.
+        parts = self._builder.seal().encode(chunk_id, dataset.name, dataset.dataset_id, first_version=1)
+        commit_chunk(self._store, self._metadata, dataset.dataset_id, chunk_id, b"".join(parts), self._now_ns)

@@ -1,0 +1,317 @@
+"""Applies a chunk to the buckets of a dataset in Redis, so that an interrupted application can be finished.
+
+1. The chunk's header is written as pending. From here on, any server can finish: one that applies the same chunk again,
+   or one that reads the whole dataset.
+2. In each bucket, one swap writes the entries that count, with a receipt of its effects. A bucket with a receipt is not
+   changed again; the receipt has the effects.
+3. One last swap counts the sum of the receipts: it writes the chunk's record, the deletion bitmaps, the totals, the
+   folders and the next generation, and removes the pending header. It requires that there is no such record yet.
+
+So the totals are always the sum of the receipts of the recorded chunks. `docs/reference/metadata-keys.md` has the
+argument in full.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dieselfs.chunk.format import ChunkHeader, Preamble
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import Unavailable
+from dieselfs.limits import REDIS_HOLD_S, REDIS_PATIENCE_S, REDIS_RETRY_S, REDIS_SWAPS_MAX
+from dieselfs.names import split_path
+from dieselfs.records import DatasetRecord
+from dieselfs_server.metadata.effects import Effects, change_folders
+from dieselfs_server.metadata.redis.client import RedisCalls, execute, swap
+from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, live_state, renewed, sweep
+from dieselfs_server.metadata.redis.fields import Change, FieldRequest, Read, Swap, Swapped
+from dieselfs_server.metadata.redis.keys import (
+    BUCKETS,
+    CHANGES,
+    HOLD,
+    RECORD,
+    VERSIONS,
+    DatasetKeys,
+    bucket_name,
+    tree_name,
+)
+from dieselfs_server.metadata.redis.partitions import BucketEntries, ChunkEntries, split_by_bucket
+from dieselfs_server.metadata.redis.resolve import Needs, Seen, resolve
+from dieselfs_server.metadata.redis.values import (
+    ChunkState,
+    DatasetState,
+    DeletedState,
+    number_body,
+    number_of,
+    pending_body,
+    receipt_of,
+    seal,
+    unseal,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Applied:
+    """The effects of a part, and the number of changes of its bucket so far."""
+
+    part: BucketEntries
+    changes: int
+    effects: Effects[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkApplication:
+    """One chunk that is being applied. `committing` serializes the commits of this process."""
+
+    client: RedisCalls
+    keys: DatasetKeys
+    committing: Callable[[], AbstractContextManager[object]]
+    preamble: Preamble
+    header: ChunkHeader
+    now_ns: int
+    is_again: bool = False
+    """Check every entry, despite record and receipts, and restore what is missing; nothing is counted twice."""
+
+    def apply(self) -> int:
+        """Returns the dataset's new generation. Raises DatasetGone, Damaged, and as `RedisCalls.execute`."""
+        chunk = ChunkEntries.of(
+            self.preamble.chunk_id, self.header
+        )  # refuses a bad header before it is pending
+        for _ in range(REDIS_SWAPS_MAX):
+            generation = self._begin()
+            if generation is None:
+                generation = self._commit(self._resolve(chunk))
+            if generation is not None:
+                return generation
+        raise Contended(
+            f"chunk {chunk_name(self.preamble.chunk_id)} is applied and forgotten too often; try again"
+        )
+
+    def finish(self) -> None:
+        """As `apply`, for a chunk that is already pending."""
+        self._commit(self._resolve(ChunkEntries.of(self.preamble.chunk_id, self.header)))
+
+    def _begin(self) -> int | None:
+        """Write the chunk as pending; returns the generation if the chunk was already applied."""
+        keys, chunk_id = self.keys, self.preamble.chunk_id
+        read = Read(
+            [(keys.dataset, [RECORD, VERSIONS, HOLD]), (keys.chunks, [chunk_id]), (keys.pending, [chunk_id])]
+        )
+        watch = _HoldWatch()
+        newest = int(self.header.versions.max(initial=0))
+        body: bytes | None = None
+        for _ in range(REDIS_SWAPS_MAX):
+            (record, versions, hold), (chunk,), (pending,) = execute(self.client, [read])[0]
+            state = live_state(keys, record)
+            if chunk is not None and not self.is_again:
+                return state.record.generation
+            if pending is not None or chunk is not None:
+                return None
+            while hold is not None and watch.is_held(hold):
+                time.sleep(REDIS_RETRY_S)
+                (record, versions, hold), (chunk,), (pending,) = execute(self.client, [read])[0]
+                live_state(keys, record)
+            body = body or seal(keys.pending, chunk_id, pending_body(self.preamble, self.header, self.now_ns))
+            pending_put, absent, dataset = Change(keys.pending), Change(keys.chunks), Change(keys.dataset)
+            pending_put.add(chunk_id, body, None)
+            absent.remove(chunk_id, None)
+            dataset.remove(HOLD, hold)
+            last = 0 if versions is None else number_of(unseal(keys.dataset, VERSIONS, versions))
+            if newest > last:
+                dataset.put(VERSIONS, number_body(newest), versions)
+            if swap(self.client, pending_put, absent, dataset):
+                return None
+        raise Contended(f"{keys.owner} changes too fast for a chunk to be applied; try again")
+
+    def _resolve(self, chunk: ChunkEntries) -> list[_Applied]:
+        """Resolve and swap the part of each bucket; each round sends one batch for all parts that are left."""
+        left = [(part, Seen()) for part in split_by_bucket(self.keys, self.header.paths)]
+        applied: list[_Applied] = []
+        for _ in range(REDIS_SWAPS_MAX):
+            if not left:
+                return applied
+            steps = [(part, seen, resolve(part, chunk, seen)) for part, seen in left]
+            requests: list[FieldRequest[Any]] = []
+            for part, _, step in steps:
+                if isinstance(step, Needs):
+                    read, scans = step.requests(part.keys)
+                    requests += [read, *scans]
+                else:
+                    requests.append(Swap(step.changes, (part.keys.changes, CHANGES)))
+            results = iter(execute(self.client, requests))
+            left = []
+            for part, seen, step in steps:
+                result = next(results)
+                if isinstance(step, Needs):
+                    step.note(seen, result, [next(results) for _ in step.files])
+                    left.append((part, seen))
+                    continue
+                done = self._done(part, seen, step.effects, result)
+                if done is None:
+                    left.append((part, seen))
+                else:
+                    applied.append(done)
+        raise Contended(f"{self.keys.owner}: other uploads keep changing the same files; try again")
+
+    def _done(
+        self, part: BucketEntries, seen: Seen, effects: Effects[bytes], swapped: Swapped
+    ) -> _Applied | None:
+        """None if the part must be resolved again, with the values that the swap has found."""
+        if not swapped.stale:
+            return _Applied(part, swapped.changes, effects)
+        for key_pair, name, value in swapped.stale:
+            if key_pair is part.keys.receipts and value is not None and not self.is_again:
+                return _Applied(part, swapped.changes, receipt_of(unseal(key_pair, name, value)))
+            seen.note_stale(part.keys, key_pair, name, value)
+        return None
+
+    def _commit(self, applied: Sequence[_Applied]) -> int | None:
+        """Count the chunk; returns the generation, None if the chunk is neither pending nor applied."""
+        with self.committing():
+            for _ in range(REDIS_SWAPS_MAX):
+                commit = _Commit(self, applied)
+                values = execute(self.client, [commit.read()])[0]
+                try:
+                    changes, generation = commit.decide(values)
+                except DatasetGone:
+                    sweep(self.client, self.keys, [each.part.number for each in applied])
+                    raise
+                if not changes or swap(self.client, *changes):
+                    return generation
+        raise Contended(f"{self.keys.owner} changes too fast for a chunk to be applied; try again")
+
+
+class _HoldWatch:
+    """Whether a reader still holds the dataset: a hold expires if it does not change for REDIS_HOLD_S."""
+
+    def __init__(self) -> None:
+        self._hold = b""
+        self._since_s = self._started_s = time.monotonic()
+
+    def is_held(self, hold: bytes) -> bool:
+        """Raises Unavailable if all holds together have lasted too long."""
+        now_s = time.monotonic()
+        if hold != self._hold:
+            self._hold, self._since_s = hold, now_s
+        if now_s - self._started_s > REDIS_HOLD_S + REDIS_PATIENCE_S:
+            raise Unavailable(
+                "metadata in Redis: readers of the whole dataset block uploads; try again later"
+            )
+        return now_s - self._since_s < REDIS_HOLD_S
+
+
+class _Commit:
+    """Decides the last swap of a chunk."""
+
+    def __init__(self, application: ChunkApplication, applied: Sequence[_Applied]) -> None:
+        self._application = application
+        self._keys = application.keys
+        self._preamble = application.preamble
+        self._now_ns = application.now_ns
+        self._applied = applied
+        self._effects: Effects[bytes] = Effects()
+        for each in applied:
+            self._effects.add(each.effects)
+        self._folders = _with_parents([folder for folder, change in self._effects.members.items() if change])
+
+    def read(self) -> Read:
+        keys, chunk_id = self._keys, self._preamble.chunk_id
+        return Read(
+            [
+                (keys.dataset, [RECORD, *(bucket_name(each.part.number) for each in self._applied)]),
+                (keys.chunks, [chunk_id]),
+                (keys.pending, [chunk_id]),
+                (keys.deleted, list(self._effects.dead)),
+                (keys.tree, [tree_name(*split_path(folder)) for folder in self._folders]),
+            ]
+        )
+
+    def decide(self, values: Sequence[Sequence[bytes | None]]) -> tuple[list[Change], int | None]:
+        """The changes (empty if there is nothing to do) and the generation. Raises DatasetGone, Damaged."""
+        (record, *buckets), (chunk,), (pending,), bitmaps, counts = values
+        state = live_state(self._keys, record)
+        if chunk is not None:
+            # Restored entries are counted already; but a bucket that has lost data counts its changes from 0 again.
+            reset = (
+                [self._buckets(buckets, is_reset=True)]
+                if self._application.is_again and self._applied
+                else []
+            )
+            return reset, state.record.generation
+        if pending is None:
+            return [], None
+        done, recorded = Change(self._keys.pending), Change(self._keys.chunks)
+        chunk_id = self._preamble.chunk_id
+        done.remove(chunk_id, pending)
+        recorded.put(chunk_id, self._chunk_state().body(), None)
+        new = self._record(state.record)
+        dataset = self._buckets(buckets, is_reset=self._application.is_again)
+        dataset.put(RECORD, DatasetState(new).body(), record)
+        changes = [done, recorded, dataset, self._deleted(bitmaps), self._tree(counts)]
+        return [change for change in changes if change.names], new.generation
+
+    def _chunk_state(self) -> ChunkState:
+        bits = sum(1 << each.part.number for each in self._applied)
+        return ChunkState(
+            self._now_ns,
+            self._preamble.header_length,
+            self._preamble.payload_length,
+            len(self._application.header),
+            self._preamble.payload_checksum,
+            bits.to_bytes(BUCKETS // 8, "little"),
+        )
+
+    def _record(self, record: DatasetRecord) -> DatasetRecord:
+        return replace(
+            renewed(record, self._now_ns),
+            files=record.files + self._effects.files,
+            total_bytes=record.total_bytes + self._effects.total_bytes,
+            chunks=record.chunks + 1,
+        )
+
+    def _buckets(self, buckets: Sequence[bytes | None], is_reset: bool) -> Change:
+        """The least number of changes of each bucket."""
+        change = Change(self._keys.dataset)
+        for each, value in zip(self._applied, buckets, strict=True):
+            name = bucket_name(each.part.number)
+            known = 0 if value is None or is_reset else number_of(unseal(change.key_pair, name, value))
+            change.put(name, number_body(max(known, each.changes)), value)
+        return change
+
+    def _deleted(self, bitmaps: Sequence[bytes | None]) -> Change:
+        change = Change(self._keys.deleted)
+        for (chunk_id, entries), value in zip(self._effects.dead.items(), bitmaps, strict=True):
+            old = b"" if value is None else unseal(change.key_pair, chunk_id, value)
+            state = DeletedState.of(old) if old else DeletedState()
+            change.put(chunk_id, state.marked(entries, self._now_ns).body(), value)
+        return change
+
+    def _tree(self, counts: Sequence[bytes | None]) -> Change:
+        tree = Change(self._keys.tree)
+        values = dict(zip(self._folders, counts, strict=True))
+
+        def change_folder(parent: bytes, name: bytes, change: int) -> int:
+            field = tree_name(parent, name)
+            value = values[parent + b"/" + name if parent else name]
+            before = 0 if value is None else number_of(unseal(tree.key_pair, field, value))
+            after = before + change
+            if after:
+                tree.put(field, number_body(after), value, in_hash=after < 0)
+            else:
+                tree.remove(field, value)
+            return (after > 0) - (before > 0)
+
+        change_folders(self._effects.members, change_folder)
+        return tree
+
+
+def _with_parents(folders: Sequence[bytes]) -> list[bytes]:
+    """The folders and all their parents, without the root."""
+    found: set[bytes] = set()
+    for folder in folders:
+        while folder and folder not in found:
+            found.add(folder)
+            folder = split_path(folder)[0]
+    return sorted(found)

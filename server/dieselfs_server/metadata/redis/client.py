@@ -1,0 +1,298 @@
+"""Connections to Redis, one server or a cluster: sends calls in one batch for each node.
+
+Every wait is bounded, and every error of Redis becomes a DieselfsError. A call is sent again if its answer was lost,
+although Redis may have executed it: all calls must be idempotent. `_lock` guards all shared state except the connection
+pools, which are thread-safe.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any, Protocol
+
+from redis import BlockingConnectionPool, ConnectionPool, UnixDomainSocketConnection, exceptions
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
+from redis.retry import Retry
+
+from dieselfs.errors import DieselfsError, StorageFull, Unavailable
+from dieselfs.limits import REDIS_AWAY_S, REDIS_PATIENCE_S, REDIS_REQUEST_TIMEOUT_S, REDIS_RETRY_S
+from dieselfs_server.metadata.redis.fields import Call, Change, FieldRequest, Read, Result, Swap
+from dieselfs_server.metadata.redis.keys import KeyPair
+from dieselfs_server.metadata.redis.scripts import Script
+from dieselfs_server.metadata.redis.url import RedisLocation
+
+REDIS_CONNECT_TIMEOUT_S = 2.0
+REDIS_CONNECTIONS_MAX = 32
+"""To each node, from each server process."""
+
+SLOTS = 16384
+_LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
+_TRANSIENT = (
+    *(exceptions.MovedError, exceptions.AskError, exceptions.ClusterDownError, exceptions.TryAgainError),
+    *(exceptions.BusyLoadingError, exceptions.ReadOnlyError),
+)
+"""Errors after which a retry, perhaps at another node, can succeed."""
+_REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)  # subclasses of ConnectionError
+
+log = logging.getLogger(__name__)
+
+_Node = tuple[str, int]
+_Calls = list[tuple[int, Call]]
+"""Calls with their positions in the request."""
+_Answer = tuple[int, Call, Any]
+
+
+class RedisCalls(Protocol):
+    def execute(self, calls: Sequence[Call]) -> list[Any]:
+        """The replies, in order. Raises Unavailable, StorageFull; Redis may then have executed some of the calls."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def execute(client: RedisCalls, requests: Sequence[FieldRequest[Result]]) -> list[Result]:
+    """The result of each request. Raises as `RedisCalls.execute`."""
+    replies = client.execute([request.call() for request in requests])
+    return [request.result(reply) for request, reply in zip(requests, replies, strict=True)]
+
+
+def read_fields(client: RedisCalls, key_pair: KeyPair, *names: bytes) -> list[bytes | None]:
+    """The values of fields of one key pair."""
+    return execute(client, [Read([(key_pair, names)])])[0][0]
+
+
+def swap(client: RedisCalls, *changes: Change) -> bool:
+    """Make the changes if every field matches; returns whether they were made."""
+    return not execute(client, [Swap(changes)])[0].stale
+
+
+class RedisClient:
+    """Opening raises Unavailable at once if Redis does not answer. Later calls retry for `patience_s` from the start of
+    an outage; when it lasts longer, each call retries for REDIS_AWAY_S.
+    """
+
+    def __init__(self, location: RedisLocation, patience_s: float = REDIS_PATIENCE_S) -> None:
+        self._location = location
+        self._patience_s = 0.0
+        self._away_since_s: float | None = None  # a call that succeeds ends the outage
+        self._lock = Lock()  # guards the three below
+        self._pools: dict[_Node, ConnectionPool] = {}
+        self._node_of_slot: list[_Node] = []
+        self._is_closed = False
+        if location.is_open:
+            log.warning(
+                "metadata: Redis at %s has no password and is reachable over the network: every host that can connect "
+                "can read, change and delete all metadata; docs/reference/metadata-keys.md has the settings",
+                location,
+            )
+        self.execute([Call(b"", (b"PING",))])
+        self._patience_s = patience_s
+
+    def execute(self, calls: Sequence[Call]) -> list[Any]:
+        replies: list[Any] = [None] * len(calls)
+        left = list(enumerate(calls))
+        began_s = time.monotonic()
+        while left:
+            left, trouble = self._try(left, replies)
+            if left and trouble:
+                if self._away_since_s is None:
+                    self._away_since_s = began_s
+                waited_s = time.monotonic() + REDIS_RETRY_S
+                if waited_s > max(
+                    self._away_since_s + self._patience_s, began_s + min(self._patience_s, REDIS_AWAY_S)
+                ):
+                    raise Unavailable(f"metadata in Redis at {self._location}: {trouble}; try again later")
+                time.sleep(REDIS_RETRY_S)
+                self._forget_slots()
+        self._away_since_s = None
+        return replies
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            pools = list(self._pools.values())
+            self._pools = {}
+        for pool in pools:
+            pool.disconnect()
+
+    def _try(self, calls: _Calls, replies: list[Any]) -> tuple[_Calls, str]:
+        """Fill in replies; returns the calls to retry, and the error (empty: retry at once)."""
+        by_node: defaultdict[_Node, _Calls] = defaultdict(list)
+        try:
+            for place, call in calls:
+                by_node[self._node_for(call.key)].append((place, call))
+        except _LOST as error:
+            return calls, _describe(error)
+        again: _Calls = []
+        trouble = ""
+        waiting = [self._send(node, batch) for node, batch in by_node.items()]
+        for answers in [read() for read in waiting]:  # read all of them first, to free every connection
+            for place, call, reply in answers:
+                if isinstance(reply, NoScriptError) and call.script is not None:
+                    again.append((place, call))
+                elif isinstance(reply, _REFUSED):
+                    raise self._translate(reply)
+                elif isinstance(reply, (*_LOST, *_TRANSIENT)):
+                    again.append((place, call))
+                    trouble = _describe(reply)
+                elif isinstance(reply, RedisError):
+                    raise self._translate(reply)
+                else:
+                    replies[place] = reply
+        return again, trouble
+
+    def _send(self, node: _Node, calls: _Calls) -> Callable[[], Iterator[_Answer]]:
+        """Send calls to a node; the returned function waits for the answers. So the nodes work in parallel."""
+        pool = self._pool(node)
+        connection = None
+        try:
+            connection = pool.get_connection()
+            connection.send_packed_command(connection.pack_commands([call.arguments for _, call in calls]))
+        except BaseException as error:
+            if connection is not None:
+                connection.disconnect()
+                pool.release(connection)
+            if not isinstance(error, _LOST):
+                raise
+            failure = error  # Python deletes the name of an except clause
+            return lambda: ((place, call, failure) for place, call in calls)
+
+        def answers() -> Iterator[_Answer]:
+            found = []
+            with _returned(pool, connection):
+                lost: RedisError | None = None
+                for place, call in calls:
+                    found.append((place, call, lost or _read(connection)))
+                    if isinstance(found[-1][2], _LOST):
+                        lost = found[-1][2]
+                if lost is None:
+                    found = _load_scripts(connection, found)
+            return iter(found)
+
+        return answers
+
+    def _pool(self, node: _Node) -> ConnectionPool:
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable(f"metadata in Redis at {self._location}: the store is closed")
+            if node not in self._pools:
+                self._pools[node] = self._new_pool(node)
+            return self._pools[node]
+
+    def _new_pool(self, node: _Node) -> ConnectionPool:
+        where: dict[str, Any] = {"host": node[0], "port": node[1]}
+        if self._location.socket_path is not None:
+            where = {"connection_class": UnixDomainSocketConnection, "path": self._location.socket_path}
+        return BlockingConnectionPool(
+            max_connections=REDIS_CONNECTIONS_MAX,
+            timeout=REDIS_REQUEST_TIMEOUT_S,
+            db=self._location.database,
+            username=self._location.user,
+            password=self._location.password,
+            socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S,
+            socket_timeout=REDIS_REQUEST_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),  # `execute` retries, until its deadline
+            protocol=2,
+            **where,
+        )
+
+    def _node_for(self, key: bytes) -> _Node:
+        if not self._location.is_cluster:
+            return self._location.nodes[0] if self._location.nodes else ("", 0)
+        with self._lock:
+            nodes = self._node_of_slot
+        if not nodes:
+            nodes = self._read_slots()
+            with self._lock:
+                self._node_of_slot = nodes
+        return nodes[key_slot(key)]
+
+    def _forget_slots(self) -> None:
+        with self._lock:
+            self._node_of_slot = []
+
+    def _read_slots(self) -> list[_Node]:
+        """The node of each slot. Raises redis' ConnectionError if no node of the cluster answers with all slots."""
+        with self._lock:
+            known = list(dict.fromkeys([*self._location.nodes, *self._pools]))
+        trouble: RedisError = exceptions.ConnectionError("no node of the cluster answers")
+        for node in known:
+            ((_, _, reply),) = self._send(node, [(0, Call(b"", (b"CLUSTER", b"SLOTS")))])()
+            if isinstance(reply, (*_REFUSED, NoPermissionError)):
+                raise self._translate(reply)
+            if isinstance(reply, RedisError):
+                trouble = reply
+                continue
+            nodes: list[_Node] = [("", 0)] * SLOTS
+            for first, last, master, *_ in reply:
+                host = master[0].decode() or node[0]  # empty: the host that answered
+                nodes[first : last + 1] = [(host, master[1])] * (last + 1 - first)
+            if ("", 0) not in nodes:
+                return nodes
+            trouble = exceptions.ConnectionError(f"{node[0]}:{node[1]} has no node for some slots")
+        raise exceptions.ConnectionError(_describe(trouble))
+
+    def _translate(self, error: RedisError) -> DieselfsError:
+        where = f"metadata in Redis at {self._location}"
+        if isinstance(error, OutOfMemoryError) or str(error).startswith("OOM"):
+            return StorageFull(f"{where}: its memory limit (maxmemory) is reached; raise it, then try again")
+        if isinstance(error, _REFUSED):
+            return Unavailable(f"{where}: user or password refused; set ?password_file=FILE in the URL")
+        if isinstance(error, NoPermissionError):
+            return Unavailable(
+                f"{where}: the user lacks a permission; set the ACL line of docs/reference/metadata-keys.md"
+            )
+        return Unavailable(f"{where}: {_describe(error)}")
+
+
+@contextmanager
+def _returned(pool: ConnectionPool, connection: Any) -> Iterator[None]:
+    """Return the connection to its pool; disconnect it first if answers may be unread."""
+    try:
+        yield
+    except BaseException:
+        connection.disconnect()
+        raise
+    finally:
+        pool.release(connection)
+
+
+def _read(connection: Any) -> Any:
+    """The next reply; errors are returned, not raised."""
+    try:
+        return connection.read_response()
+    except _LOST as error:
+        connection.disconnect()
+        return error
+    except ResponseError as error:
+        return error
+
+
+def _load_scripts(connection: Any, found: Sequence[_Answer]) -> list[_Answer]:
+    """Load the scripts that a server does not have, as after its start or SCRIPT FLUSH.
+
+    Returns the answers; an error of loading replaces the answer of each call of that script.
+    """
+    unknown = {call.script for _, call, reply in found if call.script and isinstance(reply, NoScriptError)}
+    errors: dict[Script | None, Any] = {}
+    for script in unknown:
+        try:
+            connection.send_command(b"SCRIPT", b"LOAD", script.text)
+            reply = _read(connection)
+        except _LOST as error:
+            reply = error
+        if isinstance(reply, RedisError):
+            errors[script] = reply
+    return [
+        (place, call, errors.get(call.script, reply) if isinstance(reply, NoScriptError) else reply)
+        for place, call, reply in found
+    ]
+
+
+def _describe(error: RedisError) -> str:
+    return str(error).rstrip(".") or type(error).__name__

@@ -1,0 +1,350 @@
+"""Decides the new states of the paths of one bucket when a chunk is applied. No I/O.
+
+A path that was not read yet is assumed to have no entry: most uploads are new, and the swap detects a wrong assumption.
+Where extents are involved, `resolve` returns what must be read first. The rules of what counts are in `interface.py`;
+the state of a path depends only on the set of entries that were applied to it, not on their order or number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from xxhash import xxh3_64_digest
+
+from dieselfs.chunk.format import ChunkHeader, Op
+from dieselfs_server.metadata.effects import Effects
+from dieselfs_server.metadata.redis.fields import Change, Range, Read, Scan, split_member
+from dieselfs_server.metadata.redis.keys import (
+    EXTENT_NAME_BYTES,
+    BucketKeys,
+    KeyPair,
+    extent_name,
+    extents_of_file,
+    parse_extent_name,
+)
+from dieselfs_server.metadata.redis.partitions import BucketEntries, ChunkEntries, FolderEntries
+from dieselfs_server.metadata.redis.path_state import Kind, PathState, StoredExtent
+from dieselfs_server.metadata.redis.values import receipt_body, seal, unseal
+from dieselfs_server.metadata.tiling import tiling
+
+EXTENTS_OF_FILE_MAX = 1 << 24
+"""Limit of the extents of one file that are read."""
+
+
+@dataclass(eq=False)
+class Seen:
+    """What was read of a bucket so far: `extents` by name, and the `files` of which all extents were read.
+
+    `receipt` is set only if entries are checked again despite it; it is then kept as it is.
+    """
+
+    path_states: dict[tuple[bytes, bytes], bytes | None] = field(default_factory=dict)
+    """Sealed values by key and name; None: no such field."""
+    extents: dict[bytes, bytes | None] = field(default_factory=dict)
+    files: set[tuple[bytes, int, int]] = field(default_factory=set)
+    receipt: bytes | None = None
+
+    def note_stale(self, bucket: BucketKeys, key_pair: KeyPair, name: bytes, value: bytes | None) -> None:
+        """Note a value that a swap has found. Extents may have changed with it, so they are read again."""
+        if key_pair is bucket.receipts:
+            self.receipt = value
+        elif key_pair is not bucket.extents:
+            self.path_states[key_pair.key, name] = value
+        self.extents.clear()
+        self.files.clear()
+
+
+@dataclass(eq=False)
+class Needs:
+    """What must be read before a decision."""
+
+    path_states: list[tuple[KeyPair, bytes]] = field(default_factory=list)
+    extents: list[bytes] = field(default_factory=list)
+    files: list[tuple[bytes, int, int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.path_states) + len(self.extents) + len(self.files)
+
+    def requests(self, bucket: BucketKeys) -> tuple[Read, list[Scan]]:
+        fields: list[tuple[KeyPair, Sequence[bytes]]] = [
+            (key_pair, [name]) for key_pair, name in self.path_states
+        ]
+        scans = [
+            Scan([Range(bucket.extents, *extents_of_file(*file))], EXTENTS_OF_FILE_MAX) for file in self.files
+        ]
+        return Read([*fields, (bucket.extents, self.extents)]), scans
+
+    def note(
+        self, seen: Seen, values: Sequence[Sequence[bytes | None]], scanned: Sequence[list[list[bytes]]]
+    ) -> None:
+        for (key_pair, name), (value,) in zip(self.path_states, values[:-1], strict=True):
+            seen.path_states[key_pair.key, name] = value
+        seen.extents.update(zip(self.extents, values[-1], strict=True))
+        for file, (members,) in zip(self.files, scanned, strict=True):
+            seen.files.add(file)
+            name_bytes = len(file[0]) + 1 + EXTENT_NAME_BYTES
+            seen.extents.update(split_member(member, name_bytes) for member in members)
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    changes: list[Change]
+    effects: Effects[bytes]
+
+
+def resolve(part: BucketEntries, chunk: ChunkEntries, seen: Seen) -> Resolved | Needs:
+    """The fields to change, with the receipt, and the effects; or what must be read first."""
+    effects: Effects[bytes] = Effects()
+    needs = Needs()
+    extents = Change(part.keys.extents)
+    index = Change(part.keys.folders, is_constant=True)
+    changes = [index, extents]
+    for folder in part.folders:
+        change = Change(folder.key_pair)
+        _resolve_folder(part, folder, chunk, seen, _Outcome(change, extents, effects, needs))
+        changes.append(change)
+        index.put(folder.folder_hash, folder.folder, None)
+    if needs:
+        return needs
+    receipt = Change(part.keys.receipts)
+    value = seen.receipt or seal(receipt.key_pair, chunk.chunk_id, receipt_body(effects))
+    receipt.add(chunk.chunk_id, value, seen.receipt)
+    return Resolved([receipt, *(change for change in changes if change.names)], effects)
+
+
+@dataclass(frozen=True, eq=False)
+class _Outcome:
+    """Collects the decisions of `resolve`."""
+
+    path_states: Change
+    extents: Change
+    effects: Effects[bytes]
+    needs: Needs
+
+
+def _resolve_folder(
+    part: BucketEntries, folder: FolderEntries, chunk: ChunkEntries, seen: Seen, outcome: _Outcome
+) -> None:
+    key_pair, key = folder.key_pair, folder.key_pair.key
+    entries_of: dict[bytes, list[int]] = {}
+    for name, entry in zip(folder.names, folder.entries, strict=True):
+        entries_of.setdefault(name, []).append(entry)
+    winners: list[_Winner] = []
+    versions, chunk_id = chunk.header.versions, chunk.chunk_id
+    for name, entries in entries_of.items():
+        value = seen.path_states.get((key, name))
+        has_extents = any(chunk.is_extent[entry] for entry in entries)
+        is_simple = len(entries) == 1 and not has_extents
+        if value is None and is_simple:
+            winners.append((name, entries[0], None))
+            continue
+        if value is None and has_extents and (key, name) not in seen.path_states:
+            outcome.needs.path_states.append((key_pair, name))
+            continue
+        current = PathState.of(unseal(key_pair, name, value)) if value is not None else PathState()
+        if is_simple and not current.gathered:
+            rank = (int(versions[entries[0]]), 1, 0, chunk_id, entries[0])
+            if rank > current.rank:
+                winners.append((name, entries[0], value))
+                _discount(outcome.effects, folder.folder, current)
+            elif rank < current.rank:
+                outcome.effects.dead[chunk_id].append(entries[0])
+            continue
+        resolved = _Path(folder.path(name), current, part.keys.extents, chunk, seen, outcome).resolve(entries)
+        if resolved is not None and resolved != current:
+            _count(outcome.effects, folder.folder, current, resolved)
+            outcome.path_states.put(name, resolved.body(), value, in_hash=not resolved.is_live)
+    _put_winners(outcome.path_states, chunk, winners)
+    _count_winners(outcome.effects, folder.folder, chunk.header, [entry for _, entry, _ in winners])
+
+
+_Winner = tuple[bytes, int, bytes | None]
+"""Name, entry, and present value of the path, of a whole entry that counts: the common case."""
+
+
+def _put_winners(change: Change, chunk: ChunkEntries, winners: Sequence[_Winner]) -> None:
+    first, bodies, seed = len(change.names), chunk.bodies, change.key_pair.seed
+    change.names += [name for name, _, _ in winners]
+    change.values += [
+        bodies[entry] + xxh3_64_digest(name + b"\0" + bodies[entry], seed) for name, entry, _ in winners
+    ]
+    for place, (_, entry, value) in enumerate(winners, first):
+        if chunk.is_delete[entry]:
+            change.in_hash.append(place)
+        if value is not None:
+            change.expected[place] = value
+
+
+def _count_winners(effects: Effects[bytes], folder: bytes, header: ChunkHeader, entries: list[int]) -> None:
+    """Count whole entries, as if their paths had no entry before."""
+    rows = np.array(entries, np.int64)
+    ops = header.ops[rows]
+    effects.files += int((ops == Op.FILE).sum())
+    effects.total_bytes += sum(header.sizes[rows].tolist())
+    if live := int((ops != Op.DELETE).sum()):
+        effects.members[folder] += live
+
+
+def _discount(effects: Effects[bytes], folder: bytes, before: PathState) -> None:
+    """Uncount the former state of a path."""
+    if before.is_whole:
+        effects.dead[before.chunk_id].append(before.entry)
+    effects.files -= before.is_file
+    effects.total_bytes -= before.size
+    if before.is_live:
+        effects.members[folder] -= 1
+
+
+def _count(effects: Effects[bytes], folder: bytes, before: PathState, after: PathState) -> None:
+    effects.files += after.is_file - before.is_file
+    effects.total_bytes += after.size - before.size
+    if change := after.is_live - before.is_live:
+        effects.members[folder] += change
+
+
+@dataclass(eq=False)
+class _Path:
+    """One path that has an entry already, or gets extents, or several entries of this chunk."""
+
+    path: bytes
+    current: PathState
+    key_pair: KeyPair
+    """Of the extents."""
+    chunk: ChunkEntries
+    seen: Seen
+    outcome: _Outcome
+    _written: dict[bytes, StoredExtent] = field(default_factory=dict)
+    _dropped: list[bytes] = field(default_factory=list)
+    _dead: list[tuple[bytes, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._best = self.current
+        self._gathered = {(version, size): length for version, size, length in self.current.gathered}
+
+    def resolve(self, entries: Sequence[int]) -> PathState | None:
+        """The new state of the path; None if something must be read first."""
+        needs_before = len(self.outcome.needs)
+        for entry in entries:
+            if not self.chunk.is_extent[entry]:
+                self._contend(PathState.of(self.chunk.bodies[entry]))
+        grown = {self._gather(entry) for entry in entries if self.chunk.is_extent[entry]}
+        if len(self.outcome.needs) == needs_before:
+            self._assemble(sorted((file for file in grown if file is not None), reverse=True))
+        if len(self.outcome.needs) == needs_before:
+            self._drop_overtaken()
+        if len(self.outcome.needs) > needs_before:
+            return None
+        self._write_changes()
+        gathered = tuple((*file, length) for file, length in sorted(self._gathered.items()))
+        is_changed = bool(self._written or self._dropped)
+        return replace(
+            self._best, gathered=gathered, sequence=self.current.sequence + is_changed if gathered else 0
+        )
+
+    def _contend(self, challenger: PathState) -> None:
+        """Compare a whole entry with the best so far; the larger rank wins, an equal one is the same entry."""
+        if challenger.rank > self._best.rank:
+            self._replace_best(challenger)
+        elif challenger.rank < self._best.rank:
+            self._dead.append((challenger.chunk_id, challenger.entry))
+
+    def _replace_best(self, better: PathState) -> None:
+        if self._best.is_whole:
+            self._dead.append((self._best.chunk_id, self._best.entry))
+        self._best = better
+
+    def _is_overtaken(self, file: tuple[int, int]) -> bool:
+        version, size = file
+        return (version, 0, size) < self._best.rank[:3]
+
+    def _gather(self, entry: int) -> tuple[int, int] | None:
+        """Keep an extent unless it is out of date; returns its file if that changes the file."""
+        version, size, place, length = self.chunk.extent_key(entry)
+        file, extent = (version, size), self.chunk.extent(entry)
+        if self._is_overtaken(file):
+            self._dead.append((extent.chunk_id, entry))
+            return None
+        name = extent_name(self.path, version, size, place, length)
+        if (
+            name not in self._written
+            and name not in self.seen.extents
+            and self._file(file) not in self.seen.files
+        ):
+            self.outcome.needs.extents.append(name)
+            return None
+        copy = self._written.get(name) or self._stored(name)
+        if copy is None:
+            self._gathered[file] = self._gathered.get(file, 0) + length
+        elif (copy.chunk_id, copy.entry) > (extent.chunk_id, entry):
+            self._dead.append((extent.chunk_id, entry))
+            return None
+        elif (copy.chunk_id, copy.entry) == (extent.chunk_id, entry):
+            return file
+        else:
+            self._dead.append((copy.chunk_id, copy.entry))
+        self._written[name] = extent
+        return file
+
+    def _assemble(self, files: Sequence[tuple[int, int]]) -> None:
+        """Make the newest of `files` live that is complete."""
+        for version, size in files:
+            if self._is_overtaken((version, size)):
+                return
+            if self._gathered[version, size] < size:
+                continue
+            extents = self._extents((version, size))
+            if extents is None:
+                return
+            by_part = {parse_extent_name(name)[3:]: extent for name, extent in extents.items()}
+            chosen = tiling(by_part, size)
+            if chosen is None:
+                continue
+            first = by_part[chosen[0]]
+            live = PathState(Kind.SPANNING, version, size, first.mtime_ns, first.mode)
+            if live.rank == self._best.rank:
+                self._best = live
+            else:
+                self._replace_best(live)
+            return
+
+    def _drop_overtaken(self) -> None:
+        for file in [file for file in self._gathered if self._is_overtaken(file)]:
+            extents = self._extents(file)
+            if extents is None:
+                return
+            for name, extent in extents.items():
+                self._dead.append((extent.chunk_id, extent.entry))
+                self._written.pop(name, None)
+                if self.seen.extents.get(name) is not None:
+                    self._dropped.append(name)
+            del self._gathered[file]
+
+    def _extents(self, file: tuple[int, int]) -> dict[bytes, StoredExtent] | None:
+        """All extents of a file, including those of this chunk; None if they must be read first."""
+        if self._file(file) not in self.seen.files:
+            self.outcome.needs.files.append(self._file(file))
+            return None
+        start = self.path + b"\0"
+        names = [name for name in (*self.seen.extents, *self._written) if name.startswith(start)]
+        extents = {}
+        for name in dict.fromkeys(names):
+            if parse_extent_name(name)[:3] == self._file(file):
+                extent = self._written.get(name) or self._stored(name)
+                if extent is not None:
+                    extents[name] = extent
+        return extents
+
+    def _stored(self, name: bytes) -> StoredExtent | None:
+        value = self.seen.extents.get(name)
+        return None if value is None else StoredExtent.of(unseal(self.key_pair, name, value))
+
+    def _file(self, file: tuple[int, int]) -> tuple[bytes, int, int]:
+        return self.path, *file
+
+    def _write_changes(self) -> None:
+        for chunk_id, entry in self._dead:
+            self.outcome.effects.dead[chunk_id].append(entry)
+        for name, extent in self._written.items():
+            self.outcome.extents.put(name, extent.body(), self.seen.extents.get(name))
+        for name in self._dropped:
+            self.outcome.extents.remove(name, self.seen.extents[name])

@@ -1,0 +1,341 @@
+"""The metadata store in Redis, one server or a cluster; any number of servers on any number of machines share it.
+
+Keys: `keys.py`. How a chunk is applied: `apply.py`. States after a crash or a loss of Redis:
+`docs/internals/durability.md`. Losing all of Redis loses no data: a rebuild makes the metadata from the chunks.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import TypeVar
+
+from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Preamble
+from dieselfs.chunk.ids import chunk_name, chunk_time_s
+from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.limits import REDIS_SWAPS_MAX
+from dieselfs.names import split_path
+from dieselfs.records import (
+    ChunkRecord,
+    DatasetRecord,
+    EntryTable,
+    Extent,
+    FileRecord,
+    NoteChange,
+    PendingFile,
+)
+from dieselfs_server.metadata.listing import merge_listing
+from dieselfs_server.metadata.redis.apply import ChunkApplication
+from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient, execute, read_fields, swap
+from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, Datasets, live_state
+from dieselfs_server.metadata.redis.fields import Change, Range, Read, RemoveField, Scan, split_member
+from dieselfs_server.metadata.redis.keys import (
+    BUCKETS,
+    CHANGES,
+    RECORD,
+    VERSIONS,
+    BucketKeys,
+    DatasetKeys,
+    KeyPair,
+    bucket_name,
+    extents_of_file,
+    names_after,
+    parse_extent_name,
+)
+from dieselfs_server.metadata.redis.notes import read_notes, read_notes_below, swap_notes
+from dieselfs_server.metadata.redis.path_state import Kind, PathState, StoredExtent
+from dieselfs_server.metadata.redis.resolve import EXTENTS_OF_FILE_MAX
+from dieselfs_server.metadata.redis.table import check_bucket, lost, read_chunks, read_entry_table
+from dieselfs_server.metadata.redis.url import parse_redis_url
+from dieselfs_server.metadata.redis.values import (
+    SEAL_BYTES,
+    ChunkState,
+    DatasetState,
+    DeletedState,
+    number_body,
+    number_of,
+    pending_of,
+    unseal,
+)
+from dieselfs_server.metadata.tiling import tiling
+
+Result = TypeVar("Result")
+
+
+class RedisMetadata:
+    """A `MetadataStore`. Every method also raises Damaged, with the key, if a value fails its checksum."""
+
+    def __init__(self, client: RedisCalls, prefix: bytes) -> None:
+        self._client = client
+        self._datasets = Datasets(client, prefix)
+        self._commits_lock = Lock()  # guards `_commits`
+        # By token: this process makes one commit at a time in each dataset.
+        self._commits: defaultdict[bytes, Lock] = defaultdict(Lock)
+
+    @classmethod
+    def open(cls, url: str) -> "RedisMetadata":
+        """The store at `url`, see `url.py`. Raises InvalidInput, Unavailable."""
+        location = parse_redis_url(url)
+        return cls(RedisClient(location), location.prefix)
+
+    def create_dataset(
+        self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
+    ) -> DatasetRecord:
+        record = DatasetRecord(dataset_id, name, generation, updated_ns, files=0, total_bytes=0, chunks=0)
+        self._datasets.create(record)
+        return record
+
+    def dataset(self, name: str) -> DatasetRecord:
+        return _shown(self._datasets.find(name))
+
+    def datasets(self) -> list[DatasetRecord]:
+        return [_shown(record) for record in self._datasets.all()]
+
+    def drop_dataset(self, dataset_id: bytes) -> None:
+        self._on(dataset_id, lambda keys: self._datasets.drop(keys, dataset_id))
+
+    def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
+        def reserve(keys: DatasetKeys) -> int:
+            for _ in range(REDIS_SWAPS_MAX):
+                record, versions = read_fields(self._client, keys.dataset, RECORD, VERSIONS)
+                live_state(keys, record)
+                last = 0 if versions is None else number_of(unseal(keys.dataset, VERSIONS, versions))
+                first = max(now_ns, last + 1)
+                if first + count - 1 > VERSION_MAX:
+                    raise InvalidInput(f"cannot reserve {count} versions after {first}: none are left")
+                change = Change(keys.dataset)
+                change.put(VERSIONS, number_body(first + count - 1), versions)
+                if swap(self._client, change):
+                    return first
+            raise Contended(f"{keys.owner}: too many writers reserve versions at once; try again")
+
+        return self._on(dataset_id, reserve)
+
+    def apply(
+        self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
+    ) -> int:
+        def apply(keys: DatasetKeys) -> int:
+            return self._application(keys, preamble, header, now_ns, is_again).apply()
+
+        return self._on(dataset_id, apply)
+
+    def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+        def look(keys: DatasetKeys) -> bool:
+            read = Read([(keys.dataset, [RECORD]), (keys.chunks, [chunk_id])])
+            (((record,), (chunk,)),) = execute(self._client, [read])
+            live_state(keys, record)
+            return chunk is not None
+
+        return self._on(dataset_id, look)
+
+    def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self._on(dataset_id, lambda keys: self._forget(keys, chunk_id))
+
+    def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
+        def read(keys: DatasetKeys) -> list[ChunkRecord]:
+            self._check(keys)
+            return read_chunks(self._client, keys)
+
+        return self._on(dataset_id, read)
+
+    def newest_chunk_time_s(self, dataset_id: bytes) -> int:
+        def look(keys: DatasetKeys) -> int:
+            self._check(keys)
+            return max((chunk_time_s(chunk.chunk_id) for chunk in read_chunks(self._client, keys)), default=0)
+
+        return self._on(dataset_id, look)
+
+    def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
+        return self._on(dataset_id, lambda keys: read_notes(self._client, keys, names))
+
+    def notes_below(self, dataset_id: bytes, folder: str) -> dict[str, bytes]:
+        def read(keys: DatasetKeys) -> dict[str, bytes]:
+            self._check(keys)
+            return read_notes_below(self._client, keys, folder)
+
+        return self._on(dataset_id, read)
+
+    def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
+        def change(keys: DatasetKeys) -> bool:
+            self._check(keys)
+            return swap_notes(self._client, keys, changes)
+
+        return self._on(dataset_id, change)
+
+    def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
+        def look(keys: DatasetKeys) -> PendingFile:
+            bucket, path_state = self._path_state(keys, path)
+            newer = [file for file in path_state.gathered if (file[0], 0, file[1]) > path_state.rank[:3]]
+            newest = max((file for file in newer if file[0] > path_state.version), default=None)
+            if newest is None:
+                return PendingFile()
+            version, size, _ = newest
+            extents = self._extents(bucket, path, version, size)
+            mtime_ns = extents[min(extents)].mtime_ns if extents else 0
+            return PendingFile(version, size, mtime_ns, frozenset(extents))
+
+        return self._on(dataset_id, look)
+
+    def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:
+        def look(keys: DatasetKeys) -> FileRecord | None:
+            for _ in range(REDIS_SWAPS_MAX):
+                bucket, path_state = self._path_state(keys, path)
+                if not path_state.is_live:
+                    return None
+                if path_state.kind != Kind.SPANNING:
+                    return path_state.record(path, path_state.extents)
+                extents = self._live_extents(bucket, path, path_state)
+                if extents is not None:
+                    return path_state.record(path, extents)
+            raise lost(keys)
+
+        return self._on(dataset_id, look)
+
+    def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
+        prefix = folder + b"/" if folder else b""
+
+        def read(keys: DatasetKeys) -> Sequence[FileRecord]:
+            folder_hash = keys.folder_hash(folder)
+            key_pair = keys.bucket(folder_hash[0]).folder(folder_hash)
+            self._check(keys, folder_hash[0])
+            ranges = [
+                Range(key_pair, *names_after(after)),
+                Range(keys.tree, *names_after(after, within=folder)),
+            ]
+            (entries,), (folders,) = execute(self._client, [Scan([part], limit) for part in ranges])
+            records = []
+            for name, value in map(split_member, entries):
+                records.append(PathState.of(unseal(key_pair, name, value)).record(prefix + name, ()))
+            children = [prefix + _tree_child(keys.tree, folder, member) for member in folders]
+            return merge_listing(records, children, limit)
+
+        return self._on(dataset_id, read)
+
+    def entry_table(self, dataset_id: bytes) -> EntryTable:
+        def read(keys: DatasetKeys) -> EntryTable:
+            def finish(chunk_id: bytes, value: bytes) -> None:
+                body = unseal(keys.pending, chunk_id, value)
+                self._application(keys, *pending_of(body, f"chunk {chunk_name(chunk_id)}")).finish()
+
+            return read_entry_table(self._client, keys, finish)
+
+        return self._on(dataset_id, read)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _on(self, dataset_id: bytes, work: Callable[[DatasetKeys], Result]) -> Result:
+        """Call `work` with the dataset's keys; again with new keys if those were of a dropped dataset."""
+        for _ in range(2):
+            keys = self._datasets.keys(dataset_id)
+            try:
+                return work(keys)
+            except DatasetGone:
+                self._datasets.forget(dataset_id, keys)
+        raise NotFound(f"there is no dataset {dataset_id.hex()}")
+
+    def _application(
+        self, keys: DatasetKeys, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
+    ) -> ChunkApplication:
+        with self._commits_lock:
+            lock = self._commits[keys.token]
+        return ChunkApplication(self._client, keys, lambda: lock, preamble, header, now_ns, is_again)
+
+    def _check(self, keys: DatasetKeys, bucket: int | None = None) -> None:
+        """Raise DatasetGone if there is no dataset, Damaged if the bucket has lost changes."""
+        names = [] if bucket is None else [bucket_name(bucket)]
+        record, *known = read_fields(self._client, keys.dataset, RECORD, *names)
+        live_state(keys, record)
+        if bucket is not None:
+            (changes,) = read_fields(self._client, keys.bucket(bucket).changes, CHANGES)
+            if not check_bucket(keys, bucket, known[0], changes):
+                raise lost(keys)
+
+    def _path_state(self, keys: DatasetKeys, path: bytes) -> tuple[BucketKeys, PathState]:
+        """The bucket and the state of a path. Raises as `_check`."""
+        folder, name = split_path(path)
+        folder_hash = keys.folder_hash(folder)
+        number = folder_hash[0]
+        bucket = keys.bucket(number)
+        key_pair = bucket.folder(folder_hash)
+        ((record, known),), ((changes,), (value,)) = execute(
+            self._client,
+            [
+                Read([(keys.dataset, [RECORD, bucket_name(number)])]),
+                Read([(bucket.changes, [CHANGES]), (key_pair, [name])]),
+            ],
+        )
+        live_state(keys, record)
+        if not check_bucket(keys, number, known, changes):
+            self._check(keys, number)  # of two nodes, the second may have answered with an older state
+            return self._path_state(keys, path)
+        return bucket, PathState() if value is None else PathState.of(unseal(key_pair, name, value))
+
+    def _extents(
+        self, bucket: BucketKeys, path: bytes, version: int, size: int
+    ) -> dict[tuple[int, int], StoredExtent]:
+        scan = Scan([Range(bucket.extents, *extents_of_file(path, version, size))], EXTENTS_OF_FILE_MAX)
+        extents = {}
+        for member in execute(self._client, [scan])[0][0]:
+            end = len(member) - StoredExtent.BODY_BYTES - SEAL_BYTES - 1
+            extent = StoredExtent.of(unseal(bucket.extents, member[:end], member[end + 1 :]))
+            place, length = parse_extent_name(member[:end])[3:]
+            extents[place, length] = extent
+        return extents
+
+    def _live_extents(
+        self, bucket: BucketKeys, path: bytes, path_state: PathState
+    ) -> tuple[Extent, ...] | None:
+        """The extents of a live file that spans chunks; None if it was replaced meanwhile."""
+        extents = self._extents(bucket, path, path_state.version, path_state.size)
+        chosen = tiling(extents, path_state.size)
+        if chosen is None:
+            return None
+        return tuple(
+            Extent(place, extent.chunk_id, extent.offset, length, extent.checksum)
+            for place, length in chosen
+            for extent in (extents[place, length],)
+        )
+
+    def _forget(self, keys: DatasetKeys, chunk_id: bytes) -> None:
+        for _ in range(REDIS_SWAPS_MAX):
+            read = Read([(keys.dataset, [RECORD]), (keys.chunks, [chunk_id]), (keys.deleted, [chunk_id])])
+            (((record,), (chunk,), (bitmap,)),) = execute(self._client, [read])
+            state = live_state(keys, record)
+            if chunk is None:
+                return
+            chunk_state = ChunkState.of(unseal(keys.chunks, chunk_id, chunk))
+            deleted = None if bitmap is None else DeletedState.of(unseal(keys.deleted, chunk_id, bitmap))
+            stored = chunk_state.record(chunk_id, deleted)
+            if alive := stored.entries - stored.deleted_entries:
+                raise InvalidInput(
+                    f"chunk {chunk_name(chunk_id)} cannot be forgotten: {alive} entries are live"
+                )
+            self._remove_receipts(keys, chunk_id, chunk_state)
+            forgotten, marks, dataset = Change(keys.chunks), Change(keys.deleted), Change(keys.dataset)
+            forgotten.remove(chunk_id, chunk)
+            marks.remove(chunk_id, bitmap)
+            fewer = DatasetState(replace(state.record, chunks=state.record.chunks - 1))
+            dataset.put(RECORD, fewer.body(), record)
+            if swap(self._client, forgotten, marks, dataset):
+                return
+        raise Contended(f"{keys.owner} changes too fast for a chunk to be forgotten; try again")
+
+    def _remove_receipts(self, keys: DatasetKeys, chunk_id: bytes, state: ChunkState) -> None:
+        """Called before the record is removed, so that the chunk counts if it is applied again."""
+        bits = int.from_bytes(state.buckets, "little")
+        buckets = [keys.bucket(number) for number in range(BUCKETS) if bits >> number & 1]
+        execute(self._client, [RemoveField(bucket.receipts, chunk_id) for bucket in buckets])
+
+
+def _shown(record: DatasetRecord) -> DatasetRecord:
+    """The record without negative totals: a later chunk may be counted before an earlier one."""
+    return replace(record, files=max(record.files, 0), total_bytes=max(record.total_bytes, 0))
+
+
+def _tree_child(tree: KeyPair, folder: bytes, member: bytes) -> bytes:
+    """The name of a subfolder of `folder`, from a member of the tree. Raises Damaged."""
+    start = len(folder) + 1
+    end = member.index(b"\0", start)
+    unseal(tree, member[:end], member[end + 1 :])
+    return member[start:end]

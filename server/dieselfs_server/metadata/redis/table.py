@@ -1,0 +1,311 @@
+"""Reads all live entries of one generation of a dataset from Redis as columns, for a snapshot.
+
+Pending chunks that other servers left are finished first. Then all buckets are read. If no chunk is pending before and
+after, and the generation is the same, then no chunk was applied meanwhile, and the result is consistent. If not, the
+reader sets a hold, which makes uploads wait, and reads again. A hold expires unless its reader renews it.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_digest
+
+from dieselfs.arrays import Numbers
+from dieselfs.chunk.format import Op
+from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.errors import Damaged
+from dieselfs.limits import REDIS_SCAN_ENTRIES
+from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
+from dieselfs_server.metadata.redis.client import RedisCalls, execute, read_fields, swap
+from dieselfs_server.metadata.redis.datasets import Contended, live_state
+from dieselfs_server.metadata.redis.fields import (
+    Change,
+    FieldRequest,
+    Range,
+    Read,
+    ReadAll,
+    Scan,
+    split_member,
+)
+from dieselfs_server.metadata.redis.keys import (
+    BUCKETS,
+    CHANGES,
+    HOLD,
+    RECORD,
+    BucketKeys,
+    DatasetKeys,
+    KeyPair,
+    bucket_name,
+    extent_name,
+    parse_extent_name,
+)
+from dieselfs_server.metadata.redis.path_state import FIXED, Kind, PathState, StoredExtent, fixed_fields
+from dieselfs_server.metadata.redis.values import (
+    SEAL_BYTES,
+    ChunkState,
+    DeletedState,
+    damage,
+    number_of,
+    unseal,
+)
+from dieselfs_server.metadata.tiling import tiling
+
+READINGS_MAX = 5
+"""Attempts; from the second one on, a hold makes uploads wait."""
+
+_FOLDERS_PER_SCAN = 64
+_EXTENT_VALUE_BYTES = StoredExtent.BODY_BYTES + SEAL_BYTES
+_PLAIN_BYTES = FIXED.itemsize + SEAL_BYTES + 1  # a member without name, target and assemblies
+
+
+def check_bucket(keys: DatasetKeys, number: int, known: bytes | None, changes: bytes | None) -> bool:
+    """Whether a bucket has all changes that the dataset has recorded. Raises Damaged if that record is damaged."""
+    name = bucket_name(number)
+    return known is None or int(changes or 0) >= number_of(unseal(keys.dataset, name, known))
+
+
+def lost(keys: DatasetKeys) -> Damaged:
+    return Damaged(
+        f"metadata in Redis: a part of {keys.owner} is missing (a Redis node lost acknowledged writes); "
+        f"rebuild it from the chunks: dlcmd rebuild {keys.owner}"
+    )
+
+
+def read_chunks(client: RedisCalls, keys: DatasetKeys) -> list[ChunkRecord]:
+    """All applied chunks, ordered by ID. Raises Damaged."""
+    bitmaps = execute(client, [ReadAll(keys.deleted)])[0]
+    records = []
+    for member in _scan_all(client, [keys.chunks])[0]:
+        chunk_id, value = split_member(member, CHUNK_ID_BYTES)
+        state = ChunkState.of(unseal(keys.chunks, chunk_id, value))
+        bitmap = bitmaps.get(chunk_id)
+        deleted = None if bitmap is None else DeletedState.of(unseal(keys.deleted, chunk_id, bitmap))
+        records.append(state.record(chunk_id, deleted))
+    return records
+
+
+def read_entry_table(
+    client: RedisCalls, keys: DatasetKeys, finish: Callable[[bytes, bytes], None]
+) -> EntryTable:
+    """`finish(chunk_id, value)` finishes a pending chunk. Raises DatasetGone, Damaged, and as `RedisCalls.execute`."""
+    hold = _Hold(client, keys)
+    try:
+        for attempt in range(READINGS_MAX):
+            if attempt:
+                hold.renew()
+            for chunk_id, value in execute(client, [ReadAll(keys.pending)])[0].items():
+                finish(chunk_id, value)
+            before = _quiet_record(client, keys)
+            if before is None:
+                continue
+            table = _Reading(client, keys, hold if attempt else None).read(before)
+            if _quiet_record(client, keys) == before:
+                if table is None or not _adds_up(table):
+                    raise lost(keys)
+                return table
+    finally:
+        hold.release()
+    raise Contended(f"{keys.owner} changes too fast for a consistent snapshot; try again")
+
+
+def _quiet_record(client: RedisCalls, keys: DatasetKeys) -> DatasetRecord | None:
+    """The record, None while a chunk is pending. The order of the two reads matters: no chunk can begin in between."""
+    requests: list[FieldRequest[Any]] = [ReadAll(keys.pending), Read([(keys.dataset, [RECORD])])]
+    pending, ((value,),) = execute(client, requests)
+    record = live_state(keys, value).record
+    return None if pending else record
+
+
+def _adds_up(table: EntryTable) -> bool:
+    """Whether the entries match the totals of the dataset's record."""
+    files = table.ops == Op.FILE
+    return (
+        int(files.sum()) == table.dataset.files
+        and sum(table.sizes[files].tolist()) == table.dataset.total_bytes
+    )
+
+
+class _Hold:
+    """Makes new applications of chunks wait until it is released, or has expired."""
+
+    def __init__(self, client: RedisCalls, keys: DatasetKeys) -> None:
+        self._client = client
+        self._keys = keys
+        self._is_set = False
+
+    def renew(self) -> None:
+        self._put(os.urandom(SEAL_BYTES))
+        self._is_set = True
+
+    def release(self) -> None:
+        if self._is_set:
+            self._put(b"")
+
+    def _put(self, value: bytes) -> None:
+        """All readers share the field: a hold that another reader releases early shows in the generation."""
+        record, present = read_fields(self._client, self._keys.dataset, RECORD, HOLD)
+        if record is not None:
+            change = Change(self._keys.dataset)
+            change.add(HOLD, value, present)
+            swap(self._client, change)  # stale: another reader has set its own hold
+
+
+class _Folder(NamedTuple):
+    path: bytes
+    members: list[bytes]
+
+
+class _Reading:
+    """One pass over all buckets."""
+
+    def __init__(self, client: RedisCalls, keys: DatasetKeys, hold: _Hold | None) -> None:
+        self._client = client
+        self._keys = keys
+        self._hold = hold
+        self._extents: dict[bytes, bytes] = {}
+
+    def read(self, record: DatasetRecord) -> EntryTable | None:
+        """None if a bucket has lost changes."""
+        chunks = read_chunks(self._client, self._keys)
+        known = execute(self._client, [ReadAll(self._keys.dataset)])[0]
+        numbers = [number for number in range(BUCKETS) if bucket_name(number) in known]
+        buckets = [self._keys.bucket(number) for number in numbers]
+        counted = execute(self._client, [Read([(bucket.changes, [CHANGES])]) for bucket in buckets])
+        for number, ((changes,),) in zip(numbers, counted, strict=True):
+            if not check_bucket(self._keys, number, known[bucket_name(number)], changes):
+                return None
+        folders: list[_Folder] = []
+        indexes = execute(self._client, [ReadAll(bucket.folders) for bucket in buckets])
+        for bucket, index in zip(buckets, indexes, strict=True):
+            if self._hold is not None:
+                self._hold.renew()
+            folders += self._read_bucket(bucket, index)
+        folders.sort(key=lambda folder: folder.path)
+        return self._table(record, chunks, folders)
+
+    def _read_bucket(self, bucket: BucketKeys, index: dict[bytes, bytes]) -> Iterator[_Folder]:
+        """The folders of a bucket; `index` maps the hash of each to its sealed path."""
+        for member in _scan_all(self._client, [bucket.extents])[0]:
+            place = len(member) - _EXTENT_VALUE_BYTES - 1
+            name, value = member[:place], member[place + 1 :]
+            self._extents[name] = unseal(bucket.extents, name, value)
+        hashes = list(index)
+        for start in range(0, len(hashes), _FOLDERS_PER_SCAN):
+            batch = hashes[start : start + _FOLDERS_PER_SCAN]
+            key_pairs = [bucket.folder(each) for each in batch]
+            lists = _scan_all(self._client, key_pairs)
+            for each, key_pair, members in zip(batch, key_pairs, lists, strict=True):
+                _check_members(key_pair, members)
+                yield _Folder(unseal(bucket.folders, each, index[each]), members)
+
+    def _table(
+        self, record: DatasetRecord, chunks: Sequence[ChunkRecord], folders: Sequence[_Folder]
+    ) -> EntryTable:
+        members = [member for folder in folders for member in folder.members]
+        paths = [folder.path for folder in folders for _ in folder.members]
+        fixed = fixed_fields(members, SEAL_BYTES)
+        names, targets, spanning = _names(members, fixed)
+        kinds = fixed["kind"]
+        index_of = _ChunkIndex([chunk.chunk_id for chunk in chunks])
+        is_file = (kinds == Kind.FILE) | (kinds == Kind.SPANNING)
+        return EntryTable(
+            record,
+            chunks,
+            paths,
+            names,
+            np.where(is_file, np.uint8(Op.FILE), kinds).astype(np.uint8),
+            fixed["mode"].astype(np.uint32),
+            fixed["mtime_ns"].astype(np.int64),
+            fixed["size"].astype(np.uint64),
+            np.where(kinds == Kind.FILE, index_of(fixed["chunk_id"].tobytes()), -1),
+            fixed["offset"].astype(np.uint32),
+            fixed["checksum"].astype(np.uint64),
+            targets,
+            self._extent_table(paths, names, spanning, index_of),
+        )
+
+    def _extent_table(
+        self,
+        folders: Sequence[bytes],
+        names: Sequence[bytes],
+        spanning: dict[int, PathState],
+        index_of: "_ChunkIndex",
+    ) -> ExtentColumns:
+        by_file: dict[tuple[bytes, int, int], list[tuple[int, int]]] = {}
+        for name in self._extents:
+            path, version, size, place, length = parse_extent_name(name)
+            by_file.setdefault((path, version, size), []).append((place, length))
+        rows: list[tuple[int, int, int, int, int]] = []
+        chunk_ids: list[bytes] = []
+        for row, path_state in spanning.items():
+            path = folders[row] + b"/" + names[row] if folders[row] else names[row]
+            file = (path, path_state.version, path_state.size)
+            for place, length in tiling(by_file.get(file, []), path_state.size) or ():
+                extent = StoredExtent.of(self._extents[extent_name(*file, place, length)])
+                rows.append((row, place, extent.offset, length, extent.checksum))
+                chunk_ids.append(extent.chunk_id)
+        columns = list(zip(*rows, strict=True)) or [()] * 5
+        return ExtentColumns(
+            np.array(columns[0], np.int64),
+            np.array(columns[1], np.uint64),
+            index_of(b"".join(chunk_ids)),
+            np.array(columns[2], np.uint32),
+            np.array(columns[3], np.uint32),
+            np.array(columns[4], np.uint64),
+        )
+
+
+class _ChunkIndex:
+    """Turns chunk IDs, joined, into indexes of the chunk table: shape (n,); -1 for an ID that is not in it."""
+
+    def __init__(self, chunk_ids: Sequence[bytes]) -> None:
+        self._index = {chunk_id: index for index, chunk_id in enumerate(chunk_ids)}
+
+    def __call__(self, chunk_ids: bytes) -> Numbers:
+        index, width = self._index, CHUNK_ID_BYTES
+        starts = range(0, len(chunk_ids), width)
+        return np.array([index.get(chunk_ids[start : start + width], -1) for start in starts], np.int64)
+
+
+def _scan_all(client: RedisCalls, key_pairs: Sequence[KeyPair]) -> list[list[bytes]]:
+    """All members of sorted sets of one slot, in many small steps, because a step blocks all other clients."""
+    found: list[list[bytes]] = [[] for _ in key_pairs]
+    first = 0
+    while first < len(key_pairs):
+        lowest = b"(" + found[first][-1] if found[first] else b"-"
+        ranges = [Range(key_pairs[first], lowest), *(Range(key_pair) for key_pair in key_pairs[first + 1 :])]
+        lists = execute(client, [Scan(ranges, REDIS_SCAN_ENTRIES)])[0]
+        for place, members in enumerate(lists, first):
+            found[place] += members
+        is_complete = sum(map(len, lists)) < REDIS_SCAN_ENTRIES
+        first = len(key_pairs) if is_complete else first + len(lists) - 1
+    return found
+
+
+def _check_members(key_pair: KeyPair, members: Sequence[bytes]) -> None:
+    """Raise Damaged if one fails its checksum."""
+    seed = key_pair.seed
+    seals = b"".join([xxh3_64_digest(member[:-SEAL_BYTES], seed) for member in members])
+    if seals != b"".join([member[-SEAL_BYTES:] for member in members]):
+        for member in members:
+            unseal(key_pair, *split_member(member))
+        raise damage(key_pair, b"")
+
+
+def _names(
+    members: Sequence[bytes], fixed: npt.NDArray[np.void]
+) -> tuple[list[bytes], dict[int, bytes], dict[int, PathState]]:
+    """Names, and by row the targets of links and the states of files that span chunks."""
+    names = [member[:-_PLAIN_BYTES] for member in members]
+    targets, spanning = {}, {}
+    for row in np.flatnonzero((fixed["target_length"] > 0) | (fixed["assemblies"] > 0)).tolist():
+        names[row], value = split_member(members[row])
+        path_state = PathState.of(value[:-SEAL_BYTES])
+        if path_state.kind == Kind.SYMLINK:
+            targets[row] = path_state.target
+        elif path_state.kind == Kind.SPANNING:
+            spanning[row] = path_state
+    return names, targets, spanning

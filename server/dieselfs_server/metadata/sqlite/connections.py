@@ -1,0 +1,220 @@
+"""Connections to one SQLite database: one writer under a lock, and one reader for each thread that reads.
+
+A reader sees the database as of the begin of its transaction and never waits for the writer (write-ahead log). All
+threads share the single connection of a database in memory. Every error of SQLite becomes a DieselfsError.
+"""
+
+import errno
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Lock
+
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, StorageFull, Unavailable
+from dieselfs_server.metadata.sqlite.schema import APPLICATION_ID, SCHEMA_VERSION, STAGED, TABLES
+
+MEMORY = ":memory:"
+
+BUSY_TIMEOUT_S = 30.0
+"""Timeout of a transaction that waits for another process."""
+BUSY_PAUSE_S = 0.01
+CACHE_KIB = 64 * 1024
+LOG_PAGES = 4096
+"""At this many pages (4 KiB) the write-ahead log is copied into the database; only then is fsync called."""
+LOG_BYTES_KEPT = 64 << 20
+"""A larger log is truncated to this once its content is in the database."""
+STATEMENTS_CACHED = 256
+
+_REBUILD_ADVICE = "move the file away and restart the server: the metadata is rebuilt from the chunks"
+
+
+class Connections:
+    """Thread-safe. Opening creates the database, or checks an existing one.
+
+    Every method raises Unavailable, StorageFull or Damaged; opening also raises InvalidInput, for a database of another
+    program or of a newer schema.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._write_lock = Lock()  # held during a transaction of `_writer`
+        self._readers_lock = Lock()  # guards `_idle_readers` and `_is_closed`
+        self._idle_readers: list[sqlite3.Connection] = []
+        self._is_closed = False
+        with self._translated():
+            if path != MEMORY:
+                _create_file(path)
+            self._writer = _connect(path)
+            try:
+                _prepare(self._writer, path)
+            except BaseException:
+                self._writer.close()
+                raise
+
+    @contextmanager
+    def writing(self, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """A transaction that may write; only one runs at a time. Rolled back if the block raises.
+
+        With `is_durable`, it and all earlier ones survive a power cut once the block has ended.
+        """
+        with self._translated(), self._write_lock:
+            self._check_open()
+            self._writer.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+            with _transaction(self._writer, "BEGIN IMMEDIATE"):
+                yield self._writer
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that sees one state of the database, despite concurrent writes."""
+        if self._path == MEMORY:
+            with self.writing() as connection:
+                yield connection
+            return
+        with self._translated():
+            reader = self._take_reader()
+            try:
+                with _transaction(reader, "BEGIN"):
+                    yield reader
+            finally:
+                self._give_back(reader)
+
+    def close(self) -> None:
+        """Waits for the transaction that writes; readers in use are closed at the end of their transactions."""
+        with self._write_lock, self._readers_lock:
+            if not self._is_closed:
+                self._is_closed = True
+                for reader in self._idle_readers:
+                    reader.close()
+                self._writer.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable(f"metadata database {self._path} is closed")
+
+    def _take_reader(self) -> sqlite3.Connection:
+        with self._readers_lock:
+            self._check_open()
+            if self._idle_readers:
+                return self._idle_readers.pop()
+        return _connect(self._path)
+
+    def _give_back(self, reader: sqlite3.Connection) -> None:
+        with self._readers_lock:
+            if self._is_closed:
+                reader.close()
+            else:
+                self._idle_readers.append(reader)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from error
+        except OSError as error:
+            raise Unavailable(f"metadata database {self._path}: {error.strerror}") from error
+
+
+def _translate(error: sqlite3.Error, path: str) -> DieselfsError:
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the low byte of extended codes
+        case sqlite3.SQLITE_FULL:
+            return StorageFull(f"metadata database {path}: {error}")
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return Damaged(f"metadata database {path} is damaged ({error}); {_REBUILD_ADVICE}")
+        case _:
+            return Unavailable(f"metadata database {path}: {error}")
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # after some errors (a full disk) SQLite has rolled back already
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _create_file(path: str) -> None:
+    """Create the file if there is none, with mode 0600; SQLite gives its log the same mode.
+
+    An existing file is not opened: closing it would release the locks that SQLite holds on it in this process.
+    """
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "is a symbolic link")
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,  # only `_transaction` begins and ends transactions
+        check_same_thread=False,
+        cached_statements=STATEMENTS_CACHED,
+    )
+    for setting in (
+        "synchronous = NORMAL",  # `docs/internals/durability.md` explains why this is enough
+        "temp_store = MEMORY",
+        "trusted_schema = OFF",
+        f"cache_size = -{CACHE_KIB}",
+        f"journal_size_limit = {LOG_BYTES_KEPT}",
+        f"wal_autocheckpoint = {LOG_PAGES}",
+    ):
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    """Create the tables if the database is empty, else check the schema; then create the staging table."""
+    with _transaction(connection, "BEGIN IMMEDIATE"):  # of processes that start together, only one creates
+        if _number(connection, "SELECT count(*) FROM sqlite_schema") == 0:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for statement in TABLES:
+                connection.execute(statement)
+        _check_schema(connection, path)
+    if path != MEMORY and _switch_to_log(connection) != "wal":
+        raise Unavailable(
+            f"metadata database {path}: this file system does not support a write-ahead log; use a local disk"
+        )
+    connection.execute(STAGED)
+
+
+def _switch_to_log(connection: sqlite3.Connection) -> str:
+    """Set the journal mode of the database file to WAL; returns the mode that SQLite has set.
+
+    SQLite needs exclusive access here and does not wait for other processes that are opening the file: retry.
+    """
+    deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            return str(mode)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+            time.sleep(BUSY_PAUSE_S)
+
+
+def _check_schema(connection: sqlite3.Connection, path: str) -> None:
+    if _number(connection, "PRAGMA application_id") != APPLICATION_ID:
+        raise InvalidInput(f"metadata database {path}: the database belongs to another program")
+    version = _number(connection, "PRAGMA user_version")
+    if version > SCHEMA_VERSION:
+        raise InvalidInput(
+            f"metadata database {path}: its schema {version} is newer than {SCHEMA_VERSION}, the newest known here; "
+            "start a newer dieselfs, or rebuild into another file"
+        )
+    if version < SCHEMA_VERSION:
+        raise Damaged(f"metadata database {path}: unknown schema {version}; {_REBUILD_ADVICE}")
+
+
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    (number,) = connection.execute(query).fetchone()
+    return int(number)

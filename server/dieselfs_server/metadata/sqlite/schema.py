@@ -1,0 +1,144 @@
+"""The tables of the SQLite metadata store; `docs/reference/metadata-keys.md` explains how they work together.
+
+Checksums, which are unsigned in the chunk format, are stored as signed numbers with the same 64 bits.
+"""
+
+APPLICATION_ID = 0x44534C4D  # "DSLM"; `file` shows it; distinguishes our databases from others
+SCHEMA_VERSION = 2
+
+TABLES = (
+    """
+    -- One row per dataset. Each transaction that changes entries also updates the totals.
+    CREATE TABLE dataset (
+        number        INTEGER PRIMARY KEY AUTOINCREMENT,  -- identifies the dataset in other tables; never reused
+        dataset_id    BLOB NOT NULL UNIQUE,               -- 16 bytes
+        name          TEXT NOT NULL UNIQUE,
+        generation    INTEGER NOT NULL DEFAULT 0,         -- chunks applied for the first time, ever
+        updated_ns    INTEGER NOT NULL DEFAULT 0,         -- when the generation last rose, since 1970; 0: never
+        files         INTEGER NOT NULL DEFAULT 0,         -- live entries that are files
+        total_bytes   INTEGER NOT NULL DEFAULT 0,         -- their sizes together
+        chunks        INTEGER NOT NULL DEFAULT 0,         -- rows in `chunk`
+        last_version  INTEGER NOT NULL DEFAULT 0          -- largest version reserved or applied
+    ) STRICT
+    """,
+    """
+    -- One row per applied chunk.
+    CREATE TABLE chunk (
+        number            INTEGER PRIMARY KEY AUTOINCREMENT,  -- identifies the chunk in the tables below
+        dataset           INTEGER NOT NULL,
+        chunk_id          BLOB NOT NULL,                      -- 16 bytes
+        updated_ns        INTEGER NOT NULL,                   -- when it was applied, or `deleted` last changed
+        header_length     INTEGER NOT NULL,                   -- bytes
+        payload_length    INTEGER NOT NULL,                   -- bytes
+        payload_checksum  BLOB NOT NULL,                      -- 16 bytes, little-endian
+        entries           INTEGER NOT NULL,
+        deleted_entries   INTEGER NOT NULL DEFAULT 0,         -- bits set in `deleted`
+        deleted           BLOB NOT NULL,                      -- bit i % 8 of byte i / 8: entry i is dead
+        UNIQUE (dataset, chunk_id)
+    ) STRICT
+    """,
+    """
+    -- One row per live path: a folder's entries are one range. The root is folder '' and name ''.
+    CREATE TABLE entry (
+        dataset   INTEGER NOT NULL,
+        folder    BLOB NOT NULL,
+        name      BLOB NOT NULL,
+        version   INTEGER NOT NULL,
+        op        INTEGER NOT NULL,   -- chunk.format.Op, never DELETE
+        mode      INTEGER NOT NULL,
+        mtime_ns  INTEGER NOT NULL,
+        size      INTEGER NOT NULL,   -- bytes; 0 unless it is a file
+        chunk     INTEGER,            -- chunk.number; NULL: a file that spans chunks, see `piece`
+        entry     INTEGER,            -- which entry of that chunk; NULL with `chunk`
+        offset    INTEGER NOT NULL,   -- of a file's bytes in the payload; else 0
+        checksum  INTEGER NOT NULL,   -- of a file's bytes; else 0
+        target    BLOB,               -- of a symbolic link; else NULL
+        PRIMARY KEY (dataset, folder, name)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    -- One row per path whose largest version is a delete. A path is in `entry` or here, never in both.
+    CREATE TABLE tombstone (
+        dataset  INTEGER NOT NULL,
+        folder   BLOB NOT NULL,
+        name     BLOB NOT NULL,
+        version  INTEGER NOT NULL,
+        chunk    INTEGER NOT NULL,
+        entry    INTEGER NOT NULL,
+        PRIMARY KEY (dataset, folder, name)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    -- Extents of files that span chunks, also of incomplete files, if they belong to the path's row in `entry` or are
+    -- newer than its row in `entry` or `tombstone`. Of copies of an extent, the one in the chunk with the largest ID.
+    CREATE TABLE piece (
+        dataset   INTEGER NOT NULL,
+        folder    BLOB NOT NULL,
+        name      BLOB NOT NULL,
+        version   INTEGER NOT NULL,
+        size      INTEGER NOT NULL,   -- of the whole file
+        place     INTEGER NOT NULL,   -- of the extent in the file
+        length    INTEGER NOT NULL,
+        chunk     INTEGER NOT NULL,
+        entry     INTEGER NOT NULL,
+        offset    INTEGER NOT NULL,
+        checksum  INTEGER NOT NULL,
+        mode      INTEGER NOT NULL,
+        mtime_ns  INTEGER NOT NULL,
+        in_use    INTEGER NOT NULL DEFAULT 0,  -- 1: the live file is read from this extent
+        PRIMARY KEY (dataset, folder, name, version, size, place, length)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    -- One row per file that spans chunks: its extents can cover it only when `gathered` has reached `size`.
+    CREATE TABLE assembly (
+        dataset   INTEGER NOT NULL,
+        folder    BLOB NOT NULL,
+        name      BLOB NOT NULL,
+        version   INTEGER NOT NULL,
+        size      INTEGER NOT NULL,
+        gathered  INTEGER NOT NULL,   -- sum of the lengths of its rows in `piece`
+        PRIMARY KEY (dataset, folder, name, version, size)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    -- One row per note: a temporary value, such as a lease.
+    CREATE TABLE note (
+        dataset  INTEGER NOT NULL,
+        name     TEXT NOT NULL,
+        value    BLOB NOT NULL,
+        PRIMARY KEY (dataset, name)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    -- One row per non-empty folder, with or without an entry of its own; none for the root.
+    CREATE TABLE folder (
+        dataset  INTEGER NOT NULL,
+        parent   BLOB NOT NULL,
+        name     BLOB NOT NULL,
+        members  INTEGER NOT NULL,    -- live entries and rows of this table directly in it; never 0
+        PRIMARY KEY (dataset, parent, name)
+    ) STRICT, WITHOUT ROWID
+    """,
+)
+
+DATASET_TABLES = ("entry", "tombstone", "piece", "assembly", "folder", "chunk", "note")
+"""Tables with a column `dataset`."""
+
+STAGED = """
+-- The entries of the chunk that is being applied; belongs to the connection, empty between transactions.
+CREATE TEMPORARY TABLE staged (
+    folder    BLOB NOT NULL,
+    name      BLOB NOT NULL,
+    entry     INTEGER NOT NULL,
+    version   INTEGER NOT NULL,
+    op        INTEGER NOT NULL,
+    mode      INTEGER NOT NULL,
+    mtime_ns  INTEGER NOT NULL,
+    size      INTEGER NOT NULL,
+    offset    INTEGER NOT NULL,
+    checksum  INTEGER NOT NULL,
+    target    BLOB,
+    PRIMARY KEY (folder, name)
+) WITHOUT ROWID
+"""

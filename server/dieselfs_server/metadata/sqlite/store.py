@@ -1,0 +1,313 @@
+"""The metadata store in one SQLite file, for any number of threads and processes on one machine.
+
+Tables: `schema.py`. Threads: `connections.py`. States after a crash: `docs/internals/durability.md`.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
+from dieselfs.chunk.ids import chunk_name, chunk_time_s
+from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
+from dieselfs.names import split_path
+from dieselfs.records import (
+    ChunkRecord,
+    DatasetRecord,
+    EntryTable,
+    Extent,
+    FileRecord,
+    NoteChange,
+    PendingFile,
+)
+from dieselfs_server.metadata.listing import merge_listing
+from dieselfs_server.metadata.sqlite.apply import apply_entries
+from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections
+from dieselfs_server.metadata.sqlite.effects import write_effects
+from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES
+from dieselfs_server.metadata.sqlite.table import read_entry_table
+
+_DATASET_COLUMNS = "dataset_id, name, generation, updated_ns, files, total_bytes, chunks"
+_CHECKSUM_MASK = (1 << 64) - 1
+
+
+class SqliteMetadata:
+    """A `MetadataStore`. `path` is a file on a local disk, created if missing, in an existing folder.
+
+    Raises Unavailable if it cannot be opened, Damaged if it is not a database, InvalidInput if the database belongs to
+    another program or to a newer dieselfs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._connections = Connections(os.fspath(path))
+
+    @classmethod
+    def in_memory(cls) -> "SqliteMetadata":
+        """An empty store that lasts as long as the object."""
+        return cls(MEMORY)
+
+    @contextmanager
+    def _reading(self, dataset_id: bytes) -> Iterator[tuple[sqlite3.Connection, int]]:
+        """A transaction that reads, and the number of the dataset. Raises NotFound."""
+        with self._connections.reading() as connection:
+            yield connection, _dataset_number(connection, dataset_id)
+
+    @contextmanager
+    def _writing(
+        self, dataset_id: bytes, is_durable: bool = False
+    ) -> Iterator[tuple[sqlite3.Connection, int]]:
+        """A transaction that writes, and the number of the dataset. Raises NotFound."""
+        with self._connections.writing(is_durable) as connection:
+            yield connection, _dataset_number(connection, dataset_id)
+
+    def create_dataset(
+        self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
+    ) -> DatasetRecord:
+        with self._connections.writing(is_durable=True) as connection:
+            taken = connection.execute(
+                "SELECT name FROM dataset WHERE name = ? OR dataset_id = ?", (name, dataset_id)
+            ).fetchone()
+            if taken is not None:
+                raise AlreadyExists(f"dataset {taken[0]!r} exists already")
+            connection.execute(
+                "INSERT INTO dataset (name, dataset_id, generation, updated_ns) VALUES (?, ?, ?, ?)",
+                (name, dataset_id, generation, updated_ns),
+            )
+        return DatasetRecord(dataset_id, name, generation, updated_ns, files=0, total_bytes=0, chunks=0)
+
+    def dataset(self, name: str) -> DatasetRecord:
+        query = f"SELECT {_DATASET_COLUMNS} FROM dataset WHERE name = ?"
+        with self._connections.reading() as connection:
+            row = connection.execute(query, (name,)).fetchone()
+        if row is None:
+            raise NotFound(f"there is no dataset {name!r}")
+        return DatasetRecord(*row)
+
+    def datasets(self) -> list[DatasetRecord]:
+        with self._connections.reading() as connection:
+            rows = connection.execute(f"SELECT {_DATASET_COLUMNS} FROM dataset ORDER BY name").fetchall()
+        return [DatasetRecord(*row) for row in rows]
+
+    def drop_dataset(self, dataset_id: bytes) -> None:
+        with self._writing(dataset_id, is_durable=True) as (connection, number):
+            for table in DATASET_TABLES:
+                connection.execute(f"DELETE FROM {table} WHERE dataset = ?", (number,))
+            connection.execute("DELETE FROM dataset WHERE number = ?", (number,))
+
+    def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
+        with self._writing(dataset_id) as (connection, number):
+            first = max(
+                now_ns, _number(connection, "SELECT last_version FROM dataset WHERE number = ?", number) + 1
+            )
+            last = first + count - 1
+            if last > VERSION_MAX:
+                raise InvalidInput(f"cannot reserve {count} versions after {first}: none are left")
+            connection.execute("UPDATE dataset SET last_version = ? WHERE number = ?", (last, number))
+        return first
+
+    def apply(
+        self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
+    ) -> int:
+        # `is_again` makes no difference: the record of a chunk and its entries are in one transaction.
+        with self._writing(dataset_id) as (connection, number):
+            if _chunk_number(connection, number, preamble.chunk_id) is None:
+                chunk = _insert_chunk(connection, number, preamble, len(header), now_ns)
+                effects = apply_entries(connection, number, chunk, preamble.chunk_id, header)
+                write_effects(connection, number, effects, now_ns)
+                connection.execute(
+                    "UPDATE dataset SET generation = generation + 1, chunks = chunks + 1, "
+                    "updated_ns = max(updated_ns + 1, ?), last_version = max(last_version, ?) WHERE number = ?",
+                    (now_ns, int(header.versions.max(initial=0)), number),
+                )
+            return _number(connection, "SELECT generation FROM dataset WHERE number = ?", number)
+
+    def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+        with self._reading(dataset_id) as (connection, number):
+            return _chunk_number(connection, number, chunk_id) is not None
+
+    def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        with self._writing(dataset_id) as (connection, number):
+            chunk = _chunk_number(connection, number, chunk_id)
+            if chunk is None:
+                return
+            alive = _number(connection, "SELECT entries - deleted_entries FROM chunk WHERE number = ?", chunk)
+            if alive:
+                raise InvalidInput(
+                    f"chunk {chunk_name(chunk_id)} cannot be forgotten: {alive} entries are live"
+                )
+            connection.execute("DELETE FROM chunk WHERE number = ?", (chunk,))
+            connection.execute("UPDATE dataset SET chunks = chunks - 1 WHERE number = ?", (number,))
+
+    def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
+        with self._reading(dataset_id) as (connection, number):
+            return [record for _, record in _chunks(connection, number)]
+
+    def newest_chunk_time_s(self, dataset_id: bytes) -> int:
+        with self._reading(dataset_id) as (connection, number):
+            query = "SELECT max(chunk_id) FROM chunk WHERE dataset = ?"
+            (newest,) = connection.execute(query, (number,)).fetchone()
+        return 0 if newest is None else chunk_time_s(newest)
+
+    def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
+        with self._reading(dataset_id) as (connection, number):
+            return [_note(connection, number, name) for name in names]
+
+    def notes_below(self, dataset_id: bytes, folder: str) -> dict[str, bytes]:
+        with self._reading(dataset_id) as (connection, number):
+            rows = connection.execute(
+                "SELECT name, value FROM note WHERE dataset = ? AND name >= ? AND substr(name, 1, ?) = ? "
+                "ORDER BY name",
+                (number, folder, len(folder), folder),
+            )
+            return dict(rows.fetchall())
+
+    def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
+        with self._writing(dataset_id) as (connection, number):
+            if any(_note(connection, number, change.name) != change.expected for change in changes):
+                return False
+            for name, value in ((change.name, change.value) for change in changes):
+                if value is None:
+                    connection.execute("DELETE FROM note WHERE (dataset, name) = (?, ?)", (number, name))
+                else:
+                    connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (number, name, value))
+        return True
+
+    def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
+        with self._reading(dataset_id) as (connection, number):
+            rows = connection.execute(
+                "SELECT version, size, mtime_ns, place, length FROM piece "
+                "WHERE (dataset, folder, name) = (?1, ?2, ?3) AND version > ("
+                "  SELECT max(version) FROM (SELECT 0 AS version "
+                "    UNION ALL SELECT version FROM entry WHERE (dataset, folder, name) = (?1, ?2, ?3) "
+                "    UNION ALL SELECT version FROM tombstone WHERE (dataset, folder, name) = (?1, ?2, ?3))) "
+                "ORDER BY version DESC, size DESC, place",
+                (number, *split_path(path)),
+            ).fetchall()
+        if not rows:
+            return PendingFile()
+        version, size, mtime_ns = rows[0][:3]
+        extents = frozenset((place, length) for v, s, _, place, length in rows if (v, s) == (version, size))
+        return PendingFile(version, size, mtime_ns, extents)
+
+    def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:
+        with self._reading(dataset_id) as (connection, number):
+            key = (number, *split_path(path))
+            row = connection.execute(
+                "SELECT op, mode, mtime_ns, size, version, ifnull(target, x''), offset, checksum, "
+                "(SELECT chunk_id FROM chunk WHERE number = entry.chunk) "
+                "FROM entry WHERE (dataset, folder, name) = (?, ?, ?)",
+                key,
+            ).fetchone()
+            if row is None:
+                return None
+            op, mode, mtime_ns, size, version, target, offset, checksum, chunk_id = row
+            extents: tuple[Extent, ...] = ()
+            if op == Op.FILE and chunk_id is None:
+                extents = _spanning_extents(connection, key)
+            elif op == Op.FILE and size > 0:
+                extents = (Extent(0, chunk_id, offset, size, checksum & _CHECKSUM_MASK),)
+        return FileRecord(path, op, mode, mtime_ns, size, version, target, extents)
+
+    def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
+        prefix = folder + b"/" if folder else b""
+        with self._reading(dataset_id) as (connection, number):
+            key = (number, folder, after, limit)
+            entries = connection.execute(
+                "SELECT name, op, mode, mtime_ns, size, version, ifnull(target, x'') FROM entry "
+                "WHERE dataset = ? AND folder = ? AND name > ? ORDER BY name LIMIT ?",
+                key,
+            ).fetchall()
+            folders = connection.execute(
+                "SELECT name FROM folder WHERE dataset = ? AND parent = ? AND name > ? ORDER BY name LIMIT ?",
+                key,
+            ).fetchall()
+        records = [
+            FileRecord(prefix + name, op, mode, mtime_ns, size, version, target, ())
+            for name, op, mode, mtime_ns, size, version, target in entries
+        ]
+        return merge_listing(records, [prefix + name for (name,) in folders], limit)
+
+    def entry_table(self, dataset_id: bytes) -> EntryTable:
+        with self._reading(dataset_id) as (connection, number):
+            query = f"SELECT {_DATASET_COLUMNS} FROM dataset WHERE number = ?"
+            row = connection.execute(query, (number,)).fetchone()
+            return read_entry_table(connection, number, DatasetRecord(*row), _chunks(connection, number))
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+def _number(connection: sqlite3.Connection, query: str, parameter: int) -> int:
+    (number,) = connection.execute(query, (parameter,)).fetchone()
+    return int(number)
+
+
+def _dataset_number(connection: sqlite3.Connection, dataset_id: bytes) -> int:
+    row = connection.execute("SELECT number FROM dataset WHERE dataset_id = ?", (dataset_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no dataset {dataset_id.hex()}")
+    return int(row[0])
+
+
+def _chunk_number(connection: sqlite3.Connection, dataset: int, chunk_id: bytes) -> int | None:
+    query = "SELECT number FROM chunk WHERE (dataset, chunk_id) = (?, ?)"
+    row = connection.execute(query, (dataset, chunk_id)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _note(connection: sqlite3.Connection, dataset: int, name: str) -> bytes | None:
+    query = "SELECT value FROM note WHERE (dataset, name) = (?, ?)"
+    row = connection.execute(query, (dataset, name)).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def _insert_chunk(
+    connection: sqlite3.Connection, dataset: int, preamble: Preamble, entries: int, now_ns: int
+) -> int:
+    (number,) = connection.execute(
+        "INSERT INTO chunk (dataset, chunk_id, updated_ns, header_length, payload_length, payload_checksum, entries, "
+        "deleted) VALUES (?, ?, ?, ?, ?, ?, ?, zeroblob(?)) RETURNING number",
+        (
+            dataset,
+            preamble.chunk_id,
+            now_ns,
+            preamble.header_length,
+            preamble.payload_length,
+            preamble.payload_checksum.to_bytes(16, "little"),
+            entries,
+            (entries + 7) // 8,
+        ),
+    ).fetchone()
+    return int(number)
+
+
+def _chunks(connection: sqlite3.Connection, dataset: int) -> list[tuple[int, ChunkRecord]]:
+    """All chunks of a dataset with their numbers, ordered by ID."""
+    rows = connection.execute(
+        "SELECT number, chunk_id, updated_ns, header_length, payload_length, payload_checksum, entries, "
+        "deleted_entries, deleted FROM chunk WHERE dataset = ? ORDER BY chunk_id",
+        (dataset,),
+    )
+    return [
+        (
+            number,
+            ChunkRecord(
+                chunk_id, ns, header, payload, int.from_bytes(checksum, "little"), entries, dead, deleted
+            ),
+        )
+        for number, chunk_id, ns, header, payload, checksum, entries, dead, deleted in rows
+    ]
+
+
+def _spanning_extents(connection: sqlite3.Connection, key: tuple[int, bytes, bytes]) -> tuple[Extent, ...]:
+    """The extents of a live file that spans chunks."""
+    rows = connection.execute(
+        "SELECT place, (SELECT chunk_id FROM chunk WHERE number = piece.chunk), offset, length, checksum FROM piece "
+        "WHERE (dataset, folder, name) = (?, ?, ?) AND in_use ORDER BY place",
+        key,
+    )
+    return tuple(
+        Extent(place, chunk_id, offset, length, checksum & _CHECKSUM_MASK)
+        for place, chunk_id, offset, length, checksum in rows
+    )

@@ -1,0 +1,120 @@
+"""Reads all live entries of a dataset from SQLite as columns, for a snapshot, in the caller's transaction.
+
+Each step of SQLite returns a block of thousands of entries, each column joined into one text: three times as fast as a
+row at a time, and the interpreter lock changes hands a hundred times instead of a million.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dieselfs.arrays import Numbers
+from dieselfs.chunk.format import Op
+from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
+from dieselfs_server.metadata.sqlite.apply import parse_numbers
+
+_BLOCK_ENTRIES = 16_384
+_NUMBER_COLUMNS = ("op", "mode", "mtime_ns", "size", "offset", "checksum", "ifnull(chunk, 0)")
+_BLOCK = f"""
+    SELECT CAST(group_concat(folder, char(0)) AS BLOB), CAST(group_concat(name, '/') AS BLOB),
+        {", ".join(f"group_concat({column})" for column in _NUMBER_COLUMNS)}
+    FROM (
+        SELECT * FROM entry WHERE dataset = ? AND (folder, name) > (?, ?) ORDER BY folder, name LIMIT {_BLOCK_ENTRIES}
+    )
+"""  # a folder has no NUL, a name has no slash
+_ROOT = "SELECT op, mode, mtime_ns, size, offset, checksum, 0 FROM entry WHERE (dataset, folder, name) = (?, x'', x'')"
+_EXTENTS = """
+    SELECT group_concat(place), group_concat(length), group_concat(chunk), group_concat(offset), group_concat(checksum)
+    FROM (SELECT * FROM piece WHERE dataset = ? AND in_use ORDER BY folder, name, place)
+"""
+
+
+def read_entry_table(
+    connection: sqlite3.Connection,
+    number: int,
+    dataset: DatasetRecord,
+    chunks: Sequence[tuple[int, ChunkRecord]],
+) -> EntryTable:
+    """The entries of dataset number `number`; `chunks` are its chunks with their numbers, ordered by ID."""
+    folders: list[bytes] = []
+    names: list[bytes] = []
+    blocks = [np.empty((len(_NUMBER_COLUMNS), 0), np.int64)]
+    for block_folders, block_names, numbers in _blocks(connection, number):
+        folders += block_folders
+        names += block_names
+        blocks.append(numbers)
+    ops, modes, mtimes_ns, sizes, offsets, checksums, chunk_numbers = np.concatenate(blocks, axis=1)
+    is_file = ops == Op.FILE
+    index_of = _ChunkIndex([chunk for chunk, _ in chunks])
+    return EntryTable(
+        dataset,
+        [record for _, record in chunks],
+        folders,
+        names,
+        ops.astype(np.uint8),
+        modes.astype(np.uint32),
+        mtimes_ns,
+        sizes.astype(np.uint64),
+        np.where(is_file, index_of(chunk_numbers), -1),
+        offsets.astype(np.uint32),
+        checksums.view(np.uint64),
+        _targets(connection, number, np.flatnonzero(ops == Op.SYMLINK)),
+        _extents(connection, number, np.flatnonzero(is_file & (chunk_numbers == 0)), index_of),
+    )
+
+
+class _ChunkIndex:
+    """Turns chunk numbers, shape (n,), into indexes of the chunk table; -1 for 0."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        known = np.array([0, *numbers], np.int64)
+        self._order = np.argsort(known)
+        self._sorted = known[self._order]
+
+    def __call__(self, numbers: Numbers) -> Numbers:
+        return self._order[np.searchsorted(self._sorted, numbers)].astype(np.int64) - 1
+
+
+def _blocks(
+    connection: sqlite3.Connection, number: int
+) -> Iterator[tuple[list[bytes], list[bytes], Numbers]]:
+    root = connection.execute(_ROOT, (number,)).fetchone()
+    if root is not None:  # read separately, because blocks begin after the empty name
+        yield [b""], [b""], np.array([root], np.int64).T
+    folder, name = b"", b""
+    shared: dict[bytes, bytes] = {}  # one object for each folder, not one for each entry
+    while True:
+        joined_folders, joined_names, *numbers = connection.execute(_BLOCK, (number, folder, name)).fetchone()
+        if joined_names is None:
+            return
+        folders = [shared.setdefault(folder, folder) for folder in joined_folders.split(b"\0")]
+        names = joined_names.split(b"/")
+        yield folders, names, np.array([parse_numbers(column) for column in numbers])
+        folder, name = folders[-1], names[-1]
+
+
+def _targets(connection: sqlite3.Connection, number: int, rows: Numbers) -> dict[int, bytes]:
+    if not len(rows):
+        return {}
+    targets = connection.execute(
+        f"SELECT target FROM entry WHERE dataset = ? AND op = {int(Op.SYMLINK)} ORDER BY folder, name",
+        (number,),
+    )
+    return {row: target for row, (target,) in zip(rows.tolist(), targets, strict=True)}
+
+
+def _extents(
+    connection: sqlite3.Connection, number: int, rows: Numbers, index_of: _ChunkIndex
+) -> ExtentColumns:
+    columns = connection.execute(_EXTENTS, (number,)).fetchone()
+    places, lengths, chunks, offsets, checksums = map(parse_numbers, columns)
+    file_of_extent = np.cumsum(places == 0) - 1  # the first extent of each file is at 0
+    return ExtentColumns(
+        rows[file_of_extent],
+        places.astype(np.uint64),
+        index_of(chunks),
+        offsets.astype(np.uint32),
+        lengths.astype(np.uint32),
+        checksums.view(np.uint64),
+    )

@@ -1,0 +1,108 @@
+"""Reads chunks for clients: merges requests into few large reads of the object store (DIESEL, section 4).
+
+`ranges.py` decides the reads; in `read_queue.py`, concurrent requests for one chunk, also of several clients, share
+them. This module has the preambles of chunks, and the limit of concurrent reads.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import trio
+
+from dieselfs.arrays import Ranges
+from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, decode_preamble
+from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
+from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
+from dieselfs.metrics import Registry
+from dieselfs_server.reading.open_payload import OpenPayload, open_payload
+from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
+from dieselfs_server.store.interface import ObjectStore
+
+STORE_READS_MAX = 32
+"""Limit of chunks that are being read, over all clients. It exceeds the store's limit of large reads, so that small
+ones can overtake them."""
+
+PREAMBLES_KEPT = 65_536
+"""Limit of cached preambles; with its preamble, a chunk's payload needs one read."""
+
+
+class RequestExecutor:
+    """Reads ranges of chunks. If a read is cancelled, its worker thread still finishes, and nothing else is left."""
+
+    def __init__(self, store: ObjectStore, metrics: Registry | None = None) -> None:
+        self._store = store
+        self._tokens = trio.CapacityLimiter(STORE_READS_MAX)
+        self._threads = trio.CapacityLimiter(math.inf)  # the tokens bound them
+        self._metrics = ReadMetrics(metrics or Registry())
+        # Queues in use; changed only between checkpoints.
+        self._queues: dict[tuple[bytes, bytes], ReadQueue] = {}
+        self._preambles: dict[tuple[bytes, bytes], Preamble] = {}  # changed only between checkpoints
+
+    async def payload(self, dataset_id: bytes, chunk_id: bytes) -> memoryview:
+        """The payload of a chunk. Raises NotFound, Damaged, Unavailable."""
+        preamble = await self._preamble(dataset_id, chunk_id)
+        whole = np.array([[preamble.payload_start, preamble.payload_length]], np.int64)
+        return (await self._read(dataset_id, chunk_id, whole) or [memoryview(b"")])[0]
+
+    async def open_payload(self, dataset_id: bytes, chunk_id: bytes) -> OpenPayload | None:
+        """The payload of a chunk as an open file, or None if this store has no files. Raises as `payload`.
+
+        If cancelled, nothing is left open.
+        """
+        _check_chunk_id(chunk_id)
+        async with self._tokens:
+            return await trio.to_thread.run_sync(
+                open_payload, self._store, dataset_id, chunk_id, limiter=self._threads
+            )
+
+    async def ranges(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
+        """Ranges of a payload, in their order. Raises InvalidInput if one is outside of it, and as `payload`."""
+        preamble = await self._preamble(dataset_id, chunk_id)
+        if len(ranges) and int(ranges.sum(axis=1).max()) > preamble.payload_length:
+            raise InvalidInput(f"a range ends behind the payload of {preamble.payload_length} bytes")
+        if int(ranges[:, 1].sum(dtype=np.int64)) > CHUNK_OBJECT_BYTES_MAX:
+            raise InvalidInput(f"the ranges together exceed {CHUNK_OBJECT_BYTES_MAX} bytes")
+        return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]))
+
+    async def _preamble(self, dataset_id: bytes, chunk_id: bytes) -> Preamble:
+        _check_chunk_id(chunk_id)
+        key = (dataset_id, chunk_id)
+        if key not in self._preambles:
+            (head,) = await self._read(dataset_id, chunk_id, np.array([[0, PREAMBLE_BYTES]], np.int64))
+            if len(self._preambles) >= PREAMBLES_KEPT:
+                self._preambles.clear()
+            self._preambles[key] = decode_preamble(head, f"chunk {chunk_name(chunk_id)}", chunk_id)
+        return self._preambles[key]
+
+    async def _read(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
+        try:
+            with self._queue(dataset_id, chunk_id) as queue:
+                return await queue.read(ranges)
+        except (Damaged, NotFound):
+            self._preambles.pop((dataset_id, chunk_id), None)
+            raise
+
+    @contextmanager
+    def _queue(self, dataset_id: bytes, chunk_id: bytes) -> Iterator[ReadQueue]:
+        """The queue of a chunk, which exists while it is in use."""
+        key = (dataset_id, chunk_id)
+        if key not in self._queues:
+            read = partial(self._store.get_range, dataset_id, chunk_id)
+            self._queues[key] = ReadQueue(read, self._tokens, self._threads, self._metrics)
+        queue = self._queues[key]
+        queue.users += 1
+        try:
+            yield queue
+        finally:
+            queue.users -= 1
+            if not queue.users:
+                del self._queues[key]
+
+
+def _check_chunk_id(chunk_id: bytes) -> None:
+    if len(chunk_id) != CHUNK_ID_BYTES:
+        raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")

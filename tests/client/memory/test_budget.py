@@ -1,0 +1,126 @@
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES
+from dieselfs_client.memory.budget import (
+    PROGRAM_BYTES,
+    SPAN_BYTES,
+    WINDOW_BYTES,
+    Allotment,
+    allot,
+    cgroup_limits,
+    granted,
+    node_cache_bytes_for,
+    node_cache_evictable_bytes,
+    room_bytes,
+    span_bytes,
+)
+
+CHUNK = 4 * MIB
+
+
+def test_a_dataset_that_fits_is_kept_whole_and_needs_no_window() -> None:
+    allotment = allot(1 * GIB, 10 * MIB, 1000, 500 * MIB, CHUNK)
+    assert (allotment.pinned, allotment.window) == (500 * MIB, 0)
+
+
+def test_one_that_does_not_fit_streams_through_two_groups_and_the_rest_is_kept() -> None:
+    allotment = allot(4 * GIB, 100 * MIB, 1_000_000, 100 * GIB, CHUNK)
+    assert allotment.window == WINDOW_BYTES
+    assert allotment.pinned > 2 * GIB
+    assert allotment.total == 4 * GIB
+
+
+@pytest.mark.parametrize("memory_mib", [64, 100, 500, 1024, 16384])
+@pytest.mark.parametrize("dataset_mib", [0, 1, 60, 1000, 1 << 20])
+def test_the_parts_never_take_more_than_the_whole(memory_mib: int, dataset_mib: int) -> None:
+    allotment = allot(memory_mib * MIB, 5 * MIB, 100_000, dataset_mib * MIB, CHUNK)
+    assert allotment.total <= memory_mib * MIB
+    assert allotment.evictable >= 2 * CHUNK
+    assert 0 <= allotment.pinned <= dataset_mib * MIB
+
+
+def test_the_tables_of_more_files_leave_less_to_keep() -> None:
+    few, many = (allot(1 * GIB, 5 * MIB, nodes, 100 * GIB, CHUNK) for nodes in (100_000, 1_000_000))
+    assert many.tables - few.tables == few.pinned + few.window - many.pinned - many.window > 0
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8, 64, 1024])
+def test_what_a_node_owns_of_two_spans_passes_through_its_shelf(nodes: int) -> None:
+    evictable = node_cache_evictable_bytes(64 * GIB, nodes)
+    two_spans = max(WINDOW_BYTES / nodes, 2 * SPAN_BYTES)
+    assert evictable > 1.2 * two_spans, "on the average, with room for what chance adds"
+    assert evictable < WINDOW_BYTES
+    assert 2 * CHUNK < node_cache_evictable_bytes(100 * MIB, nodes) < 100 * MIB, "a small one keeps some"
+
+
+@pytest.mark.parametrize("plans", [1, 3])
+@pytest.mark.parametrize("shelf_mib", [0, 100, 300, 16384])
+@pytest.mark.parametrize("window_mib", [0, 50, 800])
+def test_four_spans_of_each_plan_fit_into_the_window_and_pass_through_the_shelf(
+    window_mib: int, shelf_mib: int, plans: int
+) -> None:
+    allotment = Allotment(0, 0, 0, window_mib * MIB, 0, shelf_mib * MIB)
+    together = span_bytes(allotment, plans)
+    assert 4 * together * plans <= allotment.window
+    assert 3 * together <= node_cache_evictable_bytes(allotment.node_cache, 1024)
+    assert together == SPAN_BYTES or shelf_mib < 1024 or window_mib < 800
+
+
+@pytest.mark.parametrize("owned_bytes", [10 * MIB, 700 * MIB, 90 * GIB])
+@pytest.mark.parametrize("nodes", [1, 3, 64])
+def test_a_shelf_for_so_much_keeps_it_and_takes_no_more_than_it_must(owned_bytes: int, nodes: int) -> None:
+    node_cache = node_cache_bytes_for(owned_bytes, nodes)
+    assert 0 <= node_cache - node_cache_evictable_bytes(node_cache, nodes) - owned_bytes <= 2
+
+
+def test_what_cannot_hold_two_chunks_is_refused_with_what_would_do() -> None:
+    with pytest.raises(InvalidInput, match="give at least --memory 18MiB"):
+        allot(16 * MIB, 10 * MIB, 0, 500 * MIB, CHUNK)
+    allot(18 * MIB, 10 * MIB, 0, 500 * MIB, CHUNK)
+
+
+def test_what_the_user_asks_for_is_granted_if_it_fits() -> None:
+    assert granted(2 * GIB, None) == 2 * GIB
+    assert granted(2 * GIB, 2 * GIB + PROGRAM_BYTES, "the cgroup /job") == 2 * GIB
+    with pytest.raises(
+        InvalidInput, match=r"the cgroup /job allows \(1024 MiB\); give at most --memory 864MiB"
+    ):
+        granted(2 * GIB, 1 * GIB, "the cgroup /job")
+
+
+def test_what_the_user_does_not_ask_for_shrinks_to_fit() -> None:
+    assert granted(0, None) == MOUNT_MEMORY_BYTES
+    assert granted(0, 64 * GIB) == MOUNT_MEMORY_BYTES
+    assert granted(0, 512 * MIB) == 512 * MIB - PROGRAM_BYTES
+    assert granted(0, 1) == 0
+
+
+def test_the_limits_of_this_process() -> None:
+    room, why = room_bytes()
+    assert room is not None and room > 100 * MIB
+    assert why
+
+
+@pytest.mark.parametrize(
+    ("line", "top", "name"),
+    [("0::/jobs/7", "", "memory.max"), ("5:cpu,memory:/jobs/7", "memory", "memory.limit_in_bytes")],
+)
+def test_the_limits_of_control_groups_of_both_versions(
+    tmp_path: Path, line: str, top: str, name: str
+) -> None:
+    membership = tmp_path / "cgroup"
+    membership.write_text(f"9:pids:/\n{line}\n")
+    root = tmp_path / "fs"
+    folder = root / top / "jobs/7"
+    folder.mkdir(parents=True)
+    (folder / name).write_text(f"{700 * KIB}\n")
+    (folder.parent / name).write_text(f"{1 << 62}\n" if top else "max\n")
+    (root / top / name).write_text("9000000\n")
+    assert list(cgroup_limits(membership, root)) == [(700 * KIB, "jobs/7"), (9_000_000, "/")]
+
+
+def test_without_control_groups(tmp_path: Path) -> None:
+    assert list(cgroup_limits(tmp_path / "none", tmp_path)) == []

@@ -1,0 +1,75 @@
+"""What a process may have of descriptors and mappings bounds what its shelf holds."""
+
+import logging
+import resource
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings import CacheOptions
+from dieselfs.sources.server import ServerSource
+from dieselfs_client.daemon import serve_cache
+from dieselfs_client.memory import fd_limits
+from dieselfs_client.memory.fd_limits import (
+    DESCRIPTORS_SPARE_MAX,
+    MAPPINGS_SPARE_MAX,
+    allow_descriptors,
+    segments_most,
+    usable_bytes,
+)
+from tests.support.dataset import TreeEntry, pack_entries
+
+CHUNK_BYTES = 4000
+
+
+def test_a_daemon_may_have_as_many_descriptors_as_the_system_allows() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] - 1, limits[1]))
+        assert 0 < allow_descriptors() < limits[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "mappings", "segments"),
+    [
+        (4096, 65_530, 3072),
+        (1 << 20, 65_530, 65_530 - MAPPINGS_SPARE_MAX),
+        (resource.RLIM_INFINITY, 65_530, 65_530 - MAPPINGS_SPARE_MAX),
+        (1 << 20, 1 << 22, (1 << 20) - DESCRIPTORS_SPARE_MAX),
+    ],
+)
+def test_the_lesser_limit_counts_and_leaves_some_for_other_uses(
+    descriptors: int, mappings: int, segments: int
+) -> None:
+    assert segments_most(descriptors, mappings) == segments
+
+
+def test_a_shelf_uses_no_more_memory_than_it_may_hold_chunks_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = [TreeEntry(b"%d" % n, 0o100644, 0, bytes(CHUNK_BYTES)) for n in range(8)]
+    snapshot = pack_entries(entries, chunk_bytes=CHUNK_BYTES).snapshot
+    monkeypatch.setattr(fd_limits, "allow_descriptors", lambda: 5)
+    with caplog.at_level(logging.WARNING, fd_limits.__name__):
+        assert usable_bytes(5 * CHUNK_BYTES, snapshot) == 5 * CHUNK_BYTES
+        assert not caplog.records
+        assert usable_bytes(1 << 40, snapshot) == 5 * CHUNK_BYTES
+    assert len(caplog.records) == 1
+    assert usable_bytes(1 << 40, pack_entries([]).snapshot) == 1 << 40
+
+
+async def test_a_cache_daemon_that_may_hold_fewer_chunks_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    snapshot = pack_entries([TreeEntry(b"a", 0o100644, 0, bytes(CHUNK_BYTES))]).snapshot
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(fd_limits, "allow_descriptors", lambda: 5)
+    with caplog.at_level(logging.WARNING, fd_limits.__name__):
+        source = ServerSource(cast(ServerClient, None), snapshot)
+        await serve_cache(snapshot, source, CacheOptions(), on_ready=lambda: False)
+    assert "lets this process hold 5 of them" in caplog.text

@@ -1,0 +1,184 @@
+import threading
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+
+from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.snapshot.reader import ExtentRef
+from dieselfs_client.memory.budget import Allotment
+from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.mount.core import ROOT_INODE, MountCore
+from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.prefetch.extent_table import Extents
+from dieselfs_client.prefetch.prefetcher import Prefetcher
+from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+
+FILE_BYTES = 100_000
+CHUNK_FILES = 10
+FILES = 60
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [TreeEntry(b"%02d" % n, 0o100644, 0, bytes([n]) * FILE_BYTES) for n in range(FILES)]
+    return pack_entries(entries, chunk_bytes=CHUNK_FILES * FILE_BYTES)
+
+
+class NoPages:
+    """A page cache that keeps nothing."""
+
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
+        return 0
+
+    def drop(self, nodes: npt.NDArray[np.integer]) -> None:
+        pass
+
+
+Scenario = Callable[[ReadPath, MemoryChunkSource], Awaitable[None]]
+
+
+def run(
+    packed: PackedDataset,
+    scenario: Scenario,
+    kept_chunks: int = 0,
+    timeout_s: float = 10,
+    kind: type[MemoryChunkSource] = MemoryChunkSource,
+) -> MemoryChunkSource:
+    source = kind(packed.snapshot, packed.source().payloads)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            chunk_cache = ChunkCache(packed.snapshot, source, 3 * CHUNK_FILES * FILE_BYTES, nursery)
+            page_bytes = kept_chunks * CHUNK_FILES * 102_400
+            allotment = Allotment(0, 0, 0, 0, page_bytes)
+            prefetcher = Prefetcher(packed.snapshot, chunk_cache, source, NoPages(), allotment, nursery)
+            reads = ReadPath(MountCore(packed.snapshot), chunk_cache, prefetcher, timeout_s)
+            with trio.fail_after(20):
+                await scenario(reads, source)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    return source
+
+
+def inode(packed: PackedDataset, number: int) -> int:
+    return packed.snapshot.require(b"%02d" % number) + 1
+
+
+def test_what_is_not_there_is_fetched_and_then_at_hand(packed: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        assert reads.at_once(inode(packed, 3), 0, 10) is None
+        assert b"".join(await reads.fetch(inode(packed, 3), 0, 10)) == bytes([3]) * 10
+        assert b"".join(reads.at_once(inode(packed, 3), 99_990, 100) or []) == bytes([3]) * 10
+        assert b"".join(reads.at_once(inode(packed, 4), 0, 5) or []) == bytes([4]) * 5, (
+            "its neighbour came along"
+        )
+        assert (
+            reads.metrics.as_dict()["reads"]["at_once"],
+            reads.metrics.as_dict()["reads"]["waited_s"]["count"],
+            reads.metrics.as_dict()["reads"]["failed"],
+        ) == (2, 1, 0)
+        assert reads.metrics.as_dict()["reads"]["waited_s"]["sum"] > 0
+
+    assert run(packed, scenario, kept_chunks=1).fetched_chunks == [0]
+
+
+def test_files_at_random_do_not_bring_whole_chunks_where_nothing_can_be_kept(packed: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for number in (5, 15, 25, 35):
+            assert b"".join(await reads.fetch(inode(packed, number), 0, 10)) == bytes([number]) * 10
+
+    source = run(packed, scenario)
+    assert not source.fetched_chunks
+    assert len(source.fetched_extents) == 4
+
+
+def test_much_of_a_chunk_brings_all_of_it(packed: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for number in range(CHUNK_FILES):
+            if reads.at_once(inode(packed, number), 0, 10) is None:
+                await reads.fetch(inode(packed, number), 0, 10)
+
+    source = run(packed, scenario)
+    assert source.fetched_chunks == [0]
+    assert len(source.fetched_extents) <= 2
+
+
+def test_what_is_kept_is_fetched_whole_at_the_first_touch(packed: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for number in range(FILES):
+            if reads.at_once(inode(packed, number), 0, 10) is None:
+                await reads.fetch(inode(packed, number), 0, 10)
+
+    assert run(packed, scenario, kept_chunks=6).fetched_chunks == [0, 1, 2, 3, 4, 5]
+
+
+class StuckSource(MemoryChunkSource):
+    """Brings no extent before the gate is open."""
+
+    gate = threading.Event()
+
+    def fetch_extent(self, extent: ExtentRef) -> bytes:
+        self.gate.wait(20)
+        return super().fetch_extent(extent)
+
+
+def test_what_does_not_come_in_time_is_an_error_that_says_so(packed: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        with pytest.raises(Unavailable, match=r"did not arrive within 0\.05 s"):
+            await reads.fetch(inode(packed, 5), 0, 10)
+        assert reads.metrics.as_dict()["reads"]["failed"] == 1
+        StuckSource.gate.set()
+
+    run(packed, scenario, timeout_s=0.05, kind=StuckSource)
+
+
+def test_damage_touches_only_the_file_that_it_lies_in(packed: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        source.payloads[0][5 * FILE_BYTES] ^= 1
+        for number in range(CHUNK_FILES):
+            if number == 5:
+                with pytest.raises(Damaged):
+                    await reads.fetch(inode(packed, number), 0, 10)
+            else:
+                assert b"".join(await reads.fetch(inode(packed, number), 0, 10)) == bytes([number]) * 10
+
+    run(packed, scenario, kept_chunks=1)
+
+
+class ShortSource(MemoryChunkSource):
+    """Breaks its promise: chunks without their last byte."""
+
+    def fetch_chunk(self, chunk: int) -> bytes:
+        return super().fetch_chunk(chunk)[:-1]
+
+
+def test_a_chunk_that_is_too_short_gives_no_short_read(packed: PackedDataset) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            source = ShortSource(packed.snapshot, packed.source().payloads)
+            chunk_cache = ChunkCache(packed.snapshot, source, 1 << 24, nursery)
+            reads = ReadPath(MountCore(packed.snapshot), chunk_cache)
+            last = CHUNK_FILES - 1
+            assert b"".join(await reads.fetch(inode(packed, 0), 0, 10)) == bytes(10)
+            for _ in range(2):
+                with pytest.raises(Damaged, match="too short"):
+                    await reads.fetch(inode(packed, last), 0, FILE_BYTES)
+            with pytest.raises(Damaged, match="too short"):
+                reads.at_once(inode(packed, last), 0, FILE_BYTES)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_what_is_no_file_is_refused(packed: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        with pytest.raises(NotFound):
+            reads.at_once(10_000, 0, 10)
+        with pytest.raises(InvalidInput):
+            reads.at_once(ROOT_INODE, 0, 10)
+
+    run(packed, scenario)

@@ -1,0 +1,500 @@
+"""The stock over a page cache that is a dictionary; over the kernel's it is tried in tests/client/mount."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+import trio.testing
+
+from dieselfs.cluster.warmth import Warmth
+from dieselfs.errors import MountError
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.memory.budget import Allotment
+from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.memory.warming import missing
+from dieselfs_client.prefetch.extent_table import Extents
+from dieselfs_client.prefetch.prefetcher import FINISHED_S, PLAN_QUIET_S, PLANS_MAX, Prefetcher
+from dieselfs_client.prefetch.pushed_chunks import PUSHED_AGAIN_S
+from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+
+FILES = 4000
+FILES_PER_CHUNK = 20
+CHUNKS = FILES // FILES_PER_CHUNK
+GROUP_CHUNKS = 25
+GROUP_FILES = FILES_PER_CHUNK * GROUP_CHUNKS
+PAGE = 4096
+CHUNK_BYTES = FILES_PER_CHUNK * PAGE
+IDLE_S = 0.1
+"""Nothing happens for so long when all are asleep."""
+
+
+def content(node_name: bytes) -> bytes:
+    return node_name * (PAGE // len(node_name))
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    names = [b"%04d" % n for n in range(FILES)]
+    return pack_entries(
+        [TreeEntry(name, 0o100644, 0, content(name)) for name in names], chunk_bytes=CHUNK_BYTES
+    )
+
+
+@pytest.fixture(autouse=True)
+def threads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done in threads is done at once, so that every run is the same, however busy the machine is."""
+
+    async def run_sync(
+        function: Callable[..., Any],
+        *arguments: object,
+        limiter: trio.CapacityLimiter | None = None,
+        **_: object,
+    ) -> Any:
+        async with limiter or trio.CapacityLimiter(1):
+            await trio.lowlevel.checkpoint()
+            return function(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+
+
+@dataclass
+class DictPages:
+    """Checks that only true bytes are stored, and nothing twice."""
+
+    snapshot: Snapshot
+    files: set[int] = field(default_factory=set)
+    most: int = 0
+    is_gone: bool = False
+
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
+        if self.is_gone:
+            raise MountError("gone")
+        for node, start, length in zip(
+            extents.nodes.tolist(), starts.tolist(), extents.lengths.tolist(), strict=True
+        ):
+            assert payload[start : start + length] == content(self.snapshot.name(node))
+            assert node not in self.files
+            self.files.add(node)
+        self.most = max(self.most, len(self.files))
+        return int(extents.lengths.sum())
+
+    def drop(self, nodes: npt.NDArray[np.integer]) -> None:
+        self.files -= set(nodes.tolist())
+
+
+@dataclass
+class Rig:
+    prefetcher: Prefetcher
+    chunk_cache: ChunkCache
+    pages: DictPages
+    source: MemoryChunkSource
+    snapshot: Snapshot
+
+    def plan(self, epoch: int = 0, seed: int = 1) -> Plan:
+        return Plan(self.snapshot, PlanSpec(seed, epoch, GROUP_CHUNKS))
+
+    async def resolve(self) -> None:
+        """Until all that can be done is done."""
+        await trio.testing.wait_all_tasks_blocked()
+        while self.prefetcher.is_busy:
+            await trio.testing.wait_all_tasks_blocked(0.001)
+
+    async def warm(self) -> None:
+        """All that can be kept."""
+        lane = trio.CapacityLimiter(1)
+        for chunk in missing(range(self.snapshot.chunk_count), self.prefetcher):
+            await self.prefetcher.bring(chunk, lane)
+
+    async def read(self, share: Share, first: int, end: int) -> int:
+        """Read a share's first-th up to but not end-th files as a program does; returns how many were not at hand."""
+        missed = 0
+        for node in share.nodes(first, end).tolist():
+            if node not in self.pages.files:
+                self.prefetcher.noticed(node)
+                missed += self.prefetcher.held(node) is None
+                await trio.lowlevel.checkpoint()
+        await self.resolve()
+        return missed
+
+
+def run(
+    packed: PackedDataset,
+    scenario: Callable[[Rig], Awaitable[None]],
+    window: int = 0,
+    pinned: int = FILES * PAGE,
+) -> Rig:
+    """Play a scenario; clocks stand still but when all are asleep."""
+    rigs: list[Rig] = []
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            source = packed.source()
+            chunk_cache = ChunkCache(packed.snapshot, source, 8 * CHUNK_BYTES, nursery)
+            pages = DictPages(packed.snapshot)
+            allotment = Allotment(0, 0, 8 * CHUNK_BYTES, window, pinned)
+            prefetcher = Prefetcher(packed.snapshot, chunk_cache, source, pages, allotment, nursery)
+            rigs.append(Rig(prefetcher, chunk_cache, pages, source, packed.snapshot))
+            nursery.start_soon(let_sleep, prefetcher, clock)
+            with trio.fail_after(3600):
+                await scenario(rigs[0])
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+    return rigs[0]
+
+
+async def let_sleep(prefetcher: Prefetcher, clock: trio.testing.MockClock) -> None:
+    """As a clock that jumps by itself, but never while a thread works: it may be slow."""
+    while True:
+        await trio.testing.wait_all_tasks_blocked(IDLE_S)
+        if not prefetcher.is_busy:
+            clock.jump(trio.lowlevel.current_statistics().seconds_to_next_deadline)
+
+
+def test_a_plan_is_stored_before_it_is_read(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        share = rig.plan().share()
+        rig.prefetcher.declare(share)
+        await rig.prefetcher.ahead_of(share)
+        first = set(share.nodes(0, GROUP_FILES).tolist())
+        assert all(node in rig.pages.files or rig.prefetcher.held(node) is not None for node in first)
+        for position in range(0, FILES, 100):
+            assert await rig.read(share, position, position + 100) == 0
+
+    rig = run(packed, scenario)
+    assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
+    assert not rig.source.fetched_extents
+
+
+def test_readers_that_begin_together_all_wait_for_their_files(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        shares = [rig.plan().share(rank=rank, world=4) for rank in range(4)]
+        told: list[Share] = []
+
+        async def begin(share: Share) -> None:
+            rig.prefetcher.declare(share)
+            await rig.prefetcher.ahead_of(share)
+            told.append(share)
+
+        async with trio.open_nursery() as nursery:
+            for share in shares:
+                nursery.start_soon(begin, share)
+            await rig.resolve()
+            assert len(told) == len(shares)
+
+    run(packed, scenario)
+
+
+def test_what_is_kept_is_not_fetched_again_in_later_epochs(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        for epoch in range(3):
+            share = rig.plan(epoch).share()
+            rig.prefetcher.declare(share)
+            await rig.prefetcher.ahead_of(share)
+            for position in range(0, FILES, 100):
+                assert await rig.read(share, position, position + 100) == 0
+
+    rig = run(packed, scenario)
+    assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS))
+    assert rig.prefetcher.budget.pinned_bytes == FILES * PAGE
+    assert rig.prefetcher.metrics.numbers()["prefetch.planned_hit_bytes"] == 2 * FILES * PAGE
+
+
+@pytest.mark.parametrize("groups", [2, 3, 5])
+def test_what_does_not_fit_streams_through_the_window(packed: PackedDataset, groups: int) -> None:
+    async def scenario(rig: Rig) -> None:
+        for epoch in range(2):
+            share = rig.plan(epoch).share()
+            rig.prefetcher.declare(share)
+            await rig.prefetcher.ahead_of(share)
+            for position in range(0, FILES, 100):
+                assert await rig.read(share, position, position + 100) == 0
+            await trio.sleep(FINISHED_S + 1)
+            assert rig.prefetcher.budget.window_bytes == 0
+            assert not rig.pages.files and not rig.prefetcher.tripwires.held_bytes
+
+    rig = run(packed, scenario, window=groups * GROUP_FILES * PAGE, pinned=0)
+    assert rig.pages.most <= groups * GROUP_FILES
+    assert sorted(rig.source.fetched_chunks) == sorted([*range(CHUNKS)] * 2), "each chunk once in an epoch"
+
+
+def test_a_window_smaller_than_two_groups_still_serves(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        share = rig.plan().share()
+        rig.prefetcher.declare(share)
+        await rig.prefetcher.ahead_of(share)
+        for position in range(0, FILES, 20):
+            assert await rig.read(share, position, position + 20) == 0
+
+    rig = run(packed, scenario, window=GROUP_FILES * PAGE, pinned=0)
+    assert rig.pages.most <= GROUP_FILES
+    assert len(rig.source.fetched_extents) > FILES // 2, "extents of chunks, where whole ones do not fit"
+
+
+def test_part_is_kept_and_the_rest_streams(packed: PackedDataset) -> None:
+    pinned = FILES * PAGE // 4
+
+    async def scenario(rig: Rig) -> None:
+        for epoch in range(3):
+            share = rig.plan(epoch).share()
+            rig.prefetcher.declare(share)
+            await rig.prefetcher.ahead_of(share)
+            for position in range(0, FILES, 100):
+                assert await rig.read(share, position, position + 100) == 0
+            await trio.sleep(FINISHED_S + 1)
+
+    rig = run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=pinned)
+    assert rig.prefetcher.budget.pinned_bytes == pinned
+    assert rig.pages.most <= FILES // 4 + 2 * GROUP_FILES
+    assert len(rig.source.fetched_chunks) == CHUNKS + 2 * CHUNKS * 3 // 4, "the hit rate is the best possible"
+    assert rig.prefetcher.metrics.numbers()["prefetch.planned_hit_bytes"] == 2 * pinned
+
+
+def test_two_plans_share_the_window(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        shares = [rig.plan(seed=seed).share() for seed in (1, 2)]
+        for share in shares:
+            rig.prefetcher.declare(share)
+        for share in shares:
+            await rig.prefetcher.ahead_of(share)
+        missed = 0
+        for position in range(0, FILES, 50):
+            for share in shares:
+                missed += await rig.read(share, position, position + 50)
+        assert missed < FILES / 50
+
+    rig = run(packed, scenario, window=4 * GROUP_FILES * PAGE, pinned=0)
+    assert rig.pages.most <= 4 * GROUP_FILES
+
+
+def test_without_a_plan_what_a_reader_waits_for_is_kept_and_pushed(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        assert rig.prefetcher.keeps(7)
+        rig.prefetcher.landed(7, await rig.chunk_cache.fetch(7))
+        assert rig.prefetcher.keeps(8), "the next one, too"
+        assert not rig.prefetcher.keeps(7), "it was just pushed"
+        await rig.resolve()
+        of_chunk = set(rig.prefetcher.table.of_chunk(7).nodes.tolist())
+        assert all(node in rig.pages.files or rig.prefetcher.held(node) is not None for node in of_chunk)
+        rig.pages.files.clear()  # the kernel takes its pages back
+        await trio.sleep(PUSHED_AGAIN_S)
+        assert rig.prefetcher.keeps(7)
+        rig.prefetcher.landed(7, await rig.chunk_cache.fetch(7))
+        await rig.resolve()
+        assert len(rig.pages.files) >= FILES_PER_CHUNK - 1
+        assert rig.prefetcher.metrics.numbers()["prefetch.pushed_again_chunks"] == 1
+
+    run(packed, scenario)
+
+
+def test_nothing_more_is_kept_than_fits(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        assert [chunk for chunk in range(CHUNKS) if rig.prefetcher.keeps(chunk)] == [0, 1, 2]
+
+    run(packed, scenario, pinned=3 * CHUNK_BYTES + 1)
+
+
+def test_warming_keeps_as_much_as_fits(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        assert rig.prefetcher.warmth() == Warmth(0, CHUNKS * CHUNK_BYTES // 2)
+        await rig.warm()
+        assert rig.prefetcher.warmth().share == 1.0
+
+    rig = run(packed, scenario, pinned=CHUNKS * CHUNK_BYTES // 2)
+    assert rig.source.fetched_chunks == list(range(CHUNKS // 2))
+    assert len(rig.pages.files) > FILES // 2 - FILES // 20
+
+
+def test_a_damaged_chunk_is_left_to_its_readers(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.source.payloads[3][100] ^= 1
+        share = rig.plan().share()
+        rig.prefetcher.declare(share)
+        await rig.prefetcher.ahead_of(share)
+        missed = 0
+        for position in range(0, FILES, 100):
+            missed += await rig.read(share, position, position + 100)
+        assert 0 < missed <= FILES_PER_CHUNK
+        assert rig.prefetcher.metrics.numbers()["prefetch.failed_chunks"] == 1
+
+    run(packed, scenario)
+
+
+def test_a_reader_who_goes_away_gives_its_memory_to_the_next(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.prefetcher.declare(rig.plan(seed=1).share())
+        await rig.resolve()
+        assert rig.prefetcher.budget.window_bytes
+        await trio.sleep(PLAN_QUIET_S + 1)
+        share = rig.plan(seed=2).share()
+        rig.prefetcher.declare(share)
+        await rig.prefetcher.ahead_of(share)
+        for position in range(0, FILES // 2, 100):
+            assert await rig.read(share, position, position + 100) == 0
+        assert len(rig.prefetcher.windows) == 1
+
+    run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=0)
+
+
+def test_epochs_that_were_read_do_not_pile_up_nor_take_memory_from_each_other_for_ever(
+    packed: PackedDataset,
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        for epoch in range(6):
+            share = rig.plan(epoch).share()
+            rig.prefetcher.declare(share)
+            await rig.prefetcher.ahead_of(share)
+            for position in range(0, FILES, 200):
+                assert await rig.read(share, position, position + 200) == 0
+            assert len(rig.prefetcher.windows) <= 2
+
+    run(packed, scenario)
+
+
+def test_a_plan_that_was_left_does_not_take_the_progress_of_another(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        left = rig.plan(seed=1).share()
+        rig.prefetcher.declare(left)
+        await rig.read(left, 0, FILES // 10)
+        await trio.sleep(60)
+        share = rig.plan(seed=2).share()
+        rig.prefetcher.declare(share)
+        await rig.prefetcher.ahead_of(share)
+        for position in range(0, FILES, 100):
+            await rig.read(share, position, position + 100)
+        positions = {window.plan.spec.seed: window.position for window in rig.prefetcher.windows}
+        assert positions[2] > FILES * 9 // 10
+        assert positions[1] <= FILES // 10
+
+    run(packed, scenario)
+
+
+@dataclass
+class PiecePages:
+    """Extents by their numbers, of whatever files."""
+
+    extents: dict[int, set[int]] = field(default_factory=dict)
+
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
+        for node, number in zip(extents.nodes.tolist(), extents.numbers.tolist(), strict=True):
+            self.extents.setdefault(node, set()).add(number)
+        return int(extents.lengths.sum())
+
+    def drop(self, nodes: npt.NDArray[np.integer]) -> None:
+        for node in nodes.tolist():
+            self.extents.pop(node, None)
+
+
+def test_files_that_span_chunks_stream_too() -> None:
+    """None of them lies in one chunk; the first extent of a tripwire is left to its reader."""
+    files, pieces_each = 300, 3
+    entries = [TreeEntry(b"%03d" % n, 0o100644, 0, bytes(pieces_each * PAGE)) for n in range(files)]
+    snapshot = pack_entries(entries, chunk_bytes=PAGE).snapshot
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            source = pack_entries(entries, chunk_bytes=PAGE).source()
+            chunk_cache = ChunkCache(snapshot, source, 16 * PAGE, nursery)
+            pages = PiecePages()
+            allotment = Allotment(0, 0, 16 * PAGE, 80 * pieces_each * PAGE, 0)
+            prefetcher = Prefetcher(snapshot, chunk_cache, source, pages, allotment, nursery)
+            rig = Rig(prefetcher, chunk_cache, DictPages(snapshot), source, snapshot)
+            share = Plan(snapshot, PlanSpec(seed=1, group_chunks=0)).share()
+            prefetcher.declare(share)
+            await prefetcher.ahead_of(share)
+            missing = 0
+            for node in share.nodes().tolist():
+                there = len(pages.extents.get(node, ()))
+                missing += pieces_each - there
+                if there < pieces_each:
+                    prefetcher.noticed(node)
+                await rig.resolve()
+            assert 0 < missing <= 3 * files / prefetcher.tripwires.every
+            assert prefetcher.windows[0].ahead == files
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock())
+
+
+def test_when_the_mount_is_gone_nothing_more_is_fetched(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.pages.is_gone = True
+        rig.prefetcher.declare(rig.plan().share())
+        await rig.resolve()
+        await rig.warm()
+
+    assert len(run(packed, scenario).source.fetched_chunks) < CHUNKS // 2
+
+
+async def read_to_the_end(rig: Rig, share: Share, files: int = FILES) -> int:
+    return sum([await rig.read(share, first, first + 100) for first in range(0, files, 100)])
+
+
+async def assert_nothing_is_left(rig: Rig) -> None:
+    await trio.sleep(FINISHED_S + 1)
+    assert not rig.prefetcher.windows and rig.prefetcher.budget.window_bytes == 0
+    assert not rig.pages.files and not rig.prefetcher.tripwires.held_bytes
+
+
+def test_what_was_stored_before_another_rank_joined_is_dropped_as_well(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        shares = [rig.plan().share(rank, world=2, batch=64) for rank in (0, 1)]
+        for share in shares:
+            rig.prefetcher.declare(share)
+            await rig.prefetcher.ahead_of(share)
+        for first in range(0, FILES // 2, 32):
+            for share in shares:
+                assert await rig.read(share, first, first + 32) == 0
+        await assert_nothing_is_left(rig)
+
+    run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=0)
+
+
+def test_what_was_in_stock_before_a_reader_began_anew_is_dropped_as_well(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        share = rig.plan().share()
+        for _ in range(4):
+            rig.prefetcher.declare(share)
+            await rig.resolve()
+            assert await read_to_the_end(rig, share, GROUP_FILES) == 0
+        rig.prefetcher.declare(share)
+        await rig.resolve()
+        assert await read_to_the_end(rig, share) == 0
+        await assert_nothing_is_left(rig)
+
+    run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=0)
+
+
+def test_readers_who_go_away_while_more_is_waiting_for_room_leave_nothing(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        for seed in range(4):
+            share = rig.plan(seed=seed).share()
+            rig.prefetcher.declare(share)
+            await rig.prefetcher.ahead_of(share)
+            assert await read_to_the_end(rig, share, FILES // 2 + 100) == 0
+            assert len(rig.prefetcher.windows) == 1
+            await trio.sleep(PLAN_QUIET_S + 1)
+        rig.prefetcher.declare(rig.plan(seed=4).share(start=FILES))
+        await assert_nothing_is_left(rig)
+
+    run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=0)
+
+
+def test_lists_that_were_only_looked_at_do_not_pile_up_nor_take_memory_from_each_other_for_ever(
+    packed: PackedDataset,
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        for seed in range(PLANS_MAX + 8):
+            rig.prefetcher.declare(rig.plan(seed=seed).share())
+            await rig.resolve()
+        assert len(rig.prefetcher.windows) == PLANS_MAX
+
+    rig = run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=0)
+    assert rig.pages.most <= 2 * GROUP_FILES

@@ -1,0 +1,51 @@
+"""When a mount is given up because its daemons die."""
+
+from dieselfs_client.supervision.restart_policy import (
+    DEATHS_BEFORE_READY_MAX,
+    FAULTS_MAX,
+    KILLS_MAX,
+    WINDOW_S,
+    RestartPolicy,
+)
+
+
+def test_daemons_that_never_serve_are_given_up() -> None:
+    patience = RestartPolicy()
+    for number in range(DEATHS_BEFORE_READY_MAX):
+        assert patience.note_death(number * WINDOW_S, was_ready=False, was_killed=True) is None
+    reason = patience.note_death(1000 * WINDOW_S, was_ready=False, was_killed=True)
+    assert reason == f"{DEATHS_BEFORE_READY_MAX + 1} daemons in a row died before they could serve"
+
+
+def test_one_that_served_in_between_counts() -> None:
+    patience = RestartPolicy()
+    for number in range(10 * DEATHS_BEFORE_READY_MAX):
+        was_ready = number % DEATHS_BEFORE_READY_MAX == 0
+        assert patience.note_death(number * WINDOW_S, was_ready, was_killed=True) is None
+
+
+def test_crashes_are_given_up_when_they_come_close_together() -> None:
+    patience = RestartPolicy()
+    for number in range(FAULTS_MAX):
+        assert patience.note_death(number, was_ready=True, was_killed=False) is None
+    assert "11 daemons crashed within 10 s" in str(patience.note_death(10, True, False))
+
+
+def test_crashes_far_apart_are_borne_for_ever() -> None:
+    patience = RestartPolicy()
+    for number in range(100):
+        now_s = number * WINDOW_S / (FAULTS_MAX - 1)
+        assert patience.note_death(now_s, was_ready=True, was_killed=False) is None
+
+
+def test_being_killed_ten_times_a_second_is_borne() -> None:
+    patience = RestartPolicy()
+    for number in range(6000):
+        assert patience.note_death(number / 10, was_ready=True, was_killed=True) is None
+
+
+def test_being_killed_without_end_is_not() -> None:
+    patience = RestartPolicy()
+    reasons = [patience.note_death(number / 1000, True, True) for number in range(KILLS_MAX + 1)]
+    assert reasons[-2] is None
+    assert "were killed within 2 s" in str(reasons[-1])

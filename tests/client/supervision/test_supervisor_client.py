@@ -1,0 +1,142 @@
+"""The supervisor as a daemon sees it, with the test as the supervisor."""
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import aclosing, suppress
+
+import pytest
+import trio
+import trio.testing
+
+from dieselfs_client.supervision.control_channel import ControlChannel, Message
+from dieselfs_client.supervision.supervisor_client import BEAT_INTERVAL_S, Command, SupervisorClient
+
+
+@pytest.fixture
+def supervisor() -> Iterator[ControlChannel]:
+    """Our end; `theirs` is its attribute."""
+    ours, theirs = ControlChannel.pair()
+    with theirs:
+        ours.send("go")
+        _theirs[ours] = theirs
+        yield ours
+    del _theirs[ours]
+    ours.close()
+
+
+_theirs: dict[ControlChannel, socket.socket] = {}
+
+
+def client_of(supervisor: ControlChannel) -> SupervisorClient:
+    return SupervisorClient(ControlChannel(_theirs[supervisor]))
+
+
+def heard(supervisor: ControlChannel) -> list[Message]:
+    messages = []
+    with suppress(BlockingIOError):
+        while (message := supervisor.receive()) is not None:
+            messages.append(message)
+    return messages
+
+
+async def test_it_tells_that_it_lives(
+    supervisor: ControlChannel, autojump_clock: trio.testing.MockClock
+) -> None:
+    supervisor_client = client_of(supervisor)
+    with trio.move_on_after(BEAT_INTERVAL_S * 3.5):
+        await supervisor_client.beat()
+    assert heard(supervisor) == [Message("beat", "", None)] * 4
+
+
+async def test_orders_come_one_by_one_and_the_end_is_an_order_to_stop(supervisor: ControlChannel) -> None:
+    supervisor_client = client_of(supervisor)
+    supervisor.send("yield")
+    supervisor.send("nonsense")
+    supervisor.send("stop")
+    orders = supervisor_client.orders()
+    assert [await anext(orders), await anext(orders)] == [Command.YIELD, Command.STOP]
+    supervisor.close()
+    assert await anext(orders) is Command.STOP
+    await orders.aclose()
+
+
+async def test_nothing_is_lost_when_the_supervisor_is_slow(supervisor: ControlChannel) -> None:
+    """Not even its place in the order, nor a descriptor that we have closed in the meantime."""
+    supervisor_client = client_of(supervisor)
+    count = 3000
+    memory = os.memfd_create("test")
+    for number in range(count):
+        supervisor_client.keep(str(number), memory)
+        supervisor_client.drop(str(number))
+    os.close(memory)
+    messages: list[Message] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor_client.flush)
+        with trio.fail_after(60):
+            while len(messages) < 2 * count:
+                messages += heard(supervisor)
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert [(message.word, message.about) for message in messages] == [
+        (word, str(number)) for number in range(count) for word in ("keep", "drop")
+    ]
+    for message in messages[::2]:
+        assert message.descriptor is not None
+        os.close(message.descriptor)
+
+
+async def test_what_no_descriptor_is_left_for_is_not_kept(supervisor: ControlChannel) -> None:
+    """A supervisor that is stopped takes nothing, and what waits for it is held twice."""
+    supervisor_client = client_of(supervisor)
+    memory = os.memfd_create("test")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = 2000
+    resource.setrlimit(resource.RLIMIT_NOFILE, (memory + 100, hard))
+    try:
+        for number in range(count):
+            supervisor_client.keep(str(number), memory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    supervisor_client.tell("ready")
+    messages: list[Message] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor_client.flush)
+        with trio.fail_after(60):
+            while not messages or messages[-1].word != "ready":
+                messages += heard(supervisor)
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    os.close(memory)
+    names = [message.about for message in messages[:-1]]
+    assert 0 < len(names) < count and names == [str(number) for number in range(len(names))]
+    for message in messages[:-1]:
+        assert message.descriptor is not None
+        os.close(message.descriptor)
+
+
+async def test_what_is_told_to_a_supervisor_that_is_gone_is_dropped(supervisor: ControlChannel) -> None:
+    """The daemon serves on, and is ordered to stop."""
+    supervisor_client = client_of(supervisor)
+    memory = os.memfd_create("test")
+    supervisor.close()
+    before = len(os.listdir("/proc/self/fd"))
+    supervisor_client.keep("chunk", memory)
+    supervisor_client.tell("ready")
+    supervisor_client.drop("chunk")
+    supervisor_client.tell_last("ended")
+    assert len(os.listdir("/proc/self/fd")) == before, "nothing waits to be sent"
+    os.close(memory)
+    async with aclosing(supervisor_client.orders()) as orders:
+        with trio.fail_after(60):
+            assert await anext(orders) is Command.STOP
+
+
+def test_what_it_knows_from_the_beginning(supervisor: ControlChannel) -> None:
+    supervisor_client = client_of(supervisor)
+    assert (supervisor_client.inherited, supervisor_client.is_clean, supervisor_client.process) == (
+        {},
+        False,
+        os.getpid(),
+    )

@@ -1,0 +1,168 @@
+"""Snapshots kept on this machine: fetched once, checked, never replaced by an older state, never by another's."""
+
+import resource
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
+from dieselfs.records import DatasetRecord
+from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.records import RemoteSnapshot
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.store import GENERATIONS_KEPT, SnapshotStore, load_snapshot
+from tests.support.snapshots import SAMPLE, Tree, entry_table, file_of
+
+SECOND_NS = 1_000_000_000
+
+
+def content_of(generation: int, tree: Tree = SAMPLE, dataset_id: bytes | None = None) -> bytearray:
+    table = entry_table(tree)
+    record = replace(table.dataset, generation=generation, updated_ns=generation * SECOND_NS)
+    if dataset_id is not None:
+        record = replace(record, dataset_id=dataset_id)
+    return bytearray(build_snapshot(replace(table, dataset=record)))
+
+
+def offer_of(content: bytearray) -> RemoteSnapshot:
+    snapshot = Snapshot(bytes(content), "offer")
+    return RemoteSnapshot(snapshot.generation, snapshot.header.updated_ns, snapshot.digest, content)
+
+
+@dataclass
+class OfferingServer:
+    """Stands for a server that offers just what a test says, which a real one would not."""
+
+    offer: RemoteSnapshot
+    known_digests: list[bytes] = field(default_factory=list)
+
+    def snapshot(self, dataset: str, generation: int, known_digest: bytes, tag: str) -> RemoteSnapshot:
+        self.known_digests.append(known_digest)
+        return replace(self.offer, content=None) if known_digest == self.offer.digest else self.offer
+
+    def client(self) -> ServerClient:
+        return cast(ServerClient, self)
+
+
+def record_at(generation: int) -> DatasetRecord:
+    return replace(entry_table(SAMPLE).dataset, generation=generation, updated_ns=generation * SECOND_NS)
+
+
+def offered(cache: SnapshotStore, offer: RemoteSnapshot, generation: int = 0) -> Snapshot:
+    return cache.get(OfferingServer(offer).client(), record_at(offer.generation), generation)
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_snapshot_is_fetched_once(tmp_path: Path) -> None:
+    server = OfferingServer(offer_of(content_of(7)))
+    for _ in range(3):
+        snapshot = SnapshotStore(tmp_path).get(server.client(), record_at(7))
+        assert (snapshot.digest, snapshot.generation) == (server.offer.digest, 7)
+    assert server.known_digests == [b"", server.offer.digest, server.offer.digest]
+
+
+def test_a_generation_that_is_here_is_not_fetched_when_it_is_asked_for_by_number(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    offered(cache, offer_of(content_of(7)))
+    server = OfferingServer(offer_of(content_of(7)))
+    assert cache.get(server.client(), record_at(9), 7).generation == 7
+    assert server.known_digests == [server.offer.digest]
+    counted_anew = OfferingServer(offer_of(content_of(7, {})))  # after a great loss
+    assert cache.get(counted_anew.client(), record_at(9), 7).digest == counted_anew.offer.digest
+
+
+def test_files_are_private_and_nothing_is_left_beside_them(tmp_path: Path) -> None:
+    offered(SnapshotStore(tmp_path / "cache"), offer_of(content_of(7)))
+    (file,) = files(tmp_path)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_damage_on_the_way_is_mended_by_asking_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = OfferingServer(offer_of(content_of(7)))
+    offers = [replace(server.offer, content=content_of(7)[:-1] + b"\1"), server.offer]
+    monkeypatch.setattr(server, "snapshot", lambda *_: offers.pop(0))
+    assert SnapshotStore(tmp_path).get(server.client(), record_at(7)).digest == server.offer.digest
+    assert offers == []
+
+
+def test_the_newest_generations_are_kept(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    for generation in range(1, GENERATIONS_KEPT + 4):
+        assert offered(cache, offer_of(content_of(generation))).generation == generation
+    pinned = sorted(Snapshot.open(path).generation for path in files(tmp_path))
+    assert pinned == list(range(4, GENERATIONS_KEPT + 4))
+
+
+def test_an_older_state_is_refused_unless_asked_for_by_number(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    offered(cache, offer_of(content_of(7)))
+    with pytest.raises(Damaged, match=r"older state of pets \(generation 6\).*\(generation 7\)"):
+        offered(cache, offer_of(content_of(6)))
+    assert offered(cache, offer_of(content_of(6)), generation=6).generation == 6
+
+
+def test_an_older_state_that_says_it_is_new_is_refused(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    offered(cache, offer_of(content_of(7)))
+    with pytest.raises(Damaged, match="another snapshot"):
+        offered(cache, replace(offer_of(content_of(6)), updated_ns=8 * SECOND_NS, generation=8))
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        pytest.param(offer_of(content_of(7, dataset_id=bytes(16))), id="another dataset"),
+        pytest.param(replace(offer_of(content_of(7)), digest=bytes(32)), id="another digest"),
+        pytest.param(replace(offer_of(content_of(7)), content=content_of(7)[:-1]), id="cut short"),
+        pytest.param(replace(offer_of(content_of(7)), content=content_of(7)[:-1] + b"\1"), id="damaged"),
+        pytest.param(replace(offer_of(content_of(7)), content=bytearray()), id="empty"),
+        pytest.param(replace(offer_of(content_of(7)), content=None), id="nothing"),
+    ],
+)
+def test_what_is_not_what_the_server_says_is_not_kept(tmp_path: Path, offer: RemoteSnapshot) -> None:
+    with pytest.raises(Damaged):
+        offered(SnapshotStore(tmp_path), offer)
+    assert files(tmp_path) == []
+
+
+def test_a_file_that_was_damaged_here_is_fetched_again(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    offered(cache, offer_of(content_of(7)))
+    (file,) = files(tmp_path)
+    for damage in (b"", b"x" * 100, file.read_bytes()[:-1]):
+        file.write_bytes(damage)
+        assert offered(cache, offer_of(content_of(7))).generation == 7
+
+
+def test_a_file_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(StorageFull, match=r"cannot store the snapshot in .*: File too large"):
+            offered(SnapshotStore(tmp_path), offer_of(content_of(7)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert files(tmp_path) == []
+
+
+def test_a_saved_snapshot_is_compared_with_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    path.write_bytes(content_of(7, {b"a": file_of()}))
+    assert load_snapshot(path, record_at(7), False).find(b"a") > 0
+    with pytest.raises(DieselfsError, match="is generation 7 of pets, which now has generation 8"):
+        load_snapshot(path, record_at(8), False)
+    assert load_snapshot(path, record_at(8), True).generation == 7
+    with pytest.raises(DieselfsError, match="another dataset"):
+        load_snapshot(path, replace(record_at(7), dataset_id=bytes(16)), True)
+    with pytest.raises(NotFound):
+        load_snapshot(tmp_path / "none", record_at(7), False)
+    path.write_bytes(content_of(7)[:-1] + b"\1")
+    with pytest.raises(Damaged):
+        load_snapshot(path, record_at(7), False)

@@ -1,0 +1,91 @@
+"""Payloads as segments: received in parts, and nothing but what was asked for."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import Damaged
+from dieselfs.limits import MIB
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings import Settings
+from dieselfs.sources.server import FETCHES_MAX, PART_BYTES, ServerSource
+from tests.support.descriptors import descriptor_count
+from tests.support.server import RunningServer, running_server
+
+CONTENTS = [os.urandom(3 * PART_BYTES + 17), os.urandom(100), os.urandom(MIB)]
+
+
+class DamagingClient(ServerClient):
+    """The first payloads that come have another byte in the middle."""
+
+    def __init__(self, settings: Settings, damaged: int) -> None:
+        super().__init__(settings)
+        self.damaged = damaged
+
+    def payload_in_parts(
+        self,
+        dataset: str,
+        chunk_id: bytes,
+        length_bytes: int,
+        parts: Callable[[], Iterator[memoryview]],
+        is_sent: bool = False,
+    ) -> None:
+        def damaged_parts() -> Iterator[memoryview]:
+            for number, part in enumerate(parts()):
+                yield part
+                if not number:
+                    part[len(part) // 2] ^= 1
+
+        is_damaged, self.damaged = self.damaged > 0, self.damaged - 1
+        super().payload_in_parts(
+            dataset, chunk_id, length_bytes, damaged_parts if is_damaged else parts, is_sent
+        )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as running:
+        with Dataset(running.settings(), "data", is_created=False) as data:
+            data.create()
+            for number, content in enumerate(CONTENTS):
+                data.put(str(number), content)
+        yield running
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def settings(request: pytest.FixtureRequest, server: RunningServer) -> Settings:
+    """Over TCP payloads are sent, over the Unix socket they are read from the server's files."""
+    if request.param == "unix":
+        return server.settings()
+    key_file: Path = server.folder / "reader.key"
+    return server.settings(key_file if key_file.exists() else server.user("reader", data="read"))
+
+
+def test_a_segment_holds_the_payload_whatever_its_length(settings: Settings) -> None:
+    with Dataset(settings, "data") as data:
+        reader = ServerSource(data.client, data.snapshot)
+        for chunk in range(data.snapshot.chunk_count):
+            segment = reader.fetch_segment(chunk)
+            assert bytes(segment.view) == reader.fetch_chunk(chunk)
+            with pytest.raises(PermissionError):
+                os.pwrite(segment.descriptor, b"x", 0)
+            segment.close()
+        assert data.get("0") == CONTENTS[0]
+
+
+def test_what_came_damaged_is_fetched_once_more_from_its_beginning(settings: Settings) -> None:
+    with Dataset(settings, "data") as data:
+        client = DamagingClient(settings, FETCHES_MAX - 1)
+        reader = ServerSource(client, data.snapshot)
+        segment = reader.fetch_segment(0)
+        assert reader.is_payload(0, segment.view)
+        segment.close()
+        client.damaged = FETCHES_MAX
+        before = descriptor_count()
+        with pytest.raises(Damaged, match="checksum"):
+            reader.fetch_segment(0)
+        assert descriptor_count() == before
+        client.close()

@@ -1,0 +1,231 @@
+"""Whatever changes between two steps (ranks, batch size, what is skipped), every sample is read exactly once."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dieselfs.errors import InvalidInput
+from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.torch.sampler_state import SamplerState
+from tests.support.shuffled_folder import ShuffledFolder
+
+SAMPLES = 101
+FOLDER = ShuffledFolder(SAMPLES)
+
+
+def read(sampler_state: SamplerState, steps: int | None = None) -> list[int]:
+    """What a rank reads in its next steps (default: to the end of the epoch), all of it trained on."""
+    indices = []
+    for _, (_, of_step) in zip(
+        range(SAMPLES if steps is None else steps), sampler_state.steps(sampler_state.position), strict=False
+    ):
+        sampler_state.advance()
+        indices += of_step
+    return indices
+
+
+def whole(seed: int, epoch: int, group_chunks: int) -> list[int]:
+    sampler_state = SamplerState(FOLDER, SAMPLES, seed=seed, group_chunks=group_chunks, rank=0, world=1)
+    sampler_state.set_epoch(epoch)
+    return read(sampler_state)
+
+
+def test_an_epoch_is_the_plan_of_the_folder() -> None:
+    sampler_state = SamplerState(FOLDER, 8, seed=3, group_chunks=2, rank=0, world=1)
+    sampler_state.set_epoch(5)
+    assert sampler_state.plan.spec == PlanSpec(3, 5, 2, folder=b"train")
+    assert FOLDER.columns.nodes[read(sampler_state)].tolist() == sampler_state.plan.nodes().tolist()
+    assert sorted(whole(3, 5, 2)) == list(range(SAMPLES))
+    assert len({tuple(whole(seed, epoch, 2)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 3),
+    epoch=st.integers(0, 3),
+    group_chunks=st.sampled_from([0, 1, 3]),
+    jobs=st.lists(
+        st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=4
+    ),
+)
+def test_ranks_and_batches_may_change_whenever_the_job_is_interrupted(
+    seed: int, epoch: int, group_chunks: int, jobs: list[tuple[int, int, int]]
+) -> None:
+    """Each job has so many ranks and so large a batch, and is stopped after so many steps; the last goes to the end."""
+    state: dict[str, str] | None = None
+    served: list[int] = []
+    position = 0
+    for number, (world, batch, steps) in enumerate(jobs):
+        is_last = number == len(jobs) - 1
+        ranks = [
+            SamplerState(FOLDER, batch * world, seed=seed, group_chunks=group_chunks, rank=rank, world=world)
+            for rank in range(world)
+        ]
+        for sampler_state in ranks:
+            sampler_state.set_epoch(epoch) if state is None else sampler_state.load_state_dict(state)
+            served += read(sampler_state, None if is_last else steps)
+        # Fewer samples than ranks may be left over: ranks that have none of them do not hear of their end.
+        state = max(ranks, key=lambda sampler_state: sampler_state.position).state_dict()
+        assert (
+            is_last
+            or len({sampler_state.position for sampler_state in ranks}) == 1
+            or SAMPLES - position < world
+        )
+        position = max(sampler_state.position for sampler_state in ranks)
+    assert sorted(served) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("interruptions", [[3], [3, 5], [1, 1, 1, 9]])
+def test_a_job_that_was_interrupted_reads_what_it_would_have_read(interruptions: list[int]) -> None:
+    expected = whole(seed=1, epoch=2, group_chunks=3)
+    sampler_state = SamplerState(FOLDER, 7, seed=1, group_chunks=3, rank=0, world=1)
+    sampler_state.set_epoch(2)
+    found = []
+    for steps in interruptions:
+        found += read(sampler_state, steps)
+        state = sampler_state.state_dict()
+        sampler_state = SamplerState(
+            FOLDER, 7, seed=99, rank=0, world=1
+        )  # the state knows the seed and the group size
+        sampler_state.load_state_dict(state)
+    assert found + read(sampler_state) == expected
+
+
+def test_only_what_was_counted_is_consumed() -> None:
+    sampler_state = SamplerState(FOLDER, 10, rank=0, world=1)
+    steps = sampler_state.steps(0)
+    for _ in range(4):  # as the workers of a loader fetch ahead
+        next(steps)
+    assert sampler_state.position == 0
+    sampler_state.advance()
+    sampler_state.advance()
+    assert sampler_state.position == 20
+    assert len(list(sampler_state.consumed([None, None]))) == 2
+    assert (sampler_state.epoch, sampler_state.position) == (1, 0)
+    with pytest.raises(InvalidInput, match="advance was called more often"):
+        sampler_state.advance()
+
+
+def test_an_epoch_is_over_behind_its_last_batch_and_the_next_begins() -> None:
+    sampler_state = SamplerState(FOLDER, 10, seed=4, rank=0, world=1)
+    for epoch in range(3):
+        sampler_state.set_epoch(epoch)
+        batches = [indices for _, indices in sampler_state.steps(sampler_state.position)]
+        assert [len(batch) for batch in batches] == [10] * 10 + [1]
+        standing_ends = len(list(sampler_state.consumed(batches[:0])))
+        assert standing_ends == 0 and (sampler_state.epoch, sampler_state.position) == (epoch + 1, 0)
+
+
+def test_setting_the_present_epoch_changes_nothing() -> None:
+    sampler_state = SamplerState(FOLDER, 10, rank=0, world=1)
+    read(sampler_state, 3)
+    sampler_state.set_epoch(0)
+    assert sampler_state.position == 30
+    sampler_state.set_epoch(1)
+    assert sampler_state.position == 0
+
+
+def test_a_step_may_be_skipped_by_a_job_that_goes_back_to_before_it() -> None:
+    expected = whole(1, 0, 100)
+    sampler_state = SamplerState(FOLDER, 10, seed=1, rank=0, world=1)
+    read(sampler_state, 3)
+    state = sampler_state.state_dict()
+    again = SamplerState(FOLDER, 10, seed=1, rank=0, world=1, skips={0: [range(50, 70)], 1: [range(5)]})
+    again.load_state_dict(state)
+    assert read(again) == expected[30:50] + expected[70:]
+    third = SamplerState(FOLDER, 10, rank=0, world=1)
+    third.load_state_dict(again.state_dict())
+    assert read(third) == [] and third.plan.skips == again.plan.skips
+    again.set_epoch(1)
+    assert len(read(again)) == SAMPLES - 5
+
+
+def test_a_short_last_step_can_be_dropped() -> None:
+    sampler_state = SamplerState(FOLDER, 10, rank=0, world=1, drop_last=True)
+    assert len(read(sampler_state)) == 100
+
+
+def test_files_that_are_no_samples_keep_their_positions() -> None:
+    folder = ShuffledFolder(SAMPLES, others=9)
+    sampler_state = SamplerState(folder, 10, seed=2, rank=0, world=1)
+    steps = list(sampler_state.steps(0))
+    assert [end for end, _ in steps] == [*range(10, 110, 10), 110]
+    assert sorted(np.concatenate([indices for _, indices in steps]).tolist()) == list(range(SAMPLES))
+    assert len(sampler_state.plan) == SAMPLES + 9
+
+
+def test_what_is_read_is_declared_once_it_begins() -> None:
+    folder = ShuffledFolder(SAMPLES)
+    sampler_state = SamplerState(folder, 10, rank=1, world=2)
+    steps = sampler_state.steps(30)
+    assert not folder.declared
+    next(steps)
+    next(steps)
+    (share,) = folder.declared
+    assert (share.rank, share.world, share.batch, share.start) == (1, 2, 10, 30)
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    sampler_state = SamplerState(FOLDER, 10, rank=0, world=1)
+    other = ShuffledFolder(SAMPLES + 1)
+    with pytest.raises(InvalidInput, match="of snapshot"):
+        sampler_state.load_state_dict(SamplerState(other, 10, rank=0, world=1).state_dict())
+    with pytest.raises(InvalidInput, match="of snapshot"):
+        sampler_state.load_state_dict({"cursor": str(Plan(FOLDER.snapshot, PlanSpec()).cursor(0))})
+    with pytest.raises(InvalidInput, match="no cursor"):
+        sampler_state.load_state_dict({"cursor": "something"})
+
+
+@pytest.mark.parametrize(
+    ("start", "batch", "world"), [(0, 10, 5), (9, 10, 5), (8, 10, 5), (7, 33, 7), (100, 10, 5)]
+)
+def test_all_ranks_have_the_same_number_of_batches(start: int, batch: int, world: int) -> None:
+    """Also where the first or the last step is too short to give each of them something."""
+    ranks = [list(SamplerState(FOLDER, batch, rank=rank, world=world).steps(start)) for rank in range(world)]
+    if SAMPLES - start >= world:
+        assert len({len(batches) for batches in ranks}) == 1
+        assert len({tuple(end for end, _ in batches) for batches in ranks}) == 1
+    assert sum(len(indices) for batches in ranks for _, indices in batches) == SAMPLES - start
+
+
+def test_a_rank_with_nothing_but_other_files_says_so() -> None:
+    folder = ShuffledFolder(30, others=300)
+    with pytest.raises(InvalidInput, match="has no samples for rank"):
+        list(SamplerState(folder, 4, rank=0, world=4).steps(0))
+    alone = [indices for _, indices in SamplerState(folder, 4, rank=0, world=1).steps(0)]
+    assert sorted(np.concatenate(alone).tolist()) == list(range(30))
+
+
+def test_numbers_that_cannot_be() -> None:
+    with pytest.raises(InvalidInput, match="too few for 11 ranks"):
+        SamplerState(FOLDER, 10, rank=0, world=11)
+    with pytest.raises(InvalidInput, match="rank is 2"):
+        SamplerState(FOLDER, 10, rank=2, world=2)
+    with pytest.raises(InvalidInput, match="batch is 0"):
+        SamplerState(FOLDER, 0, rank=0, world=1)
+    with pytest.raises(InvalidInput, match="cannot skip"):
+        SamplerState(FOLDER, 10, rank=0, world=1, skips={0: [range(1000)]})
+
+
+@pytest.mark.parametrize("state", [{}, {"position": 3}, None, "cursor"])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(InvalidInput, match="not a state of a sampler: it has no 'cursor'"):
+        SamplerState(FOLDER, 10, rank=0, world=1).load_state_dict(state)
+
+
+def test_an_epoch_that_is_read_twice_is_warned_of() -> None:
+    sampler_state = SamplerState(FOLDER, 10, rank=0, world=1)
+    first = list(sampler_state.steps(0))
+    with pytest.warns(UserWarning, match="epoch 0 is read again, in the same order: call set_epoch"):
+        assert list(sampler_state.steps(0)) == first
+    assert (
+        list(sampler_state.steps(0)) == first
+    )  # one warning per sampler: warnings are errors in these tests
+    sampler_state.set_epoch(0)  # is meant
+    assert list(sampler_state.steps(0)) == first
+    sampler_state.set_epoch(1)
+    assert list(sampler_state.steps(0)) != first

@@ -1,0 +1,182 @@
+"""Uploading trees: all that a tree can hold, going on after an interruption, failures in the middle."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.dataset import Dataset
+from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.limits import MIB
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.transfer.sender import ChunkSender
+from dieselfs.transfer.upload import SourceEntry, TreeUpload, UploadReport, walk_source
+
+
+def upload(
+    data: Dataset, source: Path, stored: Snapshot | None = None, chunk_bytes: int = MIB
+) -> UploadReport:
+    run = TreeUpload(data.client, data.create(), stored, chunk_bytes=chunk_bytes)
+    report = run.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
+    counters = report.counters
+    assert counters.found_files == counters.stored_files + counters.skipped_files + counters.failed_files
+    return report
+
+
+def make_tree(root: Path, files: int = 40) -> Path:
+    (root / "empty folder").mkdir(parents=True)
+    (root / "deep" / "er" / "still").mkdir(parents=True)
+    for n in range(files):
+        (root / "deep" / f"{n}.bin").write_bytes(os.urandom(n * 1000))
+    odd = os.fsencode(root) + b"/deep/er/\xff\xfe name\n"
+    Path(os.fsdecode(odd)).write_bytes(b"odd")
+    (root / "link").symlink_to("deep/1.bin")
+    (root / "dangling").symlink_to("/nowhere/at all")
+    (root / "large.bin").write_bytes(os.urandom(3 * MIB + 17))
+    (root / "deep" / "er" / "mode").write_bytes(b"x")
+    (root / "deep" / "er" / "mode").chmod(0o4751)
+    os.utime(root / "deep" / "0.bin", ns=(0, 123_456_789_987_654_321))
+    os.utime(root / "empty folder", ns=(0, 5))
+    return root
+
+
+def assert_same(data: Dataset, root: Path) -> None:
+    snapshot = data.snapshot
+    found = {b""}
+    for entry in walk_source(os.fsencode(root), b"", lambda *failure: pytest.fail(str(failure))):
+        node = snapshot.require(entry.path)
+        status, stored = entry.status, snapshot.stat(node)
+        assert (stored.mode, stored.mtime_ns) == (status.st_mode, status.st_mtime_ns), entry
+        if stored.is_file:
+            assert data.get(entry.path) == Path(os.fsdecode(entry.source)).read_bytes()
+        if stored.is_link:
+            assert snapshot.target(node) == os.readlink(entry.source)
+        found.add(entry.path)
+    assert {snapshot.path(node) for node in snapshot.walk()} | {b""} == found
+
+
+def test_everything_in_a_tree_arrives(data: Dataset, tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "source")
+    report = upload(data, root)
+    assert not report.failures and report.counters.is_walked
+    assert report.counters.stored_files == report.counters.found_files
+    assert report.counters.stored_bytes == report.counters.found_bytes
+    assert report.generation == data.record().generation
+    data.refresh()
+    assert_same(data, root)
+
+
+def test_a_second_upload_stores_nothing_and_a_change_only_the_change(data: Dataset, tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "source")
+    upload(data, root)
+    data.refresh()
+    again = upload(data, root, data.snapshot)
+    assert (again.counters.stored_files, again.counters.chunks) == (0, 0)
+    assert again.counters.skipped_files == again.counters.found_files
+    (root / "deep" / "7.bin").write_bytes(b"changed")
+    (root / "link").unlink()
+    (root / "link").symlink_to("deep/2.bin")
+    changed = upload(data, root, data.snapshot)
+    # The file, the link, and the root, whose time has changed with the link.
+    assert changed.counters.stored_files == 3
+    data.refresh()
+    assert_same(data, root)
+
+
+class Interrupted(Exception):
+    """Stands for Ctrl-C."""
+
+
+def test_an_interrupted_upload_goes_on_and_sends_nothing_twice(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dieselfs.transfer.upload.BATCH_ENTRIES", 10)
+    root = make_tree(tmp_path / "source", files=60)
+    seen = threading.Event()
+
+    def interrupted(failed: object) -> Iterator[SourceEntry]:
+        entries = list(walk_source(os.fsencode(root), b"", lambda *failure: pytest.fail(str(failure))))
+        yield from entries[:40]
+        seen.set()
+        raise Interrupted
+
+    run = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=100_000)
+    with pytest.raises(Interrupted):
+        run.run(interrupted)
+    assert seen.is_set()
+    stored_before = run.report.counters.stored_bytes
+    data.refresh()
+    total = upload(data, root, data.snapshot).counters
+    assert total.skipped_files > 0
+    assert total.stored_bytes + total.skipped_bytes == total.found_bytes
+    data.refresh()
+    assert_same(data, root)
+    assert stored_before >= total.skipped_bytes
+
+
+def test_a_large_file_goes_on_at_its_first_missing_piece(data: Dataset, tmp_path: Path) -> None:
+    source = tmp_path / "large"
+    source.write_bytes(os.urandom(10 * MIB + 5))
+    status = source.lstat()
+    version = data.client.reserve_versions(data.name, 1)
+    content = source.read_bytes()
+    sender = ChunkSender(data.client, data.create())
+    for place in (0, 2 * MIB, 5 * MIB):
+        builder = ChunkBuilder()
+        piece = content[place : place + MIB]
+        builder.add_file(b"large", piece, status.st_mode, status.st_mtime_ns, len(content), place, version)
+        sender.submit(builder.seal())
+    sender.wait_stored()
+    sender.close()
+    data.refresh()
+    assert not data.exists("large")  # never visible before it is whole
+    run = TreeUpload(data.client, data.create(), data.snapshot, chunk_bytes=MIB)
+    report = run.run(lambda failed: walk_source(os.fsencode(source), b"large", failed))
+    assert report.counters.stored_bytes == 7 * MIB + 5  # eleven pieces, three of which were there
+    data.refresh()
+    assert data.get("large") == content
+
+
+def test_what_cannot_be_read_is_reported_and_the_rest_goes_through(data: Dataset, tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "source", files=5)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(root / "socket"))
+    os.mkfifo(root / "pipe")
+
+    def walk_and_remove(failed: object) -> Iterator[SourceEntry]:
+        for entry in walk_source(os.fsencode(root), b"", failed):  # type: ignore[arg-type]  # the upload's own function
+            if entry.path == b"deep/3.bin":
+                os.unlink(entry.source)
+            yield entry
+
+    report = TreeUpload(data.client, data.create(), None).run(walk_and_remove)
+    assert sorted(os.path.basename(path) for path, _ in report.failures) == ["3.bin", "pipe", "socket"]
+    assert report.counters.failed_files == 3
+    assert report.counters.stored_files == report.counters.found_files - 3
+    data.refresh()
+    assert data.get("deep/4.bin") == (root / "deep/4.bin").read_bytes()
+    assert not data.exists("deep/3.bin") and not data.exists("pipe")
+
+
+def test_a_missing_source_is_a_failure(data: Dataset, tmp_path: Path) -> None:
+    report = upload(data, tmp_path / "none")
+    assert report.failures == [(str(tmp_path / "none"), "No such file or directory")]
+
+
+def test_a_server_that_is_gone_ends_the_upload_with_one_error(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_tree(tmp_path / "source")
+    run = TreeUpload(data.client, data.create(), None, chunk_bytes=50_000)
+
+    def lost(*arguments: object) -> int:
+        raise Unavailable("lost the server")
+
+    monkeypatch.setattr(data.client, "put_chunk", lost)
+    with pytest.raises(DieselfsError, match="lost the server"):
+        run.run(lambda failed: walk_source(os.fsencode(root), b"", failed))
+    assert run.report.counters.stored_files == 0

@@ -1,0 +1,78 @@
+"""Which datasets there are: lost metadata is told apart from a dataset that was dropped."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from dieselfs.errors import Unavailable
+from dieselfs.limits import METADATA_AWAY_S
+from dieselfs.records import DatasetRecord
+from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.memory import MemoryStore
+from tests.support.chunks import CHUNK_ID, DATASET_ID, sample_chunk
+
+NAME = "pets"
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    store.put(DATASET_ID, CHUNK_ID, [sample_chunk()])
+    return store
+
+
+@pytest.fixture
+def metadata() -> Iterator[SqliteMetadata]:
+    metadata = SqliteMetadata.in_memory()
+    yield metadata
+    metadata.close()
+
+
+def test_a_dataset_of_which_only_chunks_are_left_has_lost_its_metadata(
+    store: MemoryStore, metadata: SqliteMetadata
+) -> None:
+    catalog = Catalog(store, metadata)
+    with pytest.raises(Unavailable, match="dlcmd rebuild dl://pets"):
+        catalog.dataset(NAME)
+    assert catalog.dataset_id(NAME) == DATASET_ID
+    assert catalog.dataset("other") is None
+
+
+def test_a_dataset_that_was_dropped_just_now_is_gone(store: MemoryStore, metadata: SqliteMetadata) -> None:
+    metadata.create_dataset(NAME, DATASET_ID)
+    catalog = Catalog(store, metadata)
+    assert catalog.dataset("other") is None  # the store has been scanned
+    assert catalog.dataset(NAME) is not None
+    store.delete_dataset(DATASET_ID)
+    metadata.drop_dataset(DATASET_ID)
+    assert catalog.dataset(NAME) is None
+    assert catalog.dataset_id(NAME) is None
+
+
+def test_a_metadata_store_that_failed_is_asked_now_and_then(
+    store: MemoryStore, metadata: SqliteMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, asked_at_s = [0.0], []
+
+    def silent(name: str) -> DatasetRecord:
+        asked_at_s.append(now_s[0])
+        raise Unavailable("it does not answer")
+
+    metadata.create_dataset(NAME, DATASET_ID)
+    catalog = Catalog(store, metadata, lambda: now_s[0])
+    assert catalog.dataset_id(NAME) == DATASET_ID
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "dataset", silent)
+        for _ in range(5):
+            assert catalog.dataset_id(NAME) == DATASET_ID
+        assert asked_at_s == [0.0]
+        now_s[0] = METADATA_AWAY_S
+        for _ in range(5):
+            assert catalog.dataset_id(NAME) == DATASET_ID
+        assert asked_at_s == [0.0, METADATA_AWAY_S]
+        with pytest.raises(Unavailable):
+            catalog.dataset(NAME)  # who needs the record itself asks in any case
+    store.delete_dataset(DATASET_ID)
+    metadata.drop_dataset(DATASET_ID)
+    assert catalog.dataset(NAME) is None

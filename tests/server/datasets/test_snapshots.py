@@ -1,0 +1,104 @@
+"""Snapshots on the shelf: built once, kept, built again when the disk has spoilt them."""
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.ids import ChunkIdSource
+from dieselfs.errors import NotFound, Unavailable
+from dieselfs.records import EntryTable
+from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.datasets.snapshots import GENERATIONS_KEPT, SnapshotCache
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.memory import MemoryStore
+
+DATASET = bytes(range(16))
+IDS = ChunkIdSource(clock=lambda: 1_800_000_000, first_counter=1)
+
+
+class CountingMetadata(SqliteMetadata):
+    """Counts how often a snapshot was built from it."""
+
+    tables = 0
+
+    def entry_table(self, dataset_id: bytes) -> EntryTable:
+        self.tables += 1
+        return super().entry_table(dataset_id)
+
+
+@pytest.fixture
+def metadata() -> CountingMetadata:
+    store = CountingMetadata(":memory:")
+    store.create_dataset("data", DATASET)
+    return store
+
+
+def write(metadata: SqliteMetadata, name: bytes) -> None:
+    builder = ChunkBuilder()
+    builder.add_file(name, name, 0o644, 0)
+    chunk_id = IDS.next()
+    parts = builder.seal().encode(chunk_id, "data", DATASET, metadata.reserve_versions(DATASET, 1, 1))
+    commit_chunk(MemoryStore(), metadata, DATASET, chunk_id, b"".join(parts), 10**18)
+
+
+async def test_many_who_ask_at_once_get_one_snapshot(metadata: CountingMetadata, tmp_path: Path) -> None:
+    write(metadata, b"file")
+    snapshots = SnapshotCache(tmp_path, metadata)
+    got = []
+
+    async def ask() -> None:
+        got.append(await snapshots.get(metadata.dataset("data")))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(ask)
+    assert metadata.tables == 1
+    assert {snapshot.digest for snapshot in got} == {got[0].digest}
+    assert got[0].find(b"file") > 0
+
+
+async def test_older_generations_are_kept_for_a_while(metadata: CountingMetadata, tmp_path: Path) -> None:
+    snapshots = SnapshotCache(tmp_path, metadata)
+    for number in range(1, GENERATIONS_KEPT + 3):
+        write(metadata, b"file%d" % number)
+        assert (await snapshots.get(metadata.dataset("data"))).generation == number
+    newest = metadata.dataset("data")
+    assert (await snapshots.get(newest, newest.generation - 1)).generation == newest.generation - 1
+    for gone in (1, 999):
+        with pytest.raises(NotFound, match="not kept"):
+            await snapshots.get(newest, gone)
+    assert len(list(tmp_path.iterdir())) == GENERATIONS_KEPT
+
+
+async def test_a_spoilt_file_is_built_again(metadata: CountingMetadata, tmp_path: Path) -> None:
+    write(metadata, b"file")
+    digest = (await SnapshotCache(tmp_path, metadata).get(metadata.dataset("data"))).digest
+    (path,) = tmp_path.iterdir()
+    for position in (0, 20, 100, -1):
+        content = bytearray(path.read_bytes())
+        content[position] ^= 1
+        path.write_bytes(content)
+        snapshots = SnapshotCache(tmp_path, metadata)  # a server that has just started
+        assert (await snapshots.get(metadata.dataset("data"))).digest == digest
+
+
+async def test_a_shelf_that_cannot_be_written_is_named(metadata: CountingMetadata, tmp_path: Path) -> None:
+    write(metadata, b"file")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match=os.fspath(tmp_path)):
+        await SnapshotCache(tmp_path / "file" / "shelf", metadata).get(metadata.dataset("data"))
+
+
+async def test_snapshots_are_private_and_go_with_their_dataset(
+    metadata: CountingMetadata, tmp_path: Path
+) -> None:
+    write(metadata, b"file")
+    snapshots = SnapshotCache(tmp_path / "shelf", metadata)
+    await snapshots.get(metadata.dataset("data"))
+    (path,) = (tmp_path / "shelf").iterdir()
+    assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
+    snapshots.drop(DATASET)
+    assert not list((tmp_path / "shelf").iterdir())

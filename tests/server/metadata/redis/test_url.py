@@ -1,0 +1,72 @@
+"""Addresses of Redis as users write them; no password in them, and none from a file that others can read."""
+
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import InvalidInput
+from dieselfs_server.metadata.redis.url import RedisLocation, parse_redis_url
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("redis://localhost", RedisLocation([("localhost", 6379)])),
+        ("redis://10.0.0.5:7000/3", RedisLocation([("10.0.0.5", 7000)], database=3)),
+        ("redis://me@h:1/", RedisLocation([("h", 1)], user="me")),
+        ("redis://[::1]:7", RedisLocation([("::1", 7)])),
+        ("redis://h?prefix=lab1:", RedisLocation([("h", 6379)], prefix=b"lab1:")),
+        ("redis+cluster://a:1,b,c:3", RedisLocation([("a", 1), ("b", 6379), ("c", 3)], is_cluster=True)),
+        ("redis+unix:///run/r%20s.sock", RedisLocation([], socket_path="/run/r s.sock")),
+    ],
+)
+def test_addresses(url: str, location: RedisLocation) -> None:
+    assert parse_redis_url(url) == location
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://me:secret@h", "password_file"),
+        ("redis://:secret@h", "password_file"),
+        ("redis://h:0", "HOST:PORT"),
+        ("redis://h:65536", "HOST:PORT"),
+        ("redis://", "HOST:PORT"),
+        ("redis+cluster://a:1,,b:2", "HOST:PORT"),
+        ("redis://h/one", "database"),
+        ("redis+cluster://h/1", "no databases"),
+        ("redis://h?timeout=3", "timeout"),
+        ("redis://h?prefix={x}", "prefix"),
+        ("redis://h?prefix=", "prefix"),
+        ("redis://h?password_file=/nonexistent", "/nonexistent"),
+    ],
+)
+def test_what_is_no_address(url: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why) as refused:
+        parse_redis_url(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_password_comes_from_a_file_of_ours_alone(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.touch(0o600)
+    file.write_text("se cret\n")
+    location = parse_redis_url(f"redis://h?password_file={file}")
+    assert location.password == "se cret"
+    assert "se cret" not in f"{location} {location!r}"
+    file.chmod(0o640)
+    with pytest.raises(InvalidInput, match="chmod 600"):
+        parse_redis_url(f"redis://h?password_file={file}")
+    file.chmod(0o600)
+    for content in (b"", b"\n", b"\xff", b"x" * 5000):
+        file.write_bytes(content)
+        with pytest.raises(InvalidInput, match="password file"):
+            parse_redis_url(f"redis://h?password_file={file}")
+
+
+def test_only_an_unguarded_server_on_the_network_is_open() -> None:
+    assert RedisLocation([("10.0.0.5", 1)]).is_open
+    assert RedisLocation([("127.0.0.1", 1), ("redis.example", 1)]).is_open
+    assert not RedisLocation([("10.0.0.5", 1)], password="x").is_open
+    assert not RedisLocation([("127.0.0.1", 1), ("::1", 1), ("localhost", 1)]).is_open
+    assert not RedisLocation([], socket_path="/run/s").is_open

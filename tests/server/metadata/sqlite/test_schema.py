@@ -1,0 +1,35 @@
+"""The tables that SQLite makes are the ones that `docs/reference/metadata-keys.md` describes."""
+
+import re
+from contextlib import closing
+from pathlib import Path
+
+from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections
+from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metadata-keys.md"
+
+
+def documented_tables() -> dict[str, set[str]]:
+    """Each table of the document with its columns: the key's, and the others."""
+    tables = {}
+    for line in DOCUMENT.read_text().partition("## SQLite")[2].splitlines():
+        cells = line.split("|")
+        name = re.fullmatch(r" `(\w+)` ", cells[1]) if len(cells) > 4 else None
+        if name:
+            tables[name[1]] = set(re.findall(r"`(\w+)`", cells[2] + cells[4]))
+    return tables
+
+
+def test_the_document_lists_every_table_and_column() -> None:
+    with closing(Connections(MEMORY)) as connections, connections.reading() as connection:
+        names = [
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+            if not name.startswith("sqlite_")
+        ]
+        tables = {
+            name: {column[1] for column in connection.execute(f"PRAGMA table_info({name})")} for name in names
+        }
+    assert documented_tables() == tables
+    assert {name for name, columns in tables.items() if "dataset" in columns} == set(DATASET_TABLES)

@@ -1,0 +1,264 @@
+"""SQLite keeps the contract of metadata stores, in a file and in memory; and what only a file can get wrong."""
+
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from dieselfs.errors import (
+    AlreadyExists,
+    Damaged,
+    DieselfsError,
+    InvalidInput,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
+from dieselfs_server.metadata.sqlite.connections import Connections
+from dieselfs_server.metadata.sqlite.schema import SCHEMA_VERSION
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from tests.conformance.metadata_suite import MetadataSuite, check_against_model
+from tests.support.apply_chunks import CHUNKS, IDS
+from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, apply, chunk_id, pack
+from tests.support.strace import KILL, KILLED, needs_strace, run_with_fault
+
+PROGRAM = "tests.support.apply_chunks"
+HEADERS = {identity: pack(puts, identity)[1] for puts, identity in zip(CHUNKS, IDS, strict=True)}
+
+
+class TestSqliteFile(MetadataSuite):
+    def make_store(self, folder: Path) -> SqliteMetadata:
+        return SqliteMetadata(folder / "metadata.db")
+
+
+class TestSqliteMemory(MetadataSuite):
+    def make_store(self, folder: Path) -> SqliteMetadata:
+        return SqliteMetadata.in_memory()
+
+
+def check_is_prefix(path: Path, at_least: int) -> int:
+    """Assert that the first chunks are applied, wholly, and that the rest can follow; returns how many were."""
+    with closing(SqliteMetadata(path)) as store:
+        try:
+            store.create_dataset(DATASET, DATASET_ID)
+        except AlreadyExists:
+            applied = [identity for identity in IDS if store.has_chunk(DATASET_ID, identity)]
+        else:
+            applied = []
+        assert applied == IDS[: len(applied)] and len(applied) >= at_least
+        check_against_model(store, {identity: HEADERS[identity] for identity in applied})
+        for puts, identity in zip(CHUNKS, IDS, strict=True):
+            apply(store, puts, identity)
+        check_against_model(store, HEADERS)
+    return len(applied)
+
+
+@needs_strace
+@pytest.mark.parametrize("calls", ["pwrite64", "fdatasync|fsync", "ftruncate"])
+def test_a_chunk_whose_applying_is_killed_counts_wholly_or_not_at_all(tmp_path: Path, calls: str) -> None:
+    counts = set()
+    killed = 0
+    for when in [*range(1, 20), *range(20, 400, 17)]:
+        path = tmp_path / f"{when}.db"
+        done = run_with_fault(PROGRAM, [str(path)], calls, KILL, when, expected_codes=(0, KILLED))
+        counts.add(check_is_prefix(path, at_least=len(done.stdout.splitlines())))
+        if done.returncode == 0:
+            break
+        killed += 1
+    assert killed >= 1
+    if calls == "pwrite64":
+        assert counts == {0, 1, 2, 3, 4}, "the run proves too little"
+
+
+def test_a_log_that_lost_its_end_leaves_a_prefix(tmp_path: Path) -> None:
+    """As a power cut leaves it: commits are not fsynced one by one, so the newest may be gone, or torn."""
+    path = tmp_path / "metadata.db"
+    with closing(SqliteMetadata(path)) as store:
+        store.create_dataset(DATASET, DATASET_ID)
+        for puts, identity in zip(CHUNKS, IDS, strict=True):
+            apply(store, puts, identity)
+        log_bytes = os.path.getsize(f"{path}-wal")
+        counts = []
+        for kept_bytes in range(0, log_bytes + 1, 2000):
+            cut = tmp_path / f"{kept_bytes}.db"
+            shutil.copy(path, cut)
+            shutil.copy(f"{path}-wal", f"{cut}-wal")
+            os.truncate(f"{cut}-wal", kept_bytes)
+            counts.append(check_is_prefix(cut, at_least=0))
+    assert counts == sorted(counts)
+    assert set(counts) >= {0, 1, 2, 3}
+
+
+def test_what_was_reserved_and_applied_is_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    with closing(SqliteMetadata(path)) as store:
+        store.create_dataset(DATASET, DATASET_ID)
+        assert store.reserve_versions(DATASET_ID, 1000, NOW_NS) == NOW_NS
+        apply(store, CHUNKS[0], IDS[0])
+    with closing(SqliteMetadata(path)) as store:
+        assert store.reserve_versions(DATASET_ID, 1, 5) == NOW_NS + 1000
+        check_against_model(store, {IDS[0]: HEADERS[IDS[0]]})
+
+
+def test_only_its_owner_may_look(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with closing(SqliteMetadata(tmp_path / "metadata.db")) as store:
+            store.create_dataset(DATASET, DATASET_ID)
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("metadata.db", "metadata.db-shm", "metadata.db-wal"), 384)
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "metadata.db").symlink_to(tmp_path / "elsewhere.db")
+    with pytest.raises(Unavailable, match=r"metadata\.db"):
+        SqliteMetadata(tmp_path / "metadata.db")
+    assert not (tmp_path / "elsewhere.db").exists()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"nowhere/metadata\.db: No such file"):
+        SqliteMetadata(tmp_path / "nowhere" / "metadata.db")
+
+
+@pytest.mark.parametrize("content", [b"not a database, and long enough to be seen as such" * 100, b"x" * 50])
+def test_a_file_of_another_kind_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "metadata.db"
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match=r"is damaged .*rebuilt from the chunks"):
+        SqliteMetadata(path)
+    assert path.read_bytes() == content
+
+
+def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE contacts (name TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(InvalidInput, match="another program"):
+        SqliteMetadata(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "message"),
+    [(SCHEMA_VERSION + 1, InvalidInput, "newer than 2"), (0, Damaged, "unknown schema 0")],
+)
+def test_an_unknown_schema_is_one_clear_error(
+    tmp_path: Path, version: int, error: type[DieselfsError], message: str
+) -> None:
+    path = tmp_path / "metadata.db"
+    SqliteMetadata(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(error, match=message):
+        SqliteMetadata(path)
+
+
+def test_damage_inside_is_an_error_not_a_wrong_answer(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    with closing(SqliteMetadata(path)) as store:
+        store.create_dataset(DATASET, DATASET_ID)
+        apply(store, [Put(b"d/f%d" % i, 1 + i) for i in range(2000)], chunk_id(1))
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for page in range(4096 * 15, size, 4096):
+            file.seek(page)
+            file.write(b"\xff" * 64)
+    with closing(SqliteMetadata(path)) as store, pytest.raises(Damaged, match="rebuilt from the chunks"):
+        store.entry_table(DATASET_ID)
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    with closing(SqliteMetadata(path)) as store:
+        store.create_dataset(DATASET, DATASET_ID)
+        with store._connections.writing() as connection:  # no disk is small enough to fill it in a test
+            connection.execute("COMMIT")
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {pages + 3}")
+            connection.execute("BEGIN")
+        with pytest.raises(StorageFull, match=r"metadata\.db"):
+            apply(store, [Put(b"d/f%d" % i, 1 + i) for i in range(2000)], chunk_id(1))
+        check_against_model(store, {})
+        apply(store, [Put(b"a", 1)], chunk_id(2))
+
+
+def test_readers_do_not_wait_for_the_writer_and_see_one_state(tmp_path: Path) -> None:
+    connections = Connections(str(tmp_path / "metadata.db"))
+    with closing(connections), ThreadPoolExecutor(1) as threads:
+        insert = "INSERT INTO dataset (name, dataset_id) VALUES (?, ?)"
+        count = "SELECT count(*) FROM dataset"
+        with connections.reading() as reader:
+            assert reader.execute(count).fetchone() == (0,)
+            with connections.writing() as writer:
+                writer.execute(insert, ("a", b"a"))
+                with connections.reading() as second:
+                    assert second.execute(count).fetchone() == (0,)
+            assert reader.execute(count).fetchone() == (0,)
+        with connections.reading() as reader:
+            assert reader.execute(count).fetchone() == (1,)
+        may_end = Event()
+
+        def read_for_long() -> None:
+            with connections.reading() as slow:
+                slow.execute(count).fetchone()
+                assert may_end.wait(60)
+
+        reading = threads.submit(read_for_long)
+        with connections.writing() as writer:
+            writer.execute(insert, ("b", b"b"))
+        may_end.set()
+        reading.result()
+
+
+def test_a_transaction_that_raises_is_undone(tmp_path: Path) -> None:
+    connections = Connections(str(tmp_path / "metadata.db"))
+    with closing(connections):
+        with pytest.raises(NotFound), connections.writing() as writer:
+            writer.execute("INSERT INTO dataset (name, dataset_id) VALUES ('a', x'00')")
+            raise NotFound("something")
+        with connections.reading() as reader:
+            assert reader.execute("SELECT count(*) FROM dataset").fetchone() == (0,)
+
+
+def open_and_close(barrier: Barrier, paths: list[Path]) -> None:
+    for path in paths:
+        barrier.wait(60)
+        SqliteMetadata(path).close()
+
+
+def test_processes_that_start_together_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """The moment at which a database changes to its log is short, so there are many."""
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(4)
+    paths = [tmp_path / f"{number}.db" for number in range(100)]
+    processes = [fork.Process(target=open_and_close, args=(barrier, paths)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+
+
+def test_processes_share_a_database(tmp_path: Path) -> None:
+    """All start at once on a database that is not there yet, and apply the same chunks."""
+    path = tmp_path / "metadata.db"
+    command = [sys.executable, "-m", PROGRAM, str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    programs = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for _ in range(6)]
+    errors = [program.communicate(timeout=60)[1] for program in programs]
+    assert [program.returncode for program in programs] == [0] * len(programs), errors
+    assert check_is_prefix(path, at_least=len(CHUNKS)) == len(CHUNKS)

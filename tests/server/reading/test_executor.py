@@ -1,0 +1,88 @@
+"""Parts of chunks for clients: right, few reads, and damage is looked at anew."""
+
+import numpy as np
+import pytest
+import trio
+
+from dieselfs.arrays import Ranges
+from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
+from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.metrics import Registry
+from dieselfs_server.reading.executor import RequestExecutor
+from dieselfs_server.store.memory import MemoryStore
+from lab.counting_store import CountingStore
+from tests.support.chunks import CHUNK_ID, DATASET_ID, chunk_object, sample_fields
+
+PAYLOAD = bytes(range(250)) * 4000
+CHUNK = chunk_object(sample_fields(PAYLOAD), PAYLOAD)
+
+
+def ranges(*pairs: tuple[int, int]) -> Ranges:
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    store = CountingStore(MemoryStore())
+    store.put(DATASET_ID, CHUNK_ID, [CHUNK])
+    return store
+
+
+async def test_payload_and_parts_are_right(store: CountingStore) -> None:
+    executor = RequestExecutor(store)
+    assert await executor.payload(DATASET_ID, CHUNK_ID) == PAYLOAD
+    parts = await executor.ranges(DATASET_ID, CHUNK_ID, ranges((900_000, 5), (3, 4), (0, 0), (7, 1)))
+    assert [bytes(part) for part in parts] == [PAYLOAD[900_000:900_005], PAYLOAD[3:7], PAYLOAD[7:8]]
+    start = decode_preamble(CHUNK, "chunk").payload_start
+    assert store.metrics.numbers()["store.reads"] == 4  # preamble, payload, two spans
+    assert store.metrics.numbers()["store.read_bytes"] == PREAMBLE_BYTES + len(PAYLOAD) + 5 + 5
+    assert start + len(PAYLOAD) == len(CHUNK)
+
+
+async def test_an_empty_payload_is_empty(store: CountingStore) -> None:
+    chunk_id = CHUNK_ID[:-1] + b"\xff"
+    store.put(DATASET_ID, chunk_id, [chunk_object(b"\x80", b"", chunk_id)])
+    assert bytes(await RequestExecutor(store).payload(DATASET_ID, chunk_id)) == b""
+
+
+async def test_requests_of_many_clients_cost_few_reads(store: CountingStore) -> None:
+    metrics = Registry()
+    executor = RequestExecutor(store, metrics)
+
+    async def client(number: int) -> None:
+        wanted = ranges(*((place, 100) for place in range(number * 100, 900_000, 20_000)))
+        parts = await executor.ranges(DATASET_ID, CHUNK_ID, wanted)
+        assert [bytes(part) for part in parts] == [PAYLOAD[o : o + n] for o, n in wanted.tolist()]
+
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(client, number)
+    counts = metrics.as_dict()["reading"]
+    assert counts["store_reads"] == store.metrics.numbers()["store.reads"] <= 4
+    assert counts["requests"] == 40 and counts["ranges"] == 20 + 20 * 45
+
+
+async def test_what_lies_outside_is_refused(store: CountingStore) -> None:
+    executor = RequestExecutor(store)
+    for wanted in (ranges((len(PAYLOAD), 1)), ranges((0, 1), (5, len(PAYLOAD)))):
+        with pytest.raises(InvalidInput, match="behind the payload"):
+            await executor.ranges(DATASET_ID, CHUNK_ID, wanted)
+    with pytest.raises(InvalidInput, match="together"):
+        await executor.ranges(DATASET_ID, CHUNK_ID, ranges(*[(0, len(PAYLOAD))] * 200))
+    with pytest.raises(InvalidInput):
+        await executor.payload(DATASET_ID, b"short")
+
+
+async def test_a_chunk_that_is_replaced_after_damage_reads_again(store: CountingStore) -> None:
+    executor = RequestExecutor(store)
+    await executor.payload(DATASET_ID, CHUNK_ID)
+    store.delete(DATASET_ID, CHUNK_ID)
+    with pytest.raises(NotFound):
+        await executor.payload(DATASET_ID, CHUNK_ID)
+    store.put(DATASET_ID, CHUNK_ID, [CHUNK[:-1]])
+    with pytest.raises(Damaged, match="offset"):
+        await executor.payload(DATASET_ID, CHUNK_ID)
+    store.delete(DATASET_ID, CHUNK_ID)
+    other = chunk_object(sample_fields(b"x"), b"x")
+    store.put(DATASET_ID, CHUNK_ID, [other])
+    assert bytes(await executor.payload(DATASET_ID, CHUNK_ID)) == b"x"

@@ -1,0 +1,165 @@
+"""Concurrent reads of one object become one; damage, and who is cancelled, costs nobody else anything."""
+
+import math
+from threading import Event
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from dieselfs.arrays import Ranges
+from dieselfs.errors import Damaged
+from dieselfs.metrics import Registry
+from dieselfs_server.reading.ranges import GAP_BYTES_MAX
+from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
+
+FAR = 4 * GAP_BYTES_MAX
+CONTENT = bytes(range(251)) * (4 * FAR // 251 + 1)
+TIMEOUT_S = 20.0
+
+
+def ranges(*pairs: tuple[int, int]) -> Ranges:
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+class Slow:
+    """A queue over an object whose reads wait until they are let go, all at once or one by one."""
+
+    def __init__(self, reads_max: int = 8, bad_from: int = len(CONTENT)) -> None:
+        self.bad_from = bad_from
+        self.spans: list[tuple[int, int]] = []
+        self.go = Event()
+        self.metrics = Registry()
+        self.tokens = trio.CapacityLimiter(reads_max)
+        self.queue = ReadQueue(
+            self._read, self.tokens, trio.CapacityLimiter(math.inf), ReadMetrics(self.metrics)
+        )
+
+    def _read(self, offset: int, length: int) -> bytes:
+        self.spans.append((offset, length))
+        assert self.go.wait(TIMEOUT_S)
+        if offset + length > self.bad_from:
+            raise Damaged(f"offset {offset}: bad")
+        return CONTENT[offset : offset + length]
+
+    async def read(self, wanted: Ranges) -> None:
+        parts = await self.queue.read(wanted)
+        assert [bytes(part) for part in parts] == [CONTENT[o : o + n] for o, n in wanted.tolist() if n]
+
+    async def begun(self, spans: int) -> None:
+        """Wait until so many spans have been begun to be read."""
+        while len(self.spans) < spans:
+            await trio.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def check_ends(request: pytest.FixtureRequest) -> None:
+    """A queue that hangs fails its test soon."""
+    request.node.add_marker(pytest.mark.timeout(60))
+
+
+async def test_who_wants_what_is_being_read_shares_it() -> None:
+    slow = Slow()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slow.read, ranges((0, FAR)))
+        await slow.begun(1)
+        for wanted in (ranges((0, FAR)), ranges((5, 7), (FAR - 1, 1)), ranges((3, 0))):
+            nursery.start_soon(slow.read, wanted)
+        await trio.testing.wait_all_tasks_blocked()
+        slow.go.set()
+    assert slow.spans == [(0, FAR)]
+    counted = slow.metrics.as_dict()["reading"]
+    assert (counted["requests"], counted["shared_requests"], counted["store_reads"]) == (4, 3, 1)
+    assert counted["store_bytes"] == FAR
+
+
+async def test_who_waits_is_taken_along_by_the_next_read() -> None:
+    slow = Slow()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slow.read, ranges((2 * FAR, 10)))
+        await slow.begun(1)
+        for wanted in (
+            ranges((0, 10)),
+            ranges((20, 10), (5, 5)),
+            ranges((3 * FAR, 1)),
+            ranges((2 * FAR, 11)),
+        ):
+            nursery.start_soon(slow.read, wanted)
+        await trio.testing.wait_all_tasks_blocked()
+        slow.go.set()
+    assert slow.spans == [(2 * FAR, 10), (0, 30), (2 * FAR, 11), (3 * FAR, 1)]
+    assert slow.metrics.numbers()["reading.shared_requests"] == 3
+
+
+async def test_reads_that_wait_for_a_token_are_merged() -> None:
+    slow = Slow(reads_max=1)
+    async with trio.open_nursery() as nursery, slow.tokens:
+        for place in (4, 0, 2):
+            nursery.start_soon(slow.read, ranges((place, 2)))
+        await trio.testing.wait_all_tasks_blocked()
+        slow.go.set()
+    assert slow.spans == [(0, 6)]
+
+
+async def test_damage_fails_only_who_wants_it() -> None:
+    slow = Slow(bad_from=FAR)
+    failed = []
+
+    async def read_bad() -> None:
+        with pytest.raises(Damaged, match=f"offset {2 * FAR}: bad"):
+            await slow.queue.read(ranges((0, 1), (2 * FAR, 1)))
+        failed.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slow.read, ranges((0, 1)))
+        await slow.begun(1)
+        nursery.start_soon(read_bad)
+        nursery.start_soon(slow.read, ranges((1, 1)))
+        await trio.testing.wait_all_tasks_blocked()
+        slow.go.set()
+    assert failed == [True]
+
+
+async def test_a_cancelled_reader_leaves_the_others_their_read() -> None:
+    slow = Slow(reads_max=1)
+    async with trio.open_nursery() as nursery:
+        scopes = []
+
+        async def read_in_vain(wanted: Ranges) -> None:
+            with trio.CancelScope() as scope:
+                scopes.append(scope)
+                await slow.read(wanted)
+
+        async with slow.tokens:
+            for place in range(3):
+                nursery.start_soon(read_in_vain, ranges((place, 1)))
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(slow.read, ranges((7, 1)))
+            await trio.testing.wait_all_tasks_blocked()
+            scopes[0].cancel()  # it waits for the token, to read for all
+            scopes[2].cancel()  # it waits for its turn
+            await trio.testing.wait_all_tasks_blocked()
+            slow.go.set()
+    assert slow.spans == [(1, 7)]
+
+
+async def test_a_read_that_is_under_way_survives_who_began_it() -> None:
+    slow = Slow()
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as first:
+                first.start_soon(slow.read, ranges((0, 9)))
+                await slow.begun(1)
+                nursery.start_soon(slow.read, ranges((3, 3)))
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+                slow.go.set()
+    assert slow.spans == [(0, 9)]
+
+
+async def test_nothing_is_read_for_nothing() -> None:
+    slow = Slow()
+    assert await slow.queue.read(ranges()) == []
+    assert await slow.queue.read(ranges((5, 0))) == []
+    assert slow.spans == []

@@ -1,0 +1,77 @@
+"""SVG figures of the documentation: rates around losses, accuracy over epochs. This module writes files."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from bench.agreement import Storing, group_name
+from bench.dips import AFTER_S, BACK_SHARE, BEFORE_S, shares, smoothed
+
+mpl.use("svg")
+mpl.rcParams["svg.hashsalt"] = "dieselfs"  # equal data gives an equal file
+mpl.rcParams["svg.fonttype"] = "none"
+
+_THIN = 3
+"""Single runs are drawn with one point in _THIN."""
+_LOWEST = 0.6
+"""Accuracies below are cut off."""
+_JOB_COLOURS = {"its job": "#c0392b", "another job": "#2980b9"}
+_GROUP_COLOURS = {1: "#c0392b", 5: "#e67e22", 15: "#2980b9", 30: "#16a085", 0: "#000000"}
+
+
+@contextmanager
+def _panels(count: int, height: float, label: str, file: Path) -> Iterator[list[Axes]]:
+    figure = Figure(figsize=(9, height), layout="constrained")
+    panels: list[Axes] = list(np.atleast_1d(figure.subplots(1, count, sharey=True)))
+    yield panels
+    for panel in panels:
+        panel.grid(alpha=0.25, linewidth=0.5)
+    panels[0].set_ylabel(label)
+    panels[0].legend(fontsize=8, loc="lower right")
+    figure.savefig(file, metadata={"Date": None})
+
+
+def draw_failover(trials: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """A panel for each side: for each job all runs, thin, and their mean, relative to the mean before the loss."""
+    sides = {side["name"]: side["series"] for trial in trials for side in trial["sides"] if side["series"]}
+    with _panels(len(sides), 3.2, "files read, as a share of before", file) as panels:
+        for panel, (name, runs) in zip(panels, sides.items(), strict=True):
+            for job, colour in _JOB_COLOURS.items():
+                rates = [smoothed(shares(run[job])) for run in runs]
+                seconds = np.linspace(-BEFORE_S, AFTER_S, len(rates[0]), endpoint=False)
+                for each in rates:
+                    panel.plot(seconds[::_THIN], each[::_THIN], color=colour, alpha=0.2, linewidth=0.5)
+                panel.plot(seconds, np.mean(rates, axis=0), color=colour, linewidth=1.4, label=job)
+            panel.axvline(0, color="black", linewidth=0.6, linestyle=":")
+            panel.axhline(BACK_SHARE, color="black", linewidth=0.6, linestyle=":")
+            panel.set_title(f"{name}, {len(runs)} times", fontsize=10)
+            panel.set_xlabel("seconds")
+            panel.set_xlim(-BEFORE_S, AFTER_S)
+            panel.set_ylim(0, 1.3)
+
+
+def draw_accuracy(storings: Sequence[Storing], file: Path) -> None:
+    """A panel for each storage order: mean and standard deviation over the seeds."""
+    with _panels(len(storings), 3.6, "accuracy on the test images", file) as panels:
+        for panel, storing in zip(panels, storings, strict=True):
+            for group, runs in storing.runs.items():
+                epochs, colour = np.arange(1, len(runs[0]) + 1), _GROUP_COLOURS[group]
+                mean, spread = np.mean(runs, axis=0), np.std(runs, axis=0, ddof=1)
+                label, style = group_name(group, storing.chunks), "-" if group else "--"
+                panel.plot(epochs, mean, style, color=colour, linewidth=1.3, label=label)
+                panel.fill_between(
+                    epochs, mean - spread, mean + spread, color=colour, alpha=0.12, linewidth=0
+                )
+            panel.set_title(f"{storing.title}, {storing.chunks} chunks", fontsize=10)
+            panel.set_xlabel("epoch")
+            panel.set_xlim(1, len(runs[0]))
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.set_ylim(_LOWEST, 1)
+            panel.legend(fontsize=8, loc="lower right")

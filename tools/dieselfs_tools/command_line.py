@@ -1,0 +1,231 @@
+"""The command line of `dlcmd`: the table of verbs, and errors as one line with an exit code.
+
+The module of a verb is imported when the verb is used. It imports what its work needs in its functions, so that help
+and completion do not wait for numpy, trio and thriftpy2.
+"""
+
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from importlib import import_module
+from io import TextIOWrapper
+from typing import TYPE_CHECKING
+
+import click
+
+from dieselfs.errors import (
+    EXIT_BUG,
+    EXIT_OK,
+    EXIT_PARTIAL,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    DieselfsError,
+    NotFound,
+)
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+VERBS = {
+    "put": "Store files and folders in a dataset.",
+    "get": "Write files of a dataset to this machine.",
+    "ls": "List datasets, or the content of a folder.",
+    "stat": "Show type, size, mode and time of an entry.",
+    "cat": "Write files to standard output.",
+    "mv": "Move or rename a file or a folder.",
+    "rm": "Delete files and folders.",
+    "du": "Show the size and number of files.",
+    "info": "Show the totals of a dataset, or the chunks of a file.",
+    "rb": "Remove a whole dataset.",
+    "mount": "Mount a dataset on a folder, read-only.",
+    "umount": "Unmount datasets.",
+    "mounts": "List mounted datasets and cache daemons.",
+    "upgrade": "Replace the daemons of mounts without unmounting.",
+    "warm": "Fetch a mounted dataset into memory.",
+    "cache": "Share a dataset's chunks in memory on this node.",
+    "purge": "Free the space of deleted files.",
+    "tag": "Manage the tags of a dataset: named generations.",
+    "fsck": "Check the chunks, metadata and snapshot of a dataset.",
+    "rebuild": "Rebuild the metadata of a dataset from its chunks.",
+    "shuffle": "Print the files of a dataset in the order of an epoch.",
+    "which": "Print the files of one step of an epoch.",
+    "user": "Manage users, keys and rights (administrators).",
+    "server": "Show the state of the servers (administrators).",
+    "completion": "Print the completion script of a shell.",
+}
+"""Verb and short help. The verb `x` is the command `x` of the module `dieselfs_tools.commands.x`."""
+
+EXIT_OUTPUT_CLOSED = 141
+"""The code that a shell reports for a write into a closed pipe."""
+
+_RESUMABLE = {"put", "get"}
+
+_EPILOG = """\b
+Examples:
+  dlcmd put -r ./imagenet/ dl://imagenet/
+  dlcmd mount imagenet /mnt/imagenet
+
+\b
+Exit codes:
+    0  all done
+    1  usage: the request is not possible
+    2  partial: some items failed, and are listed; or the disk is full
+    3  not found: a dataset, file, folder, user, or source
+    4  refused: wrong key, or a missing right
+    5  damaged: stored or received bytes are corrupt
+    6  unavailable: the server cannot be reached or does not answer
+   70  a bug in dieselfs; --debug shows where
+  130  interrupted; the same put or get, run again, continues
+  141  the reader of the output closed the pipe"""
+
+
+class _Verbs(options.VerbGroup):
+    """Imports a verb when it is used, but not to list the verbs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(f"dieselfs_tools.commands.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        # click would import all verbs for their short help
+        verbs = [CompletionItem(name) for name in VERBS if name.startswith(incomplete)]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "help":  # `help VERB` is `VERB --help`
+            if not args[1:]:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
+        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            similar = get_close_matches(args[0], VERBS, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            ctx.fail(f"there is no verb {args[0]!r}{hint}")
+        ctx.obj.verb = args[0]
+        return super().resolve_command(ctx, args)
+
+
+@click.command(
+    cls=_Verbs,
+    epilog=_EPILOG,
+    context_settings={
+        "max_content_width": options.HELP_COLUMNS,
+        "help_option_names": ["-h", "--help"],  # a verb's own -h wins
+    },
+)
+@click.version_option(package_name="dieselfs", message="dlcmd %(version)s")
+def dlcmd() -> None:
+    """Store, list and mount datasets.
+
+    Names are dl://DATASET/PATH. Without a server (--server, DIESELFS_SERVER, or ~/.config/dieselfs/config.toml)
+    all data is on this machine, in DIESELFS_HOME. The options below may stand before or after the verb;
+    'dlcmd help VERB' explains a verb.
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code. Errors are printed on stderr."""
+    session = Session()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        if arguments is None and "_DLCMD_COMPLETE" in os.environ:
+            from dieselfs_tools.completion import complete
+
+            return complete(dlcmd, session)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        # Not dlcmd.main(), which would report a closed pipe as success.
+        with dlcmd.make_context("dlcmd", words, obj=session) as context:
+            exit_code = int(dlcmd.invoke(context) or EXIT_OK)
+        session.close()
+        sys.stdout.flush()
+    except click.exceptions.Exit as shown:  # --help, --version
+        return shown.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:  # `dlcmd`, `dlcmd tag`
+        click.echo(error.format_message())
+        return EXIT_USAGE
+    except BaseException as error:
+        if session.is_debug:
+            traceback.print_exc()
+        return _end(session, error)
+    return exit_code
+
+
+def _end(session: Session, error: BaseException) -> int:
+    """Close the session, print the error, and return the exit code."""
+    message, exit_code = described(error, session.verb)
+    if isinstance(error, NotFound):
+        message += _similar_dataset(session, message)
+    with suppress(DieselfsError, OSError):  # the first error is the one to report
+        session.close(error)
+    if isinstance(error, BrokenPipeError):  # the reader of our output has ended
+        sys.stdout = None  # the interpreter writes no rest of it at its end
+        return EXIT_OUTPUT_CLOSED
+    session.output.error(message)
+    try:
+        if session.output.is_json:
+            session.output.summary("", {"error": message}, exit_code)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = None
+    return exit_code
+
+
+def described(error: BaseException, verb: str = "") -> tuple[str, int]:
+    """An error as one line (what failed, on what, what to do next), and its exit code."""
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        signum = error.args[0] if error.args and isinstance(error, KeyboardInterrupt) else signal.SIGINT
+        again = "; the same command, run again, continues" if verb in _RESUMABLE else ""
+        return f"interrupted{again}", 128 + signum
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx else "dlcmd"
+        return f"{_usage_fault(error)} ('{path} --help' explains)", EXIT_USAGE
+    if isinstance(error, click.ClickException):
+        return error.format_message(), EXIT_USAGE
+    if isinstance(error, DieselfsError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        exit_code = EXIT_REFUSED if isinstance(error, PermissionError) else EXIT_PARTIAL
+        return f"{place}{error.strerror or error}", exit_code
+    return f"this is a bug in dieselfs: {type(error).__name__}: {error} (--debug shows where)", EXIT_BUG
+
+
+def _usage_fault(error: click.UsageError) -> str:
+    """The message; for an argument, without its name, which has brackets in the help."""
+    if not isinstance(error, click.BadParameter) or not isinstance(error.param, click.Argument):
+        return error.format_message()
+    if isinstance(error, click.MissingParameter):
+        return f"{error.param.metavar or error.param.human_readable_name} is missing"
+    return error.message
+
+
+def _similar_dataset(session: Session, message: str) -> str:
+    """`; did you mean ...?` if the message names a missing dataset, and one with a similar name exists."""
+    if missing := re.search(r"there is no dataset '([^']+)'", message):
+        with suppress(DieselfsError, OSError):
+            names = [dataset.name for dataset in session.client.datasets()]
+            if similar := get_close_matches(missing[1], names, 1):
+                return f"; did you mean dl://{similar[0]}?"
+    return ""

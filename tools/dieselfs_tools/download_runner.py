@@ -1,0 +1,175 @@
+"""The work of `dlcmd get`. This module writes files."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
+from dieselfs.names import Location, is_location, parse_location, printable, split_path
+from dieselfs.transfer.download import DownloadCounters, DownloadFailure, TreeDownload
+from dieselfs.transfer.download_plan import is_there
+from dieselfs.units import count, format_duration
+from dieselfs_tools.commands.cat import write_contents
+from dieselfs_tools.output import Output, name_fields
+from dieselfs_tools.progress import Reading, shown
+from dieselfs_tools.session import Session
+
+STANDARD_OUTPUT = "-"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file or folder to get. The content of a folder goes into `folder`, a file becomes `name` in `folder`."""
+
+    dataset: Dataset
+    node: int
+    folder: bytes
+    name: bytes = b""
+
+
+def run_get(
+    session: Session,
+    names: Sequence[str],
+    is_recursive: bool,
+    is_dry_run: bool,
+    is_forced: bool,
+    jobs: int,
+) -> int:
+    """Write the locations in `names`, whose last one may be the destination; returns the exit code."""
+    given = list(names)
+    destination = "." if is_location(given[-1]) else given.pop()
+    if not given:
+        raise InvalidInput(f"the source, dl://DATASET/PATH, is missing; {destination} is the destination")
+    locations = [parse_location(name) for name in given]
+    if destination == STANDARD_OUTPUT:
+        if is_recursive or is_dry_run:
+            raise InvalidInput("standard output takes the content of files, without -r and -n")
+        write_contents(session, locations)
+        return EXIT_OK
+    items = _find(session, locations, os.fsencode(destination), is_recursive)
+    if is_dry_run:
+        return _show(session.output, items, is_forced)
+    return _download(session.output, items, jobs, is_forced)
+
+
+def _find(
+    session: Session, locations: Sequence[Location], destination: bytes, is_recursive: bool
+) -> list[Item]:
+    """Looks up all locations before anything is written. Raises NotFound, InvalidInput."""
+    datasets = {name: session.dataset(name) for name in dict.fromkeys(place.state for place in locations)}
+    is_into = len(locations) > 1 or destination.endswith(b"/") or os.path.isdir(destination)
+    return [_place(datasets[place.state], place, destination, is_into, is_recursive) for place in locations]
+
+
+def _place(
+    dataset: Dataset, location: Location, destination: bytes, is_into: bool, is_recursive: bool
+) -> Item:
+    """The destination of a stored file or folder, by the rules of `put`."""
+    snapshot = dataset.snapshot
+    node = snapshot.find(location.path)
+    if node < 0 or (snapshot.stat(node).is_link and not is_recursive):
+        node = snapshot.follow(location.path)
+    name = split_path(location.path)[1]
+    if not snapshot.stat(node).is_folder:
+        if location.is_folder_form:
+            raise InvalidInput(f"{location}: not a folder, but a file")
+        folder, new_name = (destination, name) if is_into else os.path.split(destination)
+        return Item(dataset, node, folder or b".", new_name)
+    if not is_recursive:
+        raise InvalidInput(f"{location} is a folder: get it with -r")
+    return Item(dataset, node, destination if location.is_folder_form else os.path.join(destination, name))
+
+
+def _relative_paths(item: Item) -> Iterator[tuple[int, bytes]]:
+    snapshot = item.dataset.snapshot
+    base = snapshot.path(item.node)
+    yield item.node, item.name
+    for node in snapshot.walk(item.node):
+        yield node, snapshot.path(node)[len(base) :].lstrip(b"/")
+
+
+def _show(output: Output, items: Sequence[Item], is_forced: bool) -> int:
+    """The dry run."""
+    entries = skipped = total_bytes = 0
+    for item in items:
+        snapshot = item.dataset.snapshot
+        for node, relative in _relative_paths(item):
+            wanted, place = snapshot.stat(node), os.path.join(item.folder, relative)
+            try:
+                status = os.lstat(place)
+            except OSError:
+                status = None
+            if status is not None and not is_forced and (is_there(status, wanted) or wanted.is_folder):
+                skipped += 1
+                continue
+            entries += 1
+            size_bytes = wanted.size if wanted.is_file else 0
+            total_bytes += size_bytes
+            location = Location(item.dataset.name, snapshot.path(node), wanted.is_folder)
+            fields = {
+                **name_fields(snapshot.path(node)),
+                **name_fields(place, "destination"),
+                "size": size_bytes,
+            }
+            output.detail("entry", f"would get {location} -> {printable(place)}", fields)
+    return output.summary(
+        f"would write {count(entries, 'entry')} ({output.size(total_bytes)}), skip {skipped:,} that already exist",
+        {"dry_run": True, "entries": entries, "bytes": total_bytes, "skipped": skipped},
+    )
+
+
+def _download(output: Output, items: Sequence[Item], jobs: int, is_forced: bool) -> int:
+    started_s = time.monotonic()
+    downloads = [
+        TreeDownload(item.dataset.chunks, item.node, item.folder, item.name, jobs, is_forced)
+        for item in items
+    ]
+    counters = [download.report.counters for download in downloads]
+    with shown(output, "get", lambda: _reading(counters)):
+        for download in downloads:
+            download.run()
+    failures = [failure for download in downloads for failure in download.report.failures]
+    is_damaged = any(download.report.is_damaged for download in downloads)
+    return _report(output, counters, failures, is_damaged, time.monotonic() - started_s)
+
+
+def _reading(counters: Sequence[DownloadCounters]) -> Reading:
+    return Reading(
+        sum(one.written_files + one.skipped_files for one in counters),
+        sum(one.written_bytes + one.skipped_bytes for one in counters),
+        sum(one.found_files for one in counters),
+        sum(one.found_bytes for one in counters),
+        sum(one.failed_files for one in counters),
+        skipped_bytes=sum(one.skipped_bytes for one in counters),
+    )
+
+
+def _report(
+    output: Output,
+    counters: Sequence[DownloadCounters],
+    failures: Sequence[DownloadFailure],
+    is_damaged: bool,
+    elapsed_s: float,
+) -> int:
+    written, skipped, failed, written_bytes = (
+        sum(getattr(one, name) for one in counters)
+        for name in ("written_files", "skipped_files", "failed_files", "written_bytes")
+    )
+    output.failures([(failure.path, failure.reason) for failure in failures], failed)
+    parts = [f"wrote {count(written, 'entry')} ({output.size(written_bytes)})"]
+    if skipped:
+        parts.append(f"skipped {skipped:,} that already existed")
+    if failed:
+        parts.append(f"{failed:,} failed")
+    fields = {
+        "written": written,
+        "written_bytes": written_bytes,
+        "skipped": skipped,
+        "failed": failed,
+        "is_damaged": is_damaged,
+        "seconds": round(elapsed_s, 3),
+    }
+    exit_code = EXIT_DAMAGED if is_damaged else EXIT_PARTIAL if failed else EXIT_OK
+    return output.summary(f"{', '.join(parts)} in {format_duration(elapsed_s)}", fields, exit_code)
