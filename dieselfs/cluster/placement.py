@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Generic, Protocol, TypeVar
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from dieselfs.arrays import Hashes
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.cluster.member import Member
 from dieselfs.columns import U8, U64
 from dieselfs.errors import InvalidInput
 
@@ -36,19 +37,6 @@ _BLOCK_CHUNKS = 32_768
 """Chunks that are placed together: their columns stay in the processor's cache."""
 _TILE_HASHES = 32_768
 """Hashes of chunks and members that are compared together, likewise."""
-
-
-class Offer(Protocol):
-    """A node, and its memory for chunks."""
-
-    @property
-    def node(self) -> str: ...
-
-    @property
-    def memory_bytes(self) -> int: ...
-
-
-Member = TypeVar("Member", bound=Offer)
 
 
 def weight_of(memory_bytes: int) -> int:
@@ -127,7 +115,7 @@ class _Bids:
         return _Bids(self.scores[chunks], self.hashes[chunks], self.places[chunks])
 
 
-class Placement(Generic[Member]):
+class Placement:
     """The owners of chunks among the members of a job. Immutable.
 
     `members` are ordered by node. Members without memory own nothing, unless none has any.
@@ -145,26 +133,17 @@ class Placement(Generic[Member]):
         self._place_by_node = {node: place for place, node in enumerate(nodes)}
         self._weights = np.array(weights, np.uint64)
         self._keys = np.array([node_key(node) for node in nodes], np.uint64)
-        self._groups = self._grouped(place for place, weight in enumerate(weights) if weight)
-        self._is_even = len(self._groups) == 1
-
-    def _grouped(self, places: Iterable[int]) -> list[_Group]:
         by_weight = groupby(
-            sorted((int(self._weights[place]), place) for place in places), lambda pair: pair[0]
+            sorted((weight, place) for place, weight in enumerate(weights) if weight), itemgetter(0)
         )
         columns = ((weight, np.array([place for _, place in pairs], np.int32)) for weight, pairs in by_weight)
-        return [_Group(weight, places, self._keys[places]) for weight, places in columns]
+        self._groups = [_Group(weight, places, self._keys[places]) for weight, places in columns]
+        self._is_even = len(self._groups) == 1
 
-    def without(self, nodes: Collection[str]) -> "Placement[Member]":
+    def without(self, nodes: Collection[str]) -> "Placement":
         """The placement without these nodes; the same one if none would be left."""
         left = [member for member in self.members if member.node not in nodes]
         return Placement(left) if left else self
-
-    def owner(self, chunk_id: bytes) -> Member:
-        """The owner of one chunk. Raises InvalidInput for a malformed chunk ID."""
-        if len(chunk_id) != CHUNK_ID_BYTES:
-            raise InvalidInput(f"a chunk ID has {CHUNK_ID_BYTES} bytes, not {len(chunk_id)}")
-        return self.members[int(self.owners(np.frombuffer(chunk_id, U8))[0])]
 
     def owners(self, chunk_ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
         """The owner of each of n chunks, as an index into the members, shape (n,).
@@ -230,40 +209,6 @@ class Placement(Generic[Member]):
     def _scores(self, hashes: Hashes, weights: Hashes | np.uint64) -> Hashes:
         """With one weight for all, the larger hash has the smaller score: scores are not needed."""
         return np.zeros_like(hashes) if self._is_even else scores_of(hashes, weights)
-
-
-class Succession(Generic[Member]):
-    """Computes the owners in one placement from those in a former one, for much less work.
-
-    Only the chunks of members that left are placed again; the others are compared with new members. A member with a
-    changed weight counts as both.
-    """
-
-    def __init__(self, before: Placement[Member], after: Placement[Member]) -> None:
-        self._after = after
-        is_new = after._weights > 0
-        self._places = np.full(len(before.members), -1, np.int32)  # places after, by place before; -1: left
-        for place, member in enumerate(before.members):
-            now = after._place_by_node.get(member.node)
-            if now is not None and after._weights[now] == before._weights[place]:
-                self._places[place] = now
-                is_new[now] = False
-        self._newcomers = after._grouped(np.flatnonzero(is_new).tolist())
-
-    def owners(
-        self, owners: npt.NDArray[np.int32], chunk_ids: npt.NDArray[np.uint8]
-    ) -> npt.NDArray[np.int32]:
-        """`Placement.owners` after, shape (n,), from `owners` before, shape (n,), of the same chunks."""
-        keys = chunk_keys(chunk_ids)
-        found = self._places[owners]
-        is_lost = found < 0
-        found[is_lost] = self._after._best(keys[is_lost], self._after._groups).places
-        if self._newcomers:
-            is_pinned = ~is_lost
-            bids = self._after._bids(keys[is_pinned], found[is_pinned])
-            bids.improve(self._after._best(keys[is_pinned], self._newcomers))
-            found[is_pinned] = bids.places
-        return found
 
 
 def _blocks(chunks: int) -> Iterator[slice]:

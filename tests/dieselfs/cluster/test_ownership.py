@@ -48,7 +48,9 @@ def test_alone_all_chunks_are_our_own(packed: PackedDataset) -> None:
 
 def test_chunks_are_placed_as_every_node_places_them(packed: PackedDataset) -> None:
     placement = Placement(NODES)
-    placed = [placement.owner(packed.snapshot.chunk_id(chunk)).node for chunk in range(CHUNKS)]
+    placed = [
+        placement.members[place].node for place in placement.owners(packed.snapshot.column("chunk_ids"))
+    ]
     for me in NODES:
         ownership = Ownership(packed.snapshot, me, FailureDetector(Clock()))
         ownership.change(NODES)
@@ -107,16 +109,17 @@ def test_of_many_chunks_blocks_are_worked_out_as_they_are_asked_for() -> None:
     entries = [TreeEntry(b"%d" % n, 0o100644, 0, b"x") for n in range(2 * BLOCK_CHUNKS + 3)]
     snapshot = pack_entries(entries, chunk_bytes=1).snapshot
     placement = Placement(NODES)
+    ids = snapshot.column("chunk_ids")
     suspicion = FailureDetector(Clock())
     ownership = Ownership(snapshot, NODES[0], suspicion)
     ownership.change(NODES)
     last = snapshot.chunk_count - 1
     for chunk in (BLOCK_CHUNKS, last, 0):
         owner = ownership.owner(chunk)
-        assert (owner or NODES[0]) == placement.owner(snapshot.chunk_id(chunk))
+        assert (owner or NODES[0]) == placement.members[placement.owners(ids)[chunk]]
     suspicion.failed("b")
     ownership.change(NODES[:3])  # one goes while another is doubted; only some blocks are known
     left = placement.without({"b", "d"})
     for chunk in (BLOCK_CHUNKS + 1, BLOCK_CHUNKS - 1, last):
         owner = ownership.owner(chunk)
-        assert (owner or NODES[0]) == left.owner(snapshot.chunk_id(chunk))
+        assert (owner or NODES[0]) == left.members[left.owners(ids)[chunk]]
