@@ -11,23 +11,23 @@ of its parent, and its own connections, threads and locks.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import Protocol
 
 from xxhash import xxh3_128_intdigest
 
 from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.chunk_requests import PeerRequest
+from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.ownership import Ownership
 from dieselfs.cluster.peer_client import PeerClient
-from dieselfs.cluster.pooled_source import LocalPayload, PooledSource
+from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S, PEER_PINGS_AT_ONCE_MAX
+from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S
 from dieselfs.metrics import Registry
 from dieselfs.rpc.auth import Key
 from dieselfs.snapshot.reader import Snapshot
@@ -40,72 +40,20 @@ _NOWHERE = TcpAddress("127.0.0.1", 0)
 _log = logging.getLogger(__name__)
 
 
-class MasterKeeper(Protocol):
-    """Ensures that this node has a master. Thread-safe."""
-
-    def ensure(self, wait_s: float) -> None:
-        """Find a master, or start one; wait at most this long for its answer. Raises nothing."""
-        ...
-
-    def close(self) -> None:
-        """This process no longer needs the master."""
-        ...
-
-
-class MasterChunks:
-    """The chunks of this node, shared by its master. Blocks; thread-safe."""
-
-    def __init__(self, snapshot: Snapshot, node: NodeClient) -> None:
-        self._snapshot = snapshot
-        self._node = node
-
-    def find(self, wanted: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, LocalPayload]]:
-        """The payload for each request, with the requested extents verified; None if the master does not send it, or
-        it is damaged.
-        """
-        for each in wanted:
-            yield each, self._payload(each)
-
-    def _payload(self, wanted: PeerRequest) -> memoryview | None:
-        length_bytes = self._snapshot.chunk_payload_length(wanted.chunk)
-        wanted_bytes = length_bytes if wanted.is_shared_plan else wanted.length_bytes
-        memory = self._node.memory(wanted.chunk, length_bytes, wanted_bytes)
-        if memory is None:
-            return None
-        view = readonly_view(memory)
-        if wanted.extents:  # verifying the whole payload costs as much as 100 small files
-            is_intact = first_damaged(wanted.extents, Slices.of_payload(view, wanted.extents)) is None
-        else:
-            is_intact = xxh3_128_intdigest(view) == self._snapshot.chunk_checksum(wanted.chunk)
-        return view if is_intact else None
-
-
 class _Parts:
     """The connections, locks and threads of an attachment in one process."""
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        server: Source,
-        node: NodeClient,
-        name: str,
-        key: Key,
-        clock: Callable[[], float],
-        metrics: Registry,
-    ) -> None:
+    def __init__(self, of: "Attachment") -> None:
         self.process_id = os.getpid()
-        self.peers = PeerClient(key, snapshot.digest, clock=clock, metrics=metrics)
-        alone = Member(name, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
-        self.ownership = Ownership(snapshot, alone, self.peers)
-        node_cache = MasterChunks(snapshot, node)
+        self.peers = PeerClient(of.key, of.snapshot.digest, clock=of.clock, metrics=of.metrics)
+        alone = Member(of.name, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
+        self.ownership = Ownership(of.snapshot, alone, self.peers)
         self.source = PooledSource(
-            snapshot, self.ownership.owner, node_cache, self.peers, server, metrics=metrics
+            of.snapshot, self.ownership.owner, of.own_payload, self.peers, of.server, metrics=of.metrics
         )
         self.refreshing = ThreadPoolExecutor(1, "attachment")
-        self.pinging = ThreadPoolExecutor(PEER_PINGS_AT_ONCE_MAX, "pings")
-        self.pings: dict[str, Future[bool]] = {}  # by node; used only by the refresh thread
         self.refresh: Future[None] | None = None
-        self.due_s = clock() + NODE_MEMBERS_INTERVAL_S
+        self.due_s = of.clock() + NODE_MEMBERS_INTERVAL_S
 
     def change(self, members: Sequence[Member]) -> None:
         """Set the members. Raises InvalidInput for an impossible list."""
@@ -127,7 +75,7 @@ class Attachment:
         node: NodeClient,
         name: str,
         key: Key,
-        keeper: MasterKeeper | None = None,
+        keeper: JobDaemon | None = None,
         clock: Callable[[], float] = time.monotonic,
         metrics: Registry | None = None,
     ) -> None:
@@ -138,13 +86,13 @@ class Attachment:
         `keeper` and `node`.
         """
         self.metrics = metrics or Registry()
-        self._snapshot = snapshot
-        self._server = server
+        self.snapshot = snapshot
+        self.server = server
         self._node = node
-        self._name = name
-        self._key = key
+        self.name = name
+        self.key = key
         self._keeper = keeper
-        self._clock = clock
+        self.clock = clock
         self._process_id = os.getpid()
         self._lock = Lock()  # guards the creation of the parts
         self._parts: _Parts | None = None
@@ -172,6 +120,22 @@ class Attachment:
         """As `NodeClient.memory`; None also for chunks of other nodes."""
         return self._node.memory(chunk, length_bytes, wanted_bytes) if self.is_own(chunk) else None
 
+    def own_payload(self, wanted: PeerRequest) -> memoryview | None:
+        """The payload of a chunk of this node, shared by its master, with the requested extents verified; None if the
+        master does not send it, or it is damaged.
+        """
+        length_bytes = self.snapshot.chunk_payload_length(wanted.chunk)
+        wanted_bytes = length_bytes if wanted.is_shared_plan else wanted.length_bytes
+        memory = self._node.memory(wanted.chunk, length_bytes, wanted_bytes)
+        if memory is None:
+            return None
+        view = readonly_view(memory)
+        if wanted.extents:  # verifying the whole payload costs as much as 100 small files
+            is_intact = first_damaged(wanted.extents, Slices.of_payload(view, wanted.extents)) is None
+        else:
+            is_intact = xxh3_128_intdigest(view) == self.snapshot.chunk_checksum(wanted.chunk)
+        return view if is_intact else None
+
     @property
     def peers(self) -> PeerClient:
         """Sends requests to the masters of other nodes; belongs to one process, as `source`."""
@@ -194,7 +158,7 @@ class Attachment:
         parts = self._parts
         if parts is None or parts.process_id != os.getpid():
             parts = self._make_parts()
-        now_s = self._clock()
+        now_s = self.clock()
         if now_s >= parts.due_s and not self._is_closed and (parts.refresh is None or parts.refresh.done()):
             parts.due_s = now_s + NODE_MEMBERS_INTERVAL_S
             if parts.refresh is not None:
@@ -206,9 +170,7 @@ class Attachment:
         with self._guard():
             parts = self._parts
             if parts is None or parts.process_id != os.getpid():
-                parts = _Parts(
-                    self._snapshot, self._server, self._node, self._name, self._key, self._clock, self.metrics
-                )
+                parts = _Parts(self)
                 if self._members:  # known from the parent process
                     parts.change(self._members)
                 elif not self._is_closed:
@@ -223,13 +185,7 @@ class Attachment:
         """Read the membership list, and ping avoided peers."""
         if not self._read_members(parts) and self._keeper is not None and not self._is_closed:
             self._keeper.ensure(0.0)
-        for node in [node for node, ping in parts.pings.items() if ping.done()]:
-            parts.pings.pop(node).result()
-        # Concurrently: when a rack fails, pings must not wait for each other.
-        due = set(parts.peers.due()).difference(parts.pings)
-        for member in self._members:
-            if member.node in due and len(parts.pings) < PEER_PINGS_AT_ONCE_MAX:
-                parts.pings[member.node] = parts.pinging.submit(parts.peers.ping, member)
+        parts.peers.probe()
 
     def _read_members(self, parts: _Parts) -> bool:
         """Request the membership list from the node master; whether it has answered."""

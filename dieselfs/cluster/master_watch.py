@@ -8,18 +8,17 @@ MASTER_SILENCE_S kills it, as a supervisor does with a daemon that hangs; then t
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dieselfs.cluster.node_client import connect_private
 from dieselfs.cluster.node_messages import Hello, Welcome, decode, encode
 from dieselfs.errors import DieselfsError
-from dieselfs.limits import MASTER_SILENCE_S, NODE_HELLO_TIMEOUT_S, NODE_PACKET_BYTES_MAX
+from dieselfs.limits import MASTER_SILENCE_S, NODE_PACKET_BYTES_MAX
 from dieselfs.process.handle import ProcessHandle
-from dieselfs.process.state_dirs import check_private
-from dieselfs.sockets import peer_process, peer_user, reachable_path
+from dieselfs.sockets import peer_process
 
 _LOOKS_MIN = 3
 """Unanswered greetings before a master is killed: the greeting process may itself have been stopped meanwhile."""
@@ -93,24 +92,18 @@ class MasterWatch:
         """The process of a master that does not answer, if there is one; and whether we are welcome."""
         silence = self._silence
         process = None
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
-            connection.settimeout(NODE_HELLO_TIMEOUT_S)
-            try:
-                check_private(self._path.parent)
-                with reachable_path(str(self._path)) as reachable:
-                    connection.connect(reachable)
-                if peer_user(connection) != os.getuid():
-                    return None, False
+        try:
+            with connect_private(self._path) as connection:
                 process = peer_process(connection)
-                connection.send(encode(1, Hello(self._digest)))
+                connection.send(encode(1, Hello(digest=self._digest)))
                 _, answer = decode(connection.recv(NODE_PACKET_BYTES_MAX))
                 return None, isinstance(answer, Welcome)
-            except TimeoutError:
-                return process, False
-            except BlockingIOError:  # its queue of connections is full
-                return (silence.process if silence else None), False
-            except (OSError, DieselfsError):
-                return None, False
+        except TimeoutError:
+            return process, False
+        except BlockingIOError:  # its queue of connections is full
+            return (silence.process if silence else None), False
+        except (OSError, DieselfsError):
+            return None, False
 
     def _end(self, silence: _Silence) -> None:
         silence.is_over = True

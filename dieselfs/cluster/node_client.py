@@ -66,6 +66,24 @@ def job_socket_path(folder: Path, dataset: str, digest: bytes, job: Job, fingerp
     return socket_path(folder, dataset, digest, f"{job.name}/{fingerprint.hex()}/{job.node}")
 
 
+def connect_private(path: Path) -> socket.socket:
+    """A connection to the daemon at `path`; each wait ends after NODE_HELLO_TIMEOUT_S. Raises OSError, and AccessDenied
+    if the daemon runs as another user, or other users can enter its folder.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(NODE_HELLO_TIMEOUT_S)
+        check_private(path.parent)
+        with reachable_path(str(path)) as reachable:
+            connection.connect(reachable)
+        if peer_user(connection) != os.getuid():
+            raise AccessDenied(f"the daemon at {path} is another user's")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 @dataclass(frozen=True, slots=True)
 class NodeMembers:
     """The node masters of a job, that of this node first. `members` is None if the caller knows the version."""
@@ -85,18 +103,12 @@ class NodeConnection:
         another snapshot, and ProtocolError.
         """
         self._numbers = count(1)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
-            self._socket.settimeout(NODE_HELLO_TIMEOUT_S)
-            try:
-                check_private(path.parent)
-                with reachable_path(str(path)) as reachable:
-                    self._socket.connect(reachable)
-            except OSError as error:
-                raise Unavailable(f"no daemon at {path}: {error.strerror or 'no answer in time'}") from None
-            if peer_user(self._socket) != os.getuid():
-                raise AccessDenied(f"the daemon at {path} is another user's")
-            answer, _ = self._exchange(Hello(digest))
+            self._socket = connect_private(path)
+        except OSError as error:
+            raise Unavailable(f"no daemon at {path}: {error.strerror or 'no answer in time'}") from None
+        try:
+            answer, _ = self._exchange(Hello(digest=digest))
             if not isinstance(answer, Welcome):
                 raise ProtocolError(f"the daemon at {path} answers a greeting with {answer}")
         except BaseException:

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -21,7 +22,12 @@ from dieselfs.cluster.member import Member
 from dieselfs.cluster.priority_semaphore import PrioritySemaphore
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
-from dieselfs.limits import PEER_CALL_TIMEOUT_S, PEER_CONNECT_TIMEOUT_S, PEER_SILENCE_S
+from dieselfs.limits import (
+    PEER_CALL_TIMEOUT_S,
+    PEER_CONNECT_TIMEOUT_S,
+    PEER_PINGS_AT_ONCE_MAX,
+    PEER_SILENCE_S,
+)
 from dieselfs.metrics import Registry
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.connection import Connection
@@ -78,11 +84,14 @@ class PeerClient:
         self._pools: dict[str, _PeerPool] = {}
         self._members: frozenset[Member] = frozenset()
         self._is_closed = False
+        self._pinging = ThreadPoolExecutor(PEER_PINGS_AT_ONCE_MAX, "pings")
+        self._pings: dict[str, Future[bool]] = {}  # by node; used only by `probe`
 
     def close(self) -> None:
         """Close all connections; calls in flight complete."""
         with self._lock:
             self._is_closed = True
+        self._pinging.shutdown(wait=False, cancel_futures=True)
         self.keep(())
 
     def keep(self, members: Collection[Member]) -> None:
@@ -136,6 +145,17 @@ class PeerClient:
                 for node, pool in self._pools.items()
                 if has_failed and pool.answered_s < since_s and self._detector.share(node) > 0
             ]
+
+    def probe(self) -> None:
+        """Ping members that are avoided and due, or silent, in the background. Called by one thread at a time, until
+        `close`; concurrently, as the pings of a rack that has failed must not wait for each other.
+        """
+        for node in [node for node, ping in self._pings.items() if ping.done()]:
+            self._pings.pop(node).result()  # raises its error, which would be a bug
+        nodes = {*self.due(), *self.silent()}.difference(self._pings)
+        for member in self._members:
+            if member.node in nodes:
+                self._pings[member.node] = self._pinging.submit(self.ping, member)
 
     def sent_corrupt(self, node: str) -> None:
         """A peer has sent wrong bytes: avoid it."""

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Protocol
 
 from xxhash import xxh3_128_intdigest
 
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
-from dieselfs.errors import Damaged, DieselfsError, ProtocolError, Unavailable
+from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     MIB,
     PEER_CHUNKS_MAX,
@@ -43,17 +42,6 @@ in flight takes this much memory.
 
 SERVER_SHARE = 0.1
 """A peer is slow if a server takes no more than this part of the time in which the peer has not fetched a chunk."""
-
-LocalPayload = memoryview | DieselfsError | None
-"""The payload of a chunk; an error; or None if this node does not have or fetch it."""
-
-
-class LocalSource(Protocol):
-    """The chunks that this node owns. Blocks; thread-safe."""
-
-    def find(self, wanted: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, LocalPayload]]:
-        """The verified payload for each request, as soon as it is in memory; it stays readable."""
-        ...
 
 
 class RequestMetrics:
@@ -98,7 +86,8 @@ class PooledSource:
     """A `Source`. Blocks, each wait bounded; thread-safe, but not for the thread of the node cache.
 
     - `owner`: the current owner of a chunk, None for this node; may change at any time
-    - `own`: the chunks of this node; None in the node master, whose readers request them from its node cache first
+    - `own`: the verified payload of a requested chunk of this node, None if the node does not send it; itself None in
+      the node master, whose readers request them from its node cache first
     - `server`: verified bytes of chunks that no owner sends
     """
 
@@ -106,7 +95,7 @@ class PooledSource:
         self,
         snapshot: Snapshot,
         owner: Callable[[int], Member | None],
-        own: LocalSource | None,
+        own: Callable[[PeerRequest], memoryview | None] | None,
         peers: PeerClient,
         server: Source,
         patience_s: float = PEER_PATIENCE_S,
@@ -212,7 +201,7 @@ class PooledSource:
         left = {each.chunk: each for each in requests}
         late: list[PeerRequest] = []
         if peer is None:
-            came = iter(()) if self._own is None else self._from_node(self._own, requests)
+            came = self._from_node(requests)
         elif self._peers.is_avoided(peer.node):
             came = iter(())
         else:
@@ -231,17 +220,14 @@ class PooledSource:
 
     # -- the three sources -------------------------------------------------------------------------------
 
-    def _from_node(
-        self, own: LocalSource, requests: Sequence[PeerRequest]
-    ) -> Iterator[list[tuple[PeerRequest, ChunkResult]]]:
-        for each, found in own.find(requests):
-            if isinstance(found, memoryview):
+    def _from_node(self, requests: Sequence[PeerRequest]) -> Iterator[list[tuple[PeerRequest, ChunkResult]]]:
+        if self._own is None:
+            return
+        for each in requests:
+            payload = self._own(each)
+            if payload is not None:
                 self._counted.count(self._counted.from_node, _count(each), each.length_bytes)
-                yield [(each, _cut(each, found))]
-            elif found is None or (isinstance(found, Damaged) and each.extents):
-                continue  # these extents may be intact
-            else:
-                yield [(each, self._failed(each, found))]
+                yield [(each, _cut(each, payload))]
 
     def _from_peer(
         self, peer: Member, requests: Sequence[PeerRequest], late: list[PeerRequest]
@@ -303,10 +289,8 @@ class PooledSource:
 
     def _from_server(self, requests: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, ChunkResult]]:
         for each, result in self._served(requests):
-            if isinstance(result, DieselfsError):
-                self._failed(each, result)
-            else:
-                self._counted.count(self._counted.from_servers, _count(each), each.length_bytes)
+            way = self._counted.failed if isinstance(result, DieselfsError) else self._counted.from_servers
+            self._counted.count(way, _count(each), each.length_bytes)
             yield each, result
 
     def _served(self, requests: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, ChunkResult]]:
@@ -327,10 +311,6 @@ class PooledSource:
             return memoryview(self._server.fetch_chunk(request.chunk))
         self._server.fetch_chunk_into(request.chunk, request.destination)
         return request.destination
-
-    def _failed(self, request: PeerRequest, error: DieselfsError) -> DieselfsError:
-        self._counted.count(self._counted.failed, _count(request), request.length_bytes)
-        return error
 
 
 def _batch(requests: Sequence[PeerRequest]) -> list[PeerRequest]:

@@ -67,7 +67,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "dieselfs/sources/interface.py": "a contract; readers and tests have sources of their own",
     "client/dieselfs_client/supervision/child.py": "tests/client/supervision/test_supervisor.py: they die, stop, hang",
     "client/dieselfs_client/supervision/startup_report.py": "tests/client/supervision/test_supervisor.py",
-    "client/dieselfs_client/cluster/peer_probing.py": "tests/dieselfs/cluster/test_peer_client.py",
     "client/dieselfs_client/zygote.py": "tests/client/supervision/test_supervisor.py: daemons are forks",
     "tools/dieselfs_tools/commands/upgrade.py": "tests/tools/commands/test_mount.py replaces a daemon",
     "tools/dieselfs_tools/commands/completion.py": "tests/tools/test_completion.py has bash source its script",

@@ -14,7 +14,6 @@ from dieselfs.cluster.member import Member
 from dieselfs.process.state_dirs import make_private
 from dieselfs.sources.interface import Source
 from dieselfs_client.cluster.local_service import LocalService, bound
-from dieselfs_client.cluster.member_list import MemberList
 from dieselfs_client.memory.node_cache import NodeCache
 from tests.support.dataset import PackedDataset
 
@@ -29,7 +28,7 @@ class NodeMaster:
     packed: PackedDataset
     server: Source
     node_cache: NodeCache = field(init=False)
-    members: MemberList = field(init=False)
+    sharing: LocalService = field(init=False)
     _call: Callable[[Callable[[], object]], object] = field(init=False)
 
     def fetch(self, chunk: int) -> Segment:
@@ -41,21 +40,21 @@ class NodeMaster:
 
     def change(self, members: Sequence[Member]) -> None:
         """These are the members from now on."""
-        self._call(lambda: self.members.change(members))
+        self._call(lambda: self.sharing.change_members(members))
 
     async def run(
         self, path: Path, members: Sequence[Member], started: Callable[[trio.CancelScope], None]
     ) -> None:
         token = trio.lowlevel.current_trio_token()
         self._call = lambda function: trio.from_thread.run_sync(function, trio_token=token)
-        self.members = MemberList(members)
         make_private(path.parent)
         with bound(path) as listener:
             async with trio.open_nursery() as nursery:
                 self.node_cache = NodeCache(self.packed.snapshot, self.fetch, ROOM_BYTES, ROOM_BYTES, nursery)
-                sharing = LocalService(self.node_cache, self.packed.snapshot, self.members)
+                self.sharing = LocalService(self.node_cache, self.packed.snapshot)
+                self.sharing.change_members(members)
                 started(nursery.cancel_scope)
-                await sharing.serve(listener)
+                await self.sharing.serve(listener)
 
 
 @contextmanager

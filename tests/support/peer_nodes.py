@@ -1,6 +1,6 @@
 """Nodes of a job in one process: each a trio run in its own thread, with a shelf, and a service on a real socket."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -13,7 +13,6 @@ from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.chunk_requests import PeerRequest
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.pooled_source import LocalPayload
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
@@ -79,19 +78,18 @@ class PeerNode:
 
 
 class OwnChunks:
-    """A `LocalSource` over a node cache that runs in another thread, as that of a process that is attached."""
+    """The chunks of a node cache that runs in another thread, as those of a process that is attached."""
 
     def __init__(self, node_cache: NodeCache, token: trio.lowlevel.TrioToken, patience_s: float) -> None:
         self._node_cache = node_cache
         self._token = token
         self._patience_s = patience_s
 
-    def find(self, wanted: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, LocalPayload]]:
-        for each in wanted:
-            try:
-                yield each, trio.from_thread.run(self._find, each, trio_token=self._token)
-            except DieselfsError as error:
-                yield each, error
+    def __call__(self, wanted: PeerRequest) -> memoryview | None:
+        try:
+            return trio.from_thread.run(self._find, wanted, trio_token=self._token)
+        except DieselfsError:
+            return None
 
     async def _find(self, wanted: PeerRequest) -> memoryview | None:
         node_cache, chunk = self._node_cache, wanted.chunk

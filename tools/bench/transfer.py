@@ -23,10 +23,9 @@ from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, make_tree
 from bench.homes import Home, running_home, store_tree
 from bench.stopwatch import measure
 from dieselfs.address import TcpAddress
-from dieselfs.cluster.chunk_requests import PeerRequest
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.peer_client import PeerClient
-from dieselfs.cluster.pooled_source import LocalPayload, PooledSource
+from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
@@ -143,13 +142,6 @@ async def _be_peer(dataset: Dataset, memory_bytes: int, pipe: Connection) -> Non
         await PeerService(snapshot, node_cache, SECRET.peer_key()).serve(listener)
 
 
-class _Nothing:
-    """The cache of a node that owns no chunks."""
-
-    def find(self, wanted: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, LocalPayload]]:
-        return ((each, None) for each in wanted)
-
-
 class AskingNode:
     """A node that requests everything from its one peer."""
 
@@ -158,7 +150,7 @@ class AskingNode:
         snapshot = dataset.snapshot
         self._process = process
         self._peers = PeerClient(SECRET.peer_key(), snapshot.digest)
-        self._source = PooledSource(snapshot, lambda _: peer, _Nothing(), self._peers, dataset.chunks)
+        self._source = PooledSource(snapshot, lambda _: peer, None, self._peers, dataset.chunks)
         self._chunks = range(snapshot.chunk_count)
         self._extents: dict[int, list[ExtentRef]] = {chunk: [] for chunk in self._chunks}
         for node in snapshot.walk():

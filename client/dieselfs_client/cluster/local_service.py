@@ -7,14 +7,15 @@ daemon exits.
 import logging
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
 from dieselfs.chunk.segment import Segment
+from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_messages import (
     PROTOCOL_VERSION,
     Absent,
@@ -38,9 +39,10 @@ from dieselfs.limits import (
     NODE_PACKET_BYTES_MAX,
     NODE_READERS_MAX,
 )
+from dieselfs.rpc.members import encode_members
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sockets import peer_user, reachable_path, rights
-from dieselfs_client.cluster.member_list import MemberList
+from dieselfs_client.memory.node_cache import NodeCache
 
 _BACKLOG = 128
 _PACKET_ROOM_BYTES = NODE_PACKET_BYTES_MAX + 1
@@ -49,22 +51,6 @@ _ACCEPT_PAUSE_S = 1.0
 """Pause when no descriptor is left for another reader."""
 
 _log = logging.getLogger(__name__)
-
-
-class SegmentProvider(Protocol):
-    """Holds the chunks of a node."""
-
-    def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
-        """Whether a chunk is in memory, or is worth fetching for `wanted_bytes` of it."""
-        ...
-
-    async def fetch(self, chunk: int) -> Segment:
-        """The payload of a chunk of the snapshot, verified and sealed.
-
-        May wait for the fetch. Raises DieselfsError on failure. If cancelled, the fetch continues. The caller uses the
-        descriptor before the next checkpoint; afterwards the segment may be closed.
-        """
-        ...
 
 
 @contextmanager
@@ -90,16 +76,27 @@ def bound(path: Path) -> Iterator[trio.socket.SocketType]:
 class LocalService:
     """Answers readers, one task for each connection. Used from one trio thread."""
 
-    def __init__(
-        self, node_cache: SegmentProvider, snapshot: Snapshot, members: MemberList | None = None
-    ) -> None:
-        """`members`: of the job, if the daemon is a node master."""
+    def __init__(self, node_cache: NodeCache, snapshot: Snapshot) -> None:
         self._node_cache = node_cache
-        self._members = members
+        self._members: Segment | None = None  # encoded; None: the daemon is no node master
+        # Versions start with the time, so that they rise from one master to the next: no reader mistakes the list of a
+        # new master for the one that it knows.
+        self._version = time.time_ns()
         self._digest = snapshot.digest
         self._chunk_count = snapshot.chunk_count
         self.readers = 0
         self.shared_segments = 0
+
+    def change_members(self, members: Sequence[Member]) -> None:
+        """Set the members of the job; the first is this master. Raises Unavailable without memory; then nothing has
+        changed.
+        """
+        encoded = encode_members(member.encode() for member in members)
+        segment = Segment.create(len(encoded))
+        segment.view[:] = encoded
+        segment.seal()
+        self._members = segment
+        self._version += 1
 
     async def serve(self, listener: trio.socket.SocketType) -> None:
         """Accept connections until cancelled; then close all of them. Mappings of readers stay valid."""
@@ -188,10 +185,9 @@ class LocalService:
     def _member_list(self, request: MembersRequest) -> tuple[Message, Segment | None]:
         if self._members is None:
             raise InvalidInput("the daemon is in no job")
-        if request.known_version == self._members.version:
-            return MembersReply(request.known_version, 0), None
-        encoded = self._members.encoded
-        return MembersReply(self._members.version, len(encoded)), encoded
+        if request.known_version == self._version:
+            return MembersReply(self._version, 0), None
+        return MembersReply(self._version, len(self._members)), self._members
 
     async def _chunk(self, request: Message | Unknown) -> tuple[Message, Segment | None]:
         """The requested payload; `Absent` if it is not worth fetching."""

@@ -30,7 +30,6 @@ from dieselfs.settings import AUTO, JobSettings
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
-from dieselfs_client.cluster.peer_probing import keep_probing
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.budget import node_cache_evictable_bytes
 from dieselfs_client.memory.fd_limits import usable_bytes
@@ -169,10 +168,9 @@ class Pool:
             try:
                 await self._gather(1 if is_resumed else max(self._config.nodes, 1))
                 nursery.start_soon(self._warming.run)
-                nursery.start_soon(self._keep_own)
                 if is_oneshot:
                     self.warm()
-                await keep_probing(self.peers, self._members)
+                await self._watch_peers()
             finally:
                 self.source.close()
                 self.peers.close()
@@ -214,10 +212,11 @@ class Pool:
         self._warming.look_again()
         self._on_change(self.members)
 
-    async def _keep_own(self) -> None:
-        """When a suspected node is healthy again, drop the chunks that were fetched in its place."""
+    async def _watch_peers(self) -> None:
+        """Probe suspected nodes. When one is healthy again, drop the chunks that were fetched in its place."""
         suspected: frozenset[str] = frozenset()
         while True:
+            self.peers.probe()
             before, suspected = suspected, self.peers.suspected()
             if before - suspected:
                 owner = self._ownership.owner

@@ -31,7 +31,6 @@ from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.election import Election
 from dieselfs_client.cluster.job_warmth import JobStatus, JobWarmth
 from dieselfs_client.cluster.local_service import LocalService, bound
-from dieselfs_client.cluster.member_list import MemberList
 from dieselfs_client.cluster.membership import Members
 from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
 from dieselfs_client.memory.node_cache import NodeCache
@@ -95,7 +94,6 @@ class JobRole:
         self._alone = CountedSource(lambda: self._reader, _ServerMetrics(self.metrics))
         self._attachment: Attachment | None = None
         self._pool: Pool | None = None
-        self._members: MemberList | None = None
         self._sharing: LocalService | None = None
         self._warmth = JobWarmth(self._others, self._ask)
         self._is_to_warm = False
@@ -111,31 +109,31 @@ class JobRole:
         metrics.info("job.name", "Name of the job.", lambda: self._config.job.name)
         metrics.info("job.node", "Name of this node.", lambda: self._config.job.node)
         metrics.info("job.is_master", "Whether this is the node master.", lambda: self._pool is not None)
+        metrics.info("job.members", "Nodes of the job.", lambda: sorted(each.node for each in self._present))
         metrics.info(
-            "job.members", "Nodes of the job.", lambda: sorted(each.node for each in self._present())
+            "job.suspected",
+            "Suspected nodes.",
+            lambda: sorted(self._part.peers.suspected()) if self._part else [],
         )
-        metrics.info("job.suspected", "Suspected nodes.", self._suspected)
         metrics.gauge("job.master_silent_s", "Silence of the master.", lambda: round(self._watch.silent_s, 1))
         metrics.gauge(
             "job.attached", "Attached processes.", lambda: self._sharing.readers if self._sharing else 0
         )
 
-    def _present(self) -> Members:
-        if self._pool is not None:
-            return self._pool.members
-        return self._attachment.members if self._attachment else ()
+    @property
+    def _part(self) -> Pool | Attachment | None:
+        return self._pool or self._attachment
 
-    def _suspected(self) -> list[str]:
-        role = self._pool or self._attachment
-        return sorted(role.peers.suspected()) if role else []
+    @property
+    def _present(self) -> Members:
+        """The known masters of the job, that of this node first."""
+        return self._part.members if self._part else ()
 
     @property
     def source(self) -> Source:
         """The current source of this daemon's bytes; read it for each request. From any thread."""
-        pool, attachment = self._pool, self._attachment
-        if pool is not None:
-            return pool.source
-        return self._alone if attachment is None else attachment.source
+        part = self._part
+        return part.source if part else self._alone
 
     @property
     def node_cache(self) -> NodeCache | None:
@@ -197,12 +195,7 @@ class JobRole:
 
     def _make_pool(self) -> None:
         self._pool = Pool(
-            self._snapshot,
-            self._client,
-            self._config,
-            self._host,
-            self._share_members,
-            self.metrics,
+            self._snapshot, self._client, self._config, self._host, self._share_members, self.metrics
         )
 
     async def _run_master(self) -> None:
@@ -219,11 +212,12 @@ class JobRole:
         """Let other processes of the node attach, once the membership list is known."""
         await pool.gathered.wait()
         try:
-            self._members = MemberList(pool.members)
-            self._sharing = LocalService(pool.node_cache, self._snapshot, self._members)
+            sharing = LocalService(pool.node_cache, self._snapshot)
+            sharing.change_members(pool.members)
+            self._sharing = sharing
             with bound(self._socket) as listener:
                 self.gathered.set()
-                await self._sharing.serve(listener)
+                await sharing.serve(listener)
         except DieselfsError as error:
             _log.warning(
                 "cannot share chunks with other processes of this node; they read from servers: %s", error
@@ -231,9 +225,9 @@ class JobRole:
             self.gathered.set()
 
     def _share_members(self, members: Members) -> None:
-        if self._members is not None:
+        if self._sharing is not None:
             try:
-                self._members.change(members)
+                self._sharing.change_members(members)
             except DieselfsError as error:
                 _log.warning(
                     "cannot share the new membership list; attached processes use the last one: %s", error
@@ -257,15 +251,13 @@ class JobRole:
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype=np.int64))
         return JobStatus(job.name, job.node, nodes, dataset_bytes)
 
-    def _others(self) -> list[Member]:
+    def _others(self) -> Members:
         """The masters in other processes: of the other nodes, and of this node unless it is this daemon."""
-        if self._pool is not None:
-            return [member for member in self._pool.members if member.node != self._config.job.node]
-        return list(self._attachment.members) if self._attachment else []
+        return self._present[1:] if self._pool else self._present
 
     def _ask(self, member: Member, is_to_warm: bool) -> Warmth:
         """Called from threads."""
-        role = self._pool or self._attachment
-        if role is None:
+        part = self._part
+        if part is None:
             raise Unavailable(f"job {self._config.job.name}: this node has not joined yet")
-        return role.peers.warmth(member, is_to_warm)
+        return part.peers.warmth(member, is_to_warm)

@@ -5,9 +5,10 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -35,7 +36,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster import local_service as sharing
 from dieselfs_client.cluster.local_service import LocalService, bound
-from dieselfs_client.cluster.member_list import MemberList
+from dieselfs_client.memory.node_cache import NodeCache
 from tests.client.conftest import FILES
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.server import RunningServer
@@ -110,9 +111,11 @@ def member(node: str) -> Member:
 
 @asynccontextmanager
 async def shared(
-    path: Path, snapshot: Snapshot, node_cache: sharing.SegmentProvider, members: MemberList | None = None
+    path: Path, snapshot: Snapshot, node_cache: Shelf | FetchingShelf, members: Sequence[Member] = ()
 ) -> AsyncIterator[LocalService]:
-    chunks = LocalService(node_cache, snapshot, members)
+    chunks = LocalService(cast(NodeCache, node_cache), snapshot)
+    if members:
+        chunks.change_members(members)
     make_private(path.parent)
     with bound(path) as listener:
         async with trio.open_nursery() as nursery:
@@ -161,18 +164,20 @@ async def test_segments_are_handed_out_and_the_rest_is_said(path: Path, packed: 
 
 
 async def test_the_members_of_the_job_are_told_when_they_are_new(path: Path, packed: PackedDataset) -> None:
-    members = MemberList([member("node-0")])
-    async with shared(path, packed.snapshot, Shelf(), members) as chunks:
+    async with shared(path, packed.snapshot, Shelf(), [member("node-0")]) as chunks:
         client = NodeClient(path, packed.snapshot.digest)
         first = await trio.to_thread.run_sync(client.members)
         assert first is not None and first.members == (member("node-0"),)
         again = await trio.to_thread.run_sync(client.members, first.version)
         assert again == NodeMembers(first.version, None)
         many = [member(f"node-{number}") for number in range(1_000)]
-        members.change(many)
+        chunks.change_members(many)
         second = await trio.to_thread.run_sync(client.members, first.version)
         assert second is not None and second.members == tuple(many) and second.version > first.version
         assert chunks.shared_segments == 0
+    async with shared(path, packed.snapshot, Shelf(), [member("node-0")]):
+        of_next_master = await trio.to_thread.run_sync(client.members, second.version)
+        assert of_next_master is not None and of_next_master.version > second.version
         client.close()
 
 
@@ -196,11 +201,11 @@ async def test_a_segment_that_is_closed_meanwhile_is_not_handed_out(
 
 
 async def test_strangers_are_refused_and_others_served_on(path: Path, packed: PackedDataset) -> None:
-    hello = encode(1, Hello(packed.snapshot.digest))
+    hello = encode(1, Hello(digest=packed.snapshot.digest))
     async with shared(path, packed.snapshot, Shelf(c0=sealed(b"x"))):
         for packet, error, message in (
-            (encode(1, Hello(bytes(32))), InvalidInput, packed.snapshot.digest.hex()[:16]),
-            (encode(1, Hello(packed.snapshot.digest, version=2)), Unavailable, "version"),
+            (encode(1, Hello()), InvalidInput, packed.snapshot.digest.hex()[:16]),
+            (encode(1, Hello(digest=packed.snapshot.digest, version=2)), Unavailable, "version"),
             (encode(1, ChunkRequest(0, 1)), Unavailable, "greeting"),
         ):
             answer, end = await asked(path, packet, hello)
@@ -231,7 +236,7 @@ async def test_more_readers_than_allowed_are_told_so(
     path: Path, packed: PackedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "NODE_READERS_MAX", 1)
-    hello = encode(1, Hello(packed.snapshot.digest))
+    hello = encode(1, Hello(digest=packed.snapshot.digest))
     async with shared(path, packed.snapshot, Shelf()):
         with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
             await first.connect(str(path))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dieselfs.cluster import master_watch
+from dieselfs.cluster import node_client
 from dieselfs.cluster.job import Job
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.secret import JobSecret, read_secret_file
@@ -211,7 +211,7 @@ async def test_a_master_that_is_stopped_is_killed_and_the_next_takes_its_place(
                 and stats["job"]["master_silent_s"] == 0
             )
             os.kill(stopped, signal.SIGSTOP)
-            monkeypatch.setattr(master_watch, "NODE_HELLO_TIMEOUT_S", 0.1)
+            monkeypatch.setattr(node_client, "NODE_HELLO_TIMEOUT_S", 0.1)
             while not heir.is_master:
                 await trio.sleep(0.01)
             assert f"process {stopped}, has not answered for" in caplog.text

@@ -15,6 +15,7 @@ import pytest
 
 from dieselfs.address import TcpAddress
 from dieselfs.cluster.attachment import Attachment
+from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.failure_detector import PEER_AVOIDED_MAX_S, PEER_RETURN_S
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
@@ -51,7 +52,7 @@ class Clock:
         return self.now_s
 
 
-class Keeper:
+class Keeper(JobDaemon):
     """Notes how long it may wait, and does something then."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.cluster import master_watch
+from dieselfs.cluster import node_client
 from dieselfs.cluster.daemon import JOB_START_INTERVAL_S, JobDaemon
 from dieselfs.cluster.master_watch import MasterWatch
 from dieselfs.cluster.node_lock import NodeLock, lock_path
@@ -154,7 +154,7 @@ def test_a_master_that_is_stopped_is_killed_and_another_started(
     node.let_time_pass()
     daemon = node.daemon(is_clock_real=False)
     with monkeypatch.context() as patch:
-        patch.setattr(master_watch, "NODE_HELLO_TIMEOUT_S", 0.02)
+        patch.setattr(node_client, "NODE_HELLO_TIMEOUT_S", 0.02)
         while "killed it" not in caplog.text:
             daemon.ensure(0.0)
             assert node.now_s <= MASTER_SILENCE_S

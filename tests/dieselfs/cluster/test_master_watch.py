@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.cluster import master_watch
+from dieselfs.cluster import node_client
 from dieselfs.cluster.master_watch import MasterWatch
 from dieselfs.cluster.node_messages import Refusal, encode
 from dieselfs.errors import Unavailable
@@ -50,7 +50,7 @@ def path() -> Iterator[Path]:
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is stopped says nothing, however long it is waited for."""
-    monkeypatch.setattr(master_watch, "NODE_HELLO_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(node_client, "NODE_HELLO_TIMEOUT_S", 0.02)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def test_a_master_that_answers_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_watch, "NODE_HELLO_TIMEOUT_S", 100.0)  # should this machine be loaded
+    monkeypatch.setattr(node_client, "NODE_HELLO_TIMEOUT_S", 100.0)  # should this machine be loaded
     clock = Clock()
     with closing(MasterWatch(path, DIGEST, SILENCE_S, clock)) as watch, other_process(path) as master:
         for _ in range(5):

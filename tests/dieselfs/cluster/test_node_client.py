@@ -171,7 +171,7 @@ def test_the_digest_and_the_chunk_are_what_was_asked_for(path: Path) -> None:
         assert connection.chunk(5, 10) is None
         assert connection.chunk(6, 20) is None
         connection.close()
-    assert heard == [Hello(DIGEST), ChunkRequest(5, 10), ChunkRequest(6, 20)]
+    assert heard == [Hello(digest=DIGEST), ChunkRequest(5, 10), ChunkRequest(6, 20)]
 
 
 def test_a_refusal_is_raised_and_the_conversation_goes_on(path: Path) -> None:

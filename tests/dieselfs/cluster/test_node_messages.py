@@ -4,8 +4,10 @@ import pytest
 
 from dieselfs import limits
 from dieselfs.cluster.node_messages import (
+    LAYOUTS,
     MAGIC,
     PROTOCOL_VERSION,
+    REFUSAL_KIND,
     Absent,
     ChunkRequest,
     Hello,
@@ -25,7 +27,7 @@ from tests.support.documents import DOCUMENTS, hex_dump, table
 DOCUMENT = "reference/shared-memory.md"
 DIGEST = bytes(range(32))
 CONVERSATION: list[tuple[int, Message]] = [
-    (1, Hello(DIGEST)),
+    (1, Hello(digest=DIGEST)),
     (1, Welcome()),
     (2, ChunkRequest(7, 4096)),
     (2, SegmentReply(4 << 20)),
@@ -47,8 +49,9 @@ def test_the_example_in_the_document_is_what_is_sent() -> None:
 
 def test_the_table_of_kinds() -> None:
     rows = {int(kind, 16): body for kind, _, _, body in table(DOCUMENT, "### Kinds")}
-    assert set(rows) == {message.kind for message in MESSAGES}
-    assert f"`{MAGIC.hex(' ')}`" in rows[Hello.kind]
+    assert set(rows) == {*LAYOUTS, REFUSAL_KIND}
+    assert {kind for kind, _ in LAYOUTS.values()} == {type(message) for message in MESSAGES} - {Refusal}
+    assert f"`{MAGIC.hex(' ')}`" in rows[0x01]
     assert f"Version {PROTOCOL_VERSION}." in (DOCUMENTS / DOCUMENT).read_text(encoding="utf-8")
 
 
@@ -84,7 +87,7 @@ def test_half_a_packet_is_refused(packet: bytes) -> None:
 
 
 def test_a_greeting_of_something_else_is_refused() -> None:
-    packet = bytearray(encode(1, Hello(DIGEST)))
+    packet = bytearray(encode(1, Hello(digest=DIGEST)))
     packet[8] ^= 1
     with pytest.raises(ProtocolError, match="not the greeting"):
         decode(bytes(packet))
