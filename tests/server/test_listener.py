@@ -104,8 +104,8 @@ def test_unknown_user_removed_key_and_wrong_key_sound_the_same(server: RunningSe
             Connection(open_socket(address, None), address, key)
         answers.append(str(caught.value))
     assert len(set(answers)) == 1
-    for reason in ("handshake failed: ", "wrong secret", "unknown, removed or expired"):
-        wait_until(lambda reason=reason: reason in server.log())  # the server logs after it has replied
+    reasons = ("handshake failed: ", "wrong secret", "unknown, removed or expired")
+    wait_until(lambda: all(reason in server.log() for reason in reasons))  # it logs after it has replied
     client = server.client(path)
     client.datasets()  # the right key passes
     client.close()
