@@ -122,9 +122,9 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
         raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
     options.check()
     if options.driver != KERNEL:
-        from dieselfs_client.mount.drivers import check_driver
+        from dieselfs_client.mount.drivers import driver_class
 
-        check_driver(options.driver)
+        driver_class(options.driver)
     prepare_mountpoint(place)
     return location.state
 

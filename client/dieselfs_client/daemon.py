@@ -37,7 +37,7 @@ from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.node_cache import NodeCache
 from dieselfs_client.memory.warming import Pace, Warming
 from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
-from dieselfs_client.mount.drivers import Driver, open_driver
+from dieselfs_client.mount.drivers import Driver, driver_class
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import raise_read_ahead, unmount
 from dieselfs_client.mount.options import MountOptions
@@ -385,7 +385,7 @@ class _MountService(_Service):
         user = os.getuid() if self.options.uid is None else self.options.uid
         group = os.getgid() if self.options.gid is None else self.options.gid
         parts = node.core, node.reads, node.control, user, group
-        return open_driver(self.options.driver, connection.device, *parts, connection.is_taken_over)
+        return driver_class(self.options.driver)(connection.device, *parts, connection.is_taken_over)
 
     def _handover_chunks(self) -> HandoverChunks | None:
         client = self.supervisor_client

@@ -50,7 +50,7 @@ from bench.readers import (
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, MountError
 from dieselfs.settings import KERNEL, PYFUSE3
-from dieselfs_client.mount.drivers import check_driver
+from dieselfs_client.mount.drivers import driver_class
 
 READERS = (1, 4)
 COLD_ROUNDS_MAX = 3
@@ -291,7 +291,7 @@ def _lacks() -> dict[str, str]:
     lack = squashfuse_lack()
     lacks = {} if lack is None else {SQUASHFUSE: lack}
     try:
-        check_driver(PYFUSE3)
+        driver_class(PYFUSE3)
     except MountError as error:
         lacks[THROUGH_PYFUSE3] = str(error)
     return lacks

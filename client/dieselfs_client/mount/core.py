@@ -44,14 +44,6 @@ class ExtentPart(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class FilesystemTotals:
-    """What `statfs` shows: bytes and entries of the whole dataset."""
-
-    total_bytes: int
-    entries: int
-
-
 def io_block_bytes(mode: int) -> int:
     """What `st_blksize` shows."""
     return FOLDER_BLOCK_BYTES if stat.S_ISDIR(mode) else IO_BLOCK_BYTES
@@ -115,10 +107,6 @@ class MountCore:
         if not stat.S_ISLNK(self.snapshot.mode(node)):
             raise InvalidInput(f"{printable(self.snapshot.path(node))}: not a symbolic link")
         return self.snapshot.target(node)
-
-    def totals(self) -> FilesystemTotals:
-        header = self.snapshot.header
-        return FilesystemTotals(header.total_bytes, header.nodes)
 
     # -- folders -----------------------------------------------------------------------------------------
 

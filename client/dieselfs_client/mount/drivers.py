@@ -1,45 +1,63 @@
 """The two ways to speak to the kernel. They give the same answers; docs/guide/mount.md says in what they differ."""
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import trio
 
 from dieselfs.errors import MountError
 from dieselfs.settings import PYFUSE3
-from dieselfs_client.mount.control_tree import ControlTree
+from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
 from dieselfs_client.mount.core import MountCore
-from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.read_path import ReadPath
 
-if TYPE_CHECKING:
-    from dieselfs_client.mount.pyfuse3_driver import Pyfuse3Driver  # needs libfuse
 
-
-class Driver(Protocol):
+@dataclass(eq=False)
+class Driver(ABC):
     """Serves one connection to the kernel. Used from one trio thread.
 
-    `agreed` is set once both sides have agreed (then `refusal` is None) or found that they cannot.
+    `device` is an open descriptor of `/dev/fuse`, mounted; the caller closes it. All files belong to `user` and
+    `group`. `agreed` is set once both sides have agreed (then `refusal` is None) or found that they cannot. With
+    `is_taken_over`, another daemon may have agreed before: then it is set when nothing is left that it did not answer.
     """
 
-    agreed: trio.Event
-    refusal: str | None
+    device: int
+    core: MountCore
+    reads: ReadPath
+    control: ControlTree
+    user: int
+    group: int
+    is_taken_over: bool = False
 
+    def __post_init__(self) -> None:
+        self.agreed = trio.Event()
+        self.refusal: str | None = None
+
+    @abstractmethod
     async def run(self) -> None:
         """Serve until the filesystem is unmounted. If cancelled, requests under way stay unanswered."""
-        ...
 
+    @abstractmethod
     def finish(self) -> None:
         """Take no more requests; `run` returns when those under way are answered."""
-        ...
+
+    def _tree(self, inode: int) -> MountCore | ControlTree:
+        return self.control if inode >= CONTROL_INODE else self.core
+
+    def _code(self, what: str, inode: int, error: Exception) -> int:
+        """The errno for a request that failed; see `ErrorLog.code`."""
+        return self.control.errors.code(self.core, what, inode, error)
 
 
-def check_driver(name: str) -> None:
-    """Raises MountError, with what to do, if a driver cannot be used here."""
-    if name == PYFUSE3:
-        _pyfuse3()
+def driver_class(name: str) -> type[Driver]:
+    """The driver of this name. Raises MountError, with what to do, if it cannot be used here.
 
+    `pyfuse3` cannot serve what is taken over.
+    """
+    if name != PYFUSE3:
+        from dieselfs_client.mount.kernel_driver import KernelDriver
 
-def _pyfuse3() -> "type[Pyfuse3Driver]":
+        return KernelDriver
     try:
         from dieselfs_client.mount.pyfuse3_driver import Pyfuse3Driver
     except ImportError as error:
@@ -48,22 +66,3 @@ def _pyfuse3() -> "type[Pyfuse3Driver]":
             "which needs a C compiler, pkg-config and libfuse3-dev"
         ) from None
     return Pyfuse3Driver
-
-
-def open_driver(
-    name: str,
-    device: int,
-    core: MountCore,
-    reads: ReadPath,
-    control: ControlTree,
-    user: int,
-    group: int,
-    is_taken_over: bool = False,
-) -> Driver:
-    """A driver for a connection; the arguments are those of `KernelDriver`. Raises MountError as `check_driver` does.
-
-    `pyfuse3` cannot serve what is taken over.
-    """
-    if name == PYFUSE3:
-        return _pyfuse3()(device, core, reads, control, user, group)
-    return KernelDriver(device, core, reads, control, user, group, is_taken_over)

@@ -1,9 +1,16 @@
-"""The newest errors of a mount, for `.dieselfs/errors`. No I/O."""
+"""What answers a request that failed, and the newest errors of a mount, for `.dieselfs/errors`. No I/O but the log."""
 
+import errno
+import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+
+from dieselfs.errors import DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.names import printable
+from dieselfs_client.mount.core import MountCore
 
 ERRORS_KEPT_MAX = 256
 """Lines of `.dieselfs/errors`."""
@@ -11,9 +18,19 @@ ERRORS_KEPT_MAX = 256
 REPEAT_NS = 5 * 10**9
 """The kernel requests a page that it did not get twice. A newer error of a path replaces one of this age or less."""
 
+_log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """Carries the errno that answers a request which cannot be, and is nobody's fault."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(os.strerror(code))
+        self.code = code
+
 
 class ErrorLog:
-    """Keeps the newest errors. `clock_ns` is the time since 1970.
+    """Keeps the newest errors. Used from one trio thread. `clock_ns` is the time since 1970.
 
     `trouble`: why the servers cannot be reached now; empty if they can be, or if nothing is known.
     """
@@ -34,6 +51,32 @@ class ErrorLog:
     def text(self) -> str:
         """A line for each error, the oldest first: time (UTC), path and reason, separated by tabs."""
         return "".join(f"{_time(at_ns)}\t{path}\t{reason}\n" for at_ns, path, reason in self._errors)
+
+    def code(self, core: MountCore, what: str, inode: int, error: Exception) -> int:
+        """The errno that an error means to who asked `what` about an inode. Every exception has one. What fails for
+        want of bytes, or by our own fault, is logged and noted.
+        """
+        if isinstance(error, Refused):
+            return error.code
+        if isinstance(error, NotFound):
+            return errno.ESTALE
+        if isinstance(error, InvalidInput):
+            return errno.EINVAL
+        try:
+            path = printable(core.snapshot.path(core.node(inode))) or "the root"
+        except NotFound:
+            path = f"inode {inode}"
+        if isinstance(error, DieselfsError):
+            reason = str(error)
+            trouble = self.trouble() if isinstance(error, Unavailable) else ""
+            if trouble not in reason:  # a read that timed out, while the client retries to connect
+                reason += f"; {trouble}"
+            _log.error("%s: %s", path, reason)
+            self.note(path, reason)
+        else:
+            _log.error("%s about %s failed", what, path, exc_info=error)
+            self.note(path, f"{what} failed: {error!r}; the log has more")
+        return errno.EIO
 
 
 def _time(at_ns: int) -> str:

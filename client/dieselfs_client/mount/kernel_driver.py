@@ -17,11 +17,12 @@ import trio
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs_client.mount import kernel_protocol as protocol
-from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
-from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, MountCore, Siblings
-from dieselfs_client.mount.failures import Failures, Refused
+from dieselfs_client.mount.control_tree import CONTROL_INODE
+from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, Siblings
+from dieselfs_client.mount.drivers import Driver
+from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S, KernelRequest, Opcode
-from dieselfs_client.mount.read_path import Buffers, ReadPath
+from dieselfs_client.mount.read_path import Buffers
 
 LINGER_MS = 1
 """After the last request the loop waits so long on the device itself: much faster than a trip through the scheduler,
@@ -35,25 +36,10 @@ BUFFERS_PER_REPLY_MAX = 256
 _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
 _UNANSWERED = frozenset({Opcode.DESTROY, Opcode.NOTIFY_REPLY})
-_CHANGING = frozenset(
-    {
-        Opcode.SETATTR,
-        Opcode.SYMLINK,
-        Opcode.MKNOD,
-        Opcode.MKDIR,
-        Opcode.UNLINK,
-        Opcode.RMDIR,
-        Opcode.RENAME,
-        Opcode.RENAME2,
-        Opcode.LINK,
-        Opcode.WRITE,
-        Opcode.SETXATTR,
-        Opcode.REMOVEXATTR,
-        Opcode.CREATE,
-        Opcode.TMPFILE,
-        Opcode.FALLOCATE,
-        Opcode.COPY_FILE_RANGE,
-    }
+_CHANGING = (
+    *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.LINK),
+    *(Opcode.RENAME, Opcode.RENAME2, Opcode.WRITE, Opcode.SETXATTR, Opcode.REMOVEXATTR, Opcode.CREATE),
+    *(Opcode.TMPFILE, Opcode.FALLOCATE, Opcode.COPY_FILE_RANGE),
 )
 # IOCTL is what Python's `open` sends with each file to learn that it is no terminal. The kernel cannot be told that it
 # never is, so this is the one request that a file in the page cache still costs (11 us; not with `os.open`).
@@ -65,39 +51,16 @@ again: so it is with OPEN and OPENDIR too, and from then on files are opened wit
 _log = logging.getLogger(__name__)
 
 
-class KernelDriver:
-    """Serves one connection to the kernel. Used from one trio thread.
-
-    `device` is an open descriptor of `/dev/fuse`, mounted; the caller closes it. All files belong to `user` and
-    `group`. `agreed` is set once kernel and driver have agreed (then `refusal` is None) or found that they cannot. With
-    `is_taken_over`, somebody else may have agreed before: then it is set when nothing is left that he did not answer.
-    """
-
-    def __init__(
-        self,
-        device: int,
-        core: MountCore,
-        reads: ReadPath,
-        control: ControlTree,
-        user: int,
-        group: int,
-        is_taken_over: bool = False,
-    ) -> None:
-        self.agreed = trio.Event()
-        self.refusal: str | None = None
-        self._device = device
-        self._core = core
-        self._reads = reads
-        self._control = control
-        self._failures = Failures(core, control.errors)
-        self._is_taken_over = is_taken_over
+class KernelDriver(Driver):
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._taking = trio.CancelScope()
         names = {0: "OTHER"} | {int(opcode): opcode.name for opcode in Opcode}
         self._requests = {
-            opcode: reads.metrics.counter("fuse.requests", "Requests of the kernel.", operation=name)
+            opcode: self.reads.metrics.counter("fuse.requests", "Requests of the kernel.", operation=name)
             for opcode, name in names.items()
         }
-        self._encoder = protocol.Encoder(user, group)
+        self._encoder = protocol.Encoder(self.user, self.group)
         # Requests that wait, by `unique`; changed only between checkpoints.
         self._waiting: dict[int, trio.CancelScope] = {}
         # Each returns its answer; None if there is none, or if it is given in another way.
@@ -116,32 +79,30 @@ class KernelDriver:
         }
 
     async def run(self) -> None:
-        """Serve until the filesystem is unmounted. If cancelled, requests under way stay unanswered."""
-        os.set_blocking(self._device, False)
+        os.set_blocking(self.device, False)
         async with trio.open_nursery() as nursery:
             with self._taking:
                 await self._take_requests(nursery)
                 nursery.cancel_scope.cancel()
 
     def finish(self) -> None:
-        """Take no more requests; `run` returns when those under way are answered."""
         self._taking.cancel()
 
     async def _take_requests(self, nursery: trio.Nursery) -> None:
         """Returns when the filesystem is unmounted. If cancelled, whatever was taken is answered or under way."""
         readiness = select.poll()
-        readiness.register(self._device, select.POLLIN)
+        readiness.register(self.device, select.POLLIN)
         buffer = bytearray(protocol.REQUEST_BYTES_MAX)
         packet = memoryview(buffer)
         in_a_row = 0
         while True:
             if not readiness.poll(0 if self._waiting else LINGER_MS):
-                if self._is_taken_over:
+                if self.is_taken_over:
                     self.agreed.set()
-                await trio.lowlevel.wait_readable(self._device)
+                await trio.lowlevel.wait_readable(self.device)
                 in_a_row = 0
             try:
-                length = os.readv(self._device, [buffer])
+                length = os.readv(self.device, [buffer])
             except OSError as error:
                 if error.errno in (errno.EAGAIN, errno.ENOENT):  # it was given up before we took it
                     continue
@@ -177,7 +138,7 @@ class KernelDriver:
 
     def _write(self, *parts: bytes | memoryview) -> None:
         try:
-            os.writev(self._device, parts)
+            os.writev(self.device, parts)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):  # the asker, or the mount, is gone
                 raise
@@ -189,7 +150,7 @@ class KernelDriver:
         """Answer a request with the errno that the error means."""
         what = f"request {request.opcode}"
         try:
-            self._refuse(request.unique, self._failures.code(what, request.inode, error))
+            self._refuse(request.unique, self._code(what, request.inode, error))
         except OSError:
             _log.exception("%s cannot be answered", what)
 
@@ -245,19 +206,19 @@ class KernelDriver:
         if request.inode >= CONTROL_INODE:
             return self._lookup_control(request, name, nursery)
         if name == CONTROL_FOLDER and request.inode == ROOT_INODE:
-            return self._encoder.entry(self._control.attributes(CONTROL_INODE))
-        inode = self._core.lookup(request.inode, name)
-        return self._encoder.entry(self._core.attributes(inode)) if inode else protocol.NO_SUCH_ENTRY
+            return self._encoder.entry(self.control.attributes(CONTROL_INODE))
+        inode = self.core.lookup(request.inode, name)
+        return self._encoder.entry(self.core.attributes(inode)) if inode else protocol.NO_SUCH_ENTRY
 
     def _get_attributes(self, request: KernelRequest, _: trio.Nursery) -> bytes:
-        of = self._control if request.inode >= CONTROL_INODE else self._core
-        return self._encoder.attributes(of.attributes(request.inode))
+        return self._encoder.attributes(self._tree(request.inode).attributes(request.inode))
 
     def _read_link(self, request: KernelRequest, _: trio.Nursery) -> bytes:
-        return self._core.target(request.inode)
+        return self.core.target(request.inode)
 
     def _statfs(self, request: KernelRequest, _: trio.Nursery) -> bytes:
-        return protocol.encode_statfs(self._core.totals())
+        header = self.core.snapshot.header
+        return protocol.encode_statfs(header.total_bytes, header.nodes)
 
     def _list_plus(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         return self._listing(request, protocol.DIRENT_PLUS_BYTES, self._encoder.listing_plus)
@@ -269,7 +230,7 @@ class KernelDriver:
         self, request: KernelRequest, record_bytes: int, encode: Callable[[Siblings, int], bytes]
     ) -> bytes:
         position, room_bytes = protocol.decode_read(request.body)
-        tree = self._control if request.inode >= CONTROL_INODE else self._core
+        tree = self._tree(request.inode)
         nodes = tree.child_nodes(request.inode)
         first_node = nodes.start
         dots = b""
@@ -289,14 +250,14 @@ class KernelDriver:
 
     def _lookup_control(self, request: KernelRequest, name: bytes, nursery: trio.Nursery) -> bytes | None:
         folder = request.inode
-        if self._control.takes_time(folder, name):
+        if self.control.takes_time(folder, name):
 
             async def later() -> Buffers:
-                return [memoryview(self._entry(await self._control.lookup_later(folder, name)))]
+                return [memoryview(self._entry(await self.control.lookup_later(folder, name)))]
 
             self._answer_later(request, nursery, later)
             return None
-        found = self._control.lookup(folder, name)
+        found = self.control.lookup(folder, name)
         return protocol.NO_SUCH_ENTRY if found is None else self._entry(found)
 
     def _entry(self, of: Attributes) -> bytes:
@@ -305,12 +266,12 @@ class KernelDriver:
 
     def _forget(self, request: KernelRequest, _: trio.Nursery) -> None:
         if request.inode >= CONTROL_INODE:
-            self._control.forget(request.inode, protocol.decode_forget(request.body))
+            self.control.forget(request.inode, protocol.decode_forget(request.body))
 
     def _forget_batch(self, request: KernelRequest, _: trio.Nursery) -> None:
         for inode, lookups in protocol.decode_batch_forget(request.body):
             if inode >= CONTROL_INODE:
-                self._control.forget(inode, lookups)
+                self.control.forget(inode, lookups)
 
     # -- reads -------------------------------------------------------------------------------------------
 
@@ -318,22 +279,22 @@ class KernelDriver:
         inode, offset, size = request.inode, *protocol.decode_read(request.body)
         if inode >= CONTROL_INODE:
             return self._read_control(request, nursery, offset, size)
-        buffers = self._reads.at_once(inode, offset, size)
+        buffers = self.reads.at_once(inode, offset, size)
         if buffers is not None:
             self._reply_buffers(request.unique, buffers)
         else:
-            self._answer_later(request, nursery, lambda: self._reads.fetch(inode, offset, size))
+            self._answer_later(request, nursery, lambda: self.reads.fetch(inode, offset, size))
         return None
 
     def _read_control(
         self, request: KernelRequest, nursery: trio.Nursery, offset: int, size: int
     ) -> bytes | None:
         inode = request.inode
-        data = self._control.at_once(inode, offset, size)
+        data = self.control.at_once(inode, offset, size)
         if data is None:
 
             async def fetch() -> Buffers:
-                return [memoryview(await self._control.fetch(inode, offset, size))]
+                return [memoryview(await self.control.fetch(inode, offset, size))]
 
             self._answer_later(request, nursery, fetch)
         return data

@@ -20,7 +20,6 @@ from dieselfs_client.mount.core import (
     IO_BLOCK_BYTES,
     STAT_BLOCK_BYTES,
     Attributes,
-    FilesystemTotals,
     Siblings,
     io_block_bytes,
 )
@@ -114,48 +113,30 @@ _INTERRUPT_IN = struct.Struct("=Q")
 _FORGET_IN = struct.Struct("=Q")
 _BATCH_FORGET_IN = struct.Struct("=II")
 _FORGET_ONE = struct.Struct("=QQ")
-_DIRENT = np.dtype([("inode", "u8"), ("next_position", "u8"), ("name_length", "u4"), ("type", "u4")])
+
+
+def _fields(kind: str, names: str) -> list[tuple[str, str]]:
+    """Fields of one type that follow each other."""
+    return [(name, kind) for name in names.split()]
+
+
+_DIRENT = np.dtype([*_fields("u8", "inode next_position"), *_fields("u4", "name_length type")])
 _ATTRIBUTE_FIELDS = [
-    ("inode", "u8"),
-    ("size", "u8"),
-    ("blocks", "u8"),
-    ("atime_s", "i8"),
-    ("mtime_s", "i8"),
-    ("ctime_s", "i8"),
-    ("atime_ns", "u4"),
-    ("mtime_ns", "u4"),
-    ("ctime_ns", "u4"),
-    ("mode", "u4"),
-    ("links", "u4"),
-    ("user", "u4"),
-    ("group", "u4"),
-    ("device", "u4"),
-    ("block_size", "u4"),
-    ("flags", "u4"),
+    *_fields("u8", "inode size blocks"),
+    *_fields("i8", "atime_s mtime_s ctime_s"),
+    *_fields("u4", "atime_ns mtime_ns ctime_ns mode links user group device block_size flags"),
 ]
 _DIRENT_PLUS = np.dtype(
     [
-        ("node", "u8"),
-        ("generation", "u8"),
-        ("entry_valid_s", "u8"),
-        ("attr_valid_s", "u8"),
-        ("entry_valid_ns", "u4"),
-        ("attr_valid_ns", "u4"),
+        *_fields("u8", "node generation entry_valid_s attr_valid_s"),
+        *_fields("u4", "entry_valid_ns attr_valid_ns"),
         ("attr", _ATTRIBUTE_FIELDS),
         ("dirent", _DIRENT),
     ]
 )
 IN_HEADER_BYTES = _IN_HEADER.size
 _STORE = np.dtype(
-    [
-        ("length", "u4"),
-        ("code", "i4"),
-        ("unique", "u8"),
-        ("inode", "u8"),
-        ("offset", "u8"),
-        ("size", "u4"),
-        ("padding", "u4"),
-    ]
+    [("length", "u4"), ("code", "i4"), *_fields("u8", "unique inode offset"), *_fields("u4", "size padding")]
 )
 _NOTIFY_STORE = 4
 OUT_HEADER_BYTES = _OUT_HEADER.size
@@ -364,7 +345,7 @@ def encode_stores(
     return records
 
 
-def encode_statfs(totals: FilesystemTotals) -> bytes:
+def encode_statfs(total_bytes: int, entries: int) -> bytes:
     """All of the space is used, and all of the inodes. Blocks are counted in `STAT_BLOCK_BYTES`."""
-    blocks = -(-totals.total_bytes // STAT_BLOCK_BYTES)
-    return _STATFS_OUT.pack(blocks, 0, 0, totals.entries, 0, IO_BLOCK_BYTES, NAME_BYTES_MAX, STAT_BLOCK_BYTES)
+    blocks = -(-total_bytes // STAT_BLOCK_BYTES)
+    return _STATFS_OUT.pack(blocks, 0, 0, entries, 0, IO_BLOCK_BYTES, NAME_BYTES_MAX, STAT_BLOCK_BYTES)

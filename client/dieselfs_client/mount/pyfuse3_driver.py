@@ -12,24 +12,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pyfuse3
-import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError, InodeT, RequestContext
 
 from dieselfs.errors import MountError
 from dieselfs.limits import NAME_BYTES_MAX
-from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
+from dieselfs_client.mount.control_tree import CONTROL_INODE
 from dieselfs_client.mount.core import (
     CONTROL_FOLDER,
     IO_BLOCK_BYTES,
     ROOT_INODE,
     STAT_BLOCK_BYTES,
     Attributes,
-    MountCore,
     io_block_bytes,
 )
-from dieselfs_client.mount.failures import Failures, Refused
+from dieselfs_client.mount.drivers import Driver
+from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
-from dieselfs_client.mount.read_path import ReadPath
 
 REQUESTS_AT_ONCE_MAX = 1000
 """So many may wait for bytes; with more, nothing is answered until one of them is."""
@@ -40,37 +38,23 @@ _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
 
 
-class Pyfuse3Driver(pyfuse3.Operations):
-    """Serves one connection to the kernel; one at a time in a process. Used from one trio thread.
-
-    `device` is an open descriptor of `/dev/fuse`, mounted a moment ago; the caller closes it. All files belong to
-    `user` and `group`. `agreed` is set once kernel and libfuse have agreed.
-    """
+class Pyfuse3Driver(Driver, pyfuse3.Operations):
+    """One at a time in a process; `device` was mounted a moment ago."""
 
     supports_dot_lookup = True
     enable_writeback_cache = False
 
-    def __init__(
-        self, device: int, core: MountCore, reads: ReadPath, control: ControlTree, user: int, group: int
-    ) -> None:
-        super().__init__()
-        self.agreed = trio.Event()
-        self.refusal: str | None = None
-        self._device = device
-        self._core = core
-        self._reads = reads
-        self._control = control
-        self._failures = Failures(core, control.errors)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._requests = {
-            name: reads.metrics.counter("fuse.requests", "Requests of the kernel.", operation=name.upper())
+            name: self.reads.metrics.counter(
+                "fuse.requests", "Requests of the kernel.", operation=name.upper()
+            )
             for name in ("lookup", "getattr", "readlink", "readdir", "read")
         }
-        self._user = user
-        self._group = group
 
     async def run(self) -> None:
-        """Serve until the filesystem is unmounted. If cancelled, requests under way stay unanswered."""
-        descriptor = os.dup(self._device)  # libfuse closes its own
+        descriptor = os.dup(self.device)  # libfuse closes its own
         try:
             # In place of a mount point, libfuse takes the descriptor of what is mounted already.
             pyfuse3.init(self, f"/dev/fd/{descriptor}", set())
@@ -85,7 +69,6 @@ class Pyfuse3Driver(pyfuse3.Operations):
             pyfuse3.close(unmount=False)
 
     def finish(self) -> None:
-        """Take no more requests; `run` returns when those under way are answered."""
         pyfuse3.terminate()
 
     def init(self) -> None:
@@ -98,10 +81,7 @@ class Pyfuse3Driver(pyfuse3.Operations):
         try:
             yield
         except Exception as error:
-            raise FUSEError(self._failures.code(what, inode, error)) from None
-
-    def _tree(self, inode: int) -> MountCore | ControlTree:
-        return self._control if inode >= CONTROL_INODE else self._core
+            raise FUSEError(self._code(what, inode, error)) from None
 
     def _entry(self, of: Attributes) -> EntryAttributes:
         entry = EntryAttributes()
@@ -111,7 +91,7 @@ class Pyfuse3Driver(pyfuse3.Operations):
         entry.st_ino = InodeT(of.inode)
         entry.st_mode = pyfuse3.ModeT(of.mode)
         entry.st_nlink = 1
-        entry.st_uid, entry.st_gid = self._user, self._group
+        entry.st_uid, entry.st_gid = self.user, self.group
         entry.st_size = of.size
         entry.st_blksize, entry.st_blocks = io_block_bytes(of.mode), of.blocks
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = of.mtime_ns
@@ -129,19 +109,19 @@ class Pyfuse3Driver(pyfuse3.Operations):
     async def _found(self, folder: int, name: bytes) -> Attributes | None:
         if len(name) > NAME_BYTES_MAX:
             raise Refused(errno.ENAMETOOLONG)
-        if self._control.takes_time(folder, name):
-            return await self._control.lookup_later(folder, name)
+        if self.control.takes_time(folder, name):
+            return await self.control.lookup_later(folder, name)
         if folder >= CONTROL_INODE:
-            return self._control.lookup(folder, name)
+            return self.control.lookup(folder, name)
         if folder == ROOT_INODE and name == CONTROL_FOLDER:
-            return self._control.attributes(CONTROL_INODE)
-        inode = self._core.lookup(folder, name)
-        return self._core.attributes(inode) if inode else None
+            return self.control.attributes(CONTROL_INODE)
+        inode = self.core.lookup(folder, name)
+        return self.core.attributes(inode) if inode else None
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for inode, lookups in inode_list:
             if inode >= CONTROL_INODE:
-                self._control.forget(inode, lookups)
+                self.control.forget(inode, lookups)
 
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         with self._answering("getattr", inode):
@@ -149,15 +129,15 @@ class Pyfuse3Driver(pyfuse3.Operations):
 
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.FileNameT:
         with self._answering("readlink", inode):
-            return pyfuse3.FileNameT(self._core.target(inode))
+            return pyfuse3.FileNameT(self.core.target(inode))
 
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        totals = self._core.totals()
+        header = self.core.snapshot.header
         data = pyfuse3.StatvfsData()
         data.f_bsize, data.f_frsize = IO_BLOCK_BYTES, STAT_BLOCK_BYTES
-        data.f_blocks = -(-totals.total_bytes // STAT_BLOCK_BYTES)
+        data.f_blocks = -(-header.total_bytes // STAT_BLOCK_BYTES)
         data.f_bfree = data.f_bavail = data.f_ffree = data.f_favail = 0
-        data.f_files = totals.entries
+        data.f_files = header.nodes
         data.f_namemax = NAME_BYTES_MAX
         return data
 
@@ -172,7 +152,7 @@ class Pyfuse3Driver(pyfuse3.Operations):
                 if not pyfuse3.readdir_reply(
                     token, pyfuse3.FileNameT(name), self._entry(found), next_position
                 ):
-                    self._control.forget(found.inode, 1)  # nobody was told of it
+                    self.control.forget(found.inode, 1)  # nobody was told of it
                     return
 
     def _entries(self, folder: int, position: int) -> Iterator[tuple[int, bytes, Attributes]]:
@@ -188,7 +168,7 @@ class Pyfuse3Driver(pyfuse3.Operations):
             siblings = tree.siblings(run)
             for node, name, inode in zip(run, siblings.names, siblings.inodes.tolist(), strict=True):
                 found = (
-                    self._core.attributes(inode) if siblings.for_keeps else self._control.lookup(folder, name)
+                    self.core.attributes(inode) if siblings.for_keeps else self.control.lookup(folder, name)
                 )
                 if found is not None:
                     yield node - origin + 1, name, found
@@ -205,11 +185,11 @@ class Pyfuse3Driver(pyfuse3.Operations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         with self._answering("read", fh):
             if fh >= CONTROL_INODE:
-                data = self._control.at_once(fh, off, size)
-                return await self._control.fetch(fh, off, size) if data is None else data
-            buffers = self._reads.at_once(fh, off, size)
+                data = self.control.at_once(fh, off, size)
+                return await self.control.fetch(fh, off, size) if data is None else data
+            buffers = self.reads.at_once(fh, off, size)
             if buffers is None:
-                buffers = await self._reads.fetch(fh, off, size)
+                buffers = await self.reads.fetch(fh, off, size)
             return b"".join(buffers)
 
     async def release(self, fh: FileHandleT) -> None:

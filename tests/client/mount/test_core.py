@@ -53,11 +53,6 @@ def test_target_of_a_link(core: MountCore) -> None:
         core.target(inode_of(core, b"train"))
 
 
-def test_totals(core: MountCore) -> None:
-    assert core.totals().total_bytes == 139
-    assert core.totals().entries == len(core.snapshot)
-
-
 def test_a_folder_as_columns(core: MountCore) -> None:
     nodes = core.child_nodes(inode_of(core, b"train"))
     siblings = core.siblings(nodes)

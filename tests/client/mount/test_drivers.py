@@ -7,7 +7,7 @@ from dieselfs.errors import MountError
 from dieselfs.settings import KERNEL, PYFUSE3
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.core import MountCore
-from dieselfs_client.mount.drivers import check_driver, open_driver
+from dieselfs_client.mount.drivers import driver_class
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.read_path import ReadPath
@@ -18,9 +18,9 @@ from tests.support.dataset import TreeEntry, pack_entries
 def test_a_package_that_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyfuse3", None)
     monkeypatch.delitem(sys.modules, "dieselfs_client.mount.pyfuse3_driver", raising=False)
-    check_driver(KERNEL)
+    driver_class(KERNEL)
     with pytest.raises(MountError) as caught:
-        check_driver(PYFUSE3)
+        driver_class(PYFUSE3)
     message = str(caught.value)
     assert "pip install 'dieselfs[pyfuse3]'" in message and "libfuse3-dev" in message
     assert "\n" not in message
@@ -30,5 +30,5 @@ async def test_the_driver_that_is_used_unless_another_is_asked_for(nursery: trio
     packed = pack_entries([TreeEntry(b"file", 0o100644, 0, b"content")])
     core = MountCore(packed.snapshot)
     reads = ReadPath(core, ChunkCache(packed.snapshot, packed.source(), 1 << 20, nursery))
-    driver = open_driver(MountOptions().driver, -1, core, reads, simple_control(packed.snapshot), 0, 0)
+    driver = driver_class(MountOptions().driver)(-1, core, reads, simple_control(packed.snapshot), 0, 0)
     assert isinstance(driver, KernelDriver)

@@ -1,4 +1,66 @@
-from dieselfs_client.mount.error_log import REPEAT_NS, ErrorLog
+import errno
+import logging
+
+import pytest
+
+from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.mount.core import MountCore
+from dieselfs_client.mount.error_log import REPEAT_NS, ErrorLog, Refused
+from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
+
+CORE = MountCore(Snapshot(snapshot_bytes(SAMPLE), SOURCE))
+CAT = CORE.snapshot.require(b"train/cat.txt") + 1
+
+
+@pytest.fixture
+def errors() -> ErrorLog:
+    return ErrorLog()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Refused(errno.ENAMETOOLONG), errno.ENAMETOOLONG),
+        (NotFound("x"), errno.ESTALE),
+        (InvalidInput("x"), errno.EINVAL),
+    ],
+)
+def test_what_the_asker_did_is_not_noted(errors: ErrorLog, error: Exception, code: int) -> None:
+    assert errors.code(CORE, "read", CAT, error) == code
+    assert errors.text() == ""
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("not in time"), Damaged("not in time"), AccessDenied("not in time")]
+)
+def test_bytes_that_do_not_come_are_noted(errors: ErrorLog, error: Exception) -> None:
+    assert errors.code(CORE, "read", CAT, error) == errno.EIO
+    assert errors.text().split("\t")[1:] == ["train/cat.txt", "not in time\n"]
+
+
+def test_a_read_in_vain_names_why_the_server_is_away(errors: ErrorLog) -> None:
+    refused = "cannot reach the server at tcp://a:1: Connection refused"
+    errors.trouble = lambda: refused
+    for error, reason in (
+        (Unavailable("its bytes did not come within 8 s"), f"its bytes did not come within 8 s; {refused}"),
+        (Unavailable(refused), refused),
+        (Damaged("checksum"), "checksum"),
+    ):
+        errors.code(CORE, "read", CAT, error)
+        assert errors.text().rstrip().endswith(f"train/cat.txt\t{reason}")
+
+
+def test_a_fault_of_ours_is_noted_and_logged_with_its_place(
+    errors: ErrorLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert errors.code(CORE, "read", 1 << 50, ZeroDivisionError("division by zero")) == errno.EIO
+    assert "inode" in errors.text() and "ZeroDivisionError" in errors.text()
+    assert caplog.records[0].exc_info is not None
+    assert errors.code(CORE, "read", 1, RuntimeError()) == errno.EIO
+    assert "\tthe root\t" in errors.text()
+
 
 AT_NS = 1_700_000_000_123_456_789
 

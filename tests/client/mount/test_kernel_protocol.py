@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dieselfs.errors import ProtocolError
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount import kernel_protocol as protocol
-from dieselfs_client.mount.core import ROOT_INODE, Attributes, FilesystemTotals, MountCore
+from dieselfs_client.mount.core import ROOT_INODE, Attributes, MountCore
 from tests.support.snapshots import SAMPLE, SOURCE, file_of, snapshot_bytes
 
 ATTR = struct.Struct("=QQQqqqIIIIIIIIII")
@@ -206,7 +206,7 @@ def test_names_of_any_length_are_filled_up_with_zeros() -> None:
 
 
 def test_statfs() -> None:
-    reply = protocol.encode_statfs(FilesystemTotals(1025, 8))
+    reply = protocol.encode_statfs(1025, 8)
     assert len(reply) == 80
     blocks, free, available, files, files_free, block, name, fragment = struct.unpack("=QQQQQIII28x", reply)
     assert (blocks * fragment, free, available, files, files_free) == (1536, 0, 0, 8, 0)
