@@ -76,7 +76,7 @@ class Rig:
         """At a tripwire of the first two groups, while the third is on its way: its node."""
         self.chunk_cache.gate = trio.Event()
         for node in self.order[: 2 * GROUP_FILES]:
-            if self.prefetcher.held(node) is not None:
+            if self.prefetcher.tripwires.held(node) is not None:
                 if self.reads.at_once(node + 1, 0, PAGE) is None:
                     return node
                 await trio.testing.wait_all_tasks_blocked()
@@ -148,7 +148,7 @@ def test_nobody_is_held_back_for_what_waits_until_he_reads_on(packed: PackedData
     async def scenario(rig: Rig) -> None:
         tripwires = 0
         for node in rig.order:
-            if rig.prefetcher.held(node) is not None:
+            if rig.prefetcher.tripwires.held(node) is not None:
                 assert rig.reads.at_once(node + 1, 0, PAGE) is not None
                 await rig.resolve()
                 tripwires += 1

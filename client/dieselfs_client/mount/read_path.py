@@ -65,7 +65,7 @@ class ReadPath:
         if self._prefetcher is not None:
             node = inode - 1
             self._prefetcher.noticed(node)
-            held = self._prefetcher.held(node)
+            held = self._prefetcher.tripwires.held(node)
             if held is not None:
                 if offset == 0 and self._prefetcher.is_starved(node):
                     return None
@@ -116,7 +116,7 @@ class ReadPath:
     async def _held_back(self, node: int) -> memoryview | None:
         """The bytes of a tripwire, once the next files of its reader were pushed; None for any other file."""
         prefetcher = self._prefetcher
-        held = prefetcher.held(node) if prefetcher else None
+        held = prefetcher.tripwires.held(node) if prefetcher else None
         if prefetcher and held is not None:
             with trio.move_on_after(HELD_BACK_S):
                 while prefetcher.is_starved(node):

@@ -70,7 +70,12 @@ class FetchBatches:
         """
         chunk = next(iter(batch))
         if self.is_whole(chunk, batch[chunk]):
-            await arrived({chunk: await self._whole(chunk, batch[chunk])})
+            try:
+                content = await self._chunk_cache.fetch(chunk), batch[chunk].offsets
+            except DieselfsError as error:
+                await arrived({chunk: error})
+            else:
+                await arrived({chunk: content})
             return
         left = await self._fetch_from_node(batch, is_shared_plan, arrived)
         arriving = self._arriving(left, is_shared_plan)
@@ -128,12 +133,6 @@ class FetchBatches:
             together_bytes += len(content[0])
         if together:
             yield _join(together)
-
-    async def _whole(self, chunk: int, extents: Extents) -> Content | DieselfsError:
-        try:
-            return await self._chunk_cache.fetch(chunk), extents.offsets
-        except DieselfsError as error:
-            return error
 
     def _arriving(self, batch: Batch, is_shared_plan: bool) -> Iterator[Arrived]:
         wanted = {chunk: extents.extents() for chunk, extents in batch.items()}

@@ -1,24 +1,47 @@
 """Which extents the prefetcher has stored in the page cache, for which reason, and their memory. No I/O.
 
 An extent is stored for one of two reasons: its chunk is *pinned*, or plans *hold* it for a while. Never for both.
+The kernel reclaims pages without notice. The only sign is a read for a file of a pinned chunk that was pushed.
 """
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.cluster.warmth import Warmth
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.prefetch.extent_table import Extents, ExtentTable
 
+PUSHED_AGAIN_S = 1.0
+PUSHED_AGAIN_MAX_S = 60.0
+"""The first pause before a chunk is fetched to be pushed again, and the last: it doubles each time, as pages that the
+kernel reclaims at once are not worth it. A chunk of which much is requested is fetched sooner.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """When a pinned chunk was last pushed, and the pause until it may be pushed again."""
+
+    at_s: float
+    again_after_s: float
+
 
 class PrefetchBudget:
-    """Bytes are counted in whole pages, as the page cache takes them."""
+    """Bytes are counted in whole pages, as the page cache takes them; `clock` is in seconds."""
 
-    def __init__(self, table: ExtentTable, extents: int, chunks: int, allotment: Allotment) -> None:
+    def __init__(self, table: ExtentTable, allotment: Allotment, clock: Callable[[], float]) -> None:
+        chunks, extents = table.snapshot.chunk_count, len(table.snapshot.column("extent_chunks"))
         self.pinned_bytes = 0
         self.window_bytes = 0
         self._table = table
         self._allotment = allotment
+        self._clock = clock
         self._is_pinned = np.zeros(chunks, np.bool_)
+        self._is_pushed = np.zeros(chunks, np.bool_)  # by this daemon or by one before
+        self._pushes: dict[int, _Push] = {}  # of this daemon
         self._is_stored = np.zeros(extents, np.bool_)
         self._is_charged = np.zeros(extents, np.bool_)
         self._holders = np.zeros(extents, np.uint16)
@@ -37,7 +60,7 @@ class PrefetchBudget:
         """Whether `pin` would take it."""
         if self._is_pinned[chunk] or self.pinned_bytes >= self._allotment.pinned:
             return bool(self._is_pinned[chunk])
-        return self.pinned_bytes + int(self._table.chunk_page_bytes()[chunk]) <= self._allotment.pinned
+        return self.pinned_bytes + int(self._table.chunk_page_bytes[chunk]) <= self._allotment.pinned
 
     def pin(self, chunk: int) -> bool:
         """Pin a chunk if there is room; whether it is pinned now."""
@@ -52,6 +75,42 @@ class PrefetchBudget:
         self._is_pinned[chunk] = True
         return True
 
+    # -- pushes of pinned chunks ---------------------------------------------------------------------------
+
+    def is_pushed(self, chunk: int) -> bool:
+        """Whether a chunk was pushed, by this daemon or by one before."""
+        return bool(self._is_pushed[chunk])
+
+    def is_due(self, chunk: int) -> bool:
+        """Whether to fetch and push all of a chunk because a reader waits for a file of it."""
+        push = self._pushes.get(chunk)
+        return push is None or self._clock() >= push.at_s + push.again_after_s
+
+    def was_just_pushed(self, chunk: int) -> bool:
+        """Whether it is too soon to push a chunk that was fetched for a reader."""
+        push = self._pushes.get(chunk)
+        return push is not None and self._clock() < push.at_s + PUSHED_AGAIN_S
+
+    def push(self, chunk: int) -> bool:
+        """A chunk is about to be pushed; whether it was before, so that the kernel has reclaimed pages."""
+        before = self._pushes.get(chunk)
+        again_after_s = min(2 * before.again_after_s, PUSHED_AGAIN_MAX_S) if before else PUSHED_AGAIN_S
+        self._pushes[chunk] = _Push(self._clock(), again_after_s)
+        self._is_pushed[chunk] = True
+        return before is not None
+
+    def restore(self, chunk: int) -> None:
+        """A previous daemon has pushed a chunk, at an unknown time."""
+        self._is_pushed[chunk] = True
+
+    def warmth(self, damaged: Collection[int]) -> Warmth:
+        """How much was pushed of what can be pinned."""
+        page_bytes = self._table.chunk_page_bytes
+        is_lacking = ~self._is_pushed
+        is_lacking[np.fromiter(damaged, np.int64)] = False
+        pushed_bytes = int(page_bytes[self._is_pushed].sum())
+        return Warmth.of(pushed_bytes, self._allotment.pinned, page_bytes[is_lacking], len(damaged))
+
     # -- for plans ---------------------------------------------------------------------------------------
 
     def hit_bytes(self, extents: Extents) -> int:
@@ -65,10 +124,8 @@ class PrefetchBudget:
         return extents[self._is_missing(extents)]
 
     def _is_missing(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        is_missing: npt.NDArray[np.bool_] = (
-            ~self._is_charged[extents.numbers] & ~self._is_stored[extents.numbers]
-        )
-        return is_missing
+        is_there: npt.NDArray[np.bool_] = self._is_charged[extents.numbers] | self._is_stored[extents.numbers]
+        return ~is_there
 
     def has_room(self, page_bytes: int) -> bool:
         """Whether the window has room for this; an empty one always has."""

@@ -6,6 +6,7 @@ An *extent* is the part of a file in one chunk. Most files have one extent.
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -34,23 +35,14 @@ class Extents:
         return len(self.nodes)
 
     def __getitem__(self, chosen: Numbers | npt.NDArray[np.bool_]) -> "Extents":
-        return Extents(
-            self.numbers[chosen],
-            self.nodes[chosen],
-            self.sizes[chosen],
-            self.places[chosen],
-            self.chunks[chosen],
-            self.offsets[chosen],
-            self.lengths[chosen],
-            self.checksums[chosen],
-        )
+        return Extents(*(getattr(self, name)[chosen] for name in _COLUMNS))
 
     @classmethod
     def joined(cls, parts: Sequence["Extents"]) -> "Extents":
         """Of several, one behind the other."""
         if len(parts) == 1:
             return parts[0]
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
     def by_chunk(self) -> Iterator[tuple[int, "Extents"]]:
         """The extents of each chunk by themselves, in order of their offsets; the chunk touched first comes first."""
@@ -73,11 +65,14 @@ class Extents:
         return list(map(ExtentRef, *(column.tolist() for column in columns)))
 
 
+_COLUMNS = [field.name for field in fields(Extents)]
+
+
 class ExtentTable:
     """Finds the extents of files and of chunks in a snapshot."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._modes = snapshot.column("modes")
+        self.snapshot = snapshot
         self._sizes = snapshot.column("sizes")
         self._firsts = snapshot.column("firsts")
         self._counts = snapshot.column("counts")
@@ -86,73 +81,63 @@ class ExtentTable:
         self._lengths = snapshot.column("extent_lengths")
         self._places = snapshot.column("extent_places")
         self._checksums = snapshot.column("extent_checksums")
-        self._chunk_count = snapshot.chunk_count
-        # Extents sorted by chunk, and the file of each extent; made at the first question about a chunk.
-        self._by_chunk: Numbers | None = None
-        self._chunk_ends: Numbers | None = None
-        self._owners: npt.NDArray[np.uint32] | None = None
-        self._chunk_page_bytes: Numbers | None = None
 
-    def page_bytes(self, nodes: npt.NDArray[np.integer]) -> int:
-        """What files take in the page cache."""
-        sizes = self._sizes[nodes].astype(np.int64)
-        return int((-(-sizes // PAGE_BYTES)).sum()) * PAGE_BYTES
-
-    def page_bytes_each(self, nodes: npt.NDArray[np.integer]) -> Numbers:
+    def page_bytes(self, nodes: npt.NDArray[np.integer]) -> Numbers:
+        """What each of some files takes in the page cache."""
         pages: Numbers = -(-self._sizes[nodes].astype(np.int64) // PAGE_BYTES)
         return pages * PAGE_BYTES
 
     def total_page_bytes(self) -> int:
         """What the whole dataset takes in the page cache."""
-        return self.page_bytes(np.flatnonzero((self._modes & 0o170000) == stat.S_IFREG))
+        return int(self.page_bytes(self._files()).sum())
 
+    @cached_property
     def chunk_page_bytes(self) -> Numbers:
-        """What the extents of each chunk take in the page cache; worked out once."""
-        if self._chunk_page_bytes is None:
-            pages = -(-self._lengths.astype(np.int64) // PAGE_BYTES)
-            by_chunk = np.bincount(self._chunks, pages, self._chunk_count).astype(np.int64)
-            self._chunk_page_bytes = by_chunk * PAGE_BYTES
-        return self._chunk_page_bytes
+        """What the extents of each chunk take in the page cache."""
+        pages = -(-self._lengths.astype(np.int64) // PAGE_BYTES)
+        by_chunk: Numbers = np.bincount(self._chunks, pages, self.snapshot.chunk_count).astype(np.int64)
+        return by_chunk * PAGE_BYTES
 
     def of_files(self, nodes: npt.NDArray[np.integer]) -> Extents:
         """All extents of files, in the order of `nodes`."""
-        counts = self._counts[nodes].astype(np.int64)
-        owners = np.repeat(nodes.astype(np.int64), counts)
-        ends = np.cumsum(counts)
-        within = np.arange(len(owners)) - np.repeat(ends - counts, counts)
-        return self._extents(owners, np.repeat(self._firsts[nodes].astype(np.int64), counts) + within)
+        return self._extents(*self._numbers(nodes))
 
     def of_chunk(self, chunk: int) -> Extents:
         """All extents that lie in a chunk, in order of their offsets."""
-        if self._by_chunk is None or self._chunk_ends is None or self._owners is None:
-            self._index_chunks()
-        assert self._by_chunk is not None and self._chunk_ends is not None and self._owners is not None
-        first = int(self._chunk_ends[chunk - 1]) if chunk else 0
-        extents = self._by_chunk[first : int(self._chunk_ends[chunk])]
-        return self._extents(self._owners[extents].astype(np.int64), extents)
+        ends, numbers, owners = self._by_chunk
+        numbers = numbers[int(ends[chunk - 1]) if chunk else 0 : int(ends[chunk])]
+        return self._extents(owners[numbers].astype(np.int64), numbers)
 
-    def _extents(self, nodes: Numbers, extents: Numbers) -> Extents:
+    def _files(self) -> Numbers:
+        return np.flatnonzero((self.snapshot.column("modes") & 0o170000) == stat.S_IFREG)
+
+    def _numbers(self, nodes: npt.NDArray[np.integer]) -> tuple[Numbers, Numbers]:
+        """The extents of files by number, in the order of `nodes`: the file of each, and its number."""
+        counts = self._counts[nodes].astype(np.int64)
+        owners = np.repeat(nodes.astype(np.int64), counts)
+        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return owners, np.repeat(self._firsts[nodes].astype(np.int64), counts) + within
+
+    def _extents(self, nodes: Numbers, numbers: Numbers) -> Extents:
         return Extents(
-            extents,
+            numbers,
             nodes,
             self._sizes[nodes].astype(np.int64),
-            self._places[extents].astype(np.int64),
-            self._chunks[extents].astype(np.int64),
-            self._offsets[extents].astype(np.int64),
-            self._lengths[extents].astype(np.int64),
-            self._checksums[extents],
+            self._places[numbers].astype(np.int64),
+            self._chunks[numbers].astype(np.int64),
+            self._offsets[numbers].astype(np.int64),
+            self._lengths[numbers].astype(np.int64),
+            self._checksums[numbers],
         )
 
-    def _index_chunks(self) -> None:
-        """About 0.3 s and 12 bytes for each file, once."""
-        files = np.flatnonzero((self._modes & 0o170000) == stat.S_IFREG)
-        counts = self._counts[files].astype(np.int64)
-        ends = np.cumsum(counts)
-        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-        extents = np.repeat(self._firsts[files].astype(np.int64), counts) + within
+    @cached_property
+    def _by_chunk(self) -> tuple[Numbers, Numbers, npt.NDArray[np.uint32]]:
+        """Extents sorted by chunk: where each chunk's end, their numbers, and the file of each number.
+
+        About 0.3 s and 12 bytes for each file, once.
+        """
+        files, numbers = self._numbers(self._files())
         owners = np.zeros(len(self._chunks), np.uint32)
-        owners[extents] = np.repeat(files, counts)
-        order = np.lexsort((self._offsets, self._chunks))
-        self._chunk_ends = np.cumsum(np.bincount(self._chunks, minlength=self._chunk_count))
-        self._by_chunk = order.astype(np.int64)
-        self._owners = owners
+        owners[numbers] = files
+        order = np.lexsort((self._offsets, self._chunks)).astype(np.int64)
+        return np.cumsum(np.bincount(self._chunks, minlength=self.snapshot.chunk_count)), order, owners

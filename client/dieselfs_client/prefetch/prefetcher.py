@@ -31,9 +31,7 @@ from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
 from dieselfs_client.prefetch.budget import PrefetchBudget
 from dieselfs_client.prefetch.extent_table import Extents, ExtentTable
-from dieselfs_client.prefetch.hit_rate import HitRate
-from dieselfs_client.prefetch.pushed_chunks import PushedChunks
-from dieselfs_client.prefetch.tripwires import Tripwires
+from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
 from dieselfs_client.prefetch.window import PlanWindow, Span
 
 BATCHES_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
@@ -99,12 +97,9 @@ class Prefetcher:
         self.planned_hits = metrics.counter("prefetch.planned_hit_bytes", "Planned and pinned pages.")
         self._failed = metrics.counter("prefetch.failed_chunks", "Chunks whose prefetch failed.")
         self.table = ExtentTable(snapshot)
-        self.budget = PrefetchBudget(
-            self.table, len(snapshot.column("extent_chunks")), snapshot.chunk_count, allotment
-        )
+        self.budget = PrefetchBudget(self.table, allotment, clock)
         self.tripwires = Tripwires(snapshot)
         self._hit_rate = HitRate(len(snapshot), metrics)
-        self._snapshot = snapshot
         self._chunk_cache = chunk_cache
         self._batches = FetchBatches(snapshot, chunk_cache, source)
         self._pages = pages
@@ -114,17 +109,13 @@ class Prefetcher:
         self._foreground = foreground or Foreground()
         self._is_over = False  # the mount is gone
         self._plans: dict[Hashable, _Following] = {}
-        self._pushed = PushedChunks(snapshot.chunk_count, clock)  # of those that are kept
         self._expected: set[int] = set()
-        self._moved = trio.Event()  # set, and made anew, when a reader moves on or memory becomes free
+        self.moved = trio.Event()
+        """Set and replaced when files were stored, a reader advances, or memory becomes free."""
         self._fetching = trio.CapacityLimiter(BATCHES_AT_ONCE_MAX)
         self._pushing = trio.CapacityLimiter(1)
 
     # -- what readers ask --------------------------------------------------------------------------------
-
-    def held(self, node: int) -> memoryview | None:
-        """All bytes of a tripwire that is in memory, and not in the page cache."""
-        return self.tripwires.held(node)
 
     def noticed(self, node: int) -> None:
         """A file was read through the daemon."""
@@ -150,14 +141,9 @@ class Prefetcher:
         """Whether the next files of a tripwire's reader are still in flight."""
         return self.is_busy and any(window.is_starved(node) for window in self.windows)
 
-    @property
-    def moved(self) -> trio.Event:
-        """Set and replaced when files were stored, or a reader advances."""
-        return self._moved
-
     def keeps(self, chunk: int) -> bool:
         """Whether to fetch a chunk whole for a waiting reader, because it is pinned."""
-        return self._pushed.is_due(chunk) and self.budget.pin(chunk)
+        return self.budget.is_due(chunk) and self.budget.pin(chunk)
 
     def expects(self, chunk: int) -> bool:
         """Whether a chunk is in flight, or will soon be: a reader of one of its files waits for it."""
@@ -165,10 +151,10 @@ class Prefetcher:
 
     def landed(self, chunk: int, payload: memoryview) -> None:
         """A chunk was fetched for a reader: push it if it is pinned, and was not just pushed for another reader."""
-        if self._is_over or not self.budget.is_pinned(chunk) or self._pushed.was_just_pushed(chunk):
+        if self._is_over or not self.budget.is_pinned(chunk) or self.budget.was_just_pushed(chunk):
             return
         extents = self.table.of_chunk(chunk)
-        if self._pushed.push(chunk):
+        if self.budget.push(chunk):
             self._pushed_again.value += 1
             self.budget.lose(extents)
         self._nursery.start_soon(self._put, extents, payload, extents.offsets)
@@ -177,7 +163,7 @@ class Prefetcher:
         """A previous daemon has pinned and stored these; the bytes of their tripwires are lost."""
         for chunk in chunks:
             if self.budget.pin(chunk):
-                self._pushed.restore(chunk)
+                self.budget.restore(chunk)
                 extents = self.table.of_chunk(chunk)
                 self.budget.put(extents[~self.tripwires.among(extents.nodes)])
 
@@ -187,7 +173,7 @@ class Prefetcher:
         key = share.plan.spec
         following = self._plans.get(key)
         if following is None:
-            window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes_each, self._clock)
+            window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes, self._clock)
             following = self._plans[key] = _Following(window, trio.Event())
             self._nursery.start_soon(self._follow, following)
         following.is_ahead.set()  # its waiters wait for the new one from now on
@@ -221,7 +207,7 @@ class Prefetcher:
 
     def lacks(self, chunk: int) -> bool:
         """Whether a chunk is not pinned in the page cache, and not known to be damaged."""
-        return not self._pushed.is_here(chunk) and chunk not in self._chunk_cache.damaged
+        return not self.budget.is_pushed(chunk) and chunk not in self._chunk_cache.damaged
 
     def has_room(self, chunk: int) -> bool:
         """Whether a chunk would be pinned."""
@@ -232,13 +218,12 @@ class Prefetcher:
         if not self._is_over and self.budget.pin(chunk):
             payload = await self._chunk_cache.fetch(chunk, lane)
             extents = self.table.of_chunk(chunk)
-            self._pushed.push(chunk)
+            self.budget.push(chunk)
             await self._put(extents, payload, extents.offsets)
 
     def warmth(self) -> Warmth:
         """How much is pinned in the page cache, of what can be."""
-        page_bytes = self.table.chunk_page_bytes()
-        return self._pushed.warmth(page_bytes, self._allotment.pinned, self._chunk_cache.damaged)
+        return self.budget.warmth(self._chunk_cache.damaged)
 
     # -- ahead of plans ----------------------------------------------------------------------------------
 
@@ -246,14 +231,14 @@ class Prefetcher:
         """Fetch span after span ahead of the readers of one plan, until all of them are through."""
         window = plan.window
         while self._is_followed(plan):
-            moved = self._moved
+            moved = self.moved
             if passed := window.passed():  # what comes next does not wait for it
                 self._nursery.start_soon(self._drop, passed)
             if window.is_finished:
                 # What was read last may lag behind the last tripwire; and a reader may begin anew.
                 with trio.move_on_after(FINISHED_S):
                     while self._is_followed(plan) and window.is_finished:
-                        await self._moved.wait()
+                        await self.moved.wait()
                 if window.is_finished:
                     break
                 continue
@@ -378,7 +363,7 @@ class Prefetcher:
                 del waiting[chunk]
             if due or not waiting:
                 return due
-            moved = self._moved
+            moved = self.moved
             if not await self._drop(window.passed()) and not await self._take_back(window):
                 await moved.wait()
         waiting.clear()
@@ -403,7 +388,7 @@ class Prefetcher:
                 self._failed.value += 1
                 _log.warning("files fetched ahead of their readers: %s", content)
             elif self.budget.is_pinned(chunk):
-                self._pushed.push(chunk)
+                self.budget.push(chunk)
         for extents, (payload, starts) in self._batches.joined(batch, came):
             await self._put(extents, payload, starts)
 
@@ -447,5 +432,5 @@ class Prefetcher:
         return bool(len(nodes))
 
     def _wake(self) -> None:
-        self._moved.set()
-        self._moved = trio.Event()
+        self.moved.set()
+        self.moved = trio.Event()

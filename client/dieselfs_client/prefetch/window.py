@@ -13,7 +13,6 @@ import numpy as np
 from dieselfs.arrays import Numbers
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs_client.prefetch.tripwires import Tripwires
-from dieselfs_client.prefetch.window_miss import WindowMiss
 
 LAG_MAX = 4096
 """Readers in several processes do not read in exact order: files this many positions behind the furthest, but no more
@@ -26,6 +25,12 @@ OVERTAKEN_S = 2.0
 AHEAD_S = 30.0
 """What would be read later than this from now is not fetched yet, beyond two spans: some kernels take back pages that
 nobody touched for about a minute."""
+READS_MIN = 16
+"""This many files, each about at the position of the one before or later, are no chance."""
+LAG_SHARE = 16
+"""One process of a reader may lag behind another by the two groups' files divided by this."""
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,6 +45,50 @@ class Span:
     """The files at `positions`."""
     extra_tripwires: Numbers
     """Files that are tripwires this time, for readers who would have none."""
+
+
+@dataclass(eq=False, slots=True)
+class WindowMiss:
+    """Detects a reader that has overtaken its window, from the files that it reads through the daemon: it reads no
+    tripwire, as none is set beyond the window, but later files of the plan, about in the plan's order, which does not
+    happen by chance. Knows the group that `ahead` lies in, and the next one.
+    """
+
+    plan: Plan
+    _ahead: int = -1
+    _nodes: Numbers = field(default_factory=lambda: _NONE)
+    _positions: Numbers = field(default_factory=lambda: _NONE)
+    _furthest: int = -1
+    _reads: int = 0
+
+    def reset(self) -> None:
+        """The reader has read a tripwire."""
+        self._reads = 0
+
+    def noticed(self, node: int, ahead: int) -> int | None:
+        """A file was read through the daemon, while the window ends at `ahead`. Returns the position of the reader,
+        once that is clear.
+        """
+        if ahead >= len(self.plan):
+            return None
+        if ahead != self._ahead:
+            self._look_ahead(ahead)
+        place = int(np.searchsorted(self._nodes, node))
+        if place == len(self._nodes) or self._nodes[place] != node:
+            return None
+        position = int(self._positions[place])
+        self._reads = self._reads + 1 if position + len(self._nodes) // LAG_SHARE >= self._furthest else 1
+        self._furthest = max(position, self._furthest) if self._reads > 1 else position
+        return position if self._reads >= READS_MIN else None
+
+    def _look_ahead(self, ahead: int) -> None:
+        bounds = self.plan.group_bounds()
+        group = self.plan.group_of(ahead)
+        end = int(bounds[min(group + 2, len(bounds) - 1)])
+        nodes = self.plan.nodes(ahead, end).astype(np.int64)
+        order = np.argsort(nodes)
+        self._ahead, self._nodes, self._positions = ahead, nodes[order], ahead + order
+        self._reads = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -367,7 +416,7 @@ class PlanWindow:
     def release_recalled(self) -> Numbers:
         """Give back the furthest recalled span: files that are read earlier need the memory."""
         if not self._recalled:
-            return np.empty(0, np.int64)
+            return _NONE
         furthest = max(range(len(self._recalled)), key=lambda place: self._recalled[place][0].first)
         return self._recalled.pop(furthest)[1]
 
@@ -377,7 +426,7 @@ class PlanWindow:
         It is handed out again when a reader has advanced; otherwise two plans would take the same memory in turns.
         """
         if len(self._spans) < 2 or self._spans[-1].first <= self.position:
-            return np.empty(0, np.int64)
+            return _NONE
         self._has_shrunk = True
         span = self._spans.pop()
         self._go_to(span.first)

@@ -1,13 +1,16 @@
 """A model of the books: sets of files for each plan, against arrays of extents."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dieselfs.cluster.warmth import Warmth
 from dieselfs_client.memory.budget import Allotment
-from dieselfs_client.prefetch.budget import PrefetchBudget
+from dieselfs_client.prefetch.budget import PUSHED_AGAIN_MAX_S, PUSHED_AGAIN_S, PrefetchBudget
 from dieselfs_client.prefetch.extent_table import ExtentTable
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
@@ -31,9 +34,17 @@ FIRST = SNAPSHOT.require(b"00")
 FILE_SETS = st.sets(st.integers(0, FILES - 1), min_size=1, max_size=8)
 
 
-def budget() -> PrefetchBudget:
+@dataclass
+class Clock:
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def budget(clock: Clock | None = None) -> PrefetchBudget:
     allotment = Allotment(0, 0, 0, WINDOW_FILES * PAGE, KEPT_CHUNKS * FILES_PER_CHUNK * PAGE)
-    return PrefetchBudget(TABLE, FILES, CHUNKS, allotment)
+    return PrefetchBudget(TABLE, allotment, clock or Clock())
 
 
 def nodes(files: set[int]) -> np.ndarray:
@@ -143,3 +154,56 @@ def test_hits_are_what_is_kept_and_there(is_pinned: bool) -> None:
     assert books.hit_bytes(extents) == 0
     books.put(extents)
     assert books.hit_bytes(extents) == (len(extents) * PAGE if is_pinned else 0)
+
+
+def test_a_chunk_that_was_never_pushed_is_due() -> None:
+    books = budget()
+    assert books.is_due(0)
+    assert not books.was_just_pushed(0)
+    assert not books.is_pushed(0)
+    assert not books.push(0), "for the first time"
+    assert books.is_pushed(0)
+    assert not books.is_pushed(1)
+
+
+def test_each_push_takes_twice_as_long_until_the_next() -> None:
+    clock = Clock()
+    books, waited_s = budget(clock), []
+    books.push(0)
+    for _ in range(9):
+        began_s = clock.now_s
+        while not books.is_due(0):
+            clock.now_s += PUSHED_AGAIN_S / 2
+        waited_s.append(clock.now_s - began_s)
+        assert books.push(0), "the kernel has taken it back"
+    assert waited_s[:4] == [PUSHED_AGAIN_S * factor for factor in (1, 2, 4, 8)]
+    assert waited_s[-2:] == [PUSHED_AGAIN_MAX_S, PUSHED_AGAIN_MAX_S]
+
+
+def test_what_comes_anyway_is_pushed_again_after_a_moment() -> None:
+    clock = Clock()
+    books = budget(clock)
+    for _ in range(5):
+        books.push(0)
+        assert books.was_just_pushed(0)
+        clock.now_s += PUSHED_AGAIN_S
+        assert not books.was_just_pushed(0), "however often it was pushed"
+
+
+def test_what_a_daemon_before_has_pushed_is_there_and_due() -> None:
+    books = budget()
+    books.restore(2)
+    assert books.is_pushed(2)
+    assert books.is_due(2), "its pages may be gone since"
+
+
+def test_warmth_counts_pages_and_leaves_out_what_is_damaged() -> None:
+    chunk = FILES_PER_CHUNK * PAGE
+    books = budget()
+    assert books.warmth(()) == Warmth(0, KEPT_CHUNKS * chunk)
+    books.push(0)
+    assert books.warmth(()) == Warmth(chunk, KEPT_CHUNKS * chunk)
+    damaged = set(range(1, CHUNKS))
+    assert books.warmth(damaged) == Warmth(chunk, chunk, CHUNKS - 1)
+    books.restore(1)
+    assert books.warmth(damaged - {1}).share == 1, "what would come does not fit"

@@ -18,9 +18,9 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.warming import missing
+from dieselfs_client.prefetch.budget import PUSHED_AGAIN_S
 from dieselfs_client.prefetch.extent_table import Extents
 from dieselfs_client.prefetch.prefetcher import FINISHED_S, PLAN_QUIET_S, PLANS_MAX, Prefetcher
-from dieselfs_client.prefetch.pushed_chunks import PUSHED_AGAIN_S
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
 FILES = 4000
@@ -117,7 +117,7 @@ class Rig:
         for node in share.nodes(first, end).tolist():
             if node not in self.pages.files:
                 self.prefetcher.noticed(node)
-                missed += self.prefetcher.held(node) is None
+                missed += self.prefetcher.tripwires.held(node) is None
                 await trio.lowlevel.checkpoint()
         await self.resolve()
         return missed
@@ -164,7 +164,9 @@ def test_a_plan_is_stored_before_it_is_read(packed: PackedDataset) -> None:
         rig.prefetcher.declare(share)
         await rig.prefetcher.ahead_of(share)
         first = set(share.nodes(0, GROUP_FILES).tolist())
-        assert all(node in rig.pages.files or rig.prefetcher.held(node) is not None for node in first)
+        assert all(
+            node in rig.pages.files or rig.prefetcher.tripwires.held(node) is not None for node in first
+        )
         for position in range(0, FILES, 100):
             assert await rig.read(share, position, position + 100) == 0
 
@@ -282,7 +284,9 @@ def test_without_a_plan_what_a_reader_waits_for_is_kept_and_pushed(packed: Packe
         assert not rig.prefetcher.keeps(7), "it was just pushed"
         await rig.resolve()
         of_chunk = set(rig.prefetcher.table.of_chunk(7).nodes.tolist())
-        assert all(node in rig.pages.files or rig.prefetcher.held(node) is not None for node in of_chunk)
+        assert all(
+            node in rig.pages.files or rig.prefetcher.tripwires.held(node) is not None for node in of_chunk
+        )
         rig.pages.files.clear()  # the kernel takes its pages back
         await trio.sleep(PUSHED_AGAIN_S)
         assert rig.prefetcher.keeps(7)

@@ -122,7 +122,7 @@ class Reader:
         for node in self.share.nodes(first, end).tolist():
             if node not in self.pages.files:
                 self.prefetcher.noticed(node)
-                missed += self.prefetcher.held(node) is None
+                missed += self.prefetcher.tripwires.held(node) is None
                 await trio.lowlevel.checkpoint()
         await resolve([self])
         return missed

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from dieselfs.metrics import Registry
 from dieselfs_client.prefetch.extent_table import ExtentTable
-from dieselfs_client.prefetch.tripwires import TRIPWIRE_EVERY_MAX, TRIPWIRE_EVERY_MIN, Tripwires
+from dieselfs_client.prefetch.tripwires import TRIPWIRE_EVERY_MAX, TRIPWIRE_EVERY_MIN, HitRate, Tripwires
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 6000
@@ -76,3 +77,20 @@ def test_bytes_are_held_and_a_reader_springs_it(packed: PackedDataset) -> None:
     assert not len(tripwires.sprung()), "each is dropped from the page cache once"
     tripwires.release(nodes)
     assert tripwires.held(node) is None and tripwires.held_bytes == 0
+
+
+def test_what_nobody_asked_for_since_the_reader_began_was_in_the_page_cache() -> None:
+    metrics = Registry()
+    reads = HitRate(10, metrics)
+    reads.requested(1)  # before anybody reads by plan
+    first = reads.begin()
+    reads.requested(2)
+    reads.requested(2)
+    second = reads.begin()
+    reads.requested(3)
+    reads.passed(first, np.array([1, 2, 3, 4]))
+    assert metrics.as_dict()["page_cache"] == {"planned_files": 4, "hits": 2, "misses": 2}
+    reads.passed(second, np.array([2, 3]))
+    assert metrics.as_dict()["page_cache"] == {"planned_files": 6, "hits": 3, "misses": 3}
+    reads.passed(second, np.empty(0, np.int64))
+    assert metrics.as_dict()["page_cache"]["planned_files"] == 6

@@ -1,3 +1,4 @@
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,15 @@ from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.prefetch.extent_table import ExtentTable
 from dieselfs_client.prefetch.tripwires import Tripwires
-from dieselfs_client.prefetch.window import AHEAD_S, OVERTAKEN_S, READER_QUIET_S, PlanWindow, Span
+from dieselfs_client.prefetch.window import (
+    AHEAD_S,
+    OVERTAKEN_S,
+    READER_QUIET_S,
+    READS_MIN,
+    PlanWindow,
+    Span,
+    WindowMiss,
+)
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 8000
@@ -42,7 +51,7 @@ def plan(packed: PackedDataset) -> Plan:
 
 def window_of(plan: Plan, clock: Clock | None = None) -> PlanWindow:
     table = ExtentTable(plan.snapshot)
-    return PlanWindow(plan, Tripwires(plan.snapshot), table.page_bytes_each, clock or Clock())
+    return PlanWindow(plan, Tripwires(plan.snapshot), table.page_bytes, clock or Clock())
 
 
 def read(window: PlanWindow, share: Share, upto: int) -> None:
@@ -345,3 +354,45 @@ def test_what_gave_way_to_another_plan_comes_again_when_its_reader_moves_on(plan
     assert spans(window) == []
     read(window, share, GROUP_FILES // 2)
     assert spans(window)[0].first == second.first
+
+
+def test_files_in_the_order_of_the_plan_tell(plan: Plan) -> None:
+    window_miss = WindowMiss(plan)
+    nodes = plan.nodes(900, 900 + READS_MIN).tolist()
+    found = [window_miss.noticed(node, ahead=800) for node in nodes]
+    assert found == [None] * (READS_MIN - 1) + [900 + READS_MIN - 1]
+
+
+def test_so_do_files_of_several_processes_that_are_about_where_the_others_are(plan: Plan) -> None:
+    window_miss = WindowMiss(plan)
+    nodes = plan.nodes(900, 940).tolist()
+    mixed = [nodes[place] for start in range(10) for place in range(start, 40, 10)]
+    positions = [window_miss.noticed(node, ahead=800) for node in mixed]
+    assert any(position is not None for position in positions)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_files_in_another_order_do_not(plan: Plan, seed: int) -> None:
+    window_miss = WindowMiss(plan)
+    nodes = plan.nodes().tolist()
+    random.Random(seed).shuffle(nodes)
+    assert not any(window_miss.noticed(node, ahead=800) for node in nodes)
+
+
+def test_nor_do_files_that_were_handed_out_or_come_much_later(plan: Plan) -> None:
+    window_miss = WindowMiss(plan)
+    for first in (0, 2000):
+        assert not any(
+            window_miss.noticed(node, ahead=800) for node in plan.nodes(first, first + 100).tolist()
+        )
+    assert window_miss.noticed(int(plan.nodes(5, 6)[0]), ahead=len(plan)) is None
+
+
+def test_it_begins_to_count_anew_when_the_reader_was_heard_of(plan: Plan) -> None:
+    window_miss = WindowMiss(plan)
+    nodes = plan.nodes(900, 900 + 2 * READS_MIN - 2).tolist()
+    for node in nodes[: READS_MIN - 1]:
+        assert window_miss.noticed(node, ahead=800) is None
+    window_miss.reset()
+    for node in nodes[READS_MIN - 1 :]:
+        assert window_miss.noticed(node, ahead=800) is None
