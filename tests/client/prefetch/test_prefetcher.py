@@ -111,13 +111,16 @@ class Rig:
         for chunk in missing(range(self.snapshot.chunk_count), self.prefetcher):
             await self.prefetcher.bring(chunk, lane)
 
+    def is_at_hand(self, node: int) -> bool:
+        return node in self.pages.files or self.prefetcher.tripwires.held(node) is not None
+
     async def read(self, share: Share, first: int, end: int) -> int:
         """Read a share's first-th up to but not end-th files as a program does; returns how many were not at hand."""
         missed = 0
         for node in share.nodes(first, end).tolist():
+            missed += not self.is_at_hand(node)
             if node not in self.pages.files:
                 self.prefetcher.noticed(node)
-                missed += self.prefetcher.tripwires.held(node) is None
                 await trio.lowlevel.checkpoint()
         await self.resolve()
         return missed
@@ -163,12 +166,8 @@ def test_a_plan_is_stored_before_it_is_read(packed: PackedDataset) -> None:
         share = rig.plan().share()
         rig.prefetcher.declare(share)
         await rig.prefetcher.ahead_of(share)
-        first = set(share.nodes(0, GROUP_FILES).tolist())
-        assert all(
-            node in rig.pages.files or rig.prefetcher.tripwires.held(node) is not None for node in first
-        )
-        for position in range(0, FILES, 100):
-            assert await rig.read(share, position, position + 100) == 0
+        assert all(map(rig.is_at_hand, share.nodes(0, GROUP_FILES).tolist()))
+        assert await read_to_the_end(rig, share) == 0
 
     rig = run(packed, scenario)
     assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
@@ -200,8 +199,7 @@ def test_what_is_kept_is_not_fetched_again_in_later_epochs(packed: PackedDataset
             share = rig.plan(epoch).share()
             rig.prefetcher.declare(share)
             await rig.prefetcher.ahead_of(share)
-            for position in range(0, FILES, 100):
-                assert await rig.read(share, position, position + 100) == 0
+            assert await read_to_the_end(rig, share) == 0
 
     rig = run(packed, scenario)
     assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS))
@@ -216,8 +214,7 @@ def test_what_does_not_fit_streams_through_the_window(packed: PackedDataset, gro
             share = rig.plan(epoch).share()
             rig.prefetcher.declare(share)
             await rig.prefetcher.ahead_of(share)
-            for position in range(0, FILES, 100):
-                assert await rig.read(share, position, position + 100) == 0
+            assert await read_to_the_end(rig, share) == 0
             await trio.sleep(FINISHED_S + 1)
             assert rig.prefetcher.budget.window_bytes == 0
             assert not rig.pages.files and not rig.prefetcher.tripwires.held_bytes
@@ -248,8 +245,7 @@ def test_part_is_kept_and_the_rest_streams(packed: PackedDataset) -> None:
             share = rig.plan(epoch).share()
             rig.prefetcher.declare(share)
             await rig.prefetcher.ahead_of(share)
-            for position in range(0, FILES, 100):
-                assert await rig.read(share, position, position + 100) == 0
+            assert await read_to_the_end(rig, share) == 0
             await trio.sleep(FINISHED_S + 1)
 
     rig = run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=pinned)
@@ -283,10 +279,7 @@ def test_without_a_plan_what_a_reader_waits_for_is_kept_and_pushed(packed: Packe
         assert rig.prefetcher.keeps(8), "the next one, too"
         assert not rig.prefetcher.keeps(7), "it was just pushed"
         await rig.resolve()
-        of_chunk = set(rig.prefetcher.table.of_chunk(7).nodes.tolist())
-        assert all(
-            node in rig.pages.files or rig.prefetcher.tripwires.held(node) is not None for node in of_chunk
-        )
+        assert all(map(rig.is_at_hand, rig.prefetcher.table.of_chunk(7).nodes.tolist()))
         rig.pages.files.clear()  # the kernel takes its pages back
         await trio.sleep(PUSHED_AGAIN_S)
         assert rig.prefetcher.keeps(7)
