@@ -17,46 +17,12 @@ from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.destination import Destination, open_destination
 from dieselfs.transfer.download_plan import is_there, plan_download
+from dieselfs.transfer.report import TransferReport
 
 Content = bytes | memoryview
 
 DEFAULT_JOBS = 2
 """One thread fetches while another writes; more threads are slower."""
-FAILURES_KEPT_MAX = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadFailure:
-    """`is_damaged`: the stored bytes are wrong; otherwise the destination failed."""
-
-    path: str
-    reason: str
-    is_damaged: bool
-
-
-@dataclass
-class DownloadCounters:
-    """Progress of a download; `found_*` are known from the start.
-
-    At the end, found = written + skipped + failed, in files (folders and links included).
-    """
-
-    found_files: int = 0
-    found_bytes: int = 0
-    written_files: int = 0
-    written_bytes: int = 0
-    skipped_files: int = 0
-    skipped_bytes: int = 0
-    failed_files: int = 0
-
-
-@dataclass
-class DownloadReport:
-    """The outcome: counters, and the first 1,000 failures."""
-
-    counters: DownloadCounters = field(default_factory=DownloadCounters)
-    failures: list[DownloadFailure] = field(default_factory=list)
-    is_damaged: bool = False
 
 
 @dataclass
@@ -74,7 +40,7 @@ class _Spanning:
 
 
 class TreeDownload:
-    """One download, by `run`. `report.counters` have its progress, for any thread."""
+    """One download, by `run`. `report` has its progress, for any thread."""
 
     def __init__(
         self,
@@ -84,12 +50,14 @@ class TreeDownload:
         name: bytes = b"",
         jobs: int = DEFAULT_JOBS,
         is_forced: bool = False,
+        report: TransferReport | None = None,
     ) -> None:
         """The content of the folder `node` is written to `folder`, or the file `node` as `name` in `folder`.
 
-        `jobs`: threads that fetch and write. `is_forced`: existing files are written again.
+        `jobs`: threads that fetch and write. `is_forced`: existing files are written again. `report`: of
+        the downloads before this one, to add to.
         """
-        self.report = DownloadReport()
+        self.report = report or TransferReport()
         self._chunks = chunks
         self._snapshot = chunks.snapshot
         self._folder = folder
@@ -105,10 +73,11 @@ class TreeDownload:
         self._failed_nodes: set[int] = set()
         self._error: BaseException | None = None
         self._working = 0
-        self.report.counters.found_files = self._plan.files
-        self.report.counters.found_bytes = self._plan.total_bytes
+        self.report.found_files += self._plan.files
+        self.report.found_bytes += self._plan.total_bytes
+        self.report.is_all_found = True
 
-    def run(self) -> DownloadReport:
+    def run(self) -> TransferReport:
         """Returns when all files are written or have failed.
 
         Raises errors that end the whole download (Unavailable, AccessDenied, StorageFull). Then, and when
@@ -161,7 +130,7 @@ class TreeDownload:
             if node in self._failed_nodes:
                 continue
             if not path and not is_new:  # the user's folder keeps its mode
-                self.report.counters.skipped_files += 1
+                self.report.skip(0, is_folder=True)
                 continue
             try:
                 destination.finish_folder(path, self._snapshot.stat(node))
@@ -276,8 +245,7 @@ class TreeDownload:
             self._fail(node, error)
             return True
         with self._lock:
-            self.report.counters.skipped_files += 1
-            self.report.counters.skipped_bytes += stored.size
+            self.report.skip(stored.size, is_folder=False)
         return True
 
     def _write_whole(self, destination: Destination, node: int, content: Content) -> None:
@@ -334,7 +302,7 @@ class TreeDownload:
             self._fail(node, error)
             return
         with self._lock:
-            self.report.counters.written_bytes += len(content)
+            self.report.done_bytes += len(content)
 
     def _discard(self, destination: Destination, node: int) -> None:
         """Remove the unfinished file, if `node` has several extents."""
@@ -348,8 +316,8 @@ class TreeDownload:
 
     def _count_written(self, size_bytes: int = 0) -> None:
         with self._lock:
-            self.report.counters.written_files += 1
-            self.report.counters.written_bytes += size_bytes
+            self.report.done_files += 1
+            self.report.done_bytes += size_bytes
 
     def _fail(self, node: int, error: OSError | DieselfsError) -> None:
         """Record the first failure of a path. Raises errors that affect all other paths too."""
@@ -359,12 +327,8 @@ class TreeDownload:
             if node in self._failed_nodes:
                 return
             self._failed_nodes.add(node)
-            report, is_damaged = self.report, isinstance(error, Damaged)
-            report.counters.failed_files += 1
-            report.is_damaged |= is_damaged
-            if len(report.failures) < FAILURES_KEPT_MAX:
-                path = printable(self._snapshot.path(node))
-                report.failures.append(DownloadFailure(path, reason_of(error), is_damaged))
+            self.report.is_damaged |= isinstance(error, Damaged)
+            self.report.fail(printable(self._snapshot.path(node)), reason_of(error))
 
 
 def reason_of(error: OSError | DieselfsError) -> str:

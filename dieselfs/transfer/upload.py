@@ -8,7 +8,7 @@ extent. Memory is bounded: a few chunks being filled, and a few in flight.
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import RLock, Thread
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
@@ -18,6 +18,7 @@ from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
 
 DEFAULT_JOBS = 2
@@ -26,8 +27,6 @@ BATCH_ENTRIES = 256
 
 READ_TRIES_MAX = 3
 """Tries to read a file that changes meanwhile; then the file fails."""
-
-FAILURES_KEPT_MAX = 1000
 
 Failed = Callable[[bytes, str], None]
 """Called with a source that cannot be uploaded, and the reason."""
@@ -41,51 +40,23 @@ class SourceEntry:
     path: bytes
     status: os.stat_result
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of a file; 0 for folders and links."""
+        return self.status.st_size if stat.S_ISREG(self.status.st_mode) else 0
 
-@dataclass
-class UploadCounters:
-    """Progress of an upload; numbers only rise. `found_*` count the entries of the walk so far; `is_walked`: it has
-    ended. At the end, found = stored + skipped + failed, in files (folders and links included; `*_folders` count the
-    folders among them).
-    """
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.status.st_mode)
 
-    found_files: int = 0
-    found_bytes: int = 0
-    is_walked: bool = False
-    stored_files: int = 0
-    stored_bytes: int = 0
-    skipped_files: int = 0
-    skipped_bytes: int = 0
-    failed_files: int = 0
-    found_folders: int = 0
-    skipped_folders: int = 0
-    chunks: int = 0
-
-    def find(self, status: os.stat_result) -> None:
-        """Count an entry of the walk."""
-        self.found_files += 1
-        self.found_folders += stat.S_ISDIR(status.st_mode)
-        self.found_bytes += file_bytes(status)
-
-    def skip(self, status: os.stat_result) -> None:
-        """Count an entry that is stored already."""
-        self.skipped_files += 1
-        self.skipped_folders += stat.S_ISDIR(status.st_mode)
-        self.skipped_bytes += file_bytes(status)
-
-
-def file_bytes(status: os.stat_result) -> int:
-    """Size of a file; 0 for folders and links."""
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0
-
-
-@dataclass
-class UploadReport:
-    """The outcome: counters, the dataset's generation, and the first 1,000 failures (path, reason)."""
-
-    counters: UploadCounters = field(default_factory=UploadCounters)
-    generation: int = 0
-    failures: list[tuple[str, str]] = field(default_factory=list)
+    def is_same(self, mode: int, size: int, mtime_ns: int, target: bytes) -> bool:
+        """Whether a stored entry has this type, size, time and mode, and a link this target."""
+        status = self.status
+        if (mode, mtime_ns) != (status.st_mode, status.st_mtime_ns):
+            return False
+        if stat.S_ISLNK(mode):
+            return target == os.readlink(self.source)
+        return stat.S_ISDIR(mode) or size == status.st_size
 
 
 def walk_source(
@@ -130,20 +101,16 @@ def walk_source(
 
 
 def is_stored(entry: SourceEntry, snapshot: Snapshot) -> bool:
-    """Whether the dataset has this entry already, by type, size, time and mode."""
+    """Whether the dataset has this entry already; see `SourceEntry.is_same`."""
     node = snapshot.find(entry.path)
     if node < 0:
         return False
-    status, stored = entry.status, snapshot.stat(node)
-    if stored.mode != status.st_mode or stored.mtime_ns != status.st_mtime_ns:
-        return False
-    if stat.S_ISLNK(status.st_mode):
-        return snapshot.target(node) == os.readlink(entry.source)
-    return stat.S_ISDIR(status.st_mode) or stored.size == status.st_size
+    _, mode, size, mtime_ns = stored = snapshot.stat(node)
+    return entry.is_same(mode, size, mtime_ns, snapshot.target(node) if stored.is_link else b"")
 
 
 class TreeUpload:
-    """One upload, by `run`. `report.counters` have its progress, for any thread."""
+    """One upload, by `run`. `report` has its progress, for any thread."""
 
     def __init__(
         self,
@@ -154,7 +121,7 @@ class TreeUpload:
         chunk_bytes: int = CHUNK_TARGET_BYTES,
     ) -> None:
         """`stored`: the content of the dataset; None uploads everything. `jobs`: threads that read the source."""
-        self.report = UploadReport(generation=dataset.generation)
+        self.report = TransferReport(generation=dataset.generation)
         self._client = client
         self._dataset = dataset
         self._snapshot = stored
@@ -164,7 +131,7 @@ class TreeUpload:
         self._error: BaseException | None = None
         self._sender: ChunkSender
 
-    def run(self, entries: Callable[[Failed], Iterator[SourceEntry]]) -> UploadReport:
+    def run(self, entries: Callable[[Failed], Iterator[SourceEntry]]) -> TransferReport:
         """Upload the entries that `entries` yields (its argument records failures); returns when all are stored.
 
         Raises errors that end the whole upload (Unavailable, StorageFull, AccessDenied). Chunks stored by then stay,
@@ -194,32 +161,27 @@ class TreeUpload:
     def fail(self, source: bytes, reason: str) -> None:
         """Record that one entry cannot be uploaded."""
         with self._lock:
-            self.report.counters.failed_files += 1
-            if len(self.report.failures) < FAILURES_KEPT_MAX:
-                self.report.failures.append((printable(source), reason))
+            self.report.fail(printable(source), reason)
 
     def _fail_walking(self, source: bytes, reason: str) -> None:
         with self._lock:
-            self.report.counters.found_files += 1
+            self.report.found_files += 1
         self.fail(source, reason)
 
     def _count_stored(self, chunk: SealedChunk, generation: int) -> None:
         with self._lock:
-            counters = self.report.counters
-            counters.chunks += 1
-            counters.stored_files += chunk.whole_entries
-            counters.stored_bytes += len(chunk.payload)
+            self.report.done_files += chunk.whole_entries
+            self.report.done_bytes += len(chunk.payload)
 
     def _take_batch(self, walk: Iterator[SourceEntry]) -> list[SourceEntry]:
         """The next entries of the walk; empty at its end."""
         batch: list[SourceEntry] = []
-        counters = self.report.counters
         for entry in walk:
-            counters.find(entry.status)
+            self.report.find(entry.file_bytes, entry.is_folder)
             batch.append(entry)
             if len(batch) == BATCH_ENTRIES:
                 return batch
-        counters.is_walked = True
+        self.report.is_all_found = True
         return batch
 
     def _read(self, walk: Iterator[SourceEntry]) -> None:
@@ -241,7 +203,7 @@ class TreeUpload:
         try:
             if self._snapshot is not None and is_stored(entry, self._snapshot):
                 with self._lock:
-                    self.report.counters.skip(entry.status)
+                    self.report.skip(entry.file_bytes, entry.is_folder)
             elif stat.S_ISREG(entry.status.st_mode) and entry.status.st_size > self._chunk_bytes:
                 self._pack_large(builder, entry)
             else:

@@ -73,7 +73,7 @@ def upload(data: Dataset, tree: Path, halfway: Callable[[], None]) -> None:
             yield entry
 
     report = TreeUpload(data.client, data.create(), None, chunk_bytes=MIB).run(entries)
-    assert not report.failures and report.counters.stored_files == FILES + 1  # and the folder
+    assert not report.failures and report.done_files == FILES + 1  # and the folder
 
 
 def assert_holds(data: Dataset, tree: Path) -> None:

@@ -126,9 +126,7 @@ def upload(data: Dataset, source: Path, left_out: frozenset[bytes]) -> None:
     )
     if report.failures:
         path, reason = report.failures[0]
-        raise Failure(
-            f"{report.counters.failed_files} entries cannot be uploaded; the first: {path}: {reason}"
-        )
+        raise Failure(f"{report.failed_files} entries cannot be uploaded; the first: {path}: {reason}")
 
 
 @contextmanager

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs.names import Location, is_location, parse_location, printable, split_path
-from dieselfs.transfer.download import DownloadCounters, DownloadFailure, TreeDownload
+from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.download_plan import is_there
-from dieselfs.units import count, format_duration
+from dieselfs.transfer.report import TransferReport
+from dieselfs.units import count
 from dieselfs_tools.commands.cat import write_contents
 from dieselfs_tools.output import Output, name_fields
-from dieselfs_tools.progress import Reading, shown
+from dieselfs_tools.progress import Reading, outcome, shown
 from dieselfs_tools.session import Session
 
 STANDARD_OUTPUT = "-"
@@ -121,55 +122,23 @@ def _show(output: Output, items: Sequence[Item], is_forced: bool) -> int:
 
 
 def _download(output: Output, items: Sequence[Item], jobs: int, is_forced: bool) -> int:
-    started_s = time.monotonic()
+    started_s, report = time.monotonic(), TransferReport()
     downloads = [
-        TreeDownload(item.dataset.chunks, item.node, item.folder, item.name, jobs, is_forced)
+        TreeDownload(item.dataset.chunks, item.node, item.folder, item.name, jobs, is_forced, report)
         for item in items
     ]
-    counters = [download.report.counters for download in downloads]
-    with shown(output, "get", lambda: _reading(counters)):
+    with shown(output, "get", lambda: Reading.of(report)):
         for download in downloads:
             download.run()
-    failures = [failure for download in downloads for failure in download.report.failures]
-    is_damaged = any(download.report.is_damaged for download in downloads)
-    return _report(output, counters, failures, is_damaged, time.monotonic() - started_s)
-
-
-def _reading(counters: Sequence[DownloadCounters]) -> Reading:
-    return Reading(
-        sum(one.written_files + one.skipped_files for one in counters),
-        sum(one.written_bytes + one.skipped_bytes for one in counters),
-        sum(one.found_files for one in counters),
-        sum(one.found_bytes for one in counters),
-        sum(one.failed_files for one in counters),
-        skipped_bytes=sum(one.skipped_bytes for one in counters),
-    )
-
-
-def _report(
-    output: Output,
-    counters: Sequence[DownloadCounters],
-    failures: Sequence[DownloadFailure],
-    is_damaged: bool,
-    elapsed_s: float,
-) -> int:
-    written, skipped, failed, written_bytes = (
-        sum(getattr(one, name) for one in counters)
-        for name in ("written_files", "skipped_files", "failed_files", "written_bytes")
-    )
-    output.failures([(failure.path, failure.reason) for failure in failures], failed)
-    parts = [f"wrote {count(written, 'entry')} ({output.size(written_bytes)})"]
-    if skipped:
-        parts.append(f"skipped {skipped:,} that already existed")
-    if failed:
-        parts.append(f"{failed:,} failed")
+    elapsed_s = time.monotonic() - started_s
+    text = outcome(output, report, f"wrote {count(report.done_files, 'entry')}", "already existed", elapsed_s)
     fields = {
-        "written": written,
-        "written_bytes": written_bytes,
-        "skipped": skipped,
-        "failed": failed,
-        "is_damaged": is_damaged,
+        "written": report.done_files,
+        "written_bytes": report.done_bytes,
+        "skipped": report.skipped_files,
+        "failed": report.failed_files,
+        "is_damaged": report.is_damaged,
         "seconds": round(elapsed_s, 3),
     }
-    exit_code = EXIT_DAMAGED if is_damaged else EXIT_PARTIAL if failed else EXIT_OK
-    return output.summary(f"{', '.join(parts)} in {format_duration(elapsed_s)}", fields, exit_code)
+    exit_code = EXIT_DAMAGED if report.is_damaged else EXIT_PARTIAL if report.failed_files else EXIT_OK
+    return output.summary(text, fields, exit_code)

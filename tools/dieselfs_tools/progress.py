@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TextIO
 
+from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration, format_size
 from dieselfs_tools.output import Output
 
@@ -37,6 +38,18 @@ class Reading:
     is_total_known: bool = True
     noun: str = "file"
     skipped_bytes: int = 0
+
+    @classmethod
+    def of(cls, report: TransferReport) -> "Reading":
+        return cls(
+            report.done_files + report.skipped_files,
+            report.done_bytes + report.skipped_bytes,
+            report.found_files,
+            report.found_bytes,
+            report.failed_files,
+            report.is_all_found,
+            skipped_bytes=report.skipped_bytes,
+        )
 
     @property
     def worked_bytes(self) -> int:
@@ -108,3 +121,14 @@ def _columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or DEFAULT_COLUMNS
     except OSError:
         return DEFAULT_COLUMNS
+
+
+def outcome(output: Output, report: TransferReport, done: str, already: str, elapsed_s: float) -> str:
+    """What a transfer has done, as text. Prints its failures."""
+    output.failures(report.failures, report.failed_files)
+    parts = [f"{done} ({output.size(report.done_bytes)})"]
+    if report.skipped_files:
+        parts.append(f"skipped {report.skipped_files:,} that {already}")
+    if report.failed_files:
+        parts.append(f"{report.failed_files:,} failed")
+    return f"{', '.join(parts)} in {format_duration(elapsed_s)}"

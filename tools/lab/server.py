@@ -100,7 +100,7 @@ def upload(dataset: Dataset, folder: Path, chunk_bytes: int = CHUNK_TARGET_BYTES
     writing = TreeUpload(dataset.client, dataset.create(), None, chunk_bytes=chunk_bytes)
     report = writing.run(lambda failed: walk_source(os.fsencode(folder), b"", failed))
     assert not report.failures, report.failures
-    return report.counters.stored_bytes
+    return report.done_bytes
 
 
 @contextmanager

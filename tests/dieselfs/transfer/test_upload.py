@@ -13,17 +13,17 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
-from dieselfs.transfer.upload import SourceEntry, TreeUpload, UploadReport, walk_source
+from dieselfs.transfer.upload import SourceEntry, TreeUpload, walk_source
 
 
 def upload(
     data: Dataset, source: Path, stored: Snapshot | None = None, chunk_bytes: int = MIB
-) -> UploadReport:
+) -> TransferReport:
     run = TreeUpload(data.client, data.create(), stored, chunk_bytes=chunk_bytes)
     report = run.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
-    counters = report.counters
-    assert counters.found_files == counters.stored_files + counters.skipped_files + counters.failed_files
+    assert report.found_files == report.done_files + report.skipped_files + report.failed_files
     return report
 
 
@@ -62,9 +62,9 @@ def assert_same(data: Dataset, root: Path) -> None:
 def test_everything_in_a_tree_arrives(data: Dataset, tmp_path: Path) -> None:
     root = make_tree(tmp_path / "source")
     report = upload(data, root)
-    assert not report.failures and report.counters.is_walked
-    assert report.counters.stored_files == report.counters.found_files
-    assert report.counters.stored_bytes == report.counters.found_bytes
+    assert not report.failures and report.is_all_found
+    assert report.done_files == report.found_files
+    assert report.done_bytes == report.found_bytes
     assert report.generation == data.record().generation
     data.refresh()
     assert_same(data, root)
@@ -74,15 +74,16 @@ def test_a_second_upload_stores_nothing_and_a_change_only_the_change(data: Datas
     root = make_tree(tmp_path / "source")
     upload(data, root)
     data.refresh()
+    chunks = data.record().chunks
     again = upload(data, root, data.snapshot)
-    assert (again.counters.stored_files, again.counters.chunks) == (0, 0)
-    assert again.counters.skipped_files == again.counters.found_files
+    assert (again.done_files, data.record().chunks) == (0, chunks)
+    assert again.skipped_files == again.found_files
     (root / "deep" / "7.bin").write_bytes(b"changed")
     (root / "link").unlink()
     (root / "link").symlink_to("deep/2.bin")
     changed = upload(data, root, data.snapshot)
     # The file, the link, and the root, whose time has changed with the link.
-    assert changed.counters.stored_files == 3
+    assert changed.done_files == 3
     data.refresh()
     assert_same(data, root)
 
@@ -108,11 +109,11 @@ def test_an_interrupted_upload_goes_on_and_sends_nothing_twice(
     with pytest.raises(Interrupted):
         run.run(interrupted)
     assert seen.is_set()
-    stored_before = run.report.counters.stored_bytes
+    stored_before = run.report.done_bytes
     data.refresh()
-    total = upload(data, root, data.snapshot).counters
+    total = upload(data, root, data.snapshot)
     assert total.skipped_files > 0
-    assert total.stored_bytes + total.skipped_bytes == total.found_bytes
+    assert total.done_bytes + total.skipped_bytes == total.found_bytes
     data.refresh()
     assert_same(data, root)
     assert stored_before >= total.skipped_bytes
@@ -136,7 +137,7 @@ def test_a_large_file_goes_on_at_its_first_missing_piece(data: Dataset, tmp_path
     assert not data.exists("large")  # never visible before it is whole
     run = TreeUpload(data.client, data.create(), data.snapshot, chunk_bytes=MIB)
     report = run.run(lambda failed: walk_source(os.fsencode(source), b"large", failed))
-    assert report.counters.stored_bytes == 7 * MIB + 5  # eleven pieces, three of which were there
+    assert report.done_bytes == 7 * MIB + 5  # eleven pieces, three of which were there
     data.refresh()
     assert data.get("large") == content
 
@@ -155,8 +156,8 @@ def test_what_cannot_be_read_is_reported_and_the_rest_goes_through(data: Dataset
 
     report = TreeUpload(data.client, data.create(), None).run(walk_and_remove)
     assert sorted(os.path.basename(path) for path, _ in report.failures) == ["3.bin", "pipe", "socket"]
-    assert report.counters.failed_files == 3
-    assert report.counters.stored_files == report.counters.found_files - 3
+    assert report.failed_files == 3
+    assert report.done_files == report.found_files - 3
     data.refresh()
     assert data.get("deep/4.bin") == (root / "deep/4.bin").read_bytes()
     assert not data.exists("deep/3.bin") and not data.exists("pipe")
@@ -179,4 +180,4 @@ def test_a_server_that_is_gone_ends_the_upload_with_one_error(
     monkeypatch.setattr(data.client, "put_chunk", lost)
     with pytest.raises(DieselfsError, match="lost the server"):
         run.run(lambda failed: walk_source(os.fsencode(root), b"", failed))
-    assert run.report.counters.stored_files == 0
+    assert run.report.done_files == 0

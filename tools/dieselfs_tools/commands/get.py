@@ -1,6 +1,6 @@
 """`dlcmd get`: write files and folders of a dataset to this machine."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -22,14 +22,7 @@ from dieselfs_tools.session import Session
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also write files that already exist.")
 @options.jobs
-def get(
-    session: Session,
-    names: Sequence[str],
-    is_recursive: bool,
-    is_dry_run: bool,
-    is_forced: bool,
-    jobs: int,
-) -> int:
+def get(session: Session, **chosen: Any) -> int:
     """Write files of a dataset to DESTINATION. [this folder; '-': standard output]
 
     A stored folder with a slash at its end stands for its content, without one for the folder itself; a dataset
@@ -41,4 +34,4 @@ def get(
     """
     from dieselfs_tools.download_runner import run_get
 
-    return run_get(session, names, is_recursive, is_dry_run, is_forced, jobs)
+    return run_get(session, **chosen)

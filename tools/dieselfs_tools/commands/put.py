@@ -1,14 +1,12 @@
 """`dlcmd put`: store files and folders, or standard input."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from dieselfs.errors import InvalidInput
-from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
+from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.units import format_size
 from dieselfs_tools import options
-from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
 
 
@@ -42,18 +40,7 @@ from dieselfs_tools.session import Session
     default=CHUNK_TARGET_BYTES,
     help=f"Size of a chunk. [{format_size(CHUNK_TARGET_BYTES)}]",
 )
-def put(
-    session: Session,
-    names: Sequence[str],
-    is_recursive: bool,
-    is_dry_run: bool,
-    is_forced: bool,
-    excludes: Sequence[str],
-    includes: Sequence[str],
-    files_from: str | None,
-    jobs: int,
-    chunk_bytes: int,
-) -> int:
+def put(session: Session, **chosen: Any) -> int:
     """Store files in a dataset; a dataset that does not exist is created.
 
     A SOURCE folder with a slash at its end stands for its content, without one for the folder itself. A destination
@@ -62,11 +49,6 @@ def put(
     Files that are already stored (same size, time and mode) are skipped, so the same command continues an interrupted
     upload. Unreadable files are listed at the end, and the rest is stored (exit code 2).
     """
-    from dieselfs_tools.upload_runner import run_put
+    from dieselfs_tools.upload_runner import PutOptions, run_put
 
-    if not 0 < chunk_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
-        raise InvalidInput(f"--chunk-size: a chunk takes 1 byte to {format_size(CHUNK_PAYLOAD_BYTES_MAX)}")
-    patterns = Patterns(excludes, includes)
-    return run_put(
-        session, names, is_recursive, is_dry_run, is_forced, patterns, files_from, jobs, chunk_bytes
-    )
+    return run_put(session, PutOptions(**chosen))

@@ -1,0 +1,45 @@
+"""The progress and the outcome of an upload or a download. No I/O."""
+
+from dataclasses import dataclass, field
+
+FAILURES_KEPT_MAX = 1000
+
+
+@dataclass
+class TransferReport:
+    """Numbers only rise while the transfer runs. `found_*` count what was found so far; `is_all_found`: they are final.
+
+    At the end, found = done + skipped + failed, in files (folders and links included; `*_folders` count the folders
+    among those of an upload). `failures`: the first 1,000, as (path, reason); `is_damaged`: some because stored bytes
+    are wrong. `generation`: of the dataset after an upload.
+    """
+
+    found_files: int = 0
+    found_bytes: int = 0
+    found_folders: int = 0
+    is_all_found: bool = False
+    done_files: int = 0
+    done_bytes: int = 0
+    skipped_files: int = 0
+    skipped_bytes: int = 0
+    skipped_folders: int = 0
+    failed_files: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    is_damaged: bool = False
+    generation: int = 0
+
+    def find(self, size_bytes: int, is_folder: bool) -> None:
+        self.found_files += 1
+        self.found_bytes += size_bytes
+        self.found_folders += is_folder
+
+    def skip(self, size_bytes: int, is_folder: bool) -> None:
+        """Count an entry that the destination has already."""
+        self.skipped_files += 1
+        self.skipped_bytes += size_bytes
+        self.skipped_folders += is_folder
+
+    def fail(self, path: str, reason: str) -> None:
+        self.failed_files += 1
+        if len(self.failures) < FAILURES_KEPT_MAX:
+            self.failures.append((path, reason))
