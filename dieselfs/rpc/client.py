@@ -150,21 +150,24 @@ class ServerClient:
     def _call(
         self,
         method: str,
-        arguments: dict[str, object],
+        *,
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
         is_repeatable: bool = True,
         is_urgent: bool = False,
+        **arguments: object,
     ) -> tuple[Any, bytearray | None]:
-        """`is_urgent`: a reader waits for it. The timeout of a silent server is shorter if there is another one; failed
-        servers are retried.
-        """
+        """The reply, and the bulk bytes behind it. `is_urgent`: as `_with_connection`."""
         return self._with_connection(
             lambda connection, wait_s: connection.call(method, arguments, bulk, wait_s),
             timeout_s,
             is_repeatable,
             is_urgent,
         )
+
+    def _value(self, method: str, **options: Any) -> Any:
+        """The reply alone; `options` as for `_call`."""
+        return self._call(method, **options)[0]
 
     def _with_connection(
         self,
@@ -173,7 +176,11 @@ class ServerClient:
         is_repeatable: bool,
         is_urgent: bool,
     ) -> _T:
-        """What `call` returns for one of the servers. It gets a connection, and the timeout for bytes to move."""
+        """What `call` returns for one of the servers. It gets a connection, and the timeout for bytes to move.
+
+        `is_urgent`: a reader waits for it. The timeout of a silent server is shorter if there is another one; failed
+        servers are retried.
+        """
         tries = self._tries(is_patient=is_urgent)
         while True:
             connection, is_new = self._take(tries)
@@ -191,16 +198,6 @@ class ServerClient:
                 tries.failed(connection.address, error, is_final=is_new)
             finally:
                 self._give_back(connection)
-
-    def _value(
-        self,
-        method: str,
-        *,
-        is_repeatable: bool = True,
-        timeout_s: float = REQUEST_TIMEOUT_S,
-        **arguments: object,
-    ) -> Any:
-        return self._call(method, arguments, timeout_s=timeout_s, is_repeatable=is_repeatable)[0]
 
     # -- datasets ----------------------------------------------------------------------------------------
 
@@ -242,13 +239,12 @@ class ServerClient:
         return replace(_copy(FsckReport, report), problems=problems)
 
     def _maintain(self, method: str, **arguments: object) -> Any:
-        return self._call(method, arguments, timeout_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False)[0]
+        return self._value(method, timeout_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False, **arguments)
 
     def put_tag(self, dataset: str, tag: str, generation: int = 0) -> TagRecord:
         """Keep a generation, 0 for the newest, under a name. Raises AlreadyExists, NotFound, InvalidInput."""
-        timeout_s = SNAPSHOT_BUILD_TIMEOUT_S
-        info = self._value("put_tag", timeout_s=timeout_s, dataset=dataset, tag=tag, generation=generation)
-        return _copy(TagRecord, info)
+        named = {"dataset": dataset, "tag": tag, "generation": generation}
+        return _copy(TagRecord, self._value("put_tag", timeout_s=SNAPSHOT_BUILD_TIMEOUT_S, **named))
 
     def tags(self, dataset: str) -> list[TagRecord]:
         """Ordered by name. Raises NotFound."""
@@ -260,14 +256,8 @@ class ServerClient:
 
     def pin(self, dataset: str, holder: str, generation: int, updated_ns: int, lease_s: int) -> None:
         """Protect the chunks of a snapshot from purges for `lease_s` seconds; 0 ends the pin. Raises NotFound."""
-        self._value(
-            "pin",
-            dataset=dataset,
-            holder=holder,
-            generation=generation,
-            updated_ns=updated_ns,
-            lease_s=lease_s,
-        )
+        pinned = {"dataset": dataset, "generation": generation, "updated_ns": updated_ns}
+        self._value("pin", **pinned, holder=holder, lease_s=lease_s)
 
     # -- jobs --------------------------------------------------------------------------------------------
 
@@ -278,21 +268,19 @@ class ServerClient:
 
         Raises NotFound, InvalidInput, or AlreadyExists if the others read something else, or the node has a new master.
         """
-        arguments: dict[str, object] = {
-            **asdict(job_id),
+        joining: dict[str, Any] = {
             "fingerprint": fingerprint,
             "member": member,
             "known_version": known_version,
         }
-        info, members = self._call("join_job", arguments, timeout_s=JOB_ANSWER_TIMEOUT_S)
+        info, members = self._call("join_job", timeout_s=JOB_ANSWER_TIMEOUT_S, **asdict(job_id), **joining)
         interval_s = max(info.interval_ms / 1000, JOB_INTERVAL_S_MIN)
         return MembershipList(info.version, interval_s, None if members is None else decode_members(members))
 
     def leave_job(self, job_id: JobId, fingerprint: bytes, member: bytes) -> None:
         """End the membership; no error if there is none. Raises NotFound."""
-        self._value(
-            "leave_job", dataset=job_id.dataset, job=job_id.job, fingerprint=fingerprint, member=member
-        )
+        leaving = {"job": job_id.job, "fingerprint": fingerprint, "member": member}
+        self._value("leave_job", dataset=job_id.dataset, **leaving)
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -306,8 +294,9 @@ class ServerClient:
         Raises NotFound, Damaged, StorageFull, or AlreadyExists if another chunk has this ID.
         """
         length = sum(len(part) for part in parts)
-        arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id, "bulk_length": length}
-        return int(self._call("put_chunk", arguments, parts)[0])
+        return int(
+            self._value("put_chunk", bulk=parts, dataset=dataset, chunk_id=chunk_id, bulk_length=length)
+        )
 
     def pending_file(self, dataset: str, path: bytes) -> PendingFile:
         """What is stored of an interrupted upload to `path`. Raises NotFound if there is no such dataset."""
@@ -323,13 +312,13 @@ class ServerClient:
         self, dataset: str, generation: int = 0, known_digest: bytes = b"", tag: str = ""
     ) -> RemoteSnapshot:
         """The snapshot of a generation, 0 for the newest, or of a tag. Raises NotFound."""
-        arguments: dict[str, object] = {
+        named: dict[str, Any] = {
             "dataset": dataset,
             "generation": generation,
             "known_digest": known_digest,
             "tag": tag,
         }
-        info, content = self._call("get_snapshot", arguments, timeout_s=SNAPSHOT_BUILD_TIMEOUT_S)
+        info, content = self._call("get_snapshot", timeout_s=SNAPSHOT_BUILD_TIMEOUT_S, **named)
         if content is None and info.digest != known_digest:
             raise ProtocolError(f"the server sent no snapshot of {dataset}")
         return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)
@@ -377,8 +366,8 @@ class ServerClient:
         `ranges` has shape (n, 2): offset, length. Raises NotFound, Damaged.
         """
         encoded = ranges.astype("<u4").tobytes()
-        arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id, "ranges": encoded}
-        received = self._call("get_ranges", arguments, is_urgent=True)[1] or bytearray()
+        reply = self._call("get_ranges", is_urgent=True, dataset=dataset, chunk_id=chunk_id, ranges=encoded)
+        received = reply[1] or bytearray()
         expected = int(ranges[:, 1].sum(dtype="i8"))
         if len(received) != expected:
             raise ProtocolError(f"requested {expected} bytes from the server, it sent {len(received)}")

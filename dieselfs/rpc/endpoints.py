@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from threading import Lock
-from typing import Protocol
 
 from dieselfs.address import Address, EtcdAddress, ServerList, Servers
 from dieselfs.errors import DieselfsError, Unavailable
@@ -23,43 +22,20 @@ SERVER_RETRY_S = 0.25
 Clock = Callable[[], float]
 
 
-class ServerDirectory(Protocol):
-    def servers(self) -> Sequence[Address]:
-        """The servers there are, at least one. Raises Unavailable, AccessDenied."""
-
-    def known(self) -> Sequence[Address]:
-        """The last known servers, without I/O."""
-
-    def forked(self) -> "ServerDirectory":
-        """A copy for a forked child, with locks that no thread of the parent holds."""
-
-
-class StaticServers:
-    def __init__(self, servers: Sequence[Address]) -> None:
-        self._servers = servers
-
-    def servers(self) -> Sequence[Address]:
-        return self._servers
-
-    known = servers
-
-    def forked(self) -> "StaticServers":
-        return self
-
-
-class EtcdServers:
-    """The servers in etcd's registry; a call with an old list reads them again.
+class ServerDirectory:
+    """The servers there are: a fixed list, or those in etcd's registry; a call with an old list reads them again.
 
     While etcd is unavailable or empty, the last list stays in use: servers do not need etcd to serve.
     """
 
     def __init__(
         self,
-        read: Callable[[], Mapping[str, bytes]],
-        name: str,
-        clock: Clock = time.monotonic,
         known: Sequence[Address] = (),
+        read: Callable[[], Mapping[str, bytes]] | None = None,
+        name: str = "",
+        clock: Clock = time.monotonic,
     ) -> None:
+        """`read`: from the registry of etcd, which is called `name`; None: the list is fixed."""
         self._read = read
         self._name = name
         self._clock = clock
@@ -68,6 +44,9 @@ class EtcdServers:
         self._read_s = clock() if known else float("-inf")
 
     def servers(self) -> Sequence[Address]:
+        """At least one. Raises Unavailable, AccessDenied."""
+        if self._read is None:
+            return self._known
         with self._lock:
             if self._clock() - self._read_s >= SERVERS_REFRESH_S:
                 try:
@@ -84,10 +63,12 @@ class EtcdServers:
             return self._known
 
     def known(self) -> Sequence[Address]:
+        """The last known servers, without I/O."""
         return self._known
 
-    def forked(self) -> "EtcdServers":
-        return EtcdServers(self._read, self._name, self._clock, self._known)
+    def forked(self) -> "ServerDirectory":
+        """A copy for a forked child, with a lock that no thread of the parent holds."""
+        return ServerDirectory(self._known, self._read, self._name, self._clock)
 
 
 class Endpoints:
@@ -206,10 +187,9 @@ class Tries:
 
 def open_endpoints(servers: Servers, access: EtcdAccess, start: int | None = None) -> Endpoints:
     """Raises InvalidInput if etcd is configured and its package is not installed."""
-    source: ServerDirectory
     if isinstance(servers, EtcdAddress):
         etcd = Etcd(servers, access)
-        source = EtcdServers(lambda: read_values(etcd, SERVERS_PREFIX), str(servers))
-    else:
-        source = StaticServers(servers.servers if isinstance(servers, ServerList) else [servers])
-    return Endpoints(source, start)
+        return Endpoints(ServerDirectory((), lambda: read_values(etcd, SERVERS_PREFIX), str(servers)), start)
+    return Endpoints(
+        ServerDirectory(servers.servers if isinstance(servers, ServerList) else [servers]), start
+    )

@@ -19,7 +19,7 @@ from dieselfs.address import TcpAddress
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.placement import Placement
 from dieselfs.limits import CHUNK_TARGET_BYTES, GIB
-from dieselfs.rpc.endpoints import Endpoints, StaticServers
+from dieselfs.rpc.endpoints import Endpoints, ServerDirectory
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.warming import Pace, Warming, rotated
 
@@ -176,7 +176,7 @@ class _Simulation:
         self._links = Links(rates, len(shares), servers, self._pace.lanes, self._load_bytes)
         self._shares = shares
         self._random = random.Random(seed)
-        self._servers = StaticServers([TcpAddress("server", number) for number in range(servers)])
+        self._servers = ServerDirectory([TcpAddress("server", number) for number in range(servers)])
         self._warm_s: list[float] = []
 
     async def run(self) -> Warmed:

@@ -14,8 +14,7 @@ from dieselfs.limits import FAILOVER_TIMEOUT_S, READ_PATIENCE_S, SERVER_AVOIDED_
 from dieselfs.rpc.endpoints import (
     SERVER_RETRY_S,
     Endpoints,
-    EtcdServers,
-    StaticServers,
+    ServerDirectory,
     Tries,
     next_server,
     open_endpoints,
@@ -69,23 +68,23 @@ def test_whose_turn_it_is(
 
 
 def test_connections_of_one_process_and_of_many_go_to_all_servers() -> None:
-    one = Endpoints(StaticServers(SERVERS), start=7)
+    one = Endpoints(ServerDirectory(SERVERS), start=7)
     assert Counter(one.choose(()) for _ in range(30)) == {A: 10, B: 10, C: 10}
-    first = Counter(Endpoints(StaticServers(SERVERS), start).choose(()) for start in range(30))
+    first = Counter(Endpoints(ServerDirectory(SERVERS), start).choose(()) for start in range(30))
     assert first == {A: 10, B: 10, C: 10}
 
 
 def test_where_a_process_begins_is_random_also_for_its_forks() -> None:
     many = tuple(TcpAddress("h", 1 + number) for number in range(1000))
-    endpoints = Endpoints(StaticServers(many))
-    firsts = {Endpoints(StaticServers(many)).choose(()) for _ in range(20)}
+    endpoints = Endpoints(ServerDirectory(many))
+    firsts = {Endpoints(ServerDirectory(many)).choose(()) for _ in range(20)}
     forks = {endpoints.forked().choose(()) for _ in range(20)}
     assert len(firsts) > 10 and len(forks) > 10
 
 
 def test_a_server_that_failed_is_avoided_for_a_while() -> None:
     clock = Clock()
-    endpoints = Endpoints(StaticServers(SERVERS), 0, clock)
+    endpoints = Endpoints(ServerDirectory(SERVERS), 0, clock)
     endpoints.avoid(A)
     assert A not in [endpoints.choose(()) for _ in range(9)]
     clock.now_s += SERVER_AVOIDED_S
@@ -93,7 +92,7 @@ def test_a_server_that_failed_is_avoided_for_a_while() -> None:
 
 
 def test_a_call_tries_each_server_once() -> None:
-    tries = Endpoints(StaticServers(SERVERS), 1, Clock()).tries()
+    tries = Endpoints(ServerDirectory(SERVERS), 1, Clock()).tries()
     seen = []
     for number in range(3):
         seen.append(tries.next())
@@ -104,7 +103,7 @@ def test_a_call_tries_each_server_once() -> None:
 
 
 def test_of_one_server_the_error_is_its_own() -> None:
-    tries = Endpoints(StaticServers([A])).tries()
+    tries = Endpoints(ServerDirectory([A])).tries()
     tries.failed(tries.next(), GONE, is_final=False)
     assert tries.has_failed
     tries.failed(tries.next(), GONE)
@@ -115,7 +114,7 @@ def test_of_one_server_the_error_is_its_own() -> None:
 
 def test_a_call_goes_on_for_a_bounded_time_but_tries_one_server_in_any_case() -> None:
     clock = Clock()
-    tries = Endpoints(StaticServers(SERVERS), 0, clock).tries()
+    tries = Endpoints(ServerDirectory(SERVERS), 0, clock).tries()
     clock.now_s += FAILOVER_TIMEOUT_S
     tries.failed(tries.next(), GONE)
     with pytest.raises(Unavailable) as caught:
@@ -125,7 +124,7 @@ def test_a_call_goes_on_for_a_bounded_time_but_tries_one_server_in_any_case() ->
 
 def test_a_server_is_given_up_early_only_for_one_that_may_do_better() -> None:
     clock = Clock()
-    endpoints = Endpoints(StaticServers([A, B]), 0, clock)
+    endpoints = Endpoints(ServerDirectory([A, B]), 0, clock)
     tries = endpoints.tries()
     assert tries.has_other(A) and tries.has_other(B)
     tries.failed(A, GONE)
@@ -134,12 +133,12 @@ def test_a_server_is_given_up_early_only_for_one_that_may_do_better() -> None:
     assert not other_call.has_other(B)  # A is avoided
     clock.now_s += SERVER_AVOIDED_S
     assert other_call.has_other(B) and not tries.has_other(B)
-    assert not Endpoints(StaticServers([A])).tries().has_other(A)
+    assert not Endpoints(ServerDirectory([A])).tries().has_other(A)
 
 
 def test_whether_there_are_others_is_known_without_asking_etcd() -> None:
     clock, registry = Clock(), Registry(A, B)
-    endpoints = Endpoints(EtcdServers(registry.read, "etcd://x", clock), 0, clock)
+    endpoints = Endpoints(ServerDirectory((), registry.read, "etcd://x", clock), 0, clock)
     assert endpoints.choose(()) == A
     clock.now_s += SERVERS_REFRESH_S
     assert endpoints.tries().has_other(A)
@@ -149,7 +148,7 @@ def test_whether_there_are_others_is_known_without_asking_etcd() -> None:
 def test_a_patient_call_begins_again_until_its_time_is_over() -> None:
     clock = Clock()
     pauses_s: list[float] = []
-    tries = Tries(Endpoints(StaticServers([A, B]), 0, clock), clock, is_patient=True, pause=pauses_s.append)
+    tries = Tries(Endpoints(ServerDirectory([A, B]), 0, clock), clock, is_patient=True, pause=pauses_s.append)
     for number in range(3):
         tried = [tries.next()]
         tries.failed(tried[0], GONE)
@@ -164,7 +163,7 @@ def test_a_patient_call_begins_again_until_its_time_is_over() -> None:
 
 def test_etcd_is_asked_again_when_the_list_is_old() -> None:
     clock, registry = Clock(), Registry(A)
-    source = EtcdServers(registry.read, "etcd://x", clock)
+    source = ServerDirectory((), registry.read, "etcd://x", clock)
     assert (source.servers(), source.servers(), registry.reads) == ((A,), (A,), 1)
     registry.servers = (B, C)
     clock.now_s += SERVERS_REFRESH_S
@@ -174,7 +173,7 @@ def test_etcd_is_asked_again_when_the_list_is_old() -> None:
 @pytest.mark.parametrize("error", [None, GONE, AccessDenied("not any more")])
 def test_the_last_list_stays_while_etcd_is_away_or_empty(error: DieselfsError | None) -> None:
     clock, registry = Clock(), Registry(A)
-    source = EtcdServers(registry.read, "etcd://x", clock)
+    source = ServerDirectory((), registry.read, "etcd://x", clock)
     source.servers()
     registry.servers, registry.error = (), error
     clock.now_s += SERVERS_REFRESH_S
@@ -184,7 +183,7 @@ def test_the_last_list_stays_while_etcd_is_away_or_empty(error: DieselfsError | 
 
 def test_without_any_list_the_reason_is_told_and_etcd_asked_again_at_once() -> None:
     registry = Registry()
-    source = EtcdServers(registry.read, "etcd://x", Clock())
+    source = ServerDirectory((), registry.read, "etcd://x", Clock())
     with pytest.raises(Unavailable, match="no server is registered at etcd://x"):
         source.servers()
     registry.error = GONE
