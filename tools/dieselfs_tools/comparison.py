@@ -1,11 +1,8 @@
-"""Compares two folders: names, types, modes, times, link targets, and every byte.
-
-This module reads files.
-"""
+"""Compares two folders: names, types, modes, times, link targets, and every byte. This module reads files."""
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from dieselfs.names import printable
@@ -33,67 +30,44 @@ class Comparison:
 
 def compare_trees(first: bytes, second: bytes, left_out: Collection[bytes] = ()) -> Comparison:
     """Compare two folders with their content, without folders in `first` whose names are `left_out`."""
-    comparison = Comparison()
+    found = Comparison()
     pending = [b""]
     while pending:
-        folder = pending.pop()
-        comparison.folders += 1
-        _compare_status(comparison, first, second, folder)
-        ours, theirs = (set(os.listdir(os.path.join(top, folder))) for top in (first, second))
-        ours -= set(left_out)
-        for name in sorted(ours ^ theirs):
-            comparison.differ(os.path.join(folder, name), "is only in one of them")
-        for name in sorted(ours & theirs, reverse=True):
-            path = os.path.join(folder, name)
-            if _is_folder(first, path) and _is_folder(second, path):
-                pending.append(path)
-            elif _compare_status(comparison, first, second, path):
-                _compare_content(comparison, first, second, path)
-    return comparison
+        path = pending.pop()
+        places = [os.path.join(top, path) for top in (first, second)]
+        ours, theirs = map(os.lstat, places)
+        if stat.S_IFMT(ours.st_mode) != stat.S_IFMT(theirs.st_mode):
+            found.differ(path, "is not of the same type")
+            continue
+        if ours.st_mode != theirs.st_mode:
+            modes = f"{stat.filemode(ours.st_mode)} and {stat.filemode(theirs.st_mode)}"
+            found.differ(path, f"has mode {modes}")
+        if ours.st_mtime_ns != theirs.st_mtime_ns:
+            found.differ(path, f"has time {ours.st_mtime_ns} and {theirs.st_mtime_ns} ns")
+        if stat.S_ISDIR(ours.st_mode):
+            found.folders += 1
+            names, others = map(set, map(os.listdir, places))
+            names -= set(left_out)
+            for name in sorted(names ^ others):
+                found.differ(os.path.join(path, name), "is only in one of them")
+            pending += [os.path.join(path, name) for name in sorted(names & others, reverse=True)]
+        elif stat.S_ISLNK(ours.st_mode):
+            found.links += 1
+            if os.readlink(places[0]) != os.readlink(places[1]):
+                found.differ(path, "does not lead to the same place")
+        else:
+            found.files += 1
+            if ours.st_size != theirs.st_size:
+                found.differ(path, f"has {ours.st_size} and {theirs.st_size} bytes")
+            _compare_content(found, path, *places)
+    return found
 
 
-def _is_folder(top: bytes, path: bytes) -> bool:
-    return stat.S_ISDIR(os.lstat(os.path.join(top, path)).st_mode)
-
-
-def _compare_status(comparison: Comparison, first: bytes, second: bytes, path: bytes) -> bool:
-    """Compare type, mode, time and, of files, size; returns whether the types are the same."""
-    ours, theirs = (os.lstat(os.path.join(top, path)) for top in (first, second))
-    if stat.S_IFMT(ours.st_mode) != stat.S_IFMT(theirs.st_mode):
-        comparison.differ(path, "is not of the same type")
-        return False
-    if ours.st_mode != theirs.st_mode:
-        comparison.differ(path, f"has mode {stat.filemode(ours.st_mode)} and {stat.filemode(theirs.st_mode)}")
-    if ours.st_mtime_ns != theirs.st_mtime_ns:
-        comparison.differ(path, f"has time {ours.st_mtime_ns} and {theirs.st_mtime_ns} ns")
-    if stat.S_ISREG(ours.st_mode) and ours.st_size != theirs.st_size:
-        comparison.differ(path, f"has {ours.st_size} and {theirs.st_size} bytes")
-    return True
-
-
-def _compare_content(comparison: Comparison, first: bytes, second: bytes, path: bytes) -> None:
-    places = [os.path.join(top, path) for top in (first, second)]
-    if os.path.islink(places[0]):
-        comparison.links += 1
-        if os.readlink(places[0]) != os.readlink(places[1]):
-            comparison.differ(path, "does not lead to the same place")
-        return
-    comparison.files += 1
+def _compare_content(found: Comparison, path: bytes, first: bytes, second: bytes) -> None:
     offset = 0
-    with open(places[0], "rb", 0) as ours, open(places[1], "rb", 0) as theirs:
-        for one, other in _blocks(ours.fileno(), theirs.fileno()):
-            comparison.total_bytes += len(one)
-            if one != other:
-                comparison.differ(path, f"differs in the block from byte {offset} on")
-                return
+    with open(first, "rb", 0) as ours, open(second, "rb", 0) as theirs:
+        while (one := ours.read(READ_BYTES)) == (other := theirs.read(READ_BYTES)) and one:
             offset += len(one)
-
-
-def _blocks(first: int, second: int) -> Iterator[tuple[bytes, bytes]]:
-    offset = 0
-    while True:
-        one, other = os.pread(first, READ_BYTES, offset), os.pread(second, READ_BYTES, offset)
-        if not one and not other:
-            return
-        yield one, other
-        offset += len(one) or len(other)
+    found.total_bytes += offset + len(one)
+    if one != other:
+        found.differ(path, f"differs in the block from byte {offset} on")

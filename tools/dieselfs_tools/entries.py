@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dieselfs.names import printable
-from dieselfs.records import Op
+from dieselfs.records import DatasetRecord, Op
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs.units import format_time
 from dieselfs_tools.output import Output, name_fields
@@ -71,3 +71,15 @@ class Entry:
         arrow = f" -> {printable(self.target)}" if self.type == "link" else ""
         when = format_time(self.mtime_ns // 10**9)
         return f"{stat.filemode(self.mode)} {size:>{SIZE_COLUMNS}} {when} {shown}{arrow}"
+
+
+def dataset_fields(record: DatasetRecord) -> dict[str, object]:
+    """For JSON."""
+    return {
+        "dataset": record.name,
+        "files": record.files,
+        "bytes": record.total_bytes,
+        "chunks": record.chunks,
+        "generation": record.generation,
+        "updated_ns": record.updated_ns,
+    }

@@ -1,13 +1,15 @@
-"""The work of `dlcmd put`. This module reads files and standard input."""
+"""The work of `dlcmd put`. This module reads files and standard input, and writes a temporary file."""
 
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from dieselfs.errors import (
     EXIT_OK,
@@ -29,13 +31,13 @@ from dieselfs.units import count, format_size
 from dieselfs_tools.entries import Entry
 from dieselfs_tools.options import changeable_location
 from dieselfs_tools.output import Output, name_fields
-from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.progress import Reading, outcome, shown
 from dieselfs_tools.session import Session
-from dieselfs_tools.sources import Source, find_sources, listed_sources, walk
-from dieselfs_tools.spool import spooled
+from dieselfs_tools.sources import Patterns, Source, find_sources, listed_sources, walk
 
 STANDARD_INPUT = "-"
+COPY_BYTES = 1 << 20
+FILE_MODE = 0o644
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,3 +265,31 @@ def _counted(report: TransferReport) -> str:
     folders = min(report.found_folders - report.skipped_folders, report.done_files)
     files = count(report.done_files - folders, "file")
     return f"{files} and {count(folders, 'folder')}" if folders else files
+
+
+@contextmanager
+def spooled(stream: BinaryIO, output: Output) -> Iterator[str]:
+    """Copy a stream into a temporary file, because a chunk records the size of a file before its bytes. Shows the
+    progress; yields the path. The context removes the file.
+
+    Raises DieselfsError if there is no space for it.
+    """
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="dlcmd-"))
+            with shown(output, "read standard input", lambda: _reading(file.fileno())):
+                while block := stream.read(COPY_BYTES):
+                    file.write(block)
+                file.flush()
+            os.fchmod(file.fileno(), FILE_MODE)
+        except OSError as error:
+            raise DieselfsError(
+                f"standard input cannot be stored in {tempfile.gettempdir()}: {error.strerror}; "
+                "set TMPDIR to a folder with more space"
+            ) from None
+        yield file.name
+
+
+def _reading(descriptor: int) -> Reading:
+    size_bytes = os.fstat(descriptor).st_size
+    return Reading(0, size_bytes, 0, size_bytes, is_total_known=False, noun="")

@@ -1,15 +1,18 @@
 """`dlcmd cat`: the content of files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import EXIT_OK, InvalidInput
+from dieselfs.errors import EXIT_OK, Damaged, InvalidInput
 from dieselfs.names import Location
 from dieselfs_tools import options
-from dieselfs_tools.content import extents, find_file
 from dieselfs_tools.output import write_bytes
 from dieselfs_tools.session import Session
+
+if TYPE_CHECKING:
+    from dieselfs import Dataset
 
 
 @options.verb(
@@ -34,3 +37,27 @@ def write_contents(session: Session, locations: Sequence[Location]) -> None:
     for dataset, node in found:
         for content in extents(dataset, node):
             write_bytes(content)
+
+
+def find_file(dataset: "Dataset", path: bytes) -> int:
+    """The node of a file; links are followed. Raises NotFound, and InvalidInput for a folder."""
+    snapshot = dataset.snapshot
+    node = snapshot.find(path)
+    if node < 0 or snapshot.stat(node).is_link:
+        node = snapshot.follow(path)
+    if not snapshot.stat(node).is_file:
+        raise InvalidInput(f"{Location(dataset.name, path)} is a folder; name a file")
+    return node
+
+
+def extents(dataset: "Dataset", node: int) -> Iterator[bytes]:
+    """The verified bytes of a file, extent by extent. Raises Damaged, Unavailable."""
+    end_bytes = 0
+    for extent in dataset.snapshot.extents(node):
+        if extent.place != end_bytes:
+            break
+        yield from dataset.chunks.fetch_extents(extent.chunk, [extent])
+        end_bytes += extent.length
+    if end_bytes != dataset.snapshot.size(node):
+        place = Location(dataset.name, dataset.snapshot.path(node), False)
+        raise Damaged(f"{place}: its extents have {end_bytes} bytes of {dataset.snapshot.size(node)}")

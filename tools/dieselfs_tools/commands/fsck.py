@@ -1,9 +1,10 @@
 """`dlcmd fsck`: check a dataset."""
 
+from dataclasses import asdict
+
 import click
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
-from dieselfs.rpc.records import FsckReport
 from dieselfs.units import count
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
@@ -25,11 +26,12 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
     report, output = session.client.fsck(dataset, is_deep, is_repair), session.output
     for problem in report.problems:
         mended = "mended: " if problem.is_mended else ""
-        fields = {"kind": problem.kind, "what": problem.what, "is_mended": problem.is_mended}
-        output.record("problem", f"{mended}{problem.what}", fields)
+        output.record("problem", f"{mended}{problem.what}", asdict(problem))
+    found, unmended = report.problem_count, report.unmended_count
+    verdict = f"{count(found, 'problem')}, {found - unmended:,} mended" if found else "clean"
     text = (
         f"checked {count(report.chunks, 'chunk')} ({output.size(report.total_bytes)}) and "
-        f"{report.entries:,} entries: {_verdict(report)}"
+        f"{report.entries:,} entries: {verdict}"
     )
     fields = {
         "dataset": dataset,
@@ -38,25 +40,15 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
         "chunks": report.chunks,
         "entries": report.entries,
         "bytes": report.total_bytes,
-        "problems": report.problem_count,
-        "unmended": report.unmended_count,
+        "problems": found,
+        "unmended": unmended,
     }
-    if report.unmended_count:
+    exit_code = EXIT_OK
+    if unmended:
+        exit_code = EXIT_DAMAGED
         hint = "" if is_repair else "; --repair mends what can be mended"
-        output.error(f"dl://{dataset}: {count(report.unmended_count, 'problem')} not mended{hint}")
-    elif report.problem_count:
-        output.error(f"dl://{dataset}: {count(report.problem_count, 'problem')} found, all of them mended")
-    return output.summary(text, fields, _exit_code(report))
-
-
-def _verdict(report: FsckReport) -> str:
-    if not report.problem_count:
-        return "clean"
-    mended = report.problem_count - report.unmended_count
-    return f"{count(report.problem_count, 'problem')}, {mended:,} mended"
-
-
-def _exit_code(report: FsckReport) -> int:
-    if report.unmended_count:
-        return EXIT_DAMAGED
-    return EXIT_PARTIAL if report.problem_count else EXIT_OK
+        output.error(f"dl://{dataset}: {count(unmended, 'problem')} not mended{hint}")
+    elif found:
+        exit_code = EXIT_PARTIAL
+        output.error(f"dl://{dataset}: {count(found, 'problem')} found, all of them mended")
+    return output.summary(text, fields, exit_code)

@@ -7,7 +7,8 @@ import click
 from dieselfs.names import Location
 from dieselfs.units import count, format_time
 from dieselfs_tools import options
-from dieselfs_tools.content import find_file
+from dieselfs_tools.commands.cat import find_file
+from dieselfs_tools.entries import dataset_fields
 from dieselfs_tools.output import name_fields
 from dieselfs_tools.session import Session
 
@@ -42,14 +43,9 @@ def _dataset(session: Session, location: Location) -> None:
         f"  ID          {record.dataset_id.hex()}",
     ]
     fields = {
-        "dataset": record.name,
+        **dataset_fields(record),
         "dataset_id": record.dataset_id.hex(),
         "server": str(session.client.address),
-        "files": record.files,
-        "bytes": record.total_bytes,
-        "chunks": record.chunks,
-        "generation": record.generation,
-        "updated_ns": record.updated_ns,
     }
     output.record("dataset", "\n".join(lines), fields)
 

@@ -10,7 +10,7 @@ from dieselfs.limits import LISTING_ENTRIES_MAX
 from dieselfs.names import Location, split_path
 from dieselfs.units import format_time
 from dieselfs_tools import options
-from dieselfs_tools.entries import SIZE_COLUMNS, Entry
+from dieselfs_tools.entries import SIZE_COLUMNS, Entry, dataset_fields
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
@@ -43,20 +43,12 @@ def ls(session: Session, locations: Sequence[Location], is_long: bool, is_recurs
 def _list_datasets(session: Session, is_long: bool) -> int:
     datasets = session.client.datasets()
     for dataset in datasets:
-        fields = {
-            "dataset": dataset.name,
-            "files": dataset.files,
-            "bytes": dataset.total_bytes,
-            "chunks": dataset.chunks,
-            "generation": dataset.generation,
-            "updated_ns": dataset.updated_ns,
-        }
         text = str(Location(dataset.name))
         if is_long:
             size = session.output.size(dataset.total_bytes)
             when = format_time(dataset.updated_ns // 10**9)
             text = f"{dataset.files:>12,} files {size:>{SIZE_COLUMNS}} {when} {text}"
-        session.output.record("dataset", text, fields)
+        session.output.record("dataset", text, dataset_fields(dataset))
     if not datasets:
         session.output.note("there are no datasets yet; make one: dlcmd put -r FOLDER/ dl://NAME/")
     return session.output.summary("", {"datasets": len(datasets)})

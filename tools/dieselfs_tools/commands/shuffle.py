@@ -1,5 +1,7 @@
 """`dlcmd shuffle`: the order of an epoch, or the part of one reader; and its quality."""
 
+from dataclasses import asdict
+
 import click
 
 from dieselfs.errors import InvalidInput
@@ -71,14 +73,5 @@ def _show_quality(session: Session, dataset: Location, plan: Plan) -> int:
         f"memory          {output.size(found.group_bytes_max)} for the largest group, "
         f"{output.size(round(found.group_bytes_mean))} on average; a mount holds two groups",
     )
-    fields = {
-        **plan_fields(dataset, plan),
-        "groups": plan.group_count,
-        "entropy_ratio": found.entropy_ratio,
-        "mean_distance": found.mean_distance,
-        "folder_repeats": found.folder_repeats,
-        "folder_repeats_expected": found.folder_repeats_expected,
-        "group_bytes_max": found.group_bytes_max,
-        "group_bytes_mean": found.group_bytes_mean,
-    }
+    fields = {**plan_fields(dataset, plan), "groups": plan.group_count, **asdict(found)}
     return output.summary("\n".join(lines), fields)
