@@ -31,6 +31,7 @@ from dieselfs.rpc.payload_file import read_payload_file
 from dieselfs.rpc.records import (
     FsckReport,
     KeyRecord,
+    PinRecord,
     Problem,
     PurgeReport,
     RebuildReport,
@@ -258,6 +259,10 @@ class ServerClient:
         """Protect the chunks of a snapshot from purges for `lease_s` seconds; 0 ends the pin. Raises NotFound."""
         pinned = {"dataset": dataset, "generation": generation, "updated_ns": updated_ns}
         self._value("pin", **pinned, holder=holder, lease_s=lease_s)
+
+    def pins(self, dataset: str) -> list[PinRecord]:
+        """The pins that have not expired, ordered by holder. Raises NotFound."""
+        return [_copy(PinRecord, pin) for pin in self._value("list_pins", dataset=dataset)]
 
     # -- jobs --------------------------------------------------------------------------------------------
 

@@ -166,6 +166,13 @@ struct WarmthInfo {
   3: required i64 damaged_chunks
 }
 
+/** A lease of a reader on a generation. `holder`: user, node, process and mount point. */
+struct PinInfo {
+  1: required string holder
+  2: required i64 generation
+  3: required i64 expires_ns
+}
+
 /** docs/reference/rpc.md, "Authentication". */
 service Handshake {
   Challenge hello(1: i32 protocol_version, 2: string user, 3: string key_id, 4: binary client_nonce)
@@ -207,6 +214,8 @@ service ChunkServer extends Handshake {
   /** Protect the chunks of a snapshot from purges for `lease_s`; 0: end the pin. */
   void pin(1: string dataset, 2: string holder, 3: i64 generation, 4: i64 updated_ns, 5: i64 lease_s)
     throws (1: Refusal refusal)
+  /** The pins that have not expired. */
+  list<PinInfo> list_pins(1: string dataset) throws (1: Refusal refusal)
 
   // -- jobs (docs/internals/cache.md) --
   /**

@@ -57,6 +57,15 @@ class TagRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PinRecord:
+    """A lease of a reader on a generation; `holder`: `USER/NODE PROCESS PATH`, `expires_ns` since 1970."""
+
+    holder: str
+    generation: int
+    expires_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class RebuildReport:
     """The result of a rebuild; `damaged` has the chunks that could not be read, with the reasons."""
 

@@ -24,9 +24,14 @@ PinCall = Callable[[str, str, int, int, int], None]
 """`ServerClient.pin`: dataset, holder, generation, its time in nanoseconds since 1970, lease in seconds."""
 
 
+def node_name() -> str:
+    """The name of this node in the holders of pins."""
+    return socket.gethostname()[:64].encode("ascii", "replace").decode()
+
+
 def holder_name(mountpoint: str, process: int) -> str:
     """The holder of a pin: node, process, and mount point."""
-    return f"{socket.gethostname()[:64]} {process} {mountpoint[-100:]}".encode("ascii", "replace").decode()
+    return f"{node_name()} {process} {mountpoint[-100:]}".encode("ascii", "replace").decode()
 
 
 async def keep_pinned(pin: PinCall, header: SnapshotHeader, holder: str) -> None:

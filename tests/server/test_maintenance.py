@@ -269,6 +269,19 @@ def test_a_pin_keeps_what_its_reader_needs(server: RunningServer, data: Dataset)
     reader.close()
 
 
+def test_pins_are_listed_until_they_end(server: RunningServer, data: Dataset) -> None:
+    header = data.snapshot.header
+    data.client.pin("data", "mount-1", header.generation, header.updated_ns, lease_s=600)
+    data.client.pin("data", "mount-2", header.generation, header.updated_ns, lease_s=600)
+    assert [(pin.holder, pin.generation) for pin in data.client.pins("data")] == [
+        ("local/mount-1", header.generation),
+        ("local/mount-2", header.generation),
+    ]
+    data.client.pin("data", "mount-1", header.generation, header.updated_ns, lease_s=0)
+    (pin,) = data.client.pins("data")
+    assert pin.holder == "local/mount-2" and pin.expires_ns > header.updated_ns
+
+
 def test_rights(server: RunningServer, data: Dataset) -> None:
     reader = server.client(server.user("reader", data="read"))
     writer = server.client(server.user("writer", data="write"))
@@ -284,7 +297,12 @@ def test_rights(server: RunningServer, data: Dataset) -> None:
     for call in calls:
         with pytest.raises(AccessDenied):
             call()
-    for missing in (stranger.tags, lambda name: stranger.fsck(name, False, False), stranger.rebuild):
+    for missing in (
+        stranger.tags,
+        stranger.pins,
+        lambda name: stranger.fsck(name, False, False),
+        stranger.rebuild,
+    ):
         with pytest.raises(NotFound):
             missing("data")
     reader.fsck("data", False, False)

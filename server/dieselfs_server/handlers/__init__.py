@@ -33,6 +33,7 @@ HANDLERS: dict[str, Handler] = {
     "list_tags": maintenance.list_tags,
     "delete_tag": maintenance.delete_tag,
     "pin": maintenance.pin,
+    "list_pins": maintenance.list_pins,
     "get_snapshot": reading.get_snapshot,
     "get_payload": reading.get_payload,
     "open_payload": reading.open_payload,

@@ -8,7 +8,7 @@ import trio
 from dieselfs.errors import InvalidInput
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import TagRecord
-from dieselfs_server.leases.pins import Pin, put_pin, remove_pin
+from dieselfs_server.leases.pins import Pin, live_pins, put_pin, remove_pin
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
@@ -117,6 +117,17 @@ async def pin(service: Service, caller: Caller, arguments: Any, _: object) -> Re
     else:
         await trio.to_thread.run_sync(remove_pin, service.backends.metadata, dataset.dataset_id, holder)
     return Reply()
+
+
+async def list_pins(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
+    pins = await trio.to_thread.run_sync(live_pins, service.backends.metadata, dataset_id, service.now_ns())
+    return Reply(
+        [
+            thrift.PinInfo(holder=pin.holder, generation=pin.generation, expires_ns=pin.expires_ns)
+            for pin in pins
+        ]
+    )
 
 
 def _tag_info(tag: TagRecord) -> Any:

@@ -60,7 +60,6 @@ def live_pins(metadata: MetadataStore, dataset_id: bytes, now_ns: int) -> list[P
         else:
             expired.append(NoteChange(name, note, None))
     if expired:
-        metadata.change_notes(
-            dataset_id, expired
-        )  # if one was renewed meanwhile, all stay until the next call
+        # If one was renewed meanwhile, all stay until the next call.
+        metadata.change_notes(dataset_id, expired)
     return found

@@ -4,7 +4,10 @@ import os
 
 import pytest
 
+import dieselfs
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
+from dieselfs.settings import EMBEDDED
+from dieselfs.snapshot.pin import holder_name
 from tests.support.dlcmd import Dlcmd
 
 
@@ -25,6 +28,17 @@ def test_tags_are_named_and_only_removed_on_request(dlcmd: Dlcmd, pets: str) -> 
     assert "has 2 tags (v1, v2)" in ran.stderr and "--with-tags" in ran.stderr
     assert dlcmd("rb", "-y", "--with-tags", "--json", pets).summary["tags"] == ["v1", "v2"]
     dlcmd("info", f"dl://{pets}", exit_code=EXIT_NOT_FOUND)
+
+
+def test_readers_on_all_machines_are_named(dlcmd: Dlcmd, pets: str) -> None:
+    with dieselfs.connect(pets, server=EMBEDDED, home=dlcmd.home) as data:
+        header = data.snapshot.header
+        for holder in (holder_name("/mnt/here", 1), "other-node 17 /mnt/there", "a reader"):
+            data.client.pin(pets, holder, header.generation, header.updated_ns, lease_s=60)
+    named = "in use at /mnt/here, local/a reader, other-node:/mnt/there"
+    assert dlcmd("rb", "-n", pets).text == f"would remove dl://{pets} (3 files, 4.0 KiB, {named})\n"
+    readers = ["/mnt/here", "local/a reader", "other-node:/mnt/there"]
+    assert dlcmd("rb", "-y", "--json", pets).summary["readers"] == readers
 
 
 @pytest.mark.parametrize(("is_right", "exit_code"), [(True, EXIT_OK), (False, EXIT_USAGE)])

@@ -3,6 +3,7 @@
 import click
 
 from dieselfs.errors import InvalidInput
+from dieselfs.snapshot.pin import node_name
 from dieselfs.units import count
 from dieselfs_client.mount.mount_table import dieselfs_mounts
 from dieselfs_tools import options
@@ -23,22 +24,24 @@ from dieselfs_tools.session import Session
 def rb(session: Session, dataset: str, with_tags: bool, is_dry_run: bool, is_confirmed: bool) -> int:
     """Remove a dataset with all its files, permanently. Type its name when asked, or give -y.
 
-    A dataset with tags needs --with-tags. The question names the mounts of this machine that read it.
+    A dataset with tags needs --with-tags. The question names the mounts and cache daemons that read it, on all
+    machines.
     """
     record, output = session.client.dataset(dataset), session.output
     tags = [tag.name for tag in session.client.tags(dataset)]
     places = [mount.mountpoint for mount in dieselfs_mounts() if mount.dataset.partition("@")[0] == dataset]
+    readers = sorted({*places, *(_place(pin.holder) for pin in session.client.pins(dataset))})
     what = f"{count(record.files, 'file')}, {output.size(record.total_bytes)}"
     if tags:
         what += f", {count(len(tags), 'tag')}: {', '.join(tags)}"
-    if places:
-        what += f", mounted on {', '.join(places)}"
+    if readers:
+        what += f", in use at {', '.join(readers)}"
     fields = {
         "dataset": dataset,
         "files": record.files,
         "bytes": record.total_bytes,
         "tags": tags,
-        "mountpoints": places,
+        "readers": readers,
     }
     if is_dry_run:
         return output.summary(f"would remove dl://{dataset} ({what})", {"dry_run": True, **fields})
@@ -51,3 +54,12 @@ def rb(session: Session, dataset: str, with_tags: bool, is_dry_run: bool, is_con
         confirm_name(dataset, f"this removes dl://{dataset} ({what})")
     session.client.drop_dataset(dataset)
     return output.summary(f"removed dl://{dataset} ({what})", fields)
+
+
+def _place(holder: str) -> str:
+    """The place of a reader: its path on this machine, `NODE:PATH` on another."""
+    node, _, rest = holder.partition("/")[2].partition(" ")
+    path = rest.partition(" ")[2]
+    if not path:
+        return holder
+    return path if node == node_name() else f"{node}:{path}"
