@@ -1,4 +1,5 @@
-"""The command line of a node's daemon without a mount, which shares chunks with processes that read with the library.
+"""A node's daemon without a mount, which shares chunks with processes that read with the library; with a job, it takes
+part in that. This module takes signals; `serve_cache` runs in the main thread.
 
     python -m dieselfs_client.cache_daemon DATASET [--memory SIZE] [--policy POLICY] [--report-fd N] ...
     python -m dieselfs_client.cache_daemon DATASET [--memory SIZE] --job NAME [--until-idle] [--snapshot FILE] ...
@@ -9,18 +10,145 @@ It ends at SIGTERM or SIGINT; what readers have mapped stays theirs. `control` s
 
 import logging
 import os
+import signal
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import click
 import trio
 
-from dieselfs.errors import EXIT_OK, DieselfsError
+from dieselfs.cluster.node_lock import NodeLock
+from dieselfs.errors import EXIT_OK, AlreadyExists, DieselfsError
 from dieselfs.flags import settings_options
+from dieselfs.limits import MIB
 from dieselfs.process.launch import Report
-from dieselfs.settings import CacheOptions, Place
-from dieselfs_client.daemon import open_dataset, serve_cache
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings import ONESHOT, CacheOptions, Place
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.server import ServerSource
+from dieselfs_client.cluster.local_service import LocalService, bound
+from dieselfs_client.cluster.role import lock_of, path_of
+from dieselfs_client.daemon import Service, open_dataset
+from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE, granted, room_bytes
+from dieselfs_client.memory.fd_limits import usable_bytes
+from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs_client.memory.warming import Pace, Warming
+
+JOB_IDLE_S = 30.0
+"""A daemon that a program started ends when no program of the job has run on the node for this long."""
+JOB_IDLE_POLL_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def serve_cache(
+    snapshot: Snapshot,
+    source: ServerSource,
+    options: CacheOptions,
+    on_ready: Callable[[], object] = lambda: True,
+    client: ServerClient | None = None,
+    is_until_idle: bool = False,
+) -> None:
+    """Share chunks of `snapshot` with the processes of this user on this node until SIGTERM or SIGINT comes.
+
+    With `options.job`, take part in that job instead, and share chunks with its processes only; `is_until_idle`: end
+    when no program of the job has run on this node for JOB_IDLE_S. `on_ready` is called once chunks are shared, and the
+    daemon ends if it returns False.
+
+    Raises AlreadyExists if another daemon does the same on this node, the error with which the job refuses the node,
+    InvalidInput, AccessDenied, MountError, Unavailable.
+    """
+    service = _CacheService(snapshot, source, options, client)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        await service.run(on_ready, is_until_idle, signals)
+
+
+@dataclass(eq=False)
+class _CacheService(Service):
+    """One call of `serve_cache`."""
+
+    source: ServerSource
+
+    async def run(
+        self, on_ready: Callable[[], object], is_until_idle: bool, signals: AsyncIterator[int]
+    ) -> None:
+        memory_bytes = granted(self.options.memory_bytes, *room_bytes())
+        job, path = self.config and self.config.job.name, path_of(self.snapshot, self.config)
+        what = f"takes part in job {job}" if job else f"shares {self.snapshot.dataset}"
+        with (
+            _only_daemon(lock_of(self.snapshot, self.config), what) as lock,
+            nullcontext() if job else bound(path) as listener,
+        ):
+            async with trio.open_nursery() as nursery:
+                self.join(lock, memory_bytes, nursery, Foreground())
+                if listener is not None:
+                    self._share(memory_bytes, listener, nursery)
+                if job and is_until_idle:
+                    nursery.start_soon(_end_when_unused, lock, nursery.cancel_scope)
+                nursery.start_soon(self.keep_pinned)
+                nursery.start_soon(self._announce, on_ready, nursery.cancel_scope)
+                generation, dataset = self.snapshot.generation, self.snapshot.dataset
+                size = memory_bytes // MIB
+                _log.info("sharing generation %d of %s at %s, %d MiB", generation, dataset, path, size)
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+        await self.unpin()
+        self.raise_refusal()
+        _log.info("%s is not shared any more", self.snapshot.dataset)
+
+    async def _announce(self, on_ready: Callable[[], object], serving: trio.CancelScope) -> None:
+        """Report, and end if the launcher no longer waits for the report."""
+        await self.settled()
+        if on_ready() is False:
+            serving.cancel()
+
+    def _share(self, memory_bytes: int, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+        """Share chunks with all processes of this user, outside any job."""
+        snapshot, foreground = self.snapshot, Foreground()
+        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
+        memory_bytes = usable_bytes(memory_bytes, snapshot)
+        evictable_bytes = min(EVICTABLE_BYTES, int(memory_bytes * EVICTABLE_SHARE))
+        pinned_bytes = memory_bytes - evictable_bytes
+        fetch = self.source.fetch_segment
+        node_cache = NodeCache(snapshot, fetch, pinned_bytes, evictable_bytes, nursery, foreground=foreground)
+        nursery.start_soon(LocalService(node_cache, snapshot).serve, listener)
+        if self.options.policy == ONESHOT:
+            chunks = range(snapshot.chunk_count)
+            warming = Warming(node_cache, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
+            warming.start()
+            nursery.start_soon(warming.run)
+
+
+@contextmanager
+def _only_daemon(lock: NodeLock, what: str) -> Iterator[NodeLock]:
+    """Be the one daemon without a mount that has this lock, by which it is found. Raises AlreadyExists."""
+    if not lock.try_be_cache():
+        lock.close()
+        raise AlreadyExists(f"another daemon {what} on this node already; see dlcmd cache --stop")
+    try:
+        yield lock
+    finally:
+        lock.clear()
+
+
+async def _end_when_unused(lock: NodeLock, serving: trio.CancelScope) -> None:
+    await unused(lock)
+    _log.info("no program of the job has run here for %g s", JOB_IDLE_S)
+    serving.cancel()
+
+
+async def unused(lock: NodeLock) -> None:
+    """Wait until no program of the job has run on this node for JOB_IDLE_S."""
+    idle_since_s = trio.current_time()
+    while trio.current_time() - idle_since_s < JOB_IDLE_S:
+        await trio.sleep(JOB_IDLE_POLL_S)
+        if lock.has_users():
+            idle_since_s = trio.current_time()
 
 
 @click.command()
@@ -48,7 +176,7 @@ def main(
         serve = partial(serve_cache, on_ready=report.ready, client=client, is_until_idle=is_until_idle)
         trio.run(serve, snapshot, source, options)
     except DieselfsError as error:
-        logging.getLogger(__name__).error("%s", error)
+        _log.error("%s", error)
         report.failed(error)
         sys.exit(error.exit_code)
     sys.exit(EXIT_OK)

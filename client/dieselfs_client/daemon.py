@@ -1,14 +1,12 @@
-"""A node's daemon: serves a mount, or shares chunks without one; with a job, it takes part in that.
+"""The daemon of a mount; with a job, it takes part in that. `cache_daemon` is the one without a mount.
 
-This module calls the kernel and takes signals; `serve_mount` and `serve_cache` run in the main thread.
+This module calls the kernel; `serve_mount` runs in the main thread.
 """
 
 import contextlib
 import logging
 import os
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -18,7 +16,7 @@ import trio
 
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
-from dieselfs.errors import EXIT_OK, AlreadyExists, DieselfsError, MountError
+from dieselfs.errors import EXIT_OK, DieselfsError, MountError
 from dieselfs.limits import MIB
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
@@ -27,15 +25,12 @@ from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
-from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.pool import PoolConfig, PoolHost, pool_config
 from dieselfs_client.cluster.role import JobRole, lock_of, path_of
-from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE, Allotment, granted, room_bytes
+from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
-from dieselfs_client.memory.fd_limits import usable_bytes
 from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.memory.node_cache import NodeCache
-from dieselfs_client.memory.warming import Pace, Warming
+from dieselfs_client.memory.warming import Pace
 from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
 from dieselfs_client.mount.drivers import Driver, driver_class
 from dieselfs_client.mount.mount_table import mount_at
@@ -50,11 +45,10 @@ from dieselfs_client.supervision.supervisor_client import Command, SupervisorCli
 
 STOP_GRACE_S = 5.0
 """Open files are served for this long after an order to stop."""
-HANDOVER_STATE = "logbook"
+FIRST_PIN_TIMEOUT_S = 5.0
+"""A daemon is ready once the server has its pin, or after this time."""
+HANDOVER_STATE = "handover_state"
 """The name of its descriptor at the supervisor."""
-JOB_IDLE_S = 30.0
-"""A daemon that a program started ends when no program of the job has run on the node for this long."""
-JOB_IDLE_POLL_S = 1.0
 LOG_BYTES_MAX = 16 * MIB
 """Size of the log file at which it is rotated; one old file is kept."""
 
@@ -94,24 +88,17 @@ async def serve_mount(
     source: Source,
     mountpoint: str,
     options: MountOptions,
-    on_ready: Callable[[], object] = lambda: True,
-    client: ServerClient | None = None,
-    supervisor_client: SupervisorClient | None = None,
+    client: ServerClient | None,
+    supervisor_client: SupervisorClient,
 ) -> None:
-    """Mount `snapshot` on `mountpoint` (resolved) and serve it until it is unmounted, or SIGTERM or SIGINT comes.
+    """Mount `snapshot` on `mountpoint` (resolved), or take over the mount of an earlier daemon, and serve it until it
+    is unmounted, or the supervisor orders to stop.
 
-    `on_ready` is called once the mount can be used. With `client`, the server keeps the generation that is mounted, and
-    the mount takes part in the job of `options`. Raises MountError, and the error with which the job refuses the node.
-    The mount is gone afterwards, also after a cancellation or an error.
-
-    With a `supervisor_client`, its commands count instead of signals, and a mount that exists is taken over. After an
-    error, or the command to yield, the mount stays for the next daemon.
+    With `client`, the server keeps the generation that is mounted, and the mount takes part in the job of `options`.
+    Raises MountError, and the error with which the job refuses the node. After another error, or the order to yield,
+    the mount stays for the next daemon; else it is gone.
     """
-    service = _MountService(snapshot, source, options, on_ready, client, mountpoint, supervisor_client)
-    if supervisor_client is None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            await service.run(signals)
-        return
+    service = _MountService(snapshot, source, options, client, mountpoint, supervisor_client)
     refusal: DieselfsError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor_client.beat)
@@ -125,36 +112,13 @@ async def serve_mount(
         raise refusal
 
 
-async def serve_cache(
-    snapshot: Snapshot,
-    source: ServerSource,
-    options: CacheOptions,
-    on_ready: Callable[[], object] = lambda: True,
-    client: ServerClient | None = None,
-    is_until_idle: bool = False,
-) -> None:
-    """Share chunks of `snapshot` with the processes of this user on this node until SIGTERM or SIGINT comes.
-
-    With `options.job`, take part in that job instead, and share chunks with its processes only; `is_until_idle`: end
-    when no program of the job has run on this node for JOB_IDLE_S. `on_ready` is called once chunks are shared, and the
-    daemon ends if it returns False.
-
-    Raises AlreadyExists if another daemon does the same on this node, the error with which the job refuses the node,
-    InvalidInput, AccessDenied, MountError, Unavailable.
-    """
-    service = _CacheService(snapshot, source, options, on_ready, client)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        await service.run(is_until_idle, signals)
-
-
 @dataclass(eq=False)
-class _Service:
+class Service:
     """What daemons with and without a mount share: the role in the job, and the pin of the generation."""
 
     snapshot: Snapshot
     source: Source
     options: CacheOptions
-    on_ready: Callable[[], object]
     client: ServerClient | None
 
     def __post_init__(self) -> None:
@@ -163,8 +127,9 @@ class _Service:
         if self.options.job is not None and self.client is not None:
             self.config = pool_config(self.options, self.client, self.snapshot.dataset, 0, os.environ)
         self.holder = holder_name(str(path_of(self.snapshot, self.config)), os.getpid())
+        self._is_pinned = trio.Event()
 
-    def _join(
+    def join(
         self,
         lock: NodeLock,
         memory_bytes: int,
@@ -182,143 +147,66 @@ class _Service:
         self.role = JobRole(self.snapshot, self.client, config, lock, host)
         self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
 
-    async def _keep_pinned(self) -> None:
+    async def keep_pinned(self) -> None:
         if self.client is not None:
-            await keep_pinned(self.client.pin, self.snapshot.header, self.holder)
+            await keep_pinned(self.client.pin, self.snapshot.header, self.holder, self._is_pinned.set)
 
-    async def _unpin(self) -> None:
+    async def unpin(self) -> None:
         if self.client is not None:
             await unpin(self.client.pin, self.snapshot.header, self.holder)
 
-    async def _announce(self, serving: trio.CancelScope) -> None:
-        """Report once the nodes of the job are there; end if the launcher no longer waits for the report."""
+    async def settled(self, is_resumed: bool = False) -> None:
+        """Wait until the server has the pin (FIRST_PIN_TIMEOUT_S at most), so that no purge takes a chunk of it, and
+        the nodes of the job are there. `is_resumed`: the pin of an earlier daemon holds.
+        """
+        if self.client is not None and not is_resumed:
+            with trio.move_on_after(FIRST_PIN_TIMEOUT_S):
+                await self._is_pinned.wait()
         if self.role is not None:
             await self.role.gathered.wait()
-        if self.on_ready() is False:
-            serving.cancel()
 
-    def _raise_refusal(self) -> None:
+    def raise_refusal(self) -> None:
         if self.role is not None and self.role.refusal is not None:
             raise self.role.refusal
 
 
 @dataclass(eq=False)
-class _CacheService(_Service):
-    """One call of `serve_cache`."""
-
-    source: ServerSource
-
-    async def run(self, is_until_idle: bool, signals: AsyncIterator[int]) -> None:
-        memory_bytes = granted(self.options.memory_bytes, *room_bytes())
-        job, path = self.config and self.config.job.name, path_of(self.snapshot, self.config)
-        what = f"takes part in job {job}" if job else f"shares {self.snapshot.dataset}"
-        with (
-            _only_daemon(lock_of(self.snapshot, self.config), what) as lock,
-            nullcontext() if job else bound(path) as listener,
-        ):
-            async with trio.open_nursery() as nursery:
-                self._join(lock, memory_bytes, nursery, Foreground())
-                if listener is not None:
-                    self._share(memory_bytes, listener, nursery)
-                if job and is_until_idle:
-                    nursery.start_soon(_end_when_unused, lock, nursery.cancel_scope)
-                nursery.start_soon(self._keep_pinned)
-                nursery.start_soon(self._announce, nursery.cancel_scope)
-                generation, dataset = self.snapshot.generation, self.snapshot.dataset
-                size = memory_bytes // MIB
-                _log.info("sharing generation %d of %s at %s, %d MiB", generation, dataset, path, size)
-                await anext(signals)
-                nursery.cancel_scope.cancel()
-        await self._unpin()
-        self._raise_refusal()
-        _log.info("%s is not shared any more", self.snapshot.dataset)
-
-    def _share(self, memory_bytes: int, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
-        """Share chunks with all processes of this user, outside any job."""
-        snapshot, foreground = self.snapshot, Foreground()
-        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        memory_bytes = usable_bytes(memory_bytes, snapshot)
-        evictable_bytes = min(EVICTABLE_BYTES, int(memory_bytes * EVICTABLE_SHARE))
-        pinned_bytes = memory_bytes - evictable_bytes
-        fetch = self.source.fetch_segment
-        node_cache = NodeCache(snapshot, fetch, pinned_bytes, evictable_bytes, nursery, foreground=foreground)
-        nursery.start_soon(LocalService(node_cache, snapshot).serve, listener)
-        if self.options.policy == ONESHOT:
-            chunks = range(snapshot.chunk_count)
-            warming = Warming(node_cache, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
-            warming.start()
-            nursery.start_soon(warming.run)
-
-
-@contextmanager
-def _only_daemon(lock: NodeLock, what: str) -> Iterator[NodeLock]:
-    """Be the one daemon without a mount that has this lock, by which it is found. Raises AlreadyExists."""
-    if not lock.try_be_cache():
-        lock.close()
-        raise AlreadyExists(f"another daemon {what} on this node already; see dlcmd cache --stop")
-    try:
-        yield lock
-    finally:
-        lock.clear()
-
-
-async def _end_when_unused(lock: NodeLock, serving: trio.CancelScope) -> None:
-    await unused(lock)
-    _log.info("no program of the job has run here for %g s", JOB_IDLE_S)
-    serving.cancel()
-
-
-async def unused(lock: NodeLock) -> None:
-    """Wait until no program of the job has run on this node for JOB_IDLE_S."""
-    idle_since_s = trio.current_time()
-    while trio.current_time() - idle_since_s < JOB_IDLE_S:
-        await trio.sleep(JOB_IDLE_POLL_S)
-        if lock.has_users():
-            idle_since_s = trio.current_time()
-
-
-@dataclass(eq=False)
-class _MountService(_Service):
+class _MountService(Service):
     """One call of `serve_mount`."""
 
     options: MountOptions
     mountpoint: str
-    supervisor_client: SupervisorClient | None
+    supervisor_client: SupervisorClient
     is_yielding: bool = False
 
     def __post_init__(self) -> None:
-        _Service.__post_init__(self)
-        process = os.getpid() if self.supervisor_client is None else self.supervisor_client.process
-        self.holder = holder_name(self.mountpoint, process)
+        super().__post_init__()
+        self.holder = holder_name(self.mountpoint, self.supervisor_client.process)
 
-    async def run(self, orders: AsyncIterator[Command | int]) -> None:
+    async def run(self, orders: AsyncIterator[Command]) -> None:
         nodes = max(self.config.nodes, 1) if self.config else 0
         allotment = allotment_of(self.snapshot, self.options, nodes)
         connection = await trio.to_thread.run_sync(self._connect)
-        is_over = self.supervisor_client is None
         try:
             refusal = await self._serve(connection, allotment, orders)
-            is_over = True
         finally:
             # If this is the last descriptor, the kernel now fails the requests that still wait.
             os.close(connection.device)
-            if is_over:
-                await self._clear(connection)
-        self._raise_refusal()
+        await self._clear(connection)
+        self.raise_refusal()
         if refusal is not None:
             raise MountError(f"{self.mountpoint}: {refusal}")
-        if self.supervisor_client is not None:
-            self.supervisor_client.tell_last("ended")
+        self.supervisor_client.tell_last("ended")
 
     def _connect(self) -> KernelConnection:
-        inherited, is_clean = None, False
-        if self.supervisor_client is not None:
-            inherited = self.supervisor_client.inherited.pop(DEVICE, None)
-            is_clean = self.supervisor_client.is_clean
-        connection = connect(self.mountpoint, self.snapshot.dataset, self.options, inherited, is_clean)
-        if self.supervisor_client is not None and not connection.is_taken_over:
-            self.supervisor_client.keep(DEVICE, connection.device)
-            self.supervisor_client.tell("mounted", connection.number)
+        supervisor = self.supervisor_client
+        inherited = supervisor.inherited.pop(DEVICE, None)
+        connection = connect(
+            self.mountpoint, self.snapshot.dataset, self.options, inherited, supervisor.is_clean
+        )
+        if not connection.is_taken_over:
+            supervisor.keep(DEVICE, connection.device)
+            supervisor.tell("mounted", connection.number)
             if not connection.can_resend:
                 _log.warning(
                     "%s: if the daemon dies, %s is mounted again, and open files fail",
@@ -328,7 +216,7 @@ class _MountService(_Service):
         return connection
 
     async def _serve(
-        self, connection: KernelConnection, allotment: Allotment, orders: AsyncIterator[Command | int]
+        self, connection: KernelConnection, allotment: Allotment, orders: AsyncIterator[Command]
     ) -> str | None:
         """Serve until the mount is gone; returns why the kernel cannot be served, if that is the reason."""
         snapshot, is_taken_over = self.snapshot, connection.is_taken_over
@@ -344,14 +232,8 @@ class _MountService(_Service):
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
                     if lock is not None:
-                        self._join(
-                            lock,
-                            allotment.node_cache,
-                            nursery,
-                            foreground,
-                            self._handover_chunks(),
-                            is_taken_over,
-                        )
+                        chunks = HandoverChunks(self.supervisor_client, snapshot)
+                        self.join(lock, allotment.node_cache, nursery, foreground, chunks, is_taken_over)
                     node = Node(
                         snapshot,
                         lambda: self.source if self.role is None else self.role.source,
@@ -369,7 +251,7 @@ class _MountService(_Service):
                     driver = self._open_driver(connection, node)
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
                     nursery.start_soon(self._announce_mount, driver, connection, nursery.cancel_scope)
-                    nursery.start_soon(self._keep_pinned)
+                    nursery.start_soon(self.keep_pinned)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
                     generation, dataset = snapshot.generation, snapshot.dataset
@@ -387,14 +269,8 @@ class _MountService(_Service):
         parts = node.core, node.reads, node.control, user, group
         return driver_class(self.options.driver)(connection.device, *parts, connection.is_taken_over)
 
-    def _handover_chunks(self) -> HandoverChunks | None:
-        client = self.supervisor_client
-        return None if client is None else HandoverChunks(client, self.snapshot)
-
-    def _handover_state(self) -> HandoverState | None:
-        """The state that the previous daemon handed over; None without a supervisor."""
-        if self.supervisor_client is None:
-            return None
+    def _handover_state(self) -> HandoverState:
+        """The state that the previous daemon handed over."""
         inherited = self.supervisor_client.inherited.pop(HANDOVER_STATE, None)
         handover_state = HandoverState(inherited)
         if inherited is None:
@@ -404,7 +280,7 @@ class _MountService(_Service):
     async def _answer(self, driver: Driver, others: trio.CancelScope) -> None:
         """Answer the kernel until the mount is gone, then end the other tasks."""
         await driver.run()
-        if self.is_yielding and self.supervisor_client is not None:
+        if self.is_yielding:
             self.supervisor_client.tell_last("clean")
             _leave()
         others.cancel()
@@ -416,27 +292,21 @@ class _MountService(_Service):
         if driver.refusal is not None:
             serving.cancel()
             return
-        if self.role is not None:
-            await self.role.gathered.wait()
+        await self.settled(connection.is_taken_over)
         if not connection.is_taken_over and not await trio.to_thread.run_sync(
             raise_read_ahead, self.mountpoint
         ):
             _log.info("the kernel reads large files 128 KiB at a time: only root may raise read_ahead_kb")
-        if self.supervisor_client is not None:
-            self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
-        await self._announce(serving)
+        self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
 
     async def _obey(
         self,
-        orders: AsyncIterator[Command | int],
+        orders: AsyncIterator[Command],
         driver: Driver,
         connection: KernelConnection,
         serving: trio.CancelScope,
     ) -> None:
-        """Unmount at the first order to stop; end after STOP_GRACE_S, or at the second, even if files are open.
-
-        A signal is an order to stop.
-        """
+        """Unmount at the first order to stop; end after STOP_GRACE_S, or at the second, even if files are open."""
         is_stopping = False
         async for order in orders:
             if order is Command.YIELD:
@@ -465,7 +335,7 @@ class _MountService(_Service):
             with contextlib.suppress(MountError):
                 unmount(self.mountpoint, lazily=True)
         _log.info("%s is unmounted", self.mountpoint)
-        await self._unpin()
+        await self.unpin()
 
 
 def _leave() -> NoReturn:

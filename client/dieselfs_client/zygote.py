@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -141,9 +142,7 @@ def main() -> None:
         snapshot, source, client = opened
         fork_daemons(
             control_channel,
-            lambda supervisor_client: serve_mount(
-                snapshot, source, mountpoint, options, client=client, supervisor_client=supervisor_client
-            ),
+            partial(serve_mount, snapshot, source, mountpoint, options, client),
             log_file,
         )
 

@@ -34,10 +34,16 @@ def holder_name(mountpoint: str, process: int) -> str:
     return f"{node_name()} {process} {mountpoint[-100:]}".encode("ascii", "replace").decode()
 
 
-async def keep_pinned(pin: PinCall, header: SnapshotHeader, holder: str) -> None:
-    """Renew the pin until cancelled. Does not raise errors of the server: the mount works without a pin."""
+async def keep_pinned(
+    pin: PinCall, header: SnapshotHeader, holder: str, on_sent: Callable[[], object] = lambda: None
+) -> None:
+    """Renew the pin until cancelled. Does not raise errors of the server: the mount works without a pin.
+
+    `on_sent` is called after each reply of the server, and each failure.
+    """
     while True:
         await _send_pin(pin, header, holder, PIN_LEASE_S)
+        on_sent()
         await trio.sleep(PIN_INTERVAL_S)
 
 

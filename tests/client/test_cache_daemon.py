@@ -23,9 +23,9 @@ from dieselfs.process.handle import wait_for_end
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.settings import CacheOptions
 from dieselfs_client import control
+from dieselfs_client.cache_daemon import JOB_IDLE_POLL_S, JOB_IDLE_S, unused
 from dieselfs_client.cluster.pool import PoolConfig, pool_config
 from dieselfs_client.cluster.role import path_of
-from dieselfs_client.daemon import JOB_IDLE_POLL_S, JOB_IDLE_S, unused
 from tests.support.server import RunningServer, running_server
 
 FILES = 300

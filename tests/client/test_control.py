@@ -20,6 +20,7 @@ from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions, format_options
 from dieselfs_client.supervision.status import supervision_of
 from tests.client.conftest import FILES
+from tests.client.supervision.test_supervisor import supervisor_and_zygote_run
 from tests.support.server import RunningServer
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -60,6 +61,26 @@ def test_mount_list_unmount(options: MountOptions, mountpoint: Path) -> None:
     assert not is_alive(process)
     assert os.listdir(mountpoint) == []
     assert str(mountpoint) not in [mount.mountpoint for mount in control.mounts()]
+
+
+def test_a_mount_is_ready_once_the_server_has_its_pin(
+    options: MountOptions, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a purge right after the mount could take its chunks."""
+    slow = f"""
+import time
+from dieselfs.rpc.client import ServerClient
+original = ServerClient.pin
+def pin(*arguments):
+    time.sleep(0.3)
+    original(*arguments)
+    open("{tmp_path}/pinned", "w").close()
+ServerClient.pin = pin
+"""
+    supervisor_and_zygote_run(monkeypatch, in_zygote=slow)
+    control.mount("letters", mountpoint, options)
+    assert (tmp_path / "pinned").exists()
+    control.unmount(mountpoint)
 
 
 def test_a_mount_holds_no_descriptor_of_ours(options: MountOptions, mountpoint: Path) -> None:

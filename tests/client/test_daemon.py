@@ -152,10 +152,15 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.daemon import serve_mount
 from dieselfs_client.mount import kernel_protocol
 from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.control_channel import ControlChannel
+from dieselfs_client.supervision.supervisor_client import SupervisorClient
 kernel_protocol.MINOR_MIN = 1000
+ours, theirs = ControlChannel.pair()
+ours.send("go")
+client = SupervisorClient(ControlChannel(theirs))
 snapshot = Snapshot(open(sys.argv[1], "rb").read(), "snapshot")
 try:
-    trio.run(serve_mount, snapshot, None, sys.argv[2], MountOptions())
+    trio.run(serve_mount, snapshot, None, sys.argv[2], MountOptions(), None, client)
 except MountError as error:
     print(error)
 """

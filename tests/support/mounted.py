@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from threading import Thread
 
 import trio
 
@@ -22,6 +23,8 @@ from dieselfs.sources.interface import Source
 from dieselfs_client import daemon
 from dieselfs_client.daemon import open_log, serve_mount
 from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.control_channel import ControlChannel
+from dieselfs_client.supervision.supervisor_client import SupervisorClient
 from lab.mounts import clear
 from tests.support.dataset import PackedDataset
 
@@ -66,7 +69,22 @@ def _serve(
     open_log(log_file)
     if sabotage is not None:
         sabotage()
-    trio.run(serve_mount, Snapshot(content, "snapshot"), source, mountpoint, options, ready.set)
+    ours, theirs = ControlChannel.pair()
+    ours.send("go")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ours.send("stop"))
+    Thread(target=_supervise, args=(ours, ready), daemon=True).start()
+    supervisor_client = SupervisorClient(ControlChannel(theirs))
+    trio.run(serve_mount, Snapshot(content, "snapshot"), source, mountpoint, options, None, supervisor_client)
+
+
+def _supervise(control_channel: ControlChannel, ready: Event) -> None:
+    """A supervisor that keeps nothing, as there is no second daemon."""
+    while (message := control_channel.receive_patiently(None)) is not None:
+        if message.descriptor is not None:
+            os.close(message.descriptor)
+        if message.word == "ready":
+            ready.set()
 
 
 def serve_what_is_open(grace_s: float) -> None:

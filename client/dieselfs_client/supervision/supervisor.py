@@ -101,7 +101,8 @@ class Supervisor:
                 self._check_standby(now_s)
                 self._write_status()
                 if self._outcome is None:
-                    self._wait(TICK_S)
+                    pause_s = self._restart_policy.next_start_s - time.monotonic()
+                    self._wait(pause_s if 0 < pause_s < TICK_S else TICK_S)
         finally:
             self._clear()
         code, kind, text = self._outcome
@@ -318,6 +319,8 @@ class Supervisor:
             return
         if self._stopping_s is not None:
             self._outcome = EXIT_OK, "", ""
+            return
+        if now_s < self._restart_policy.next_start_s:
             return
         self._daemon, self._standby = self._standby or self._fork(now_s), None
         if self._daemon is not None:

@@ -10,7 +10,7 @@ import pytest
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import CacheOptions
 from dieselfs.sources.server import ServerSource
-from dieselfs_client.daemon import serve_cache
+from dieselfs_client.cache_daemon import serve_cache
 from dieselfs_client.memory import fd_limits
 from dieselfs_client.memory.fd_limits import (
     DESCRIPTORS_SPARE_MAX,

@@ -1,8 +1,12 @@
 """When a mount is given up because its daemons die."""
 
+import pytest
+
 from dieselfs_client.supervision.restart_policy import (
     DEATHS_BEFORE_READY_MAX,
     FAULTS_MAX,
+    KILL_PAUSE_MAX_S,
+    KILL_PAUSE_S,
     KILLS_MAX,
     WINDOW_S,
     RestartPolicy,
@@ -12,8 +16,9 @@ from dieselfs_client.supervision.restart_policy import (
 def test_daemons_that_never_serve_are_given_up() -> None:
     patience = RestartPolicy()
     for number in range(DEATHS_BEFORE_READY_MAX):
-        assert patience.note_death(number * WINDOW_S, was_ready=False, was_killed=True) is None
-    reason = patience.note_death(1000 * WINDOW_S, was_ready=False, was_killed=True)
+        assert patience.note_death(number * WINDOW_S, was_ready=False, was_killed=False) is None
+        assert not patience.next_start_s, "whoever mounts is to hear of it soon"
+    reason = patience.note_death(1000 * WINDOW_S, was_ready=False, was_killed=False)
     assert reason == f"{DEATHS_BEFORE_READY_MAX + 1} daemons in a row died before they could serve"
 
 
@@ -21,7 +26,30 @@ def test_one_that_served_in_between_counts() -> None:
     patience = RestartPolicy()
     for number in range(10 * DEATHS_BEFORE_READY_MAX):
         was_ready = number % DEATHS_BEFORE_READY_MAX == 0
-        assert patience.note_death(number * WINDOW_S, was_ready, was_killed=True) is None
+        assert patience.note_death(number * WINDOW_S, was_ready, was_killed=False) is None
+
+
+def test_daemons_that_are_killed_before_they_serve_are_replaced_after_a_pause() -> None:
+    patience, now_s, pauses_s = RestartPolicy(), 1000.0, []
+    for _ in range(10 * KILLS_MAX):
+        assert patience.note_death(now_s, was_ready=False, was_killed=True) is None
+        pauses_s.append(patience.next_start_s - now_s)
+        now_s = patience.next_start_s + 0.1
+    assert pauses_s[:3] == pytest.approx([KILL_PAUSE_S, 2 * KILL_PAUSE_S, 4 * KILL_PAUSE_S])
+    assert max(pauses_s) == pytest.approx(KILL_PAUSE_MAX_S)
+    assert patience.note_death(now_s, was_ready=True, was_killed=True) is None
+    assert patience.next_start_s <= now_s, "one that has served is replaced at once"
+    patience.note_death(now_s, was_ready=False, was_killed=True)
+    assert patience.next_start_s - now_s == pytest.approx(KILL_PAUSE_S)
+
+
+def test_kills_do_not_hide_daemons_that_never_serve() -> None:
+    patience = RestartPolicy()
+    reasons = [
+        patience.note_death(number * WINDOW_S, was_ready=False, was_killed=number % 2 == 0)
+        for number in range(2 * DEATHS_BEFORE_READY_MAX + 2)
+    ]
+    assert not any(reasons[:-1]) and reasons[-1] is not None
 
 
 def test_crashes_are_given_up_when_they_come_close_together() -> None:

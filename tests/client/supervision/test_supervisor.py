@@ -185,8 +185,13 @@ def test_a_daemon_that_hangs_is_replaced(
 
 
 @pytest.mark.parametrize(
-    "place",
-    ["KernelDriver._init", "KernelDriver.run", "_MountService._announce_mount", "_MountService._connect"],
+    ("place", "deaths"),
+    [
+        ("KernelDriver._init", 1),
+        ("KernelDriver.run", 13),
+        ("_MountService._announce_mount", 1),
+        ("_MountService._connect", 1),
+    ],
 )
 def test_a_daemon_that_dies_while_it_agrees_with_the_kernel_is_replaced(
     options: MountOptions,
@@ -194,6 +199,7 @@ def test_a_daemon_that_dies_while_it_agrees_with_the_kernel_is_replaced(
     mountpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
     place: str,
+    deaths: int,
     tmp_path: Path,
 ) -> None:
     """Before it has mounted, before the kernel's first request is answered, and after, when nobody knows of it yet."""
@@ -206,15 +212,16 @@ from dieselfs_client.daemon import _MountService
 from dieselfs_client.mount.kernel_driver import KernelDriver
 original = {owner}.{method}
 def fatal(*arguments):
-    if not os.path.exists("{tmp_path}/died"):
-        open("{tmp_path}/died", "w").close()
+    with open("{tmp_path}/died", "a") as died:
+        died.write(".")
+    if os.path.getsize("{tmp_path}/died") <= {deaths}:
         os.kill(os.getpid(), 9)
     return original(*arguments)
 {owner}.{method} = fatal
 """,
     )
     control.mount(dataset, mountpoint, options)
-    assert state(mountpoint).restarts == 1
+    assert state(mountpoint).restarts == deaths
     assert (mountpoint / "7").read_bytes() == verifying_reader.content_of("7")
     control.unmount(mountpoint)
 

@@ -25,6 +25,20 @@ async def test_it_is_renewed_and_taken_back(autojump_clock: trio.testing.MockClo
     assert told[-1] == ("packed", "me", HEADER.generation, HEADER.updated_ns, 0)
 
 
+async def test_the_first_pin_is_announced_even_if_the_server_refuses_it(nursery: trio.Nursery) -> None:
+    def refused(*words: object) -> None:
+        told.append(words)
+        raise Unavailable("the server is away")
+
+    told: list[object] = []
+    sent = trio.Event()
+    nursery.start_soon(keep_pinned, refused, HEADER, "me", sent.set)
+    with trio.fail_after(10):
+        await sent.wait()
+    assert told
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_server_that_is_away_does_not_end_the_mount(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
