@@ -83,35 +83,34 @@ class Destination:
         """Set mode and time of a folder, when all of its content is written."""
         _finish(self._folder(path), status)
 
-    def make_link(self, path: bytes, target: bytes, mtime_ns: int) -> None:
-        """Create a symbolic link, replacing anything but a folder."""
+    @contextmanager
+    def _replaced(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        """A folder and a name in it. What the context makes there replaces `path`, or after an error is removed."""
         folder, name = split_path(check_path(path))
         descriptor, aside = self._folder(folder), aside_name()
-        with _room(self.folder):
+        try:
+            yield descriptor, aside
+            os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+        except BaseException as error:
+            self.discard_file(path, aside)
+            _check_room(error, self.folder)
+            raise
+
+    def make_link(self, path: bytes, target: bytes, mtime_ns: int) -> None:
+        """Create a symbolic link, replacing anything but a folder."""
+        with self._replaced(path) as (descriptor, aside):
             os.symlink(target, aside, dir_fd=descriptor)
-            try:
-                os.utime(aside, ns=(mtime_ns, mtime_ns), dir_fd=descriptor, follow_symlinks=False)
-                os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
-            except BaseException:
-                os.unlink(aside, dir_fd=descriptor)
-                raise
+            os.utime(aside, ns=(mtime_ns, mtime_ns), dir_fd=descriptor, follow_symlinks=False)
 
     def write_file(self, path: bytes, content: bytes | memoryview, status: Stat) -> None:
         """Write a whole file; on an error the old file stays as it was."""
-        folder, name = split_path(check_path(path))
-        descriptor, aside = self._folder(folder), aside_name()
-        with _room(self.folder):
+        with self._replaced(path) as (descriptor, aside):
             file = os.open(aside, _NEW_FILE, 0o600, dir_fd=descriptor)
             try:
-                try:
-                    _write(file, content, 0)
-                    _finish(file, status)
-                finally:
-                    os.close(file)
-                os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
-            except BaseException:
-                self.discard_file(path, aside)
-                raise
+                _write(file, content, 0)
+                _finish(file, status)
+            finally:
+                os.close(file)
 
     def begin_file(self, path: bytes) -> bytes:
         """Create an empty file beside `path`, for its extents; returns its name."""
@@ -166,16 +165,21 @@ def aside_name() -> bytes:
     return b".dieselfs-%b.part" % secrets.token_hex(8).encode()
 
 
+def _check_room(error: BaseException, folder: bytes) -> None:
+    """Raises StorageFull if that is what the error says."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        raise StorageFull(
+            f"{printable(folder)}: {os.strerror(error.errno)}: "
+            "files written so far are whole; free some space and run the same command again"
+        ) from None
+
+
 @contextmanager
 def _room(folder: bytes) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise StorageFull(
-                f"{printable(folder)}: {os.strerror(error.errno)}: "
-                "files written so far are whole; free some space and run the same command again"
-            ) from None
+        _check_room(error, folder)
         raise
 
 

@@ -59,11 +59,12 @@ class TreeDownload:
         """
         self.report = report or TransferReport()
         self._chunks = chunks
-        self._snapshot = chunks.snapshot
-        self._folder = folder
+        self.snapshot = chunks.snapshot
+        self.node = node
+        self.folder = folder
         self._name = name
-        self._base_bytes = len(self._snapshot.path(node))
-        self._plan = plan_download(self._snapshot, node)
+        self._base_bytes = len(self.snapshot.path(node))
+        self._plan = plan_download(self.snapshot, node)
         self._jobs = jobs
         self._is_forced = is_forced
         self._all_ended = Event()
@@ -83,8 +84,8 @@ class TreeDownload:
         Raises errors that end the whole download (Unavailable, AccessDenied, StorageFull). Then, and when
         interrupted, every file is whole or as it was, and the next run continues.
         """
-        is_new = not os.path.isdir(self._folder)
-        destination = open_destination(self._folder)
+        is_new = not os.path.isdir(self.folder)
+        destination = open_destination(self.folder)
         try:
             self._make_folders(destination)
             for node in self._plan.empty_files.tolist():
@@ -96,19 +97,20 @@ class TreeDownload:
         finally:
             for node, spanning in self._spanning.items():
                 if spanning.aside is not None:
-                    destination.discard_file(self._relative(node), spanning.aside)
+                    destination.discard_file(self.relative(node), spanning.aside)
             destination.close()
         return self.report
 
-    def _relative(self, node: int) -> bytes:
-        return self._name or self._snapshot.path(node)[self._base_bytes :].lstrip(b"/")
+    def relative(self, node: int) -> bytes:
+        """The path of a node in the destination folder."""
+        return self._name or self.snapshot.path(node)[self._base_bytes :].lstrip(b"/")
 
     # -- folders and links -------------------------------------------------------------------------------
 
     def _make_folders(self, destination: Destination) -> None:
         for node in self._plan.folders.tolist():
             try:
-                if path := self._relative(node):
+                if path := self.relative(node):
                     destination.make_folder(path)
             except (OSError, DieselfsError) as error:
                 self._fail(node, error)
@@ -116,9 +118,9 @@ class TreeDownload:
     def _make_links(self, destination: Destination) -> None:
         """After all files, so no file is written through a link of the dataset."""
         for node in self._plan.links.tolist():
-            mtime_ns = self._snapshot.stat(node).mtime_ns
+            mtime_ns = self.snapshot.stat(node).mtime_ns
             try:
-                destination.make_link(self._relative(node), self._snapshot.target(node), mtime_ns)
+                destination.make_link(self.relative(node), self.snapshot.target(node), mtime_ns)
                 self._count_written()
             except (OSError, DieselfsError) as error:
                 self._fail(node, error)
@@ -126,14 +128,14 @@ class TreeDownload:
     def _finish_folders(self, destination: Destination, is_new: bool) -> None:
         """The deepest first, because finishing a folder changes nothing above it."""
         for node in reversed(self._plan.folders.tolist()):
-            path = self._relative(node)
+            path = self.relative(node)
             if node in self._failed_nodes:
                 continue
             if not path and not is_new:  # the user's folder keeps its mode
                 self.report.skip(0, is_folder=True)
                 continue
             try:
-                destination.finish_folder(path, self._snapshot.stat(node))
+                destination.finish_folder(path, self.snapshot.stat(node))
                 self._count_written()
             except (OSError, DieselfsError) as error:
                 self._fail(node, error)
@@ -160,7 +162,7 @@ class TreeDownload:
     def _work(self) -> None:
         """The loop of one thread."""
         try:
-            destination = open_destination(self._folder)
+            destination = open_destination(self.folder)
             try:
                 while self._error is None:
                     with self._lock:
@@ -183,7 +185,7 @@ class TreeDownload:
         missing = []
         for position in positions:
             node, extent = int(self._plan.owners[position]), self._extent(int(self._plan.extents[position]))
-            if extent.length == self._snapshot.size(node):
+            if extent.length == self.snapshot.size(node):
                 is_missing = not self._is_skipped(destination, node)
             else:
                 is_missing = self._is_extent_missing(destination, node)
@@ -196,13 +198,13 @@ class TreeDownload:
             if isinstance(content, DieselfsError):
                 self._discard(destination, node)
                 self._fail(node, content)
-            elif extent.length == self._snapshot.size(node):
+            elif extent.length == self.snapshot.size(node):
                 self._write_whole(destination, node, content)
             else:
                 self._write_extent(destination, node, extent.place, content)
 
     def _extent(self, extent: int) -> ExtentRef:
-        column = self._snapshot.column
+        column = self.snapshot.column
         return ExtentRef(
             *(
                 int(column(f"extent_{name}")[extent])
@@ -213,7 +215,7 @@ class TreeDownload:
     def _fetch(self, chunk: int, extents: Sequence[ExtentRef]) -> Sequence[Content | DieselfsError]:
         """The bytes of each extent, or its error. Raises Unavailable."""
         extent_bytes = sum(extent.length for extent in extents)
-        if is_worth_whole(extent_bytes, self._snapshot.chunk_payload_length(chunk)):
+        if is_worth_whole(extent_bytes, self.snapshot.chunk_payload_length(chunk)):
             try:
                 payload = memoryview(self._chunks.fetch_chunk(chunk))
                 return [payload[extent.offset : extent.offset + extent.length] for extent in extents]
@@ -237,9 +239,9 @@ class TreeDownload:
 
     def _is_skipped(self, destination: Destination, node: int) -> bool:
         """Whether nothing is to be written for a file: it exists already, or its path cannot be reached."""
-        stored = self._snapshot.stat(node)
+        stored = self.snapshot.stat(node)
         try:
-            if self._is_forced or not is_there(destination.status(self._relative(node)), stored):
+            if self._is_forced or not is_there(destination.status(self.relative(node)), stored):
                 return False
         except (OSError, DieselfsError) as error:
             self._fail(node, error)
@@ -250,7 +252,7 @@ class TreeDownload:
 
     def _write_whole(self, destination: Destination, node: int, content: Content) -> None:
         try:
-            destination.write_file(self._relative(node), content, self._snapshot.stat(node))
+            destination.write_file(self.relative(node), content, self.snapshot.stat(node))
         except (OSError, DieselfsError) as error:
             self._fail(node, error)
             return
@@ -261,7 +263,7 @@ class TreeDownload:
     def _is_extent_missing(self, destination: Destination, node: int) -> bool:
         """Whether extents of this file are to be written; its first extent begins the file."""
         with self._lock:
-            spanning = self._spanning.setdefault(node, _Spanning(self._snapshot.size(node)))
+            spanning = self._spanning.setdefault(node, _Spanning(self.snapshot.size(node)))
         with spanning.lock:
             if not spanning.is_begun:
                 spanning.is_begun = True
@@ -271,21 +273,21 @@ class TreeDownload:
     def _begin(self, destination: Destination, node: int) -> bytes | None:
         """The name of the unfinished file for the extents of `node`; None if nothing is to be written."""
         end_bytes = 0
-        for extent in self._snapshot.extents(node):
+        for extent in self.snapshot.extents(node):
             if extent.place != end_bytes:
                 break
             end_bytes += extent.length
-        if end_bytes != self._snapshot.size(node):
+        if end_bytes != self.snapshot.size(node):
             self._fail(node, Damaged("its extents do not cover the file"))
         elif not self._is_skipped(destination, node):
             try:
-                return destination.begin_file(self._relative(node))
+                return destination.begin_file(self.relative(node))
             except (OSError, DieselfsError) as error:
                 self._fail(node, error)
         return None
 
     def _write_extent(self, destination: Destination, node: int, place: int, content: Content) -> None:
-        spanning, path = self._spanning[node], self._relative(node)
+        spanning, path = self._spanning[node], self.relative(node)
         aside = spanning.aside
         if aside is None:  # another extent has failed
             return
@@ -294,7 +296,7 @@ class TreeDownload:
             with spanning.lock:
                 spanning.left_bytes -= len(content)
                 if spanning.left_bytes == 0 and spanning.aside is not None:
-                    destination.finish_file(path, aside, self._snapshot.stat(node))
+                    destination.finish_file(path, aside, self.snapshot.stat(node))
                     spanning.aside = None
                     self._count_written()
         except (OSError, DieselfsError) as error:
@@ -310,7 +312,7 @@ class TreeDownload:
             with spanning.lock:
                 aside, spanning.aside = spanning.aside, None
             if aside is not None:
-                destination.discard_file(self._relative(node), aside)
+                destination.discard_file(self.relative(node), aside)
 
     # -- the report --------------------------------------------------------------------------------------
 
@@ -328,7 +330,7 @@ class TreeDownload:
                 return
             self._failed_nodes.add(node)
             self.report.is_damaged |= isinstance(error, Damaged)
-            self.report.fail(printable(self._snapshot.path(node)), reason_of(error))
+            self.report.fail(printable(self.snapshot.path(node)), reason_of(error))
 
 
 def reason_of(error: OSError | DieselfsError) -> str:

@@ -2,12 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs.names import Location, is_location, parse_location, printable, split_path
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.download_plan import is_there
 from dieselfs.transfer.report import TransferReport
@@ -18,16 +17,6 @@ from dieselfs_tools.progress import Reading, outcome, shown
 from dieselfs_tools.session import Session
 
 STANDARD_OUTPUT = "-"
-
-
-@dataclass(frozen=True)
-class Item:
-    """A file or folder to get. The content of a folder goes into `folder`, a file becomes `name` in `folder`."""
-
-    dataset: Dataset
-    node: int
-    folder: bytes
-    name: bytes = b""
 
 
 def run_get(
@@ -49,26 +38,35 @@ def run_get(
             raise InvalidInput("standard output takes the content of files, without -r and -n")
         write_contents(session, locations)
         return EXIT_OK
-    items = _find(session, locations, os.fsencode(destination), is_recursive)
-    if is_dry_run:
-        return _show(session.output, items, is_forced)
-    return _download(session.output, items, jobs, is_forced)
-
-
-def _find(
-    session: Session, locations: Sequence[Location], destination: bytes, is_recursive: bool
-) -> list[Item]:
-    """Looks up all locations before anything is written. Raises NotFound, InvalidInput."""
+    # Looks up all locations before anything is written.
     datasets = {name: session.dataset(name) for name in dict.fromkeys(place.state for place in locations)}
-    is_into = len(locations) > 1 or destination.endswith(b"/") or os.path.isdir(destination)
-    return [_place(datasets[place.state], place, destination, is_into, is_recursive) for place in locations]
+    is_into = len(locations) > 1 or destination.endswith("/") or os.path.isdir(destination)
+    started_s, report = time.monotonic(), TransferReport()
+    downloads = [
+        TreeDownload(
+            datasets[place.state].chunks,
+            *_place(datasets[place.state].snapshot, place, os.fsencode(destination), is_into, is_recursive),
+            jobs,
+            is_forced,
+            report,
+        )
+        for place in locations
+    ]
+    if is_dry_run:
+        return _show(session.output, downloads, is_forced)
+    with shown(session.output, "get", lambda: Reading.of(report)):
+        for download in downloads:
+            download.run()
+    return _report(session.output, report, time.monotonic() - started_s)
 
 
 def _place(
-    dataset: Dataset, location: Location, destination: bytes, is_into: bool, is_recursive: bool
-) -> Item:
-    """The destination of a stored file or folder, by the rules of `put`."""
-    snapshot = dataset.snapshot
+    snapshot: Snapshot, location: Location, destination: bytes, is_into: bool, is_recursive: bool
+) -> tuple[int, bytes, bytes]:
+    """The node of a location, and its destination by the rules of `put`: a folder, and the name of a file in it.
+
+    Raises NotFound, InvalidInput.
+    """
     node = snapshot.find(location.path)
     if node < 0 or (snapshot.stat(node).is_link and not is_recursive):
         node = snapshot.follow(location.path)
@@ -77,27 +75,19 @@ def _place(
         if location.is_folder_form:
             raise InvalidInput(f"{location}: not a folder, but a file")
         folder, new_name = (destination, name) if is_into else os.path.split(destination)
-        return Item(dataset, node, folder or b".", new_name)
+        return node, folder or b".", new_name
     if not is_recursive:
         raise InvalidInput(f"{location} is a folder: get it with -r")
-    return Item(dataset, node, destination if location.is_folder_form else os.path.join(destination, name))
+    return node, destination if location.is_folder_form else os.path.join(destination, name), b""
 
 
-def _relative_paths(item: Item) -> Iterator[tuple[int, bytes]]:
-    snapshot = item.dataset.snapshot
-    base = snapshot.path(item.node)
-    yield item.node, item.name
-    for node in snapshot.walk(item.node):
-        yield node, snapshot.path(node)[len(base) :].lstrip(b"/")
-
-
-def _show(output: Output, items: Sequence[Item], is_forced: bool) -> int:
+def _show(output: Output, downloads: Sequence[TreeDownload], is_forced: bool) -> int:
     """The dry run."""
     entries = skipped = total_bytes = 0
-    for item in items:
-        snapshot = item.dataset.snapshot
-        for node, relative in _relative_paths(item):
-            wanted, place = snapshot.stat(node), os.path.join(item.folder, relative)
+    for download in downloads:
+        snapshot = download.snapshot
+        for node in (download.node, *snapshot.walk(download.node)):
+            wanted, place = snapshot.stat(node), os.path.join(download.folder, download.relative(node))
             try:
                 status = os.lstat(place)
             except OSError:
@@ -108,7 +98,7 @@ def _show(output: Output, items: Sequence[Item], is_forced: bool) -> int:
             entries += 1
             size_bytes = wanted.size if wanted.is_file else 0
             total_bytes += size_bytes
-            location = Location(item.dataset.name, snapshot.path(node), wanted.is_folder)
+            location = Location(snapshot.dataset, snapshot.path(node), wanted.is_folder)
             fields = {
                 **name_fields(snapshot.path(node)),
                 **name_fields(place, "destination"),
@@ -121,16 +111,7 @@ def _show(output: Output, items: Sequence[Item], is_forced: bool) -> int:
     )
 
 
-def _download(output: Output, items: Sequence[Item], jobs: int, is_forced: bool) -> int:
-    started_s, report = time.monotonic(), TransferReport()
-    downloads = [
-        TreeDownload(item.dataset.chunks, item.node, item.folder, item.name, jobs, is_forced, report)
-        for item in items
-    ]
-    with shown(output, "get", lambda: Reading.of(report)):
-        for download in downloads:
-            download.run()
-    elapsed_s = time.monotonic() - started_s
+def _report(output: Output, report: TransferReport, elapsed_s: float) -> int:
     text = outcome(output, report, f"wrote {count(report.done_files, 'entry')}", "already existed", elapsed_s)
     fields = {
         "written": report.done_files,
