@@ -20,8 +20,14 @@ from dieselfs.limits import (
     REQUEST_TIMEOUT_S,
 )
 from dieselfs.rpc import auth
-from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
-from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call
+from dieselfs.rpc.messages import (
+    FRAME_HEADER_BYTES,
+    PROTOCOL_VERSION,
+    decode_reply,
+    encode_call,
+    frame,
+    frame_length,
+)
 from dieselfs.rpc.wire import Buffer, Wire
 
 

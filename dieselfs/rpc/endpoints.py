@@ -40,35 +40,32 @@ class ServerDirectory:
         self._name = name
         self._clock = clock
         self._lock = Lock()  # guards changes of the two below; one thread reads etcd, the others wait
-        self._known = known
+        self.known = known
+        """The last known servers, without I/O."""
         self._read_s = clock() if known else float("-inf")
 
     def servers(self) -> Sequence[Address]:
         """At least one. Raises Unavailable, AccessDenied."""
         if self._read is None:
-            return self._known
+            return self.known
         with self._lock:
             if self._clock() - self._read_s >= SERVERS_REFRESH_S:
                 try:
-                    self._known = decode_servers(self._read()) or self._known
+                    self.known = decode_servers(self._read()) or self.known
                 except DieselfsError:
-                    if not self._known:
+                    if not self.known:
                         raise
                 self._read_s = self._clock()
-            if not self._known:
+            if not self.known:
                 self._read_s = float("-inf")
                 raise Unavailable(
                     f"no server is registered at {self._name}: start one with dieselfs-server --etcd"
                 )
-            return self._known
-
-    def known(self) -> Sequence[Address]:
-        """The last known servers, without I/O."""
-        return self._known
+            return self.known
 
     def forked(self) -> "ServerDirectory":
         """A copy for a forked child, with a lock that no thread of the parent holds."""
-        return ServerDirectory(self._known, self._read, self._name, self._clock)
+        return ServerDirectory(self.known, self._read, self._name, self._clock)
 
 
 class Endpoints:
@@ -103,7 +100,7 @@ class Endpoints:
             now_s = self._clock()
             return any(
                 other != server and other not in tried and self._avoided_until_s.get(other, now_s) <= now_s
-                for other in self._source.known()
+                for other in self._source.known
             )
 
     def servers(self) -> Sequence[Address]:

@@ -16,6 +16,10 @@ from thriftpy2.transport import TMemoryBuffer, TTransportException
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
 from dieselfs.rpc.scan import check_message
 
+FRAME_HEADER_BYTES = 4
+"""Each message has its length before it, big-endian."""
+_LENGTH = struct.Struct(">I")
+
 _IDL = resources.files("dieselfs.rpc") / "dieselfs.thrift"
 with resources.as_file(_IDL) as _path:
     thrift: Any = thriftpy2.load(str(_path), module_name="dieselfs_rpc_thrift")
@@ -36,6 +40,22 @@ _BAD_BYTES = (
     struct.error,
 )
 """Errors from decoding a well-formed message with wrong content."""
+
+
+def frame(message: bytes) -> bytes:
+    """`message` as it goes on the wire."""
+    return _LENGTH.pack(len(message)) + message
+
+
+def frame_length(header: bytes | bytearray | memoryview, limit_bytes: int) -> int:
+    """Bytes of the message behind this frame header. Raises ProtocolError if it is more than the limit."""
+    (length,) = _LENGTH.unpack(header)
+    if not 0 < length <= limit_bytes:
+        raise ProtocolError(
+            f"the other side announces a message of {length} bytes, limit {limit_bytes}: "
+            "is it a dieselfs server, and is TLS switched on at both ends or at neither?"
+        )
+    return int(length)
 
 
 def encode_call(method: str, sequence: int, arguments: dict[str, object]) -> bytes:

@@ -5,8 +5,6 @@ consecutive slices whose lengths differ by at most one. So any number of ranks, 
 position exactly once, without padding.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from dieselfs.arrays import Positions
@@ -56,10 +54,6 @@ class Partition:
         first = max(step * self.batch, self.start)
         size = max(min((step + 1) * self.batch, self.end) - first, 0)
         return range(first + self.rank * size // self.world, first + (self.rank + 1) * size // self.world)
-
-    def batches(self) -> Iterator[range]:
-        """The positions of each of `steps`; those of short steps may be empty."""
-        return map(self.positions_of, self.steps)
 
     def positions(self, first: int = 0, end: int | None = None) -> Positions:
         """The positions number `first` up to but not `end` of this worker (default: all): shape (n,)."""

@@ -39,7 +39,6 @@ _FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {U8: "B", U3
 
 _TYPE_BITS = 0o170000
 """Type bits of a mode, for hot paths instead of `stat.S_ISREG`."""
-_LOW_HALF = np.uint64(0xFFFF_FFFF)
 
 
 class Stat(NamedTuple):

@@ -10,8 +10,7 @@ try:
 except ImportError as error:
     raise ImportError(f"dieselfs.torch needs PyTorch ({error}): pip install 'dieselfs[torch]'") from None
 
-from dieselfs.torch.folder_dataset import FolderDataset
-from dieselfs.torch.images import load_image
+from dieselfs.torch.folder_dataset import FolderDataset, load_image
 from dieselfs.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
 from dieselfs.torch.samples import IMAGE_EXTENSIONS
 

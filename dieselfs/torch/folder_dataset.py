@@ -1,19 +1,37 @@
 """A map-style dataset over a folder tree with class labels. This module waits for sockets and opens files."""
 
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Self
 
 from torch.utils.data import Dataset
 
+from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.plan import Share
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.torch.images import check_loader, load_image
 from dieselfs.torch.samples import IMAGE_EXTENSIONS, SampleList, Samples, find_samples
 from dieselfs.torch.source import Source, open_source
 
 Transform = Callable[[Any], Any]
+
+
+def load_image(content: bytes) -> Any:
+    """The image of a file, as by torchvision's default loader: Pillow, converted to RGB."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as image:
+        return image.convert("RGB")
+
+
+def check_loader(loader: object) -> None:
+    """Raises InvalidInput if the library of this loader is missing, before a worker needs it."""
+    if loader is load_image and find_spec("PIL") is None:
+        raise InvalidInput(
+            "images need Pillow: pip install 'dieselfs[torch]', or give loader=bytes, or your own"
+        )
 
 
 class FolderDataset(Dataset[tuple[Any, Any]]):
@@ -88,10 +106,7 @@ class FolderDataset(Dataset[tuple[Any, Any]]):
         """`(path, label)` of each sample. On a mount, `open` takes the path; else it is the path in the dataset."""
         return SampleList(self._place, self.columns.nodes, self.columns.labels)
 
-    @property
-    def imgs(self) -> SampleList:
-        """As `samples`; code for `ImageFolder` uses both."""
-        return self.samples
+    imgs = samples  # code for `ImageFolder` uses both
 
     def _place(self, node: int) -> str:
         return self.source.place(self.snapshot.path(node))

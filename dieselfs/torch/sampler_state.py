@@ -5,10 +5,13 @@ positions, for all ranks together. The part of a rank is arithmetic on positions
 number of ranks or workers still reads every sample exactly once.
 """
 
+import os
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
+
+import torch.distributed
 
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.cursor import Cursor
@@ -16,7 +19,6 @@ from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
 from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.torch.ranks import rank_and_world
 from dieselfs.torch.samples import Samples
 
 Batch = TypeVar("Batch")
@@ -209,3 +211,25 @@ def entry_of(state: Mapping[str, Any], key: str) -> Any:
             f"{state!r} is not a state of a sampler: it has no {key!r}; pass the result of state_dict()"
         )
     return state[key]
+
+
+def rank_and_world(
+    rank: int | None = None, world: int | None = None, environment: Mapping[str, str] = os.environ
+) -> tuple[int, int]:
+    """`(rank, world)`: as given, else of the process group of torch.distributed, else of the variables of torchrun
+    (`RANK`, `WORLD_SIZE`), else (0, 1).
+
+    Raises InvalidInput if only one of the two is given, or a variable is not a number.
+    """
+    if rank is not None and world is not None:
+        return rank, world
+    if rank is not None or world is not None:
+        raise InvalidInput("give both rank and world, or neither")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    try:
+        return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    except ValueError:
+        raise InvalidInput(
+            "RANK and WORLD_SIZE in the environment must be numbers, as torchrun sets them"
+        ) from None

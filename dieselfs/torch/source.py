@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dieselfs.dataset import Dataset, connect
 from dieselfs.errors import Damaged, InvalidInput, NotFound
@@ -18,33 +18,8 @@ CONTROL_FOLDER = ".dieselfs"
 """In the root of every mount, and in no listing."""
 
 
-class Source(Protocol):
-    """Files of one snapshot by their nodes. Works after a fork, and pickles, so workers can use it."""
-
-    @property
-    def snapshot(self) -> Snapshot: ...
-
-    def read_many(self, nodes: Sequence[int]) -> list[bytes]:
-        """All bytes of each file, in this order. Raises DieselfsError, or OSError on a mount."""
-        ...
-
-    def place(self, path: bytes) -> str:
-        """Where users find a file of the snapshot: the path on the mount, else the path in the dataset."""
-        ...
-
-    def expect_plan(self) -> None:
-        """Announce that all reads follow a plan: this process or another soon needs the rest of a chunk."""
-        ...
-
-    def declare(self, share: Share) -> None:
-        """Announce a share that will be read, so that it can be prefetched."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class LibrarySource:
-    """Reads through `dieselfs.Dataset`."""
+    """Reads through `dieselfs.Dataset`. Sources work after a fork, and pickle, so workers can use them."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -55,12 +30,15 @@ class LibrarySource:
         return self.dataset.snapshot
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
+        """All bytes of each file, in this order. Raises DieselfsError."""
         return self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
 
     def place(self, path: bytes) -> str:
+        """Where users find a file of the snapshot."""
         return os.fsdecode(path)
 
     def expect_plan(self) -> None:
+        """Announce that all reads follow a plan: this process or another soon needs the rest of a chunk."""
         self._is_planned = True
 
     def declare(self, share: Share) -> None:
@@ -79,6 +57,7 @@ class MountSource:
         self.snapshot = snapshot
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
+        """As `LibrarySource.read_many`. Raises OSError, Damaged."""
         snapshot, prefix = self.snapshot, self._prefix
         return [_read_file(prefix + snapshot.path(node), snapshot.size(node)) for node in nodes]
 
@@ -119,6 +98,9 @@ class LocalSource(MountSource):
         return LocalSource, (self._mountpoint,)
 
 
+Source = LibrarySource | MountSource
+
+
 def _same_mount(mountpoint: str, snapshot_file: str) -> MountSource:
     return MountSource(mountpoint, Snapshot.open(snapshot_file))
 
@@ -139,14 +121,7 @@ def _read_file(path: bytes, size: int) -> bytes:
 
 
 def open_source(
-    root: str | os.PathLike[str],
-    *,
-    server: str | None = None,
-    key_file: str | None = None,
-    home: str | os.PathLike[str] | None = None,
-    memory_bytes: int | None = None,
-    job: str | None = None,
-    job_secret: str | os.PathLike[str] | None = None,
+    root: str | os.PathLike[str], *, memory_bytes: int | None = None, **options: Any
 ) -> tuple[Source, bytes]:
     """The source of `root`, and the folder in it: `imagenet@v3/train` in a dataset, `/mnt/imagenet/train` on a mount.
 
@@ -154,21 +129,13 @@ def open_source(
     those of `dieselfs.connect`, for datasets only. Raises as `dieselfs.connect`.
     """
     if not isinstance(root, str) or root.startswith(("/", ".")):
-        if server or key_file or home or memory_bytes or job or job_secret:
+        if memory_bytes or any(options.values()):
             raise InvalidInput(f"{os.fspath(root)} is a local path: options of a connection are for datasets")
         return _at_path(os.path.realpath(root))
     location = parse_location(root if is_location(root) else SCHEME + root)
     memory_bytes = LIBRARY_MEMORY_BYTES if memory_bytes is None else memory_bytes
     try:
-        dataset = connect(
-            location.state,
-            server=server,
-            key_file=key_file,
-            home=home,
-            memory_bytes=memory_bytes,
-            job=job,
-            job_secret=job_secret,
-        )
+        dataset = connect(location.state, memory_bytes=memory_bytes, **options)
     except NotFound as error:
         if os.path.isdir(root):
             raise NotFound(f"{error}; for the folder of this name, write ./{root}") from None

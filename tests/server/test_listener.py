@@ -17,8 +17,7 @@ from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, CONNECTIONS_PER_PEER_MAX, FR
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection
-from dieselfs.rpc.framing import frame
-from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call, encode_reply, thrift
+from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call, encode_reply, frame, thrift
 from dieselfs.sockets import open_socket
 from tests.support.dlcmd import wait_until
 from tests.support.server import RunningServer, running_server, start_server

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
-from dieselfs.rpc.messages import encode_reply, thrift
+from dieselfs.rpc.messages import FRAME_HEADER_BYTES, encode_reply, frame, frame_length, thrift
 
 _FRAME_BYTES_MAX = 1 << 20
 

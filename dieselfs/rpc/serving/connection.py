@@ -9,7 +9,7 @@ import trio
 
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import BULK_IDLE_TIMEOUT_S, KIB, MIB
-from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
+from dieselfs.rpc.messages import FRAME_HEADER_BYTES, frame, frame_length
 from dieselfs.sockets import rights
 
 Buffer = bytes | bytearray | memoryview

@@ -23,8 +23,7 @@ from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import ProtocolError, Unavailable
-from dieselfs.rpc.framing import frame
-from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, thrift
+from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, frame, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.server import RpcServer, open_listeners

@@ -3,7 +3,7 @@
 import pytest
 
 from dieselfs.errors import ProtocolError
-from dieselfs.rpc.framing import FRAME_HEADER_BYTES, frame, frame_length
+from dieselfs.rpc.messages import FRAME_HEADER_BYTES, frame, frame_length
 
 
 def test_a_frame_announces_its_message() -> None:

@@ -17,8 +17,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, Damaged, NotFound
 from dieselfs.rpc.auth import read_key_file
 from dieselfs.rpc.connection import Connection
-from dieselfs.rpc.framing import frame
-from dieselfs.rpc.messages import encode_reply, thrift
+from dieselfs.rpc.messages import encode_reply, frame, thrift
 from dieselfs.rpc.payload_file import read_payload_file
 from dieselfs.sockets import open_socket
 from dieselfs.sources.server import ServerSource

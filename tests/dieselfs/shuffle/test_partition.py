@@ -27,7 +27,7 @@ def in_steps(ranks: list[Partition]) -> list[int]:
     """What all ranks read, step after step, in each step rank after rank."""
     return [
         position
-        for step in zip(*(deal.batches() for deal in ranks), strict=True)
+        for step in zip(*(map(deal.positions_of, deal.steps) for deal in ranks), strict=True)
         for position in chain(*step)
     ]
 
@@ -39,7 +39,7 @@ def test_each_rank_reads_what_the_page_says(
     start = round(cut * total)
     for rank, deal in enumerate(deals(total, world, batch, start, drop_last)):
         expected = reference_order.read_by(total, rank, world, batch, start, drop_last)
-        assert [list(one) for one in deal.batches()] == expected
+        assert [list(one) for one in map(deal.positions_of, deal.steps)] == expected
         assert deal.positions().tolist() == [*chain(*expected)]
         assert len(deal) == len(deal.positions())
 
@@ -67,7 +67,9 @@ def test_going_on_at_the_end_of_a_step_is_as_if_nobody_had_stopped(
     for whole, rest in zip(deals(total, world, batch), deals(total, world, batch, start), strict=True):
         read = whole.count_before(start)
         assert whole.positions(read).tolist() == rest.positions().tolist()
-        assert list(whole.batches())[len(whole.steps) - len(rest.steps) :] == list(rest.batches())
+        assert list(map(whole.positions_of, whole.steps))[len(whole.steps) - len(rest.steps) :] == list(
+            map(rest.positions_of, rest.steps)
+        )
 
 
 @given(TOTALS, WORLDS, BATCHES, st.integers(1, 5), st.floats(0, 1), st.booleans(), st.data())
@@ -78,7 +80,7 @@ def test_workers_take_the_steps_of_their_rank_in_turn(
     alone = Partition(
         total, ReaderSpec(rank=rank, world=world, batch=batch, start=start, drop_last=drop_last)
     )
-    batches = list(alone.batches())
+    batches = list(map(alone.positions_of, alone.steps))
     for worker in range(workers):
         deal = Partition(
             total,
@@ -92,9 +94,9 @@ def test_workers_take_the_steps_of_their_rank_in_turn(
                 drop_last=drop_last,
             ),
         )
-        assert list(deal.batches()) == batches[worker::workers]
+        assert list(map(deal.positions_of, deal.steps)) == batches[worker::workers]
         assert deal.steps == alone.steps[worker::workers]
-        positions = [*chain(*deal.batches())]
+        positions = [*chain(*map(deal.positions_of, deal.steps))]
         assert deal.positions().tolist() == positions and len(deal) == len(positions)
         first, end = data.draw(st.integers(-3, total + 3)), data.draw(st.integers(-3, total + 3))
         assert deal.positions(first, end).tolist() == positions[first:end]
@@ -104,7 +106,9 @@ def test_workers_take_the_steps_of_their_rank_in_turn(
 
 @given(TOTALS, WORLDS, BATCHES)
 def test_the_ranks_of_a_step_differ_by_one_file_at_most(total: int, world: int, batch: int) -> None:
-    for step in zip(*(deal.batches() for deal in deals(total, world, batch)), strict=True):
+    for step in zip(
+        *(map(deal.positions_of, deal.steps) for deal in deals(total, world, batch)), strict=True
+    ):
         sizes = [len(mine) for mine in step]
         assert max(sizes) - min(sizes) <= 1 and all(sizes) == (sum(sizes) >= world)
 
