@@ -143,6 +143,9 @@ def dlcmd() -> None:
     """
 
 
+dlcmd.params += options.common_options()
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. Errors are printed on stderr."""
     session = Session()

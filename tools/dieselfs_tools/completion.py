@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
-from dieselfs.errors import EXIT_OK
+from dieselfs.errors import EXIT_OK, NotFound
 from dieselfs.limits import LISTING_ENTRIES_MAX
 from dieselfs.names import SCHEME, is_location, split_path
 from dieselfs.records import Op
@@ -108,22 +108,24 @@ def offered(kind: str, context: click.Context, incomplete: str) -> list[Completi
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _client(context: click.Context) -> "ServerClient | None":
-    """The server; None if a request would create a home for embedded data."""
+def _client(context: click.Context) -> "ServerClient":
+    """The server. Raises NotFound if a request would create a home for embedded data."""
     settings = context.obj.settings()
-    return context.obj.client if settings.server is not None or Path(settings.home).exists() else None
+    if settings.server is None and not Path(settings.home).exists():
+        raise NotFound("nothing is stored on this machine")
+    client: ServerClient = context.obj.client
+    return client
 
 
 def _datasets(context: click.Context, incomplete: str, end: str = "") -> Iterable[str]:
     typed = incomplete.removeprefix(SCHEME)
-    if "/" in typed or (client := _client(context)) is None:
+    if "/" in typed:
         return []
     dataset, at, _ = typed.partition("@")
-    names = (
-        [f"{dataset}@{tag.name}" for tag in client.tags(dataset)]
-        if at
-        else [one.name for one in client.datasets()]
-    )
+    if at:
+        names = [f"{dataset}@{tag.name}" for tag in _client(context).tags(dataset)]
+    else:
+        names = [one.name for one in _client(context).datasets()]
     return [incomplete.removesuffix(typed) + name + end for name in names if name.startswith(typed)]
 
 
@@ -133,23 +135,21 @@ def _locations(context: click.Context, incomplete: str) -> Iterable[str]:
     dataset, slash, path = incomplete.removeprefix(SCHEME).partition("/")
     if not slash:
         return _datasets(context, incomplete, "/")
-    if (
-        "@" in dataset or (client := _client(context)) is None
-    ):  # the content of a tag needs its whole snapshot
+    if "@" in dataset:  # the content of a tag needs its whole snapshot
         return []
     folder, begin = split_path(os.fsencode(path))
     after = begin[:-1] + bytes([begin[-1] - 1, 0xFF]) if begin else b""
     head = f"{SCHEME}{dataset}/" + (os.fsdecode(folder) + "/" if folder else "")
     return [
         head + os.fsdecode(entry.name) + ("/" if entry.op == Op.DIRECTORY else "")
-        for entry in client.list_folder(dataset, folder, after, LISTING_ENTRIES_MAX)
+        for entry in _client(context).list_folder(dataset, folder, after, LISTING_ENTRIES_MAX)
         if entry.name.startswith(begin)
     ]
 
 
 def _tags(context: click.Context, incomplete: str) -> Iterable[str]:
-    client, dataset = _client(context), context.params.get("dataset")
-    tags = client.tags(dataset) if client and dataset else []
+    dataset = context.params.get("dataset")
+    tags = _client(context).tags(dataset) if dataset else []
     return [tag.name for tag in tags if tag.name.startswith(incomplete)]
 
 

@@ -94,7 +94,7 @@ SIZE = Parsed("SIZE", parse_size)
 DURATION = Parsed("DURATION", parse_duration)
 
 
-def _common_options() -> list[click.Parameter]:
+def common_options() -> list[click.Parameter]:
     """Options of all verbs. They are set in the session, so they may stand before or after the verb."""
 
     def option(*names: str, of_output: str = "", **attributes: Any) -> click.Option:
@@ -120,20 +120,8 @@ def _common_options() -> list[click.Parameter]:
     ]
 
 
-class Verb(click.Command):
-    """A verb with the options of all verbs."""
-
-    def __init__(self, *arguments: Any, **attributes: Any) -> None:
-        super().__init__(*arguments, **attributes)
-        self.params += _common_options()
-
-
 class VerbGroup(click.Group):
-    """Verbs in the order in which they were added, with the options of all verbs."""
-
-    def __init__(self, *arguments: Any, **attributes: Any) -> None:
-        super().__init__(*arguments, **attributes)
-        self.params += _common_options()
+    """Verbs in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -148,7 +136,8 @@ def verb(name: str, *lines: str, group: click.Group | None = None) -> Callable[[
     """Make a function, whose first argument is the session, a verb (of a group). `lines`: examples for the help."""
 
     def decorate(function: Function) -> click.Command:
-        made = click.command(name, cls=Verb, epilog=examples(*lines))(click.pass_obj(function))
+        made = click.command(name, epilog=examples(*lines))(click.pass_obj(function))
+        made.params += common_options()
         if group is not None:
             group.add_command(made)
         return made
@@ -158,7 +147,7 @@ def verb(name: str, *lines: str, group: click.Group | None = None) -> Callable[[
 
 def verb_group(name: str, text: str, *lines: str) -> VerbGroup:
     """A verb that has verbs. `text`: its help; `lines`: examples."""
-    return VerbGroup(name, help=text, epilog=examples(*lines))
+    return VerbGroup(name, params=common_options(), help=text, epilog=examples(*lines))
 
 
 def flag(*names: str, text: str, **attributes: Any) -> Callable[[Function], Function]:
