@@ -22,7 +22,7 @@ class BreakingLink:
         self._left = batches
         self._is_answer_lost = is_answer_lost
 
-    def execute(self, calls: Sequence[Call]) -> list[Any]:
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
         self._left -= 1
         if self._left < 0:
             raise Unavailable("the connection is broken")
@@ -42,7 +42,7 @@ class CallingLink:
         self._client = client
         self._between = between
 
-    def execute(self, calls: Sequence[Call]) -> list[Any]:
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
         self._between()
         return self._client.execute(calls)
 

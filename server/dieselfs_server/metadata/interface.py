@@ -47,11 +47,11 @@ class MetadataStore(Protocol):
         """All datasets, ordered by name."""
         ...
 
-    def drop_dataset(self, dataset_id: bytes) -> None:
+    def drop_dataset(self, dataset_id: bytes, /) -> None:
         """Remove a dataset with all its metadata. Atomic. Raises NotFound."""
         ...
 
-    def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
+    def reserve_versions(self, dataset_id: bytes, /, count: int, now_ns: int) -> int:
         """The first of `count` consecutive versions that are reserved for the caller.
 
         Each is larger than all versions reserved or applied before, and at least `now_ns` (nanoseconds since 1970). So
@@ -61,7 +61,13 @@ class MetadataStore(Protocol):
         ...
 
     def apply(
-        self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
+        self,
+        dataset_id: bytes,
+        /,
+        preamble: Preamble,
+        header: ChunkHeader,
+        now_ns: int,
+        is_again: bool = False,
     ) -> int:
         """Make a chunk's entries count. Atomic and idempotent: applying a chunk again changes nothing.
 
@@ -73,26 +79,26 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+    def has_chunk(self, dataset_id: bytes, /, chunk_id: bytes) -> bool:
         """Whether the chunk has been applied."""
         ...
 
-    def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+    def forget_chunk(self, dataset_id: bytes, /, chunk_id: bytes) -> None:
         """Remove the record of a chunk whose entries are all dead; no error if there is no such record.
 
         Raises InvalidInput if an entry is live.
         """
         ...
 
-    def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
+    def chunks(self, dataset_id: bytes, /) -> list[ChunkRecord]:
         """All applied chunks, ordered by ID."""
         ...
 
-    def newest_chunk_time_s(self, dataset_id: bytes) -> int:
+    def newest_chunk_time_s(self, dataset_id: bytes, /) -> int:
         """Time in the ID of the newest applied chunk, seconds since 1970; 0 without chunks."""
         ...
 
-    def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
+    def notes(self, dataset_id: bytes, /, names: Sequence[str]) -> list[bytes | None]:
         """The notes of these names, at one instant; None for a name without a note.
 
         Notes are small temporary values beside the entries, such as leases. They are not made from chunks, so a rebuilt
@@ -100,29 +106,31 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def notes_below(self, dataset_id: bytes, folder: str) -> dict[str, bytes]:
+    def notes_below(self, dataset_id: bytes, /, folder: str) -> dict[str, bytes]:
         """All notes whose names begin with `folder` (empty, or with a "/" at its end), ordered by name.
 
         At one instant if there are at most NOTES_AT_ONCE_MAX.
         """
         ...
 
-    def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
+    def change_notes(self, dataset_id: bytes, /, changes: Sequence[NoteChange]) -> bool:
         """Change all notes at one instant if each has its expected value, else none; returns whether they changed.
 
         If an answer of the store was lost, the result may be False although the notes have changed.
         """
         ...
 
-    def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
+    def pending(self, dataset_id: bytes, /, path: bytes) -> PendingFile:
         """The newest incomplete file at `path` that is newer than the live entry there."""
         ...
 
-    def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:
+    def lookup(self, dataset_id: bytes, /, path: bytes) -> FileRecord | None:
         """The live entry at `path`, or None. A folder that exists only because it is not empty has no entry."""
         ...
 
-    def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
+    def list_folder(
+        self, dataset_id: bytes, /, folder: bytes, after: bytes, limit: int
+    ) -> Sequence[FileRecord]:
         """Up to `limit` live entries directly in `folder` with names after `after`, ordered by name (as bytes).
 
         Costs as much as it returns, not the whole dataset. Extents are left out. A non-empty folder without an entry
@@ -131,7 +139,7 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def entry_table(self, dataset_id: bytes) -> EntryTable:
+    def entry_table(self, dataset_id: bytes, /) -> EntryTable:
         """All live entries of the newest generation, at one instant."""
         ...
 

@@ -12,9 +12,9 @@ argument in full.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
@@ -22,11 +22,10 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Unavailable
 from dieselfs.limits import REDIS_HOLD_S, REDIS_PATIENCE_S, REDIS_RETRY_S, REDIS_SWAPS_MAX
 from dieselfs.names import split_path
-from dieselfs.records import DatasetRecord
 from dieselfs_server.metadata.effects import Effects, change_folders
 from dieselfs_server.metadata.redis.client import RedisCalls, execute, swap
-from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, live_state, renewed, sweep
-from dieselfs_server.metadata.redis.fields import Change, FieldRequest, Read, Swap, Swapped
+from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, live_state, sweep
+from dieselfs_server.metadata.redis.fields import Call, Change, Swapped, read_call, swap_call
 from dieselfs_server.metadata.redis.keys import (
     BUCKETS,
     CHANGES,
@@ -37,8 +36,14 @@ from dieselfs_server.metadata.redis.keys import (
     bucket_name,
     tree_name,
 )
-from dieselfs_server.metadata.redis.partitions import BucketEntries, ChunkEntries, split_by_bucket
-from dieselfs_server.metadata.redis.resolve import Needs, Seen, resolve
+from dieselfs_server.metadata.redis.resolve import (
+    BucketEntries,
+    ChunkEntries,
+    Needs,
+    Seen,
+    resolve,
+    split_by_bucket,
+)
 from dieselfs_server.metadata.redis.values import (
     ChunkState,
     DatasetState,
@@ -67,7 +72,7 @@ class ChunkApplication:
 
     client: RedisCalls
     keys: DatasetKeys
-    committing: Callable[[], AbstractContextManager[object]]
+    committing: Lock
     preamble: Preamble
     header: ChunkHeader
     now_ns: int
@@ -96,7 +101,7 @@ class ChunkApplication:
     def _begin(self) -> int | None:
         """Write the chunk as pending; returns the generation if the chunk was already applied."""
         keys, chunk_id = self.keys, self.preamble.chunk_id
-        read = Read(
+        read = read_call(
             [(keys.dataset, [RECORD, VERSIONS, HOLD]), (keys.chunks, [chunk_id]), (keys.pending, [chunk_id])]
         )
         watch = _HoldWatch()
@@ -133,14 +138,13 @@ class ChunkApplication:
             if not left:
                 return applied
             steps = [(part, seen, resolve(part, chunk, seen)) for part, seen in left]
-            requests: list[FieldRequest[Any]] = []
+            calls: list[Call[Any]] = []
             for part, _, step in steps:
                 if isinstance(step, Needs):
-                    read, scans = step.requests(part.keys)
-                    requests += [read, *scans]
+                    calls += step.calls(part.keys)
                 else:
-                    requests.append(Swap(step.changes, (part.keys.changes, CHANGES)))
-            results = iter(execute(self.client, requests))
+                    calls.append(swap_call(step.changes, (part.keys.changes, CHANGES)))
+            results = iter(execute(self.client, calls))
             left = []
             for part, seen, step in steps:
                 result = next(results)
@@ -169,7 +173,7 @@ class ChunkApplication:
 
     def _commit(self, applied: Sequence[_Applied]) -> int | None:
         """Count the chunk; returns the generation, None if the chunk is neither pending nor applied."""
-        with self.committing():
+        with self.committing:
             for _ in range(REDIS_SWAPS_MAX):
                 commit = _Commit(self, applied)
                 values = execute(self.client, [commit.read()])[0]
@@ -208,17 +212,15 @@ class _Commit:
     def __init__(self, application: ChunkApplication, applied: Sequence[_Applied]) -> None:
         self._application = application
         self._keys = application.keys
-        self._preamble = application.preamble
-        self._now_ns = application.now_ns
         self._applied = applied
         self._effects: Effects[bytes] = Effects()
         for each in applied:
             self._effects.add(each.effects)
         self._folders = _with_parents([folder for folder, change in self._effects.members.items() if change])
 
-    def read(self) -> Read:
-        keys, chunk_id = self._keys, self._preamble.chunk_id
-        return Read(
+    def read(self) -> Call[list[list[bytes | None]]]:
+        keys, chunk_id = self._keys, self._application.preamble.chunk_id
+        return read_call(
             [
                 (keys.dataset, [RECORD, *(bucket_name(each.part.number) for each in self._applied)]),
                 (keys.chunks, [chunk_id]),
@@ -234,49 +236,45 @@ class _Commit:
         state = live_state(self._keys, record)
         if chunk is not None:
             # Restored entries are counted already; but a bucket that has lost data counts its changes from 0 again.
-            reset = (
-                [self._buckets(buckets, is_reset=True)]
-                if self._application.is_again and self._applied
-                else []
-            )
-            return reset, state.record.generation
+            is_reset = self._application.is_again and bool(self._applied)
+            return [self._buckets(buckets)] if is_reset else [], state.record.generation
         if pending is None:
             return [], None
         done, recorded = Change(self._keys.pending), Change(self._keys.chunks)
-        chunk_id = self._preamble.chunk_id
+        chunk_id = self._application.preamble.chunk_id
         done.remove(chunk_id, pending)
         recorded.put(chunk_id, self._chunk_state().body(), None)
-        new = self._record(state.record)
-        dataset = self._buckets(buckets, is_reset=self._application.is_again)
+        new = replace(
+            state.record,
+            generation=state.record.generation + 1,
+            updated_ns=max(state.record.updated_ns + 1, self._application.now_ns),
+            files=state.record.files + self._effects.files,
+            total_bytes=state.record.total_bytes + self._effects.total_bytes,
+            chunks=state.record.chunks + 1,
+        )
+        dataset = self._buckets(buckets)
         dataset.put(RECORD, DatasetState(new).body(), record)
         changes = [done, recorded, dataset, self._deleted(bitmaps), self._tree(counts)]
         return [change for change in changes if change.names], new.generation
 
     def _chunk_state(self) -> ChunkState:
+        preamble = self._application.preamble
         bits = sum(1 << each.part.number for each in self._applied)
         return ChunkState(
-            self._now_ns,
-            self._preamble.header_length,
-            self._preamble.payload_length,
+            self._application.now_ns,
+            preamble.header_length,
+            preamble.payload_length,
             len(self._application.header),
-            self._preamble.payload_checksum,
+            preamble.payload_checksum.to_bytes(16, "little"),
             bits.to_bytes(BUCKETS // 8, "little"),
         )
 
-    def _record(self, record: DatasetRecord) -> DatasetRecord:
-        return replace(
-            renewed(record, self._now_ns),
-            files=record.files + self._effects.files,
-            total_bytes=record.total_bytes + self._effects.total_bytes,
-            chunks=record.chunks + 1,
-        )
-
-    def _buckets(self, buckets: Sequence[bytes | None], is_reset: bool) -> Change:
-        """The least number of changes of each bucket."""
+    def _buckets(self, buckets: Sequence[bytes | None]) -> Change:
+        """The least number of changes of each bucket; if the chunk is applied again, that of now."""
         change = Change(self._keys.dataset)
         for each, value in zip(self._applied, buckets, strict=True):
-            name = bucket_name(each.part.number)
-            known = 0 if value is None or is_reset else number_of(unseal(change.key_pair, name, value))
+            name, is_kept = bucket_name(each.part.number), not self._application.is_again
+            known = number_of(unseal(change.key_pair, name, value)) if value is not None and is_kept else 0
             change.put(name, number_body(max(known, each.changes)), value)
         return change
 
@@ -285,7 +283,7 @@ class _Commit:
         for (chunk_id, entries), value in zip(self._effects.dead.items(), bitmaps, strict=True):
             old = b"" if value is None else unseal(change.key_pair, chunk_id, value)
             state = DeletedState.of(old) if old else DeletedState()
-            change.put(chunk_id, state.marked(entries, self._now_ns).body(), value)
+            change.put(chunk_id, state.marked(entries, self._application.now_ns).body(), value)
         return change
 
     def _tree(self, counts: Sequence[bytes | None]) -> Change:

@@ -21,9 +21,8 @@ from redis.retry import Retry
 
 from dieselfs.errors import DieselfsError, StorageFull, Unavailable
 from dieselfs.limits import REDIS_AWAY_S, REDIS_PATIENCE_S, REDIS_REQUEST_TIMEOUT_S, REDIS_RETRY_S
-from dieselfs_server.metadata.redis.fields import Call, Change, FieldRequest, Read, Result, Swap
+from dieselfs_server.metadata.redis.fields import Call, Change, Result, Script, read_call, swap_call
 from dieselfs_server.metadata.redis.keys import KeyPair
-from dieselfs_server.metadata.redis.scripts import Script
 from dieselfs_server.metadata.redis.url import RedisLocation
 
 REDIS_CONNECT_TIMEOUT_S = 2.0
@@ -42,33 +41,32 @@ _REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)  # su
 log = logging.getLogger(__name__)
 
 _Node = tuple[str, int]
-_Calls = list[tuple[int, Call]]
+_Calls = list[tuple[int, Call[Any]]]
 """Calls with their positions in the request."""
-_Answer = tuple[int, Call, Any]
+_Answer = tuple[int, Call[Any], Any]
 
 
 class RedisCalls(Protocol):
-    def execute(self, calls: Sequence[Call]) -> list[Any]:
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """The replies, in order. Raises Unavailable, StorageFull; Redis may then have executed some of the calls."""
         ...
 
     def close(self) -> None: ...
 
 
-def execute(client: RedisCalls, requests: Sequence[FieldRequest[Result]]) -> list[Result]:
-    """The result of each request. Raises as `RedisCalls.execute`."""
-    replies = client.execute([request.call() for request in requests])
-    return [request.result(reply) for request, reply in zip(requests, replies, strict=True)]
+def execute(client: RedisCalls, calls: Sequence[Call[Result]]) -> list[Result]:
+    """The decoded reply of each call. Raises as `RedisCalls.execute`."""
+    return [call.decode(reply) for call, reply in zip(calls, client.execute(calls), strict=True)]
 
 
 def read_fields(client: RedisCalls, key_pair: KeyPair, *names: bytes) -> list[bytes | None]:
     """The values of fields of one key pair."""
-    return execute(client, [Read([(key_pair, names)])])[0][0]
+    return execute(client, [read_call([(key_pair, names)])])[0][0]
 
 
 def swap(client: RedisCalls, *changes: Change) -> bool:
     """Make the changes if every field matches; returns whether they were made."""
-    return not execute(client, [Swap(changes)])[0].stale
+    return not execute(client, [swap_call(changes)])[0].stale
 
 
 class RedisClient:
@@ -93,7 +91,7 @@ class RedisClient:
         self.execute([Call(b"", (b"PING",))])
         self._patience_s = patience_s
 
-    def execute(self, calls: Sequence[Call]) -> list[Any]:
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
         replies: list[Any] = [None] * len(calls)
         left = list(enumerate(calls))
         began_s = time.monotonic()

@@ -7,14 +7,19 @@ the next operation on the dataset finishes a drop that a crash interrupted.
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from threading import Lock
 
 from dieselfs.errors import AlreadyExists, Damaged, NotFound, Unavailable
 from dieselfs.limits import REDIS_SWAPS_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs_server.metadata.redis.client import RedisCalls, execute, read_fields, swap
-from dieselfs_server.metadata.redis.fields import Change, Read, ReadAll, Remove, RemoveField
+from dieselfs_server.metadata.redis.fields import (
+    Change,
+    read_all_call,
+    read_call,
+    remove_call,
+    remove_field_call,
+)
 from dieselfs_server.metadata.redis.keys import (
     BUCKETS,
     RECORD,
@@ -47,12 +52,12 @@ def live_state(keys: DatasetKeys, value: bytes | None) -> DatasetState:
 def sweep(client: RedisCalls, keys: DatasetKeys, buckets: Iterable[int]) -> None:
     """Remove the buckets of a dropped dataset."""
     bucket_keys = [keys.bucket(number) for number in buckets]
-    indexes = execute(client, [ReadAll(bucket.folders) for bucket in bucket_keys])
+    indexes = execute(client, [read_all_call(bucket.folders) for bucket in bucket_keys])
     removals = []
     for bucket, folders in zip(bucket_keys, indexes, strict=True):
         key_pairs = [bucket.folder(folder_hash) for folder_hash in folders]
         folder_keys = [key for key_pair in key_pairs for key in (key_pair.sorted_key, key_pair.hash_key)]
-        removals.append(Remove([*folder_keys, *bucket.own_keys]))
+        removals.append(remove_call([*folder_keys, *bucket.own_keys]))
     execute(client, removals)
 
 
@@ -100,7 +105,7 @@ class Datasets:
             for name, value in self._registered().items()
             if (registered := self._decoded(name, value)) is not None
         ]
-        values = execute(self._client, [Read([(each.dataset, [RECORD])]) for each in keys])
+        values = execute(self._client, [read_call([(each.dataset, [RECORD])]) for each in keys])
         records = []
         for each, ((value,),) in zip(keys, values, strict=True):
             with suppress(DatasetGone):
@@ -111,7 +116,7 @@ class Datasets:
         """Raises AlreadyExists if the name or the ID is taken."""
         name = record.name.encode()
         for _ in range(REDIS_SWAPS_MAX):
-            fields = execute(self._client, [ReadAll(self._registry)])[0]
+            fields = execute(self._client, [read_all_call(self._registry)])[0]
             changes = fields.pop(REGISTRY_CHANGES, None)
             self._check_free(record, fields)
             keys = DatasetKeys(self._prefix, record.name, os.urandom(TOKEN_BYTES))
@@ -126,7 +131,7 @@ class Datasets:
             if swap(self._client, listed):
                 self._note(name, registered)
                 return
-            execute(self._client, [Remove(keys.all_keys)])  # another server has changed the registry
+            execute(self._client, [remove_call(keys.all_keys)])  # another server has changed the registry
         raise Contended(
             f"dataset {record.name!r} cannot be created: the registry changes too fast; try again"
         )
@@ -156,7 +161,7 @@ class Datasets:
             unlisted = Change(self._registry)
             unlisted.remove(name, value)
             swap(self._client, unlisted)  # stale: another server has removed it
-        execute(self._client, [Remove(keys.all_keys)])
+        execute(self._client, [remove_call(keys.all_keys)])
 
     def _check_free(self, record: DatasetRecord, fields: dict[bytes, bytes]) -> None:
         """Raise AlreadyExists if name or ID is taken; remove the rest of a lost or dropped dataset."""
@@ -171,13 +176,13 @@ class Datasets:
                 live_state(keys, *read_fields(self._client, keys.dataset, RECORD))
             except DatasetGone:
                 self._remove(keys)
-                execute(self._client, [RemoveField(self._registry, name)])
+                execute(self._client, [remove_field_call(self._registry, name)])
                 del fields[name]
             else:
                 raise AlreadyExists(f"dataset {name.decode()!r} exists already")
 
     def _registered(self) -> dict[bytes, bytes]:
-        fields = execute(self._client, [ReadAll(self._registry)])[0]
+        fields = execute(self._client, [read_all_call(self._registry)])[0]
         fields.pop(REGISTRY_CHANGES, None)
         return fields
 
@@ -195,8 +200,3 @@ class Datasets:
                 known = DatasetKeys(self._prefix, name.decode(), registered.token)
                 self._known[registered.dataset_id] = known
             return known
-
-
-def renewed(record: DatasetRecord, now_ns: int) -> DatasetRecord:
-    """The record of the next generation."""
-    return replace(record, generation=record.generation + 1, updated_ns=max(record.updated_ns + 1, now_ns))

@@ -1,34 +1,160 @@
-"""Requests that read and change fields in Redis with the scripts. No I/O.
+"""Calls that read and change fields in Redis, with the three scripts that do it, each atomic in one slot. No I/O.
 
-A request encodes itself as a `Call`, which `client.py` sends, and decodes the reply.
+The scripts only move fields; `resolve.py` makes all decisions. Arguments and replies are msgpack, one string each: to
+write and read a thousand arguments would cost more than the script itself.
+
+A field is `(sorted set, hash, name)`, where one of the two keys may be missing (0). In the sorted set it is the member
+`name NUL value`, in the hash the field `name`; it is never in both. Its seal is the last 8 bytes of its value.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from hashlib import sha1
+from typing import Any, Generic, TypeVar
 
 import msgpack
 
 from dieselfs_server.metadata.redis.keys import KeyPair
-from dieselfs_server.metadata.redis.scripts import READ, SCAN, SWAP, Script
 from dieselfs_server.metadata.redis.values import SEAL_BYTES, seal
 
-Result = TypeVar("Result", covariant=True)
+Result = TypeVar("Result")
+
+_SLICE = 2000  # of arguments of one call: Lua's stack holds 8,000
+
+_CURRENT = f"""
+local function current_values(sorted_key, hash_key, names)
+    local current = {{}}
+    if hash_key and redis.call('EXISTS', hash_key) == 1 then
+        for first = 1, #names, {_SLICE} do
+            local last = math.min(first + {_SLICE} - 1, #names)
+            local found = redis.call('HMGET', hash_key, unpack(names, first, last))
+            for i = first, last do current[i] = found[i - first + 1] end
+        end
+    end
+    if sorted_key and redis.call('EXISTS', sorted_key) == 1 then
+        for i = 1, #names do
+            if not current[i] then
+                local name = names[i]
+                local found = redis.call('ZRANGEBYLEX', sorted_key, '[' .. name .. '\\0', '(' .. name .. '\\1',
+                    'LIMIT', 0, 1)
+                if found[1] then current[i] = string.sub(found[1], #name + 2) end
+            end
+        end
+    end
+    return current
+end
+"""
+
+_READ = (
+    _CURRENT
+    + """
+-- ARGV[1]: a list of {number of the sorted set or 0, number of the hash or 0, names}. Returns a list of lists of values
+-- (false for none).
+local found = {}
+for g, group in ipairs(cmsgpack.unpack(ARGV[1])) do
+    local current = current_values(KEYS[group[1]], KEYS[group[2]], group[3])
+    found[g] = {}
+    for i = 1, #group[3] do found[g][i] = current[i] or false end
+end
+return cmsgpack.pack(found)
+"""
+)
+
+_SWAP = (
+    _CURRENT
+    + f"""
+-- ARGV[1]: a list of {{sorted set or 0, hash or 0, names, seals, values, in hash, constant}}: `seals` by position, of
+-- the values that are expected (none: no such field), `values` as long as names ('' removes the field), `in hash` by
+-- position; with `constant`, a field that already has its new value matches too.
+-- ARGV[2]: '' or the field of the hash KEYS[1] that counts the changes.
+-- All or nothing. Returns {{changes, list of {{group, position, value or false}} of the fields that do not match}}.
+local groups = cmsgpack.unpack(ARGV[1])
+local currents, stale = {{}}, {{}}
+for g, group in ipairs(groups) do
+    local current = current_values(KEYS[group[1]], KEYS[group[2]], group[3])
+    local seals = group[4]
+    for i = 1, #group[3] do
+        local value = current[i]
+        if (value and string.sub(value, -8) or nil) ~= seals[i] and not (group[7] and value == group[5][i]) then
+            stale[#stale + 1] = {{g - 1, i - 1, value or false}}
+        end
+    end
+    currents[g] = current
+end
+if #stale > 0 then
+    return cmsgpack.pack({{ARGV[2] ~= '' and tonumber(redis.call('HGET', KEYS[1], ARGV[2])) or 0, stale}})
+end
+local function write(command, key, arguments)
+    for first = 1, #arguments, {_SLICE} do
+        redis.call(command, key, unpack(arguments, first, math.min(first + {_SLICE} - 1, #arguments)))
+    end
+end
+for g, group in ipairs(groups) do
+    local sorted_key, hash_key, names, values, in_hash = KEYS[group[1]], KEYS[group[2]], group[3], group[5], group[6]
+    local removed, added, dropped, set = {{}}, {{}}, {{}}, {{}}
+    for i, name in ipairs(names) do
+        local value, old = values[i], currents[g][i]
+        local to_hash = value ~= '' and (in_hash[i] or not sorted_key)
+        if to_hash then
+            set[#set + 1] = name
+            set[#set + 1] = value
+        end
+        if sorted_key and old then removed[#removed + 1] = name .. '\\0' .. old end
+        if hash_key and old and not to_hash then dropped[#dropped + 1] = name end
+        if value ~= '' and not to_hash then
+            added[#added + 1] = 0
+            added[#added + 1] = name .. '\\0' .. value
+        end
+    end
+    write('ZREM', sorted_key, removed)
+    write('HDEL', hash_key, dropped)
+    write('ZADD', sorted_key, added)
+    write('HSET', hash_key, set)
+end
+return cmsgpack.pack({{ARGV[2] ~= '' and redis.call('HINCRBY', KEYS[1], ARGV[2], 1) or 0, {{}}}})
+"""
+)
+
+_SCAN = """
+-- ARGV[1]: {number of members, list of {lowest, highest}}, one for each key, as ZRANGEBYLEX takes them. Returns a list
+-- of lists of members; it may be shorter than that of keys, and its last list than the range, once the number is
+-- reached.
+local wanted = cmsgpack.unpack(ARGV[1])
+local left, found = wanted[1], {}
+for i, range in ipairs(wanted[2]) do
+    if left <= 0 then break end
+    found[i] = redis.call('ZRANGEBYLEX', KEYS[i], range[1], range[2], 'LIMIT', 0, left)
+    left = left - #found[i]
+end
+return cmsgpack.pack(found)
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A command for the node that has `key`; with a script, EVALSHA of its digest."""
+class Script:
+    text: bytes
+    digest: bytes
+
+    @classmethod
+    def of(cls, text: str) -> "Script":
+        encoded = text.encode()
+        # Redis names scripts by their SHA-1; this is not for security.
+        return cls(encoded, sha1(encoded, usedforsecurity=False).hexdigest().encode())
+
+
+READ = Script.of(_READ)
+SWAP = Script.of(_SWAP)
+SCAN = Script.of(_SCAN)
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Generic[Result]):
+    """A command for the node that has `key`, and what decodes its reply; with a script, EVALSHA of its digest."""
 
     key: bytes
     arguments: tuple[bytes | int | str, ...]
     script: Script | None = None
-
-
-class FieldRequest(Protocol[Result]):
-    def call(self) -> Call: ...
-
-    def result(self, reply: Any) -> Result: ...
+    decode: Callable[[Any], Result] = lambda reply: reply
 
 
 class _Keys:
@@ -41,31 +167,30 @@ class _Keys:
         return self.numbers.setdefault(key, len(self.numbers) + 1) if key else 0
 
 
-def _pack(value: object) -> bytes:
+def _script_call(
+    script: Script,
+    keys: Sequence[bytes],
+    value: object,
+    *arguments: bytes,
+    decode: Callable[[Any], Result],
+) -> Call[Result]:
     packed: bytes = msgpack.packb(value, use_bin_type=False)  # Redis knows no bin types
-    return packed
+    command: tuple[bytes | int | str, ...] = (b"EVALSHA", script.digest, len(keys), *keys, packed, *arguments)
+    return Call(keys[0], command, script, lambda reply: decode(msgpack.unpackb(reply, raw=True)))
 
 
-def _script_call(script: Script, keys: Sequence[bytes], *arguments: bytes) -> Call:
-    return Call(keys[0], (b"EVALSHA", script.digest, len(keys), *keys, *arguments), script)
-
-
-@dataclass(frozen=True, eq=False)
-class Read:
+def read_call(fields: Sequence[tuple[KeyPair, Sequence[bytes]]]) -> Call[list[list[bytes | None]]]:
     """The values of fields of one slot, one list for each key pair; None for a field that does not exist."""
+    keys = _Keys()
+    groups = [
+        (keys.number(key_pair.sorted_key), keys.number(key_pair.hash_key), names)
+        for key_pair, names in fields
+    ]
 
-    fields: Sequence[tuple[KeyPair, Sequence[bytes]]]
+    def decode(found: list[list[bytes]]) -> list[list[bytes | None]]:
+        return [[value or None for value in group] for group in found]
 
-    def call(self) -> Call:
-        keys = _Keys()
-        groups = [
-            (keys.number(key_pair.sorted_key), keys.number(key_pair.hash_key), names)
-            for key_pair, names in self.fields
-        ]
-        return _script_call(READ, list(keys.numbers), _pack(groups))
-
-    def result(self, reply: bytes) -> list[list[bytes | None]]:
-        return [[value or None for value in group] for group in msgpack.unpackb(reply, raw=True)]
+    return _script_call(READ, list(keys.numbers), groups, decode=decode)
 
 
 @dataclass(eq=False)
@@ -112,38 +237,30 @@ class Swapped:
     stale: list[tuple[KeyPair, bytes, bytes | None]]
 
 
-@dataclass(frozen=True, eq=False)
-class Swap:
-    """Changes fields of one slot, all of them if every one matches, else none. Increments the field `counter`."""
-
-    changes: Sequence[Change]
-    counter: tuple[KeyPair, bytes] | None = None
-
-    def call(self) -> Call:
-        keys = _Keys(self.counter[0].hash_key if self.counter else b"")
-        groups = [
-            (
-                keys.number(change.key_pair.sorted_key),
-                keys.number(change.key_pair.hash_key),
-                change.names,
-                {position + 1: value[-SEAL_BYTES:] for position, value in change.expected.items()},
-                change.values,
-                dict.fromkeys((position + 1 for position in change.in_hash), True),
-                change.is_constant,
-            )
-            for change in self.changes
-        ]
-        return _script_call(SWAP, list(keys.numbers), _pack(groups), self.counter[1] if self.counter else b"")
-
-    def result(self, reply: bytes) -> Swapped:
-        changes, stale = msgpack.unpackb(reply, raw=True)
-        return Swapped(
-            changes,
-            [
-                (self.changes[group].key_pair, self.changes[group].names[position], value or None)
-                for group, position, value in stale
-            ],
+def swap_call(changes: Sequence[Change], counter: tuple[KeyPair, bytes] | None = None) -> Call[Swapped]:
+    """Change fields of one slot, all of them if every one matches, else none. Increments the field `counter`."""
+    keys = _Keys(counter[0].hash_key if counter else b"")
+    groups = [
+        (
+            keys.number(change.key_pair.sorted_key),
+            keys.number(change.key_pair.hash_key),
+            change.names,
+            {position + 1: value[-SEAL_BYTES:] for position, value in change.expected.items()},
+            change.values,
+            dict.fromkeys((position + 1 for position in change.in_hash), True),
+            change.is_constant,
         )
+        for change in changes
+    ]
+
+    def decode(reply: tuple[int, list[tuple[int, int, bytes]]]) -> Swapped:
+        count, stale = reply
+        found = [(changes[group], position, value or None) for group, position, value in stale]
+        return Swapped(
+            count, [(change.key_pair, change.names[position], value) for change, position, value in found]
+        )
+
+    return _script_call(SWAP, list(keys.numbers), groups, counter[1] if counter else b"", decode=decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,64 +272,31 @@ class Range:
     highest: bytes = b"+"
 
 
-@dataclass(frozen=True, eq=False)
-class Scan:
+def scan_call(ranges: Sequence[Range], limit: int) -> Call[list[list[bytes]]]:
     """Up to `limit` members in all of sorted sets of one slot; ranges after the limit are left out of the reply."""
-
-    ranges: Sequence[Range]
-    limit: int
-
-    def call(self) -> Call:
-        return _script_call(
-            SCAN,
-            [part.key_pair.sorted_key for part in self.ranges],
-            _pack((self.limit, [(part.lowest, part.highest) for part in self.ranges])),
-        )
-
-    def result(self, reply: bytes) -> list[list[bytes]]:
-        return [list(members) for members in msgpack.unpackb(reply, raw=True)]
+    bounds = [(part.lowest, part.highest) for part in ranges]
+    return _script_call(SCAN, [part.key_pair.sorted_key for part in ranges], (limit, bounds), decode=list)
 
 
-@dataclass(frozen=True, eq=False)
-class ReadAll:
+def read_all_call(key_pair: KeyPair) -> Call[dict[bytes, bytes]]:
     """Every field of a hash."""
 
-    key_pair: KeyPair
-
-    def call(self) -> Call:
-        return Call(self.key_pair.hash_key, (b"HGETALL", self.key_pair.hash_key))
-
-    def result(self, reply: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    def decode(reply: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         if isinstance(reply, Mapping):
             return dict(reply)
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
-
-@dataclass(frozen=True, eq=False)
-class RemoveField:
-    """Removes one field of a hash, whatever its value; no error if it does not exist."""
-
-    key_pair: KeyPair
-    name: bytes
-
-    def call(self) -> Call:
-        return Call(self.key_pair.hash_key, (b"HDEL", self.key_pair.hash_key, self.name))
-
-    def result(self, reply: int) -> int:
-        return reply
+    return Call(key_pair.hash_key, (b"HGETALL", key_pair.hash_key), decode=decode)
 
 
-@dataclass(frozen=True, eq=False)
-class Remove:
-    """Removes whole keys of one slot; no error if they do not exist."""
+def remove_field_call(key_pair: KeyPair, name: bytes) -> Call[int]:
+    """Remove one field of a hash, whatever its value; no error if it does not exist."""
+    return Call(key_pair.hash_key, (b"HDEL", key_pair.hash_key, name))
 
-    keys: Sequence[bytes]
 
-    def call(self) -> Call:
-        return Call(self.keys[0], (b"UNLINK", *self.keys))
-
-    def result(self, reply: int) -> int:
-        return reply
+def remove_call(keys: Sequence[bytes]) -> Call[int]:
+    """Remove whole keys of one slot; no error if they do not exist."""
+    return Call(keys[0], (b"UNLINK", *keys))
 
 
 def split_member(member: bytes, name_bytes: int | None = None) -> tuple[bytes, bytes]:

@@ -6,29 +6,108 @@ the state of a path depends only on the set of entries that were applied to it, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64_digest
 
 from dieselfs.chunk.format import ChunkHeader, Op
 from dieselfs_server.metadata.effects import Effects
-from dieselfs_server.metadata.redis.fields import Change, Range, Read, Scan, split_member
+from dieselfs_server.metadata.redis.fields import Call, Change, Range, read_call, scan_call, split_member
 from dieselfs_server.metadata.redis.keys import (
     EXTENT_NAME_BYTES,
     BucketKeys,
+    DatasetKeys,
     KeyPair,
     extent_name,
     extents_of_file,
     parse_extent_name,
 )
-from dieselfs_server.metadata.redis.partitions import BucketEntries, ChunkEntries, FolderEntries
-from dieselfs_server.metadata.redis.path_state import Kind, PathState, StoredExtent
-from dieselfs_server.metadata.redis.values import receipt_body, seal, unseal
+from dieselfs_server.metadata.redis.values import (
+    Kind,
+    PathState,
+    StoredExtent,
+    bodies_of,
+    receipt_body,
+    seal,
+    unseal,
+)
 from dieselfs_server.metadata.tiling import tiling
 
 EXTENTS_OF_FILE_MAX = 1 << 24
 """Limit of the extents of one file that are read."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkEntries:
+    """The entries of a chunk; `bodies` are the unsealed values of whole entries."""
+
+    chunk_id: bytes
+    header: ChunkHeader
+    bodies: Sequence[bytes]
+    is_extent: Sequence[bool]
+    is_delete: Sequence[bool]
+
+    @classmethod
+    def of(cls, chunk_id: bytes, header: ChunkHeader) -> "ChunkEntries":
+        """Raises ValueError if the columns of the header differ in length."""
+        bodies = bodies_of(chunk_id, header)
+        is_extent = (header.ops == Op.FILE) & (header.lengths != header.sizes)
+        return cls(chunk_id, header, bodies, is_extent.tolist(), (header.ops == Op.DELETE).tolist())
+
+    def extent(self, entry: int) -> StoredExtent:
+        header = self.header
+        columns = (header.offsets, header.checksums, header.modes, header.mtimes_ns)
+        return StoredExtent(self.chunk_id, entry, *(int(column[entry]) for column in columns))
+
+    def extent_key(self, entry: int) -> tuple[int, int, int, int]:
+        """`(version, size, place, length)`."""
+        columns = (self.header.versions, self.header.sizes, self.header.places, self.header.lengths)
+        version, size, place, length = (int(column[entry]) for column in columns)
+        return version, size, place, length
+
+
+@dataclass(eq=False)
+class FolderEntries:
+    """Entries of a chunk in one folder: their names and, in the same order, their numbers in the chunk."""
+
+    folder: bytes
+    folder_hash: bytes
+    key_pair: KeyPair
+    names: list[bytes] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+
+    def path(self, name: bytes) -> bytes:
+        return self.folder + b"/" + name if self.folder else name
+
+
+@dataclass(eq=False)
+class BucketEntries:
+    """The entries of a chunk in one bucket."""
+
+    number: int
+    keys: BucketKeys
+    folders: list[FolderEntries] = field(default_factory=list)
+
+
+def split_by_bucket(keys: DatasetKeys, paths: Sequence[bytes]) -> list[BucketEntries]:
+    """Group the entries by bucket and folder; the entries of a bucket are applied together."""
+    parts: dict[int, BucketEntries] = {}
+    folders: dict[bytes, FolderEntries] = {}
+    for entry, path in enumerate(paths):
+        folder, _, name = path.rpartition(b"/")
+        group = folders.get(folder)
+        if group is None:
+            folder_hash = keys.folder_hash(folder)
+            part = parts.get(folder_hash[0])
+            if part is None:
+                part = parts[folder_hash[0]] = BucketEntries(folder_hash[0], keys.bucket(folder_hash[0]))
+            group = folders[folder] = FolderEntries(folder, folder_hash, part.keys.folder(folder_hash))
+            part.folders.append(group)
+        group.names.append(name)
+        group.entries.append(entry)
+    return list(parts.values())
 
 
 @dataclass(eq=False)
@@ -65,14 +144,14 @@ class Needs:
     def __len__(self) -> int:
         return len(self.path_states) + len(self.extents) + len(self.files)
 
-    def requests(self, bucket: BucketKeys) -> tuple[Read, list[Scan]]:
+    def calls(self, bucket: BucketKeys) -> list[Call[Any]]:
+        """A read, and a scan for each of the `files`."""
         fields: list[tuple[KeyPair, Sequence[bytes]]] = [
             (key_pair, [name]) for key_pair, name in self.path_states
         ]
-        scans = [
-            Scan([Range(bucket.extents, *extents_of_file(*file))], EXTENTS_OF_FILE_MAX) for file in self.files
-        ]
-        return Read([*fields, (bucket.extents, self.extents)]), scans
+        ranges = [Range(bucket.extents, *extents_of_file(*file)) for file in self.files]
+        scans = [scan_call([part], EXTENTS_OF_FILE_MAX) for part in ranges]
+        return [read_call([*fields, (bucket.extents, self.extents)]), *scans]
 
     def note(
         self, seen: Seen, values: Sequence[Sequence[bytes | None]], scanned: Sequence[list[list[bytes]]]
@@ -237,8 +316,8 @@ class _Path:
         self._write_changes()
         gathered = tuple((*file, length) for file, length in sorted(self._gathered.items()))
         is_changed = bool(self._written or self._dropped)
-        return replace(
-            self._best, gathered=gathered, sequence=self.current.sequence + is_changed if gathered else 0
+        return self._best._replace(
+            gathered=gathered, sequence=self.current.sequence + is_changed if gathered else 0
         )
 
     def _contend(self, challenger: PathState) -> None:
@@ -300,7 +379,9 @@ class _Path:
             if chosen is None:
                 continue
             first = by_part[chosen[0]]
-            live = PathState(Kind.SPANNING, version, size, first.mtime_ns, first.mode)
+            live = PathState(
+                version=version, size=size, mtime_ns=first.mtime_ns, mode=first.mode, kind=Kind.SPANNING
+            )
             if live.rank == self._best.rank:
                 self._best = live
             else:

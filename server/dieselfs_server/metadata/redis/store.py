@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.limits import REDIS_SWAPS_MAX
+from dieselfs.limits import NOTES_AT_ONCE_MAX, REDIS_SWAPS_MAX
 from dieselfs.names import split_path
 from dieselfs.records import (
     ChunkRecord,
@@ -28,7 +28,14 @@ from dieselfs_server.metadata.listing import merge_listing
 from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient, execute, read_fields, swap
 from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, Datasets, live_state
-from dieselfs_server.metadata.redis.fields import Change, Range, Read, RemoveField, Scan, split_member
+from dieselfs_server.metadata.redis.fields import (
+    Change,
+    Range,
+    read_call,
+    remove_field_call,
+    scan_call,
+    split_member,
+)
 from dieselfs_server.metadata.redis.keys import (
     BUCKETS,
     CHANGES,
@@ -40,26 +47,48 @@ from dieselfs_server.metadata.redis.keys import (
     bucket_name,
     extents_of_file,
     names_after,
+    names_below,
     parse_extent_name,
 )
-from dieselfs_server.metadata.redis.notes import read_notes, read_notes_below, swap_notes
-from dieselfs_server.metadata.redis.path_state import Kind, PathState, StoredExtent
 from dieselfs_server.metadata.redis.resolve import EXTENTS_OF_FILE_MAX
-from dieselfs_server.metadata.redis.table import check_bucket, lost, read_chunks, read_entry_table
+from dieselfs_server.metadata.redis.table import (
+    EXTENT_VALUE_BYTES,
+    check_bucket,
+    chunk_record,
+    lost,
+    read_chunks,
+    read_entry_table,
+)
 from dieselfs_server.metadata.redis.url import parse_redis_url
 from dieselfs_server.metadata.redis.values import (
-    SEAL_BYTES,
     ChunkState,
     DatasetState,
-    DeletedState,
+    Kind,
+    PathState,
+    StoredExtent,
     number_body,
     number_of,
     pending_of,
+    seal,
     unseal,
 )
 from dieselfs_server.metadata.tiling import tiling
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+def _on_dataset(
+    work: Callable[Concatenate["RedisMetadata", DatasetKeys, Arguments], Result],
+) -> Callable[Concatenate["RedisMetadata", bytes, Arguments], Result]:
+    """A method that takes a dataset ID, from one that takes the dataset's keys and may raise DatasetGone."""
+
+    def method(
+        self: "RedisMetadata", dataset_id: bytes, /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        return self._on(dataset_id, lambda keys: work(self, keys, *args, **kwargs))
+
+    return method
 
 
 class RedisMetadata:
@@ -94,132 +123,160 @@ class RedisMetadata:
     def drop_dataset(self, dataset_id: bytes) -> None:
         self._on(dataset_id, lambda keys: self._datasets.drop(keys, dataset_id))
 
-    def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
-        def reserve(keys: DatasetKeys) -> int:
-            for _ in range(REDIS_SWAPS_MAX):
-                record, versions = read_fields(self._client, keys.dataset, RECORD, VERSIONS)
-                live_state(keys, record)
-                last = 0 if versions is None else number_of(unseal(keys.dataset, VERSIONS, versions))
-                first = max(now_ns, last + 1)
-                if first + count - 1 > VERSION_MAX:
-                    raise InvalidInput(f"cannot reserve {count} versions after {first}: none are left")
-                change = Change(keys.dataset)
-                change.put(VERSIONS, number_body(first + count - 1), versions)
-                if swap(self._client, change):
-                    return first
-            raise Contended(f"{keys.owner}: too many writers reserve versions at once; try again")
-
-        return self._on(dataset_id, reserve)
-
-    def apply(
-        self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
-    ) -> int:
-        def apply(keys: DatasetKeys) -> int:
-            return self._application(keys, preamble, header, now_ns, is_again).apply()
-
-        return self._on(dataset_id, apply)
-
-    def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
-        def look(keys: DatasetKeys) -> bool:
-            read = Read([(keys.dataset, [RECORD]), (keys.chunks, [chunk_id])])
-            (((record,), (chunk,)),) = execute(self._client, [read])
+    @_on_dataset
+    def reserve_versions(self, keys: DatasetKeys, count: int, now_ns: int) -> int:
+        for _ in range(REDIS_SWAPS_MAX):
+            record, versions = read_fields(self._client, keys.dataset, RECORD, VERSIONS)
             live_state(keys, record)
-            return chunk is not None
+            last = 0 if versions is None else number_of(unseal(keys.dataset, VERSIONS, versions))
+            first = max(now_ns, last + 1)
+            if first + count - 1 > VERSION_MAX:
+                raise InvalidInput(f"cannot reserve {count} versions after {first}: none are left")
+            change = Change(keys.dataset)
+            change.put(VERSIONS, number_body(first + count - 1), versions)
+            if swap(self._client, change):
+                return first
+        raise Contended(f"{keys.owner}: too many writers reserve versions at once; try again")
 
-        return self._on(dataset_id, look)
+    @_on_dataset
+    def apply(
+        self,
+        keys: DatasetKeys,
+        preamble: Preamble,
+        header: ChunkHeader,
+        now_ns: int,
+        is_again: bool = False,
+    ) -> int:
+        return self._application(keys, preamble, header, now_ns, is_again).apply()
 
-    def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        self._on(dataset_id, lambda keys: self._forget(keys, chunk_id))
+    @_on_dataset
+    def has_chunk(self, keys: DatasetKeys, chunk_id: bytes) -> bool:
+        read = read_call([(keys.dataset, [RECORD]), (keys.chunks, [chunk_id])])
+        (((record,), (chunk,)),) = execute(self._client, [read])
+        live_state(keys, record)
+        return chunk is not None
 
-    def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
-        def read(keys: DatasetKeys) -> list[ChunkRecord]:
-            self._check(keys)
-            return read_chunks(self._client, keys)
+    @_on_dataset
+    def forget_chunk(self, keys: DatasetKeys, chunk_id: bytes) -> None:
+        for _ in range(REDIS_SWAPS_MAX):
+            fields = [(keys.dataset, [RECORD]), (keys.chunks, [chunk_id]), (keys.deleted, [chunk_id])]
+            (((record,), (chunk,), (bitmap,)),) = execute(self._client, [read_call(fields)])
+            state = live_state(keys, record)
+            if chunk is None:
+                return
+            stored = chunk_record(keys, chunk_id, chunk, bitmap)
+            if alive := stored.entries - stored.deleted_entries:
+                raise InvalidInput(
+                    f"chunk {chunk_name(chunk_id)} cannot be forgotten: {alive} entries are live"
+                )
+            # Receipts before the record, so that the chunk counts if it is applied again.
+            bits = int.from_bytes(ChunkState.of(unseal(keys.chunks, chunk_id, chunk)).buckets, "little")
+            buckets = [keys.bucket(number) for number in range(BUCKETS) if bits >> number & 1]
+            execute(self._client, [remove_field_call(bucket.receipts, chunk_id) for bucket in buckets])
+            forgotten, marks, dataset = Change(keys.chunks), Change(keys.deleted), Change(keys.dataset)
+            forgotten.remove(chunk_id, chunk)
+            marks.remove(chunk_id, bitmap)
+            fewer = DatasetState(replace(state.record, chunks=state.record.chunks - 1))
+            dataset.put(RECORD, fewer.body(), record)
+            if swap(self._client, forgotten, marks, dataset):
+                return
+        raise Contended(f"{keys.owner} changes too fast for a chunk to be forgotten; try again")
 
-        return self._on(dataset_id, read)
+    @_on_dataset
+    def chunks(self, keys: DatasetKeys) -> list[ChunkRecord]:
+        self._check(keys)
+        return read_chunks(self._client, keys)
 
     def newest_chunk_time_s(self, dataset_id: bytes) -> int:
-        def look(keys: DatasetKeys) -> int:
-            self._check(keys)
-            return max((chunk_time_s(chunk.chunk_id) for chunk in read_chunks(self._client, keys)), default=0)
+        return max((chunk_time_s(chunk.chunk_id) for chunk in self.chunks(dataset_id)), default=0)
 
-        return self._on(dataset_id, look)
+    @_on_dataset
+    def notes(self, keys: DatasetKeys, names: Sequence[str]) -> list[bytes | None]:
+        encoded = [name.encode() for name in names]
+        read = read_call([(keys.dataset, [RECORD]), (keys.notes, encoded)])
+        (((record,), values),) = execute(self._client, [read])
+        live_state(keys, record)
+        return [
+            None if value is None else unseal(keys.notes, name, value)
+            for name, value in zip(encoded, values, strict=True)
+        ]
 
-    def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
-        return self._on(dataset_id, lambda keys: read_notes(self._client, keys, names))
+    @_on_dataset
+    def notes_below(self, keys: DatasetKeys, folder: str) -> dict[str, bytes]:
+        self._check(keys)
+        found: dict[str, bytes] = {}
+        lowest, highest = names_below(folder.encode())
+        while True:
+            scan = scan_call([Range(keys.notes, lowest, highest)], NOTES_AT_ONCE_MAX)
+            ((members,),) = execute(self._client, [scan])
+            for member in members:
+                name, value = split_member(member)
+                found[name.decode()] = unseal(keys.notes, name, value)
+                lowest, _ = names_after(name)
+            if len(members) < NOTES_AT_ONCE_MAX:
+                return found
 
-    def notes_below(self, dataset_id: bytes, folder: str) -> dict[str, bytes]:
-        def read(keys: DatasetKeys) -> dict[str, bytes]:
-            self._check(keys)
-            return read_notes_below(self._client, keys, folder)
+    @_on_dataset
+    def change_notes(self, keys: DatasetKeys, changes: Sequence[NoteChange]) -> bool:
+        self._check(keys)
+        swapped = Change(keys.notes)
+        for change in changes:
+            name = change.name.encode()
+            value = b"" if change.value is None else seal(keys.notes, name, change.value)
+            expected = None if change.expected is None else seal(keys.notes, name, change.expected)
+            swapped.add(name, value, expected)
+        return swap(self._client, swapped)
 
-        return self._on(dataset_id, read)
+    @_on_dataset
+    def pending(self, keys: DatasetKeys, path: bytes) -> PendingFile:
+        bucket, path_state = self._path_state(keys, path)
+        newer = [file for file in path_state.gathered if file[0] > path_state.version]
+        if not newer:
+            return PendingFile()
+        version, size, _ = max(newer)
+        extents = self._extents(bucket, path, version, size)
+        mtime_ns = extents[min(extents)].mtime_ns if extents else 0
+        return PendingFile(version, size, mtime_ns, frozenset(extents))
 
-    def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
-        def change(keys: DatasetKeys) -> bool:
-            self._check(keys)
-            return swap_notes(self._client, keys, changes)
-
-        return self._on(dataset_id, change)
-
-    def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
-        def look(keys: DatasetKeys) -> PendingFile:
+    @_on_dataset
+    def lookup(self, keys: DatasetKeys, path: bytes) -> FileRecord | None:
+        for _ in range(REDIS_SWAPS_MAX):
             bucket, path_state = self._path_state(keys, path)
-            newer = [file for file in path_state.gathered if (file[0], 0, file[1]) > path_state.rank[:3]]
-            newest = max((file for file in newer if file[0] > path_state.version), default=None)
-            if newest is None:
-                return PendingFile()
-            version, size, _ = newest
-            extents = self._extents(bucket, path, version, size)
-            mtime_ns = extents[min(extents)].mtime_ns if extents else 0
-            return PendingFile(version, size, mtime_ns, frozenset(extents))
+            if not path_state.is_live:
+                return None
+            if path_state.kind != Kind.SPANNING:
+                return path_state.record(path, path_state.extents)
+            stored = self._extents(bucket, path, path_state.version, path_state.size)
+            chosen = tiling(stored, path_state.size)
+            if chosen is not None:  # else the file was replaced meanwhile
+                parts = [(place, length, stored[place, length]) for place, length in chosen]
+                return path_state.record(
+                    path,
+                    tuple(Extent(at, e.chunk_id, e.offset, length, e.checksum) for at, length, e in parts),
+                )
+        raise lost(keys)
 
-        return self._on(dataset_id, look)
-
-    def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:
-        def look(keys: DatasetKeys) -> FileRecord | None:
-            for _ in range(REDIS_SWAPS_MAX):
-                bucket, path_state = self._path_state(keys, path)
-                if not path_state.is_live:
-                    return None
-                if path_state.kind != Kind.SPANNING:
-                    return path_state.record(path, path_state.extents)
-                extents = self._live_extents(bucket, path, path_state)
-                if extents is not None:
-                    return path_state.record(path, extents)
-            raise lost(keys)
-
-        return self._on(dataset_id, look)
-
-    def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
+    @_on_dataset
+    def list_folder(self, keys: DatasetKeys, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
         prefix = folder + b"/" if folder else b""
+        folder_hash = keys.folder_hash(folder)
+        key_pair = keys.bucket(folder_hash[0]).folder(folder_hash)
+        self._check(keys, folder_hash[0])
+        ranges = [Range(key_pair, *names_after(after)), Range(keys.tree, *names_after(after, within=folder))]
+        (entries,), (folders,) = execute(self._client, [scan_call([part], limit) for part in ranges])
+        records = []
+        for name, value in map(split_member, entries):
+            records.append(PathState.of(unseal(key_pair, name, value)).record(prefix + name, ()))
+        children = [prefix + _tree_child(keys.tree, folder, member) for member in folders]
+        return merge_listing(records, children, limit)
 
-        def read(keys: DatasetKeys) -> Sequence[FileRecord]:
-            folder_hash = keys.folder_hash(folder)
-            key_pair = keys.bucket(folder_hash[0]).folder(folder_hash)
-            self._check(keys, folder_hash[0])
-            ranges = [
-                Range(key_pair, *names_after(after)),
-                Range(keys.tree, *names_after(after, within=folder)),
-            ]
-            (entries,), (folders,) = execute(self._client, [Scan([part], limit) for part in ranges])
-            records = []
-            for name, value in map(split_member, entries):
-                records.append(PathState.of(unseal(key_pair, name, value)).record(prefix + name, ()))
-            children = [prefix + _tree_child(keys.tree, folder, member) for member in folders]
-            return merge_listing(records, children, limit)
+    @_on_dataset
+    def entry_table(self, keys: DatasetKeys) -> EntryTable:
+        def finish(chunk_id: bytes, value: bytes) -> None:
+            body = unseal(keys.pending, chunk_id, value)
+            self._application(keys, *pending_of(body, f"chunk {chunk_name(chunk_id)}")).finish()
 
-        return self._on(dataset_id, read)
-
-    def entry_table(self, dataset_id: bytes) -> EntryTable:
-        def read(keys: DatasetKeys) -> EntryTable:
-            def finish(chunk_id: bytes, value: bytes) -> None:
-                body = unseal(keys.pending, chunk_id, value)
-                self._application(keys, *pending_of(body, f"chunk {chunk_name(chunk_id)}")).finish()
-
-            return read_entry_table(self._client, keys, finish)
-
-        return self._on(dataset_id, read)
+        return read_entry_table(self._client, keys, finish)
 
     def close(self) -> None:
         self._client.close()
@@ -239,7 +296,7 @@ class RedisMetadata:
     ) -> ChunkApplication:
         with self._commits_lock:
             lock = self._commits[keys.token]
-        return ChunkApplication(self._client, keys, lambda: lock, preamble, header, now_ns, is_again)
+        return ChunkApplication(self._client, keys, lock, preamble, header, now_ns, is_again)
 
     def _check(self, keys: DatasetKeys, bucket: int | None = None) -> None:
         """Raise DatasetGone if there is no dataset, Damaged if the bucket has lost changes."""
@@ -258,13 +315,9 @@ class RedisMetadata:
         number = folder_hash[0]
         bucket = keys.bucket(number)
         key_pair = bucket.folder(folder_hash)
-        ((record, known),), ((changes,), (value,)) = execute(
-            self._client,
-            [
-                Read([(keys.dataset, [RECORD, bucket_name(number)])]),
-                Read([(bucket.changes, [CHANGES]), (key_pair, [name])]),
-            ],
-        )
+        dataset_read = read_call([(keys.dataset, [RECORD, bucket_name(number)])])
+        bucket_read = read_call([(bucket.changes, [CHANGES]), (key_pair, [name])])
+        ((record, known),), ((changes,), (value,)) = execute(self._client, [dataset_read, bucket_read])
         live_state(keys, record)
         if not check_bucket(keys, number, known, changes):
             self._check(keys, number)  # of two nodes, the second may have answered with an older state
@@ -274,58 +327,13 @@ class RedisMetadata:
     def _extents(
         self, bucket: BucketKeys, path: bytes, version: int, size: int
     ) -> dict[tuple[int, int], StoredExtent]:
-        scan = Scan([Range(bucket.extents, *extents_of_file(path, version, size))], EXTENTS_OF_FILE_MAX)
+        scan = scan_call([Range(bucket.extents, *extents_of_file(path, version, size))], EXTENTS_OF_FILE_MAX)
         extents = {}
         for member in execute(self._client, [scan])[0][0]:
-            end = len(member) - StoredExtent.BODY_BYTES - SEAL_BYTES - 1
-            extent = StoredExtent.of(unseal(bucket.extents, member[:end], member[end + 1 :]))
-            place, length = parse_extent_name(member[:end])[3:]
-            extents[place, length] = extent
+            name, value = split_member(member, len(member) - EXTENT_VALUE_BYTES - 1)
+            place, length = parse_extent_name(name)[3:]
+            extents[place, length] = StoredExtent.of(unseal(bucket.extents, name, value))
         return extents
-
-    def _live_extents(
-        self, bucket: BucketKeys, path: bytes, path_state: PathState
-    ) -> tuple[Extent, ...] | None:
-        """The extents of a live file that spans chunks; None if it was replaced meanwhile."""
-        extents = self._extents(bucket, path, path_state.version, path_state.size)
-        chosen = tiling(extents, path_state.size)
-        if chosen is None:
-            return None
-        return tuple(
-            Extent(place, extent.chunk_id, extent.offset, length, extent.checksum)
-            for place, length in chosen
-            for extent in (extents[place, length],)
-        )
-
-    def _forget(self, keys: DatasetKeys, chunk_id: bytes) -> None:
-        for _ in range(REDIS_SWAPS_MAX):
-            read = Read([(keys.dataset, [RECORD]), (keys.chunks, [chunk_id]), (keys.deleted, [chunk_id])])
-            (((record,), (chunk,), (bitmap,)),) = execute(self._client, [read])
-            state = live_state(keys, record)
-            if chunk is None:
-                return
-            chunk_state = ChunkState.of(unseal(keys.chunks, chunk_id, chunk))
-            deleted = None if bitmap is None else DeletedState.of(unseal(keys.deleted, chunk_id, bitmap))
-            stored = chunk_state.record(chunk_id, deleted)
-            if alive := stored.entries - stored.deleted_entries:
-                raise InvalidInput(
-                    f"chunk {chunk_name(chunk_id)} cannot be forgotten: {alive} entries are live"
-                )
-            self._remove_receipts(keys, chunk_id, chunk_state)
-            forgotten, marks, dataset = Change(keys.chunks), Change(keys.deleted), Change(keys.dataset)
-            forgotten.remove(chunk_id, chunk)
-            marks.remove(chunk_id, bitmap)
-            fewer = DatasetState(replace(state.record, chunks=state.record.chunks - 1))
-            dataset.put(RECORD, fewer.body(), record)
-            if swap(self._client, forgotten, marks, dataset):
-                return
-        raise Contended(f"{keys.owner} changes too fast for a chunk to be forgotten; try again")
-
-    def _remove_receipts(self, keys: DatasetKeys, chunk_id: bytes, state: ChunkState) -> None:
-        """Called before the record is removed, so that the chunk counts if it is applied again."""
-        bits = int.from_bytes(state.buckets, "little")
-        buckets = [keys.bucket(number) for number in range(BUCKETS) if bits >> number & 1]
-        execute(self._client, [RemoveField(bucket.receipts, chunk_id) for bucket in buckets])
 
 
 def _shown(record: DatasetRecord) -> DatasetRecord:

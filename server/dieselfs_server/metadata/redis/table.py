@@ -6,8 +6,9 @@ reader sets a hold, which makes uploads wait, and reads again. A hold expires un
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,12 @@ from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColum
 from dieselfs_server.metadata.redis.client import RedisCalls, execute, read_fields, swap
 from dieselfs_server.metadata.redis.datasets import Contended, live_state
 from dieselfs_server.metadata.redis.fields import (
+    Call,
     Change,
-    FieldRequest,
     Range,
-    Read,
-    ReadAll,
-    Scan,
+    read_all_call,
+    read_call,
+    scan_call,
     split_member,
 )
 from dieselfs_server.metadata.redis.keys import (
@@ -39,15 +40,18 @@ from dieselfs_server.metadata.redis.keys import (
     DatasetKeys,
     KeyPair,
     bucket_name,
-    extent_name,
     parse_extent_name,
 )
-from dieselfs_server.metadata.redis.path_state import FIXED, Kind, PathState, StoredExtent, fixed_fields
 from dieselfs_server.metadata.redis.values import (
+    FIXED,
     SEAL_BYTES,
     ChunkState,
     DeletedState,
+    Kind,
+    PathState,
+    StoredExtent,
     damage,
+    fixed_fields,
     number_of,
     unseal,
 )
@@ -57,7 +61,7 @@ READINGS_MAX = 5
 """Attempts; from the second one on, a hold makes uploads wait."""
 
 _FOLDERS_PER_SCAN = 64
-_EXTENT_VALUE_BYTES = StoredExtent.BODY_BYTES + SEAL_BYTES
+EXTENT_VALUE_BYTES = StoredExtent.FORMAT.size + SEAL_BYTES
 _PLAIN_BYTES = FIXED.itemsize + SEAL_BYTES + 1  # a member without name, target and assemblies
 
 
@@ -74,17 +78,17 @@ def lost(keys: DatasetKeys) -> Damaged:
     )
 
 
+def chunk_record(keys: DatasetKeys, chunk_id: bytes, chunk: bytes, bitmap: bytes | None) -> ChunkRecord:
+    """The record of a chunk from its values. Raises Damaged."""
+    deleted = None if bitmap is None else DeletedState.of(unseal(keys.deleted, chunk_id, bitmap))
+    return ChunkState.of(unseal(keys.chunks, chunk_id, chunk)).record(chunk_id, deleted)
+
+
 def read_chunks(client: RedisCalls, keys: DatasetKeys) -> list[ChunkRecord]:
     """All applied chunks, ordered by ID. Raises Damaged."""
-    bitmaps = execute(client, [ReadAll(keys.deleted)])[0]
-    records = []
-    for member in _scan_all(client, [keys.chunks])[0]:
-        chunk_id, value = split_member(member, CHUNK_ID_BYTES)
-        state = ChunkState.of(unseal(keys.chunks, chunk_id, value))
-        bitmap = bitmaps.get(chunk_id)
-        deleted = None if bitmap is None else DeletedState.of(unseal(keys.deleted, chunk_id, bitmap))
-        records.append(state.record(chunk_id, deleted))
-    return records
+    bitmaps = execute(client, [read_all_call(keys.deleted)])[0]
+    members = (split_member(member, CHUNK_ID_BYTES) for member in _scan_all(client, [keys.chunks])[0])
+    return [chunk_record(keys, chunk_id, value, bitmaps.get(chunk_id)) for chunk_id, value in members]
 
 
 def read_entry_table(
@@ -96,7 +100,7 @@ def read_entry_table(
         for attempt in range(READINGS_MAX):
             if attempt:
                 hold.renew()
-            for chunk_id, value in execute(client, [ReadAll(keys.pending)])[0].items():
+            for chunk_id, value in execute(client, [read_all_call(keys.pending)])[0].items():
                 finish(chunk_id, value)
             before = _quiet_record(client, keys)
             if before is None:
@@ -113,7 +117,7 @@ def read_entry_table(
 
 def _quiet_record(client: RedisCalls, keys: DatasetKeys) -> DatasetRecord | None:
     """The record, None while a chunk is pending. The order of the two reads matters: no chunk can begin in between."""
-    requests: list[FieldRequest[Any]] = [ReadAll(keys.pending), Read([(keys.dataset, [RECORD])])]
+    requests: list[Call[Any]] = [read_all_call(keys.pending), read_call([(keys.dataset, [RECORD])])]
     pending, ((value,),) = execute(client, requests)
     record = live_state(keys, value).record
     return None if pending else record
@@ -153,9 +157,8 @@ class _Hold:
             swap(self._client, change)  # stale: another reader has set its own hold
 
 
-class _Folder(NamedTuple):
-    path: bytes
-    members: list[bytes]
+_Folder = tuple[bytes, list[bytes]]
+"""Path and members."""
 
 
 class _Reading:
@@ -165,33 +168,34 @@ class _Reading:
         self._client = client
         self._keys = keys
         self._hold = hold
-        self._extents: dict[bytes, bytes] = {}
+        # By path, version and size; the values by place and length.
+        self._extents: defaultdict[tuple[bytes, int, int], dict[tuple[int, int], bytes]] = defaultdict(dict)
 
     def read(self, record: DatasetRecord) -> EntryTable | None:
         """None if a bucket has lost changes."""
         chunks = read_chunks(self._client, self._keys)
-        known = execute(self._client, [ReadAll(self._keys.dataset)])[0]
+        known = execute(self._client, [read_all_call(self._keys.dataset)])[0]
         numbers = [number for number in range(BUCKETS) if bucket_name(number) in known]
         buckets = [self._keys.bucket(number) for number in numbers]
-        counted = execute(self._client, [Read([(bucket.changes, [CHANGES])]) for bucket in buckets])
+        counted = execute(self._client, [read_call([(bucket.changes, [CHANGES])]) for bucket in buckets])
         for number, ((changes,),) in zip(numbers, counted, strict=True):
             if not check_bucket(self._keys, number, known[bucket_name(number)], changes):
                 return None
         folders: list[_Folder] = []
-        indexes = execute(self._client, [ReadAll(bucket.folders) for bucket in buckets])
+        indexes = execute(self._client, [read_all_call(bucket.folders) for bucket in buckets])
         for bucket, index in zip(buckets, indexes, strict=True):
             if self._hold is not None:
                 self._hold.renew()
             folders += self._read_bucket(bucket, index)
-        folders.sort(key=lambda folder: folder.path)
+        folders.sort()
         return self._table(record, chunks, folders)
 
     def _read_bucket(self, bucket: BucketKeys, index: dict[bytes, bytes]) -> Iterator[_Folder]:
         """The folders of a bucket; `index` maps the hash of each to its sealed path."""
         for member in _scan_all(self._client, [bucket.extents])[0]:
-            place = len(member) - _EXTENT_VALUE_BYTES - 1
-            name, value = member[:place], member[place + 1 :]
-            self._extents[name] = unseal(bucket.extents, name, value)
+            name, value = split_member(member, len(member) - EXTENT_VALUE_BYTES - 1)
+            path, version, size, place, length = parse_extent_name(name)
+            self._extents[path, version, size][place, length] = unseal(bucket.extents, name, value)
         hashes = list(index)
         for start in range(0, len(hashes), _FOLDERS_PER_SCAN):
             batch = hashes[start : start + _FOLDERS_PER_SCAN]
@@ -199,18 +203,28 @@ class _Reading:
             lists = _scan_all(self._client, key_pairs)
             for each, key_pair, members in zip(batch, key_pairs, lists, strict=True):
                 _check_members(key_pair, members)
-                yield _Folder(unseal(bucket.folders, each, index[each]), members)
+                yield unseal(bucket.folders, each, index[each]), members
 
     def _table(
         self, record: DatasetRecord, chunks: Sequence[ChunkRecord], folders: Sequence[_Folder]
     ) -> EntryTable:
-        members = [member for folder in folders for member in folder.members]
-        paths = [folder.path for folder in folders for _ in folder.members]
+        members = [member for _, members in folders for member in members]
+        paths = [path for path, members in folders for _ in members]
         fixed = fixed_fields(members, SEAL_BYTES)
         names, targets, spanning = _names(members, fixed)
         kinds = fixed["kind"]
-        index_of = _ChunkIndex([chunk.chunk_id for chunk in chunks])
         is_file = (kinds == Kind.FILE) | (kinds == Kind.SPANNING)
+        numbers = {chunk.chunk_id: number for number, chunk in enumerate(chunks)}
+
+        def index_of(chunk_ids: Iterable[bytes]) -> Numbers:
+            return np.array([numbers.get(chunk_id, -1) for chunk_id in chunk_ids], np.int64)
+
+        rows: list[tuple[int, int, StoredExtent, int]] = []
+        for row, path_state in spanning.items():
+            path = paths[row] + b"/" + names[row] if paths[row] else names[row]
+            stored = self._extents[path, path_state.version, path_state.size]
+            for place, length in tiling(stored, path_state.size) or ():
+                rows.append((row, place, StoredExtent.of(stored[place, length]), length))
         return EntryTable(
             record,
             chunks,
@@ -220,54 +234,19 @@ class _Reading:
             fixed["mode"].astype(np.uint32),
             fixed["mtime_ns"].astype(np.int64),
             fixed["size"].astype(np.uint64),
-            np.where(kinds == Kind.FILE, index_of(fixed["chunk_id"].tobytes()), -1),
+            np.where(kinds == Kind.FILE, index_of(fixed["chunk_id"].tolist()), -1),
             fixed["offset"].astype(np.uint32),
             fixed["checksum"].astype(np.uint64),
             targets,
-            self._extent_table(paths, names, spanning, index_of),
+            ExtentColumns(
+                np.array([row for row, *_ in rows], np.int64),
+                np.array([place for _, place, *_ in rows], np.uint64),
+                index_of(extent.chunk_id for *_, extent, _ in rows),
+                np.array([extent.offset for *_, extent, _ in rows], np.uint32),
+                np.array([length for *_, length in rows], np.uint32),
+                np.array([extent.checksum for *_, extent, _ in rows], np.uint64),
+            ),
         )
-
-    def _extent_table(
-        self,
-        folders: Sequence[bytes],
-        names: Sequence[bytes],
-        spanning: dict[int, PathState],
-        index_of: "_ChunkIndex",
-    ) -> ExtentColumns:
-        by_file: dict[tuple[bytes, int, int], list[tuple[int, int]]] = {}
-        for name in self._extents:
-            path, version, size, place, length = parse_extent_name(name)
-            by_file.setdefault((path, version, size), []).append((place, length))
-        rows: list[tuple[int, int, int, int, int]] = []
-        chunk_ids: list[bytes] = []
-        for row, path_state in spanning.items():
-            path = folders[row] + b"/" + names[row] if folders[row] else names[row]
-            file = (path, path_state.version, path_state.size)
-            for place, length in tiling(by_file.get(file, []), path_state.size) or ():
-                extent = StoredExtent.of(self._extents[extent_name(*file, place, length)])
-                rows.append((row, place, extent.offset, length, extent.checksum))
-                chunk_ids.append(extent.chunk_id)
-        columns = list(zip(*rows, strict=True)) or [()] * 5
-        return ExtentColumns(
-            np.array(columns[0], np.int64),
-            np.array(columns[1], np.uint64),
-            index_of(b"".join(chunk_ids)),
-            np.array(columns[2], np.uint32),
-            np.array(columns[3], np.uint32),
-            np.array(columns[4], np.uint64),
-        )
-
-
-class _ChunkIndex:
-    """Turns chunk IDs, joined, into indexes of the chunk table: shape (n,); -1 for an ID that is not in it."""
-
-    def __init__(self, chunk_ids: Sequence[bytes]) -> None:
-        self._index = {chunk_id: index for index, chunk_id in enumerate(chunk_ids)}
-
-    def __call__(self, chunk_ids: bytes) -> Numbers:
-        index, width = self._index, CHUNK_ID_BYTES
-        starts = range(0, len(chunk_ids), width)
-        return np.array([index.get(chunk_ids[start : start + width], -1) for start in starts], np.int64)
 
 
 def _scan_all(client: RedisCalls, key_pairs: Sequence[KeyPair]) -> list[list[bytes]]:
@@ -277,7 +256,7 @@ def _scan_all(client: RedisCalls, key_pairs: Sequence[KeyPair]) -> list[list[byt
     while first < len(key_pairs):
         lowest = b"(" + found[first][-1] if found[first] else b"-"
         ranges = [Range(key_pairs[first], lowest), *(Range(key_pair) for key_pair in key_pairs[first + 1 :])]
-        lists = execute(client, [Scan(ranges, REDIS_SCAN_ENTRIES)])[0]
+        lists = execute(client, [scan_call(ranges, REDIS_SCAN_ENTRIES)])[0]
         for place, members in enumerate(lists, first):
             found[place] += members
         is_complete = sum(map(len, lists)) < REDIS_SCAN_ENTRIES

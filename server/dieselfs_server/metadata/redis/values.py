@@ -6,25 +6,29 @@ another key or name. In a conditional change, the seal stands for the value.
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import ClassVar, NamedTuple, Self
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from dieselfs.chunk.format import ChunkHeader, Preamble, decode_header, decode_preamble
+from dieselfs.chunk.format import COLUMN_TYPES, ChunkHeader, Op, Preamble, decode_header, decode_preamble
 from dieselfs.errors import Damaged
 from dieselfs.names import printable
-from dieselfs.records import ChunkRecord, DatasetRecord
+from dieselfs.records import ChunkRecord, DatasetRecord, Extent, FileRecord
 from dieselfs_server.metadata.effects import Effects
 from dieselfs_server.metadata.redis.keys import BUCKETS, TOKEN_BYTES, KeyPair
 
 SEAL_BYTES = 8
-_REGISTERED = struct.Struct(f"<16s{TOKEN_BYTES}s")
 _DATASET = struct.Struct("<16sqqqqq?")
-_CHUNK = struct.Struct(f"<qIII16s{BUCKETS // 8}s")
 _DELETED = struct.Struct("<q")
 _NUMBER = struct.Struct("<q")
 _PENDING = struct.Struct("<qI")
+_SEQUENCE = struct.Struct("<Q")
+_ASSEMBLY = struct.Struct("<QQQ")
 
 
 def seal(key_pair: KeyPair, name: bytes, body: bytes) -> bytes:
@@ -48,19 +52,28 @@ def damage(key_pair: KeyPair, name: bytes) -> Damaged:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A dataset's value in the registry."""
+@dataclass(frozen=True)
+class _Packed:
+    """A record of fixed length."""
 
-    dataset_id: bytes
-    token: bytes
+    FORMAT: ClassVar[struct.Struct]
+    """Of the fields, in their order."""
 
     def body(self) -> bytes:
-        return _REGISTERED.pack(self.dataset_id, self.token)
+        return self.FORMAT.pack(*(getattr(self, each.name) for each in fields(self)))
 
     @classmethod
-    def of(cls, body: bytes) -> "Registered":
-        return cls(*_REGISTERED.unpack(body))
+    def of(cls, body: bytes) -> Self:
+        return cls(*cls.FORMAT.unpack(body))
+
+
+@dataclass(frozen=True)
+class Registered(_Packed):
+    """A dataset's value in the registry."""
+
+    FORMAT = struct.Struct(f"<16s{TOKEN_BYTES}s")
+    dataset_id: bytes
+    token: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +94,18 @@ class DatasetState:
         return cls(DatasetRecord(dataset_id, body[_DATASET.size :].decode(), *numbers), is_dropped)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkState:
+@dataclass(frozen=True)
+class ChunkState(_Packed):
     """A chunk's record, without its deletion bitmap. `buckets` has one bit for each bucket with a receipt."""
 
+    FORMAT = struct.Struct(f"<qIII16s{BUCKETS // 8}s")
     updated_ns: int
     header_length: int
     payload_length: int
     entries: int
-    payload_checksum: int
+    payload_checksum: bytes
+    """16 bytes, little-endian."""
     buckets: bytes
-
-    def body(self) -> bytes:
-        checksum = self.payload_checksum.to_bytes(16, "little")
-        numbers = (self.updated_ns, self.header_length, self.payload_length, self.entries)
-        return _CHUNK.pack(*numbers, checksum, self.buckets)
-
-    @classmethod
-    def of(cls, body: bytes) -> "ChunkState":
-        updated_ns, header_length, payload_length, entries, payload_checksum, buckets = _CHUNK.unpack(body)
-        checksum = int.from_bytes(payload_checksum, "little")
-        return cls(updated_ns, header_length, payload_length, entries, checksum, buckets)
 
     def record(self, chunk_id: bytes, deleted: "DeletedState | None") -> ChunkRecord:
         bits = (deleted or DeletedState()).bits.ljust((self.entries + 7) // 8, b"\0")
@@ -110,7 +114,7 @@ class ChunkState:
             max(self.updated_ns, deleted.updated_ns) if deleted else self.updated_ns,
             self.header_length,
             self.payload_length,
-            self.payload_checksum,
+            int.from_bytes(self.payload_checksum, "little"),
             self.entries,
             int.from_bytes(bits, "little").bit_count(),
             bits,
@@ -177,3 +181,158 @@ def pending_of(body: bytes, source: str) -> tuple[Preamble, ChunkHeader, int]:
     encoded = body[start:]  # the same header as in the chunk, but perhaps not the same bytes
     own = replace(preamble, header_length=length, header_checksum=xxh3_64_intdigest(encoded))
     return preamble, decode_header(own, encoded, source), now_ns
+
+
+class Kind(IntEnum):
+    """The first four have the values of `Op`."""
+
+    DELETE = 0
+    FILE = 1
+    DIRECTORY = 2
+    SYMLINK = 3
+    SPANNING = 4
+    """A live file that spans chunks."""
+    NOTHING = 5
+    """No entry yet, only extents of an incomplete file."""
+
+
+FIXED = np.dtype(
+    [
+        ("chunk_id", "V16"),
+        ("entry", "<u4"),
+        ("offset", "<u4"),
+        ("checksum", "<u8"),
+        ("version", "<u8"),
+        ("size", "<u8"),
+        ("mtime_ns", "<i8"),
+        ("mode", "<u2"),
+        ("kind", "u1"),
+        ("target_length", "<u2"),
+        ("assemblies", "<u4"),
+    ]
+)
+_FIXED = struct.Struct("<16sIIQQQqHBHI")
+assert _FIXED.size == FIXED.itemsize
+
+Rank = tuple[int, int, int, bytes, int]
+
+
+class PathState(NamedTuple):
+    """The state of a path: the live entry or its tombstone, and newer files that are incomplete.
+
+    A value is decoded from its end: the seal, fields of fixed length (the first nine below), then assemblies and
+    target. So a million values are encoded and decoded as one array.
+
+    `chunk_id`, `entry`, `offset` and `checksum` are set for an entry in one chunk. `gathered` has (version, size, sum
+    of the lengths of known extents) of the live file, if it spans chunks, and of all newer files. `sequence` rises with
+    each change of extents, so that equal values mean equal extents.
+    """
+
+    chunk_id: bytes = bytes(16)
+    entry: int = 0
+    offset: int = 0
+    checksum: int = 0
+    version: int = 0
+    size: int = 0
+    mtime_ns: int = 0
+    mode: int = 0
+    kind: int = Kind.NOTHING
+    target: bytes = b""
+    gathered: tuple[tuple[int, int, int], ...] = ()
+    sequence: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.kind not in (Kind.DELETE, Kind.NOTHING)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is one entry of one chunk."""
+        return self.kind <= Kind.SYMLINK
+
+    @property
+    def is_file(self) -> bool:
+        return self.kind in (Kind.FILE, Kind.SPANNING)
+
+    @property
+    def rank(self) -> Rank:
+        """Of two states of a path, the one with the larger rank counts."""
+        if self.is_whole:
+            return self.version, 1, 0, self.chunk_id, self.entry
+        return self.version, 0, self.size, b"", 0
+
+    def body(self) -> bytes:
+        parts = [self.target]
+        if self.gathered:
+            parts.append(_SEQUENCE.pack(self.sequence))
+            parts += [_ASSEMBLY.pack(*assembly) for assembly in self.gathered]
+        return b"".join(parts) + _FIXED.pack(*self[:9], len(self.target), len(self.gathered))
+
+    @classmethod
+    def of(cls, body: bytes) -> "PathState":
+        *fixed, target_length, assemblies = _FIXED.unpack_from(body, len(body) - _FIXED.size)
+        sequence = 0
+        gathered: tuple[tuple[int, int, int], ...] = ()
+        if assemblies:
+            (sequence,) = _SEQUENCE.unpack_from(body, target_length)
+            start = target_length + _SEQUENCE.size
+            gathered = tuple(_ASSEMBLY.iter_unpack(body[start : start + assemblies * _ASSEMBLY.size]))
+        return cls._make((*fixed, body[:target_length], gathered, sequence))
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """The extent of a file in one chunk; empty for all other states."""
+        if self.kind != Kind.FILE or not self.size:
+            return ()
+        return (Extent(0, self.chunk_id, self.offset, self.size, self.checksum),)
+
+    def record(self, path: bytes, extents: tuple[Extent, ...]) -> FileRecord:
+        """The record of a live entry."""
+        op = Op.FILE if self.kind == Kind.SPANNING else self.kind
+        return FileRecord(path, op, self.mode, self.mtime_ns, self.size, self.version, self.target, extents)
+
+
+@dataclass(frozen=True)
+class StoredExtent(_Packed):
+    """Where an extent is stored, and mode and time of the whole file."""
+
+    FORMAT = struct.Struct("<16sIIQHq")
+    chunk_id: bytes
+    entry: int
+    offset: int
+    checksum: int
+    mode: int
+    mtime_ns: int
+
+
+def bodies_of(chunk_id: bytes, header: ChunkHeader) -> list[bytes]:
+    """The body of each entry of a chunk, as the live entry of its path.
+
+    Raises ValueError if the columns of the header differ in length, which no decoder allows.
+    """
+    count = len(header)
+    if any(len(getattr(header, column)) != count for column in COLUMN_TYPES):
+        raise ValueError("the columns of a chunk's header are not equally long")
+    is_file, is_link = header.ops == Op.FILE, header.ops == Op.SYMLINK
+    fixed = np.zeros(count, FIXED)
+    fixed["chunk_id"] = np.frombuffer(chunk_id, "V16")
+    fixed["entry"] = np.arange(count)
+    fixed["offset"] = np.where(is_file, header.offsets, 0)
+    fixed["checksum"] = np.where(is_file, header.checksums, np.uint64(0))
+    fixed["version"] = header.versions
+    fixed["size"] = header.sizes
+    fixed["mtime_ns"] = header.mtimes_ns
+    fixed["mode"] = header.modes
+    fixed["kind"] = header.ops
+    fixed["target_length"] = np.where(is_link, header.lengths, 0)
+    packed = fixed.tobytes()
+    bodies = [packed[start : start + FIXED.itemsize] for start in range(0, len(packed), FIXED.itemsize)]
+    for entry in np.flatnonzero(is_link).tolist():
+        bodies[entry] = header.target(entry) + bodies[entry]
+    return bodies
+
+
+def fixed_fields(values: Sequence[bytes], tail_bytes: int) -> npt.NDArray[np.void]:
+    """The fixed fields of values, each followed by `tail_bytes`: shape (len(values),), dtype FIXED."""
+    width = FIXED.itemsize
+    return np.frombuffer(b"".join([value[-width - tail_bytes : -tail_bytes] for value in values]), FIXED)

@@ -1,8 +1,8 @@
-"""Values come back as they were put in, and not at all if a single bit of them, their name, or their key differs."""
+"""Values come back as they were put in, and not at all if a bit of them, their name, or their key differs."""
 
 import pytest
 
-from dieselfs.chunk.format import PREAMBLE_BYTES
+from dieselfs.chunk.format import PREAMBLE_BYTES, Op
 from dieselfs.errors import Damaged
 from dieselfs.records import DatasetRecord
 from dieselfs_server.metadata.effects import Effects
@@ -11,7 +11,12 @@ from dieselfs_server.metadata.redis.values import (
     ChunkState,
     DatasetState,
     DeletedState,
+    Kind,
+    PathState,
     Registered,
+    StoredExtent,
+    bodies_of,
+    fixed_fields,
     number_body,
     number_of,
     pending_body,
@@ -55,7 +60,7 @@ def test_records() -> None:
 
 
 def test_a_chunk_and_its_bitmap() -> None:
-    state = ChunkState(7, 100, 200, 11, 1 << 127, b"\xff" * 32)
+    state = ChunkState(7, 100, 200, 11, b"\1" * 16, b"\xff" * 32)
     assert ChunkState.of(state.body()) == state
     marked = DeletedState().marked([3], 5).marked([10, 0], 9)
     assert DeletedState.of(marked.body()) == marked
@@ -77,3 +82,67 @@ def test_a_pending_header() -> None:
     assert (read, now_ns, again.encode()) == (preamble, NOW_NS, header.encode())
     with pytest.raises(Damaged):
         pending_of(pending_body(preamble, header, NOW_NS)[: PREAMBLE_BYTES // 2], "chunk")
+
+
+STANDINGS = [
+    PathState(),
+    PathState(chunk_id(1), 65535, 1 << 31, (1 << 64) - 1, 1 << 62, 1 << 60, -5, 0o7777, Kind.FILE),
+    PathState(
+        kind=Kind.SYMLINK, version=2, target=b"../\xff", gathered=((3, 9, 4), (4, 1 << 60, 7)), sequence=6
+    ),
+    PathState(
+        kind=Kind.SPANNING, version=2, size=9, mtime_ns=1, mode=0o644, gathered=((2, 9, 9),), sequence=1
+    ),
+    PathState(kind=Kind.NOTHING, gathered=((2, 9, 5),), sequence=1),
+    PathState(chunk_id(3), 2, kind=Kind.DELETE, version=7),
+]
+
+
+@pytest.mark.parametrize("path_state", STANDINGS)
+def test_values(path_state: PathState) -> None:
+    assert PathState.of(path_state.body()) == path_state
+
+
+def test_a_chunk_at_a_time() -> None:
+    puts = [
+        Put(b"a", 1, size=3),
+        Put(b"e", 2),
+        Put(b"d", 3, Op.DIRECTORY, mode=0o711),
+        Put(b"l", 4, Op.SYMLINK, target=b"t\xff"),
+        delete(b"g", 5),
+    ]
+    _, header = pack(puts, chunk_id(9))
+    bodies = bodies_of(chunk_id(9), header)
+    for entry, (put, body) in enumerate(zip(puts, bodies, strict=True)):
+        path_state = PathState.of(body)
+        assert path_state.body() == body
+        assert (path_state.kind, path_state.version, path_state.size, path_state.target) == (
+            put.op,
+            put.version,
+            put.size,
+            put.target,
+        )
+        assert (path_state.chunk_id, path_state.entry) == (chunk_id(9), entry)
+        assert path_state.is_file == (put.op == Op.FILE)
+        assert path_state.is_live == (put.op != Op.DELETE)
+    columns = fixed_fields([body + b"sealseal" for body in bodies], 8)
+    assert columns["version"].tolist() == [1, 2, 3, 4, 5]
+    assert columns["target_length"].tolist() == [0, 0, 0, 2, 0]
+
+
+def test_the_order_of_what_counts() -> None:
+    ranked = [
+        PathState(),
+        PathState(kind=Kind.SPANNING, version=1, size=5),
+        PathState(kind=Kind.SPANNING, version=1, size=6),
+        PathState(chunk_id(1), 9, kind=Kind.FILE, version=1),
+        PathState(chunk_id(2), 1, kind=Kind.DELETE, version=1),
+        PathState(chunk_id(2), 2, kind=Kind.FILE, version=1),
+        PathState(kind=Kind.SPANNING, version=2, size=1),
+    ]
+    assert sorted(ranked, key=lambda path_state: path_state.rank) == ranked
+
+
+def test_extents() -> None:
+    extent = StoredExtent(chunk_id(1), 65535, 1 << 31, (1 << 64) - 1, 0o7777, -1)
+    assert StoredExtent.of(extent.body()) == extent
