@@ -26,7 +26,7 @@ from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.registry import stay_registered
-from dieselfs_server.service import Backends, Service
+from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.opening import open_store
 from dieselfs_server.users import ALL_DATASETS, Right, Users, UserStore, with_grant, with_key
@@ -120,7 +120,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         applied = await trio.to_thread.run_sync(catch_up, store, metadata, int(time.time() * 10**9))
         if applied:
             log.info("applied %d chunks that were stored, but not applied", applied)
-        backends = Backends(
+        service = Service(
             store,
             metadata,
             users,
@@ -129,7 +129,6 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             settings.state / "scratch",
             names=(settings.store, settings.metadata),
         )
-        service = Service(backends)
         server = RpcServer(Dispatcher(service), tls, metrics=service.metrics)
         opened = []
         for address in settings.listen:

@@ -1,15 +1,188 @@
-"""Handlers for users, their keys and rights, and the server's status."""
+"""Handlers for datasets as a whole, their tags and maintenance; for users and rights, and the server's status."""
 
+import logging
+import secrets
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import trio
 
+from dieselfs.chunk.format import DATASET_ID_BYTES
 from dieselfs.errors import InvalidInput
+from dieselfs.records import DatasetRecord
 from dieselfs.rpc.auth import Key
-from dieselfs.rpc.messages import thrift
-from dieselfs_server.service import Reply, Service
-from dieselfs_server.users import Caller, Right, with_grant, with_key, without_key
+from dieselfs.rpc.records import (
+    FsckReport,
+    KeyRecord,
+    PurgeReport,
+    RebuildReport,
+    ServerStatus,
+    TagRecord,
+    UserRecord,
+)
+from dieselfs_server.maintenance import fsck as checking
+from dieselfs_server.maintenance import purge as purging
+from dieselfs_server.maintenance import rebuild as rebuilding
+from dieselfs_server.service import Call
+from dieselfs_server.users import Right, Users, with_grant, with_key, without_key
+
+GRACE_S_MAX = 1 << 40
+TIME_S_MAX = 0xFFFF_FFFF
+
+log = logging.getLogger(__name__)
+
+# -- datasets --------------------------------------------------------------------------------------------
+
+
+async def create_dataset(call: Call) -> DatasetRecord:
+    name = call.arguments.name
+    await call.require_right(name, Right.WRITE)
+    dataset_id = secrets.token_bytes(DATASET_ID_BYTES)
+    return await trio.to_thread.run_sync(call.service.metadata.create_dataset, name, dataset_id)
+
+
+async def get_dataset(call: Call) -> DatasetRecord:
+    return await call.dataset(Right.READ, call.arguments.name)
+
+
+async def list_datasets(call: Call) -> Sequence[DatasetRecord]:
+    datasets = await trio.to_thread.run_sync(call.service.metadata.datasets)
+    return [dataset for dataset in datasets if await call.right(dataset.name) >= Right.READ]
+
+
+async def drop_dataset(call: Call) -> None:
+    dataset = await call.dataset(Right.ADMIN, call.arguments.name)
+    service = call.service
+
+    def drop() -> None:
+        # Chunks first: if the record were removed first, a crash would leave chunks that no dataset refers to.
+        service.store.delete_dataset(dataset.dataset_id)
+        service.metadata.drop_dataset(dataset.dataset_id)
+        service.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
+        service.snapshots.drop(dataset.dataset_id)
+        service.tags.drop(dataset.dataset_id)
+
+    await trio.to_thread.run_sync(drop)
+    log.info("dataset %s dropped by %s", dataset.name, call.caller.name)
+
+
+# -- tags ------------------------------------------------------------------------------------------------
+
+
+async def put_tag(call: Call) -> TagRecord:
+    dataset, service = await call.dataset(Right.WRITE), call.service
+    await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
+    snapshot = await service.snapshots.get(dataset, call.arguments.generation)
+    return await trio.to_thread.run_sync(service.tags.add, snapshot, call.arguments.tag)
+
+
+async def list_tags(call: Call) -> Sequence[TagRecord]:
+    dataset_id = await call.dataset_id(Right.READ)
+    return await trio.to_thread.run_sync(call.service.tags.all, call.arguments.dataset, dataset_id)
+
+
+async def delete_tag(call: Call) -> None:
+    dataset_id, arguments = await call.dataset_id(Right.WRITE), call.arguments
+    await trio.to_thread.run_sync(call.service.tags.remove, arguments.dataset, dataset_id, arguments.tag)
+
+
+# -- maintenance -----------------------------------------------------------------------------------------
+
+
+async def purge(call: Call) -> PurgeReport:
+    service, arguments = call.service, call.arguments
+    dataset = await call.dataset(Right.READ if arguments.is_dry_run else Right.ADMIN)
+    if not 0 <= arguments.grace_s < GRACE_S_MAX:
+        raise InvalidInput(f"grace time of {arguments.grace_s} s is out of range (0 to {GRACE_S_MAX - 1})")
+    return await trio.to_thread.run_sync(
+        purging.purge,
+        service.store,
+        service.metadata,
+        dataset,
+        service.tags,
+        service.now_ns(),
+        arguments.grace_s,
+        arguments.is_dry_run,
+    )
+
+
+async def rebuild(call: Call) -> RebuildReport:
+    service, arguments = call.service, call.arguments
+    dataset_id = await call.dataset_id(Right.ADMIN)
+    if not -1 <= arguments.since_s <= TIME_S_MAX:
+        raise InvalidInput(f"time {arguments.since_s} is out of range (-1 to {TIME_S_MAX})")
+    return await trio.to_thread.run_sync(
+        rebuilding.rebuild,
+        service.store,
+        service.metadata,
+        arguments.dataset,
+        dataset_id,
+        service.now_ns(),
+        None if arguments.since_s < 0 else arguments.since_s,
+    )
+
+
+async def fsck(call: Call) -> FsckReport:
+    service, arguments = call.service, call.arguments
+    dataset = await call.dataset(Right.ADMIN if arguments.is_repair else Right.READ)
+    return await trio.to_thread.run_sync(
+        checking.fsck,
+        service.store,
+        service.metadata,
+        service.snapshots,
+        dataset,
+        service.scratch,
+        service.now_ns(),
+        arguments.is_deep,
+        arguments.is_repair,
+    )
+
+
+# -- users -----------------------------------------------------------------------------------------------
+
+
+async def add_key(call: Call) -> str:
+    await call.require_admin()
+    arguments, now_s = call.arguments, call.service.now_ns() // 10**9
+    key = Key.generate(arguments.user)
+    if arguments.expires_s and arguments.expires_s <= now_s:
+        raise InvalidInput(f"the key would already be expired: {arguments.expires_s} is in the past")
+    await _change_users(call, lambda users: with_key(users, key, now_s, arguments.expires_s))
+    return key.text()
+
+
+async def remove_key(call: Call) -> None:
+    await call.require_admin()
+    await _change_users(call, lambda users: without_key(users, call.arguments.user, call.arguments.key_id))
+
+
+async def grant(call: Call) -> None:
+    await call.require_admin()
+    arguments, right = call.arguments, Right.parse(call.arguments.right)
+    await _change_users(call, lambda users: with_grant(users, arguments.user, arguments.dataset, right))
+
+
+async def _change_users(call: Call, edit: Callable[[Users], Users]) -> None:
+    await trio.to_thread.run_sync(call.service.users.change, edit)
+
+
+async def list_users(call: Call) -> Sequence[UserRecord]:
+    await call.require_admin()
+    users = await trio.to_thread.run_sync(call.service.users.current)
+    return [
+        UserRecord(
+            name,
+            tuple(KeyRecord(key_id, key.created_s, key.expires_s) for key_id, key in user.keys.items()),
+            {dataset: right.name.lower() for dataset, right in user.grants.items()},
+        )
+        for name, user in sorted(users.items())
+    ]
+
+
+async def status(call: Call) -> ServerStatus:
+    await call.require_admin()
+    service = call.service
+    return ServerStatus(server_version(), service.started_s, *service.names, service.metrics.numbers())
 
 
 def server_version() -> str:
@@ -17,62 +190,3 @@ def server_version() -> str:
         return version("dieselfs")
     except PackageNotFoundError:  # run from a checkout that was never installed
         return "unknown"
-
-
-async def add_key(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    await service.require_admin(caller)
-    key, now_s = Key.generate(arguments.user), int(service.clock())
-    if arguments.expires_s and arguments.expires_s <= now_s:
-        raise InvalidInput(f"the key would already be expired: {arguments.expires_s} is in the past")
-    change = service.backends.users.change
-    await trio.to_thread.run_sync(change, lambda users: with_key(users, key, now_s, arguments.expires_s))
-    return Reply(key.text())
-
-
-async def remove_key(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    await service.require_admin(caller)
-    change = service.backends.users.change
-    await trio.to_thread.run_sync(change, lambda users: without_key(users, arguments.user, arguments.key_id))
-    return Reply()
-
-
-async def grant(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    await service.require_admin(caller)
-    right = Right.parse(arguments.right)
-    change = service.backends.users.change
-    await trio.to_thread.run_sync(
-        change, lambda users: with_grant(users, arguments.user, arguments.dataset, right)
-    )
-    return Reply()
-
-
-async def list_users(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    await service.require_admin(caller)
-    users = await trio.to_thread.run_sync(service.backends.users.current)
-    return Reply(
-        [
-            thrift.UserInfo(
-                name=name,
-                keys=[
-                    thrift.KeyInfo(key_id=key_id, created_s=key.created_s, expires_s=key.expires_s)
-                    for key_id, key in user.keys.items()
-                ],
-                grants={dataset: right.name.lower() for dataset, right in user.grants.items()},
-            )
-            for name, user in sorted(users.items())
-        ]
-    )
-
-
-async def status(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    await service.require_admin(caller)
-    store, metadata = service.backends.names
-    return Reply(
-        thrift.StatusInfo(
-            version=server_version(),
-            started_s=service.started_s,
-            store=store,
-            metadata=metadata,
-            metrics=service.metrics.numbers(),
-        )
-    )

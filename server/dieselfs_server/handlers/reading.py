@@ -1,7 +1,6 @@
 """Handlers for reading: snapshots, payloads and ranges of them; single entries for callers without a snapshot."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import trio
@@ -17,21 +16,23 @@ from dieselfs.limits import (
 from dieselfs.names import check_path, printable, split_path
 from dieselfs.records import DatasetRecord, FileRecord
 from dieselfs.rpc.messages import thrift
+from dieselfs.rpc.records import RemoteEntry
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.listing import implicit_folder
-from dieselfs_server.service import Reply, Service
-from dieselfs_server.users import Caller, Right
+from dieselfs_server.service import Call, Reply
+from dieselfs_server.users import Right
 
 
-async def get_snapshot(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
+async def get_snapshot(call: Call) -> Reply:
+    service, arguments = call.service, call.arguments
     if arguments.tag:
-        dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
-        tags = service.backends.tags
-        snapshot = await trio.to_thread.run_sync(tags.get, arguments.dataset, dataset_id, arguments.tag)
+        dataset_id = await call.dataset_id(Right.READ)
+        get_tag = service.tags.get
+        snapshot = await trio.to_thread.run_sync(get_tag, arguments.dataset, dataset_id, arguments.tag)
     else:
-        dataset = await service.dataset(caller, arguments.dataset, Right.READ)
+        dataset = await call.dataset(Right.READ)
         await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
-        snapshot = await service.backends.snapshots.get(dataset, arguments.generation)
+        snapshot = await service.snapshots.get(dataset, arguments.generation)
     bulk = [] if arguments.known_digest == snapshot.digest else [snapshot.content]
     info = thrift.SnapshotInfo(
         generation=snapshot.generation,
@@ -42,41 +43,41 @@ async def get_snapshot(service: Service, caller: Caller, arguments: Any, _: obje
     return Reply(info, bulk)
 
 
-async def get_payload(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
-    payload = await service.executor.payload(dataset_id, arguments.chunk_id)
-    service.sent_payload_bytes.value += len(payload)
-    return Reply(thrift.Bulk(bulk_length=len(payload)), [payload])
+async def get_payload(call: Call) -> Reply:
+    dataset_id = await call.dataset_id(Right.READ)
+    return _bulk(call, [await call.service.executor.payload(dataset_id, call.arguments.chunk_id)])
 
 
-async def open_payload(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    if not caller.is_trusted:
-        raise AccessDenied("open_payload needs a Unix socket and the server's own user; use get_payload")
-    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
-    file = await service.executor.open_payload(dataset_id, arguments.chunk_id)
-    if file is None:
-        return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
-    service.sent_payload_bytes.value += file.length
-    return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), file=file)
-
-
-async def get_ranges(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    dataset_id = await service.dataset_id(caller, arguments.dataset, Right.READ)
-    if len(arguments.ranges) % 8 or len(arguments.ranges) > 8 * RANGES_PER_REQUEST_MAX:
+async def get_ranges(call: Call) -> Reply:
+    dataset_id, packed = await call.dataset_id(Right.READ), call.arguments.ranges
+    if len(packed) % 8 or len(packed) > 8 * RANGES_PER_REQUEST_MAX:
         raise InvalidInput(
-            f"ranges of {len(arguments.ranges)} bytes are not pairs of u32, at most {RANGES_PER_REQUEST_MAX}"
+            f"ranges of {len(packed)} bytes are not pairs of u32, at most {RANGES_PER_REQUEST_MAX}"
         )
-    ranges = np.frombuffer(arguments.ranges, "<u4").reshape(-1, 2).astype(np.int64)
-    parts = await service.executor.ranges(dataset_id, arguments.chunk_id, ranges)
+    ranges = np.frombuffer(packed, "<u4").reshape(-1, 2).astype(np.int64)
+    return _bulk(call, await call.service.executor.ranges(dataset_id, call.arguments.chunk_id, ranges))
+
+
+def _bulk(call: Call, parts: Sequence[memoryview]) -> Reply:
     length_bytes = sum(len(part) for part in parts)
-    service.sent_payload_bytes.value += length_bytes
+    call.service.sent_payload_bytes.value += length_bytes
     return Reply(thrift.Bulk(bulk_length=length_bytes), parts)
 
 
-async def stat(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
-    record = await _found(service, dataset, arguments.path)
-    return Reply(_entry_info(record))
+async def open_payload(call: Call) -> Reply:
+    if not call.caller.is_trusted:
+        raise AccessDenied("open_payload needs a Unix socket and the server's own user; use get_payload")
+    dataset_id = await call.dataset_id(Right.READ)
+    file = await call.service.executor.open_payload(dataset_id, call.arguments.chunk_id)
+    if file is None:
+        return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
+    call.service.sent_payload_bytes.value += file.length
+    return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), file=file)
+
+
+async def stat(call: Call) -> RemoteEntry:
+    _, record = await _found(call)
+    return _remote_entry(record)
 
 
 def page_of(records: Sequence[FileRecord]) -> Sequence[FileRecord]:
@@ -99,46 +100,38 @@ def _find(metadata: MetadataStore, dataset: DatasetRecord, path: bytes) -> FileR
     return implicit_folder(path)
 
 
-async def _found(service: Service, dataset: DatasetRecord, path: bytes) -> FileRecord:
-    return await trio.to_thread.run_sync(_find, service.backends.metadata, dataset, check_path(path))
+async def _found(call: Call) -> tuple[DatasetRecord, FileRecord]:
+    """The dataset and the entry that the arguments name, for a caller who may read them. Raises NotFound."""
+    dataset, path = await call.dataset(Right.READ), check_path(call.arguments.path)
+    return dataset, await trio.to_thread.run_sync(_find, call.service.metadata, dataset, path)
 
 
-async def list_folder(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
-    path = check_path(arguments.path)
-    if not 0 < arguments.limit <= LISTING_ENTRIES_MAX:
-        raise InvalidInput(
-            f"a listing of {arguments.limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})"
-        )
-
-    metadata = service.backends.metadata
+async def list_folder(call: Call) -> Sequence[RemoteEntry]:
+    dataset, after, limit = await call.dataset(Right.READ), call.arguments.after, call.arguments.limit
+    path = check_path(call.arguments.path)
+    if not 0 < limit <= LISTING_ENTRIES_MAX:
+        raise InvalidInput(f"a listing of {limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})")
+    metadata = call.service.metadata
 
     def listing() -> Sequence[FileRecord]:
         if _find(metadata, dataset, path).op != Op.DIRECTORY:
             raise InvalidInput(f"dl://{dataset.name}/{printable(path)}: not a folder")
-        return page_of(metadata.list_folder(dataset.dataset_id, path, arguments.after, arguments.limit))
+        return page_of(metadata.list_folder(dataset.dataset_id, path, after, limit))
 
-    return Reply([_entry_info(record) for record in await trio.to_thread.run_sync(listing)])
+    return [_remote_entry(record) for record in await trio.to_thread.run_sync(listing)]
 
 
-async def read_file(service: Service, caller: Caller, arguments: Any, _: object) -> Reply:
-    dataset = await service.dataset(caller, arguments.dataset, Right.READ)
-    record = await _found(service, dataset, arguments.path)
+async def read_file(call: Call) -> bytes:
+    dataset, record = await _found(call)
     if record.op != Op.FILE or record.size > INLINE_FILE_BYTES_MAX:
         raise InvalidInput(f"read_file returns only files of at most {INLINE_FILE_BYTES_MAX} bytes")
     content: list[memoryview] = []
     for extent in record.extents:
         span = np.array([(extent.offset, extent.length)], np.int64)
-        content += await service.executor.ranges(dataset.dataset_id, extent.chunk_id, span)
-    return Reply(b"".join(content))
+        content += await call.service.executor.ranges(dataset.dataset_id, extent.chunk_id, span)
+    return b"".join(content)
 
 
-def _entry_info(record: FileRecord) -> Any:
-    return thrift.EntryInfo(
-        name=split_path(record.path)[1],
-        op=int(record.op),
-        mode=record.mode,
-        mtime_ns=record.mtime_ns,
-        size=record.size,
-        target=record.target,
-    )
+def _remote_entry(record: FileRecord) -> RemoteEntry:
+    name, op = split_path(record.path)[1], int(record.op)
+    return RemoteEntry(name, op, record.mode, record.mtime_ns, record.size, record.target)

@@ -5,9 +5,12 @@ them. This module has the preambles of chunks, and the limit of concurrent reads
 """
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import numpy as np
 import trio
@@ -15,10 +18,9 @@ import trio
 from dieselfs.arrays import Ranges
 from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
-from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
 from dieselfs.metrics import Registry
-from dieselfs_server.reading.open_payload import OpenPayload, open_payload
 from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
 from dieselfs_server.store.interface import ObjectStore
 
@@ -28,6 +30,21 @@ ones can overtake them."""
 
 PREAMBLES_KEPT = 65_536
 """Limit of cached preambles; with its preamble, a chunk's payload needs one read."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPayload:
+    """`length` bytes at `start` in the file of `descriptor`; a context manager that closes it."""
+
+    descriptor: int
+    start: int
+    length: int
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
 
 
 class RequestExecutor:
@@ -101,6 +118,25 @@ class RequestExecutor:
             queue.users -= 1
             if not queue.users:
                 del self._queues[key]
+
+
+def open_payload(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> OpenPayload | None:
+    """Open a chunk, and read the place of its payload; None if the store has no files. Blocks.
+
+    Raises NotFound, Damaged, Unavailable, with nothing left open. Does not check that the payload is complete.
+    """
+    descriptor = store.open_chunk(dataset_id, chunk_id)
+    if descriptor is None:
+        return None
+    source = f"chunk {chunk_name(chunk_id)}"
+    try:
+        preamble = decode_preamble(os.pread(descriptor, PREAMBLE_BYTES, 0), source, chunk_id)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError):
+            raise Unavailable(f"object store: {source}: {error.strerror or error}") from error
+        raise
+    return OpenPayload(descriptor, preamble.payload_start, preamble.payload_length)
 
 
 def _check_chunk_id(chunk_id: bytes) -> None:

@@ -1,0 +1,80 @@
+"""Handlers for leases: a caller with the right to read a dataset may pin it, or join a job that reads it."""
+
+from collections.abc import Sequence
+
+import trio
+
+from dieselfs.cluster.member import Member, check_job_name
+from dieselfs.cluster.secret import FINGERPRINT_BYTES
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import SEAL_BYTES
+from dieselfs.rpc.members import encode_members
+from dieselfs.rpc.messages import thrift
+from dieselfs.rpc.records import PinRecord
+from dieselfs_server.leases.job_members import DIGEST_BYTES, JobMembers, JoinRequest
+from dieselfs_server.leases.pins import Pin, live_pins, put_pin, remove_pin
+from dieselfs_server.service import Call, Reply
+from dieselfs_server.users import Right
+
+LEASE_S_MAX = 3600
+HOLDER_CHARACTERS_MAX = 200
+
+
+async def pin(call: Call) -> None:
+    arguments, metadata = call.arguments, call.service.metadata
+    dataset = await call.dataset(Right.READ)
+    if not 0 <= arguments.lease_s <= LEASE_S_MAX:
+        raise InvalidInput(f"lease of {arguments.lease_s} s is out of range (0 to {LEASE_S_MAX})")
+    holder = f"{call.caller.name}/{arguments.holder}"  # so a user cannot remove another user's pin
+    if len(holder) > HOLDER_CHARACTERS_MAX or not holder.isprintable():
+        raise InvalidInput(
+            f"the holder of a pin must be printable, with at most {HOLDER_CHARACTERS_MAX} characters"
+        )
+    expires_ns = call.service.now_ns() + arguments.lease_s * 10**9
+    if arguments.lease_s:
+        record = Pin(holder, arguments.generation, arguments.updated_ns, expires_ns)
+        await trio.to_thread.run_sync(put_pin, metadata, dataset.dataset_id, record)
+    else:
+        await trio.to_thread.run_sync(remove_pin, metadata, dataset.dataset_id, holder)
+
+
+async def list_pins(call: Call) -> Sequence[PinRecord]:
+    dataset_id, service = await call.dataset_id(Right.READ), call.service
+    pins = await trio.to_thread.run_sync(live_pins, service.metadata, dataset_id, service.now_ns())
+    return [PinRecord(pin.holder, pin.generation, pin.expires_ns) for pin in pins]
+
+
+async def join_job(call: Call) -> Reply:
+    service, arguments = call.service, call.arguments
+    job_members = await _job_members(call)
+    if len(arguments.digest) != DIGEST_BYTES:
+        raise InvalidInput(f"a snapshot digest of {len(arguments.digest)} bytes; it must have {DIGEST_BYTES}")
+    if arguments.generation < 0 or arguments.known_version < 0:
+        raise InvalidInput("a negative generation or membership version")
+    node = Member.of(arguments.member[SEAL_BYTES:]).node
+    request = JoinRequest(
+        arguments.member, node, arguments.generation, arguments.digest, arguments.known_version
+    )
+    answer = await trio.to_thread.run_sync(job_members.renew, request, service.now_ns())
+    if answer is None:
+        answer = await trio.to_thread.run_sync(
+            lambda: job_members.admit(request, service.now_ns()), limiter=service.admissions
+        )
+    members = encode_members(answer.members or ())
+    interval_ms = int(answer.interval_s * 1000)
+    info = thrift.MembershipInfo(version=answer.version, interval_ms=interval_ms, bulk_length=len(members))
+    return Reply(info, [members])
+
+
+async def leave_job(call: Call) -> None:
+    job_members, member = await _job_members(call), call.arguments.member
+    node = Member.of(member[SEAL_BYTES:]).node
+    await trio.to_thread.run_sync(job_members.remove, member, node, limiter=call.service.admissions)
+
+
+async def _job_members(call: Call) -> JobMembers:
+    dataset, fingerprint = await call.dataset(Right.READ), call.arguments.fingerprint
+    if len(fingerprint) != FINGERPRINT_BYTES:
+        raise InvalidInput(f"a job fingerprint of {len(fingerprint)} bytes; it must have {FINGERPRINT_BYTES}")
+    job = check_job_name(call.arguments.job)
+    return JobMembers(call.service.metadata, dataset.dataset_id, job, fingerprint)
