@@ -5,15 +5,15 @@ LMDBIO's staggering). A disk or an OSD serves a few long reads at full speed, an
 small reads go past, so that nobody waits for 64 MiB to read a preamble.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 
 from dieselfs.errors import Unavailable
 from dieselfs.limits import MIB
-from dieselfs_server.store.interface import Buffer, ObjectStore
-from dieselfs_server.store.wrapper import StoreWrapper
+from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.wrapper import Arguments, Result, StoreWrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,54 +36,30 @@ class Bounds:
 class LimitedStore(StoreWrapper):
     """An `ObjectStore` that makes a thread wait whose call to `store` would be one too many.
 
-    Looking things up and listing are not bounded: they are short, and few.
+    Looking things up and listing are not bounded: they are short, and few. To open a chunk is a small read; what is
+    read of the file afterwards is not bounded here: that takes no thread of this process.
     """
 
     def __init__(self, store: ObjectStore, bounds: Bounds) -> None:
         super().__init__(store)
         self._bounds = bounds
-        self._reads = BoundedSemaphore(bounds.reads_max)
         self._large_reads = BoundedSemaphore(bounds.large_reads_max)
-        self._writes = BoundedSemaphore(bounds.writes_max)
+        reads, writes = BoundedSemaphore(bounds.reads_max), BoundedSemaphore(bounds.writes_max)
+        self._tokens = dict.fromkeys(("get_range", "open_chunk", "get_record"), reads)
+        self._tokens |= dict.fromkeys(
+            ("put", "delete", "delete_dataset", "put_record", "delete_record"), writes
+        )
 
-    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
-        with self._holding(self._writes):
-            self.store.put(dataset_id, chunk_id, parts)
+    def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        tokens = self._tokens.get(call.__name__)
+        with self._holding(tokens) if tokens else nullcontext():
+            return call(*args)
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
-        with ExitStack() as stack:
-            if length >= self._bounds.large_read_bytes:
-                # First, so that who waits for it takes no place from small reads.
-                stack.enter_context(self._holding(self._large_reads))
-            stack.enter_context(self._holding(self._reads))
-            return self.store.get_range(dataset_id, chunk_id, offset, length)
-
-    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int | None:
-        """To open is a small read. What is read of the file afterwards is not bounded here: that takes no thread of
-        this process, and who reads it waits for nobody but the file system.
-        """
-        with self._holding(self._reads):
-            return self.store.open_chunk(dataset_id, chunk_id)
-
-    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        with self._holding(self._writes):
-            self.store.delete(dataset_id, chunk_id)
-
-    def delete_dataset(self, dataset_id: bytes) -> None:
-        with self._holding(self._writes):
-            self.store.delete_dataset(dataset_id)
-
-    def put_record(self, name: str, content: bytes) -> None:
-        with self._holding(self._writes):
-            self.store.put_record(name, content)
-
-    def get_record(self, name: str) -> bytes | None:
-        with self._holding(self._reads):
-            return self.store.get_record(name)
-
-    def delete_record(self, name: str) -> None:
-        with self._holding(self._writes):
-            self.store.delete_record(name)
+        # First, so that who waits for it takes no place from small reads.
+        is_large = length >= self._bounds.large_read_bytes
+        with self._holding(self._large_reads) if is_large else nullcontext():
+            return super().get_range(dataset_id, chunk_id, offset, length)
 
     @contextmanager
     def _holding(self, tokens: BoundedSemaphore) -> Iterator[None]:

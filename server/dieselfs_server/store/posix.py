@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from dieselfs.chunk.format import DATASET_ID_BYTES
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
@@ -90,11 +90,8 @@ class PosixStore:
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         path = self._chunk_path(dataset_id, chunk_id)
-        with translated(path):
-            try:
-                data = read_range(path, offset, length)
-            except FileNotFoundError:
-                raise _not_stored(chunk_id) from None
+        with _reading(path, chunk_id):
+            data = read_range(path, offset, length)
         if len(data) != length:
             raise Damaged(
                 f"chunk {chunk_name(chunk_id)}: offset {offset}: "
@@ -104,19 +101,13 @@ class PosixStore:
 
     def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int:
         path = self._chunk_path(dataset_id, chunk_id)
-        with translated(path):
-            try:
-                return open_to_read(path)
-            except FileNotFoundError:
-                raise _not_stored(chunk_id) from None
+        with _reading(path, chunk_id):
+            return open_to_read(path)
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         path = self._chunk_path(dataset_id, chunk_id)
-        with translated(path):
-            try:
-                return os.lstat(path).st_size
-            except FileNotFoundError:
-                raise _not_stored(chunk_id) from None
+        with _reading(path, chunk_id):
+            return os.lstat(path).st_size
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
         """Folders stay when their last chunk goes: there is at most one for four seconds of writing."""
@@ -253,5 +244,10 @@ def _remove_old(path: str, oldest_s: float) -> None:
             os.unlink(path)
 
 
-def _not_stored(chunk_id: bytes) -> NotFound:
-    return NotFound(f"chunk {chunk_name(chunk_id)} is not stored")
+@contextmanager
+def _reading(path: str, chunk_id: bytes) -> Iterator[None]:
+    with translated(path):
+        try:
+            yield
+        except FileNotFoundError:
+            raise NotFound(f"chunk {chunk_name(chunk_id)} is not stored") from None

@@ -2,7 +2,7 @@
 
     records/...                          records: `rados_records.py`
     <dataset ID, hex>/chunks/<name>      a chunk, or its first PIECE_BYTES; `name` is its ID as printed
-    <same>.<nonce>.<number>              the rest of a longer one: `rados_pieces.py`; the attribute `pieces` says which
+    <same>.<nonce>.<number>              the rest of a longer one; the attribute `pieces` says which
     datasets                             keys: dataset IDs, hex
     <dataset ID, hex>/times              keys: the first four characters of names
     <dataset ID, hex>/times/<name[:4]>   keys: names; and <name>.<nonce>.<pieces> of chunks in pieces
@@ -21,8 +21,10 @@ from dieselfs.chunk.format import DATASET_ID_BYTES
 from dieselfs.chunk.ids import CHUNK_NAME_CHARACTERS, chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs_server.store.interface import Buffer
-from dieselfs_server.store.rados_pieces import (
+from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
+from dieselfs_server.store.rados_records import (
     PIECE_BYTES,
+    RadosRecords,
     Stripes,
     just_before,
     keys_of,
@@ -30,8 +32,6 @@ from dieselfs_server.store.rados_pieces import (
     remove_pieces,
     write_pieces,
 )
-from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
-from dieselfs_server.store.rados_records import RadosRecords
 
 REGISTER_TRIES_MAX = 8
 """How often a chunk is entered again after somebody removed its dataset at the same time."""
@@ -42,7 +42,7 @@ _PIECES = "pieces"
 _DATASET_KEY = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
-class RadosStore:
+class RadosStore(RadosRecords):
     """An `ObjectStore`. The pool must be replicated: erasure-coded ones keep no keys.
 
     Deleting a dataset while somebody puts into it may leave chunks that are not listed; the server drops the dataset's
@@ -50,9 +50,7 @@ class RadosStore:
     """
 
     def __init__(self, pool: RadosPool, piece_bytes: int = PIECE_BYTES) -> None:
-        self._pool = pool
-        self._piece_bytes = piece_bytes
-        self._records = RadosRecords(pool, piece_bytes)
+        super().__init__(pool, piece_bytes)
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         content = b"".join(parts)
@@ -177,18 +175,6 @@ class RadosStore:
         self._pool.remove(times)
         with suppress(NotFound):
             self._pool.remove_keys(_DATASETS, [dataset_id.hex()])
-
-    def put_record(self, name: str, content: bytes) -> None:
-        self._records.put(name, content)
-
-    def get_record(self, name: str) -> bytes | None:
-        return self._records.get(name)
-
-    def list_records(self, prefix: str) -> list[str]:
-        return self._records.names(prefix)
-
-    def delete_record(self, name: str) -> None:
-        self._records.delete(name)
 
     def close(self) -> None:
         self._pool.close()

@@ -1,45 +1,105 @@
-"""The records of a server in a RADOS pool.
+"""The records of a server in a RADOS pool, and content that is longer than one RADOS object should be.
 
     records            keys: names; and <name>.<nonce>.<pieces> of records in pieces
     records/<name>     a zero byte and the content; or a one byte and what `Stripes` encodes; the content is in stripes
+    <object>.<nonce>.<number>    a piece, from 1 on; each writer has a new nonce, so that two never mix theirs
 
-The object `records/<name>` is replaced at once, so that a reader finds the old or the new content. The key is entered
-before it; the pieces of the old content go after it.
+The object `records/<name>` is replaced at once, so that a reader finds the old or the new content. The key of pieces is
+entered before the first of them, and stays as long as any is there, so that what a crash leaves is found and removed
+with the object; the pieces of the old content go after the new one is there.
 """
 
 import re
+import secrets
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs_server.store.rados_pieces import (
-    Stripes,
-    keys_of,
-    pieces_of_key,
-    remove_pieces,
-    write_pieces,
-)
+from dieselfs.limits import MIB
 from dieselfs_server.store.rados_pool import RadosPool
 
 READ_TRIES_MAX = 8
 """How often a record is read again that is replaced while it is read."""
 
 _KEYS = "records"
-_NAME = re.compile(r"[a-z0-9-]{1,200}")
+_RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
 _WHOLE, _IN_PIECES = b"\0", b"\1"
 _HEAD_BYTES_MAX = 128
 """Enough for what says where pieces are."""
 
+PIECE_BYTES = 64 * MIB
+"""Ceph takes at most 90 MiB in one write (osd_max_write_size), and objects of at most 128 MiB (osd_max_object_size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripes:
+    """Which pieces belong together; `count` is the number of the last one."""
+
+    nonce: str
+    length: int
+    count: int
+
+    @classmethod
+    def new(cls, length: int, count: int) -> "Stripes":
+        return cls(secrets.token_hex(8), length, count)
+
+    def encode(self) -> bytes:
+        return f"{self.nonce} {self.length} {self.count}".encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> "Stripes":
+        """Raises ValueError."""
+        nonce, length, count = value.decode("ascii").split(" ")
+        return cls(nonce, int(length), int(count))
+
+    def key(self, name: str) -> str:
+        return f"{name}.{self.nonce}.{self.count}"
+
+    def objects(self, base: str) -> list[str]:
+        """The names of all pieces of the object `base`."""
+        return [f"{base}.{self.nonce}.{number}" for number in range(1, self.count + 1)]
+
+
+def pieces_of_key(key: str) -> Stripes:
+    """What a key tells of its pieces; not their length."""
+    _, nonce, count = key.split(".")
+    return Stripes(nonce, 0, int(count))
+
+
+def write_pieces(pool: RadosPool, base: str, pieces: Stripes, content: memoryview, piece_bytes: int) -> None:
+    """Write `content`, which fills the pieces one after the other."""
+    for number, name in enumerate(pieces.objects(base)):
+        pool.create(name, bytes(content[number * piece_bytes : (number + 1) * piece_bytes]))
+
+
+def remove_pieces(pool: RadosPool, base: str, pieces: Stripes) -> None:
+    """Remove them, as far as they are there."""
+    for name in pieces.objects(base):
+        pool.remove(name)
+
+
+def just_before(key: str) -> str:
+    """What sorts behind all that sorts before `key`, which is not empty: from there on, `key` and what follows it."""
+    return f"{key[:-1]}{chr(ord(key[-1]) - 1)}\x7f"
+
+
+def keys_of(pool: RadosPool, keys: str, prefix: str) -> Iterator[str]:
+    """The keys in the object `keys` that begin with `prefix`, which is not empty, sorted."""
+    return takewhile(lambda key: key.startswith(prefix), pool.keys(keys, after=just_before(prefix)))
+
 
 class RadosRecords:
-    """The part of an `ObjectStore` that keeps records. Content of `piece_bytes` and more goes into pieces."""
+    """The records of an `ObjectStore`. Content of `piece_bytes` and more goes into pieces."""
 
     def __init__(self, pool: RadosPool, piece_bytes: int) -> None:
         self._pool = pool
         self._piece_bytes = piece_bytes
 
-    def put(self, name: str, content: bytes) -> None:
-        place = _object(name)
-        before = self._pieces(place)
+    def put_record(self, name: str, content: bytes) -> None:
+        place = _record_object(name)
+        before = self._record_pieces(place)
         self._enter(name)
         if len(content) < self._piece_bytes:
             self._pool.replace(place, _WHOLE + content)
@@ -52,8 +112,8 @@ class RadosRecords:
             remove_pieces(self._pool, place, before)
             self._pool.remove_keys(_KEYS, [before.key(name)])
 
-    def get(self, name: str) -> bytes | None:
-        place = _object(name)
+    def get_record(self, name: str) -> bytes | None:
+        place = _record_object(name)
         before = None
         for _ in range(READ_TRIES_MAX):
             try:
@@ -76,14 +136,14 @@ class RadosRecords:
             raise Damaged(f"{place}: {len(content)} bytes in its pieces, not {pieces.length}")
         return content
 
-    def names(self, prefix: str) -> list[str]:
+    def list_records(self, prefix: str) -> list[str]:
         keys = keys_of(self._pool, _KEYS, prefix) if prefix else self._pool.keys(_KEYS)
         names = [key for key in keys if "." not in key]
-        found = self._pool.existing([_object(name) for name in names])
+        found = self._pool.existing([_record_object(name) for name in names])
         return [name for name, is_there in zip(names, found, strict=True) if is_there]
 
-    def delete(self, name: str) -> None:
-        place = _object(name)
+    def delete_record(self, name: str) -> None:
+        place = _record_object(name)
         self._pool.remove(place)
         keys = list(keys_of(self._pool, _KEYS, f"{name}."))
         for key in keys:
@@ -91,7 +151,7 @@ class RadosRecords:
         with suppress(NotFound):
             self._pool.remove_keys(_KEYS, [*keys, name])
 
-    def _pieces(self, place: str) -> Stripes | None:
+    def _record_pieces(self, place: str) -> Stripes | None:
         """The pieces of what is there now, if it is in pieces."""
         try:
             head = self._pool.read(place, 0, _HEAD_BYTES_MAX)
@@ -114,7 +174,7 @@ def _decode(place: str, head: bytes) -> Stripes:
         raise Damaged(f"{place}: offset 0: this is no record") from None
 
 
-def _object(name: str) -> str:
-    if not _NAME.fullmatch(name):
+def _record_object(name: str) -> str:
+    if not _RECORD_NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is not the name of a record")
     return f"{_KEYS}/{name}"

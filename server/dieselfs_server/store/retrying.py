@@ -8,15 +8,14 @@ contract has it for every repeated put.
 import errno
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 from dieselfs.chunk.ids import chunk_time_s
 from dieselfs.errors import Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
-from dieselfs_server.store.interface import Buffer, ObjectStore
-from dieselfs_server.store.wrapper import StoreWrapper
+from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.wrapper import Arguments, Result, StoreWrapper
 
 LASTING = frozenset(
     (
@@ -34,8 +33,6 @@ LASTING = frozenset(
     )
 )
 """Causes that waiting does not change."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +83,12 @@ class RetryingStore(StoreWrapper):
         self._clock = clock
         self._sleep = sleep
 
-    def _try(self, call: Callable[[], _T]) -> _T:
+    def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         started_s = self._clock()
         failed_tries = 0
         while True:
             try:
-                return call()
+                return call(*args)
             except Unavailable as error:
                 failed_tries += 1
                 wait_s = wait_before(failed_tries, self._patience, self._source.random())
@@ -99,21 +96,6 @@ class RetryingStore(StoreWrapper):
                 if failed_tries >= self._patience.tries_max or is_late or not is_passing(error):
                     raise
             self._sleep(wait_s)
-
-    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
-        self._try(lambda: self.store.put(dataset_id, chunk_id, parts))
-
-    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
-        return self._try(lambda: self.store.get_range(dataset_id, chunk_id, offset, length))
-
-    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int | None:
-        return self._try(lambda: self.store.open_chunk(dataset_id, chunk_id))
-
-    def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
-        return self._try(lambda: self.store.size(dataset_id, chunk_id))
-
-    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        self._try(lambda: self.store.delete(dataset_id, chunk_id))
 
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
         """Goes on behind the last ID that was seen."""
@@ -128,24 +110,9 @@ class RetryingStore(StoreWrapper):
                 chunk_ids = self.store.list_chunks(dataset_id, chunk_time_s(seen) if seen else since_s)
                 raise
 
-        while (chunk_id := self._try(following)) is not None:
+        while (chunk_id := self._pass(following)) is not None:
             seen = chunk_id
             yield chunk_id
 
     def list_datasets(self) -> Iterator[bytes]:
-        yield from self._try(lambda: list(self.store.list_datasets()))
-
-    def delete_dataset(self, dataset_id: bytes) -> None:
-        self._try(lambda: self.store.delete_dataset(dataset_id))
-
-    def put_record(self, name: str, content: bytes) -> None:
-        self._try(lambda: self.store.put_record(name, content))
-
-    def get_record(self, name: str) -> bytes | None:
-        return self._try(lambda: self.store.get_record(name))
-
-    def list_records(self, prefix: str) -> list[str]:
-        return self._try(lambda: self.store.list_records(prefix))
-
-    def delete_record(self, name: str) -> None:
-        self._try(lambda: self.store.delete_record(name))
+        yield from self._pass(lambda: list(self.store.list_datasets()))

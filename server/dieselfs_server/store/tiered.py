@@ -15,10 +15,9 @@ from threading import Lock
 from dieselfs.chunk.format import decode_chunk
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
-from dieselfs_server.store.fingerprint import Fingerprint
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.store.tier_filler import SLOW_SHARE, TierFiller
-from dieselfs_server.store.tier_index import TierIndex
+from dieselfs_server.store.tier_index import Fingerprint, TierIndex
 from dieselfs_server.store.wrapper import StoreWrapper
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,12 @@
 """A store around a store: passes every call on. What limits, repeats or counts changes the calls that it is about."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, TypeVarTuple
 
 from dieselfs_server.store.interface import Buffer, ObjectStore
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class StoreWrapper:
@@ -11,41 +15,45 @@ class StoreWrapper:
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
 
+    def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        """Every call of a method of `store`, except `close`."""
+        return call(*args)
+
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
-        self.store.put(dataset_id, chunk_id, parts)
+        self._pass(self.store.put, dataset_id, chunk_id, parts)
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
-        return self.store.get_range(dataset_id, chunk_id, offset, length)
+        return self._pass(self.store.get_range, dataset_id, chunk_id, offset, length)
 
     def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int | None:
-        return self.store.open_chunk(dataset_id, chunk_id)
+        return self._pass(self.store.open_chunk, dataset_id, chunk_id)
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
-        return self.store.size(dataset_id, chunk_id)
+        return self._pass(self.store.size, dataset_id, chunk_id)
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        self.store.delete(dataset_id, chunk_id)
+        self._pass(self.store.delete, dataset_id, chunk_id)
 
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
-        return self.store.list_chunks(dataset_id, since_s)
+        return self._pass(self.store.list_chunks, dataset_id, since_s)
 
     def list_datasets(self) -> Iterator[bytes]:
-        return self.store.list_datasets()
+        return self._pass(self.store.list_datasets)
 
     def delete_dataset(self, dataset_id: bytes) -> None:
-        self.store.delete_dataset(dataset_id)
+        self._pass(self.store.delete_dataset, dataset_id)
 
     def put_record(self, name: str, content: bytes) -> None:
-        self.store.put_record(name, content)
+        self._pass(self.store.put_record, name, content)
 
     def get_record(self, name: str) -> bytes | None:
-        return self.store.get_record(name)
+        return self._pass(self.store.get_record, name)
 
     def list_records(self, prefix: str) -> list[str]:
-        return self.store.list_records(prefix)
+        return self._pass(self.store.list_records, prefix)
 
     def delete_record(self, name: str) -> None:
-        self.store.delete_record(name)
+        self._pass(self.store.delete_record, name)
 
     def close(self) -> None:
         self.store.close()

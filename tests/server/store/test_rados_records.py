@@ -6,10 +6,8 @@ import pytest
 
 from dieselfs.errors import Damaged
 from dieselfs_server.store.rados_pool import RadosPool
-from dieselfs_server.store.rados_records import RadosRecords
+from dieselfs_server.store.rados_records import RadosRecords, Stripes, just_before, pieces_of_key
 from tests.support.ceph import USER, RunningCeph, needs_ceph
-
-pytestmark = needs_ceph
 
 PIECE_BYTES = 1000
 LARGE = bytes(range(250)) * 10
@@ -19,7 +17,7 @@ LARGE = bytes(range(250)) * 10
 def pool(ceph: RunningCeph) -> Iterator[RadosPool]:
     pool = RadosPool("data", ceph.conf, USER)
     yield pool
-    RadosRecords(pool, PIECE_BYTES).delete("large")
+    RadosRecords(pool, PIECE_BYTES).delete_record("large")
     pool.close()
 
 
@@ -27,26 +25,49 @@ def objects(ceph: RunningCeph) -> list[str]:
     return [name for name in ceph.object_names("data") if name.startswith("records/large")]
 
 
+@needs_ceph
 def test_pieces_come_and_go_with_their_content(ceph: RunningCeph, pool: RadosPool) -> None:
     records = RadosRecords(pool, PIECE_BYTES)
     for content, count in ((LARGE, 4), (LARGE[:999], 1), (LARGE[:1000], 2), (LARGE[::-1], 4), (b"", 1)):
-        records.put("large", content)
-        assert records.get("large") == content
+        records.put_record("large", content)
+        assert records.get_record("large") == content
         assert len(objects(ceph)) == count
-    records.put("large", LARGE)
-    records.delete("large")
-    assert objects(ceph) == [] and records.get("large") is None and records.names("large") == []
+    records.put_record("large", LARGE)
+    records.delete_record("large")
+    assert objects(ceph) == [] and records.get_record("large") is None and records.list_records("large") == []
 
 
+@needs_ceph
 def test_damage_is_told_from_replacement(ceph: RunningCeph, pool: RadosPool) -> None:
     records = RadosRecords(pool, PIECE_BYTES)
-    records.put("large", LARGE)
+    records.put_record("large", LARGE)
     pool.replace(objects(ceph)[-1], b"short")
     with pytest.raises(Damaged, match="records/large: 2005 bytes in its pieces, not 2500"):
-        records.get("large")
+        records.get_record("large")
     pool.remove(objects(ceph)[-1])
     with pytest.raises(Damaged, match="records/large: offset 0: pieces are missing"):
-        records.get("large")
+        records.get_record("large")
     pool.replace("records/large", b"\7")
     with pytest.raises(Damaged, match="records/large: offset 0: this is no record"):
-        records.get("large")
+        records.get_record("large")
+
+
+def test_pieces_are_found_again() -> None:
+    pieces = Stripes.new(length=2500, count=3)
+    assert Stripes.decode(pieces.encode()) == pieces
+    assert pieces.objects("place") == [f"place.{pieces.nonce}.{number}" for number in (1, 2, 3)]
+    assert pieces_of_key(pieces.key("name")).objects("place") == pieces.objects("place")
+    assert Stripes.new(2500, 3).nonce != pieces.nonce
+
+
+@pytest.mark.parametrize("value", [b"", b"a b c", b"a 1", b"a 1 2 3", b"\xff 1 2"])
+def test_what_says_nothing_of_pieces_is_an_error(value: bytes) -> None:
+    with pytest.raises(ValueError):
+        Stripes.decode(value)
+
+
+def test_a_listing_begins_where_it_should() -> None:
+    keys = sorted(["", "-", "-a", "0", "0-", "0z", "1", "A", "Az", "Azzz", "B", "Z_", "z", "zz"])
+    for key in keys[1:]:
+        behind = [other for other in keys if other > just_before(key)]
+        assert behind == [other for other in keys if other >= key]

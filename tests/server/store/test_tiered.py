@@ -12,10 +12,9 @@ import pytest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import NotFound
-from dieselfs_server.store.fingerprint import BLOCK_BYTES
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
-from dieselfs_server.store.tier_index import BUSY_S
+from dieselfs_server.store.tier_index import BLOCK_BYTES, BUSY_S
 from dieselfs_server.store.tiered import TieredStore
 from lab.counting_store import CountingStore
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
