@@ -1,5 +1,4 @@
-"""What a process counts, in one registry: counters, gauges and histograms, by name and labels. This module is told of
-forks.
+"""What a process counts, in one registry: counters, gauges and histograms, by name and labels. No I/O.
 
 A component takes the registry of its process and declares each metric in one line, under its full name:
 
@@ -15,14 +14,14 @@ component holds while it takes a lock of its own. Metrics may be declared and re
 called without the lock. A forked child begins at zero.
 """
 
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
 from typing import Any, TypeVar
-from weakref import WeakSet
+
+from dieselfs.process.forks import renew_after_fork
 
 _UNITS = {"bytes": "bytes", "s": "seconds", "share": "ratio"}
 """By the last word of a name."""
@@ -107,7 +106,7 @@ class Registry:
         self.lock = Lock()
         self._families: dict[str, Family] = {}
         self._metrics: dict[tuple[str, tuple[str, ...]], Metric] = {}
-        _registries.add(self)
+        renew_after_fork(self)
 
     def counter(self, name: str, help: str, read: Read | None = None, **labels: str) -> Metric:
         """A number that only rises."""
@@ -140,7 +139,7 @@ class Registry:
         with self.lock:
             metric.value += more
 
-    def reset(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: all numbers are zero again, and the lock is free, which a thread of the parent held."""
         self.lock = Lock()
         for metric in self._metrics.values():
@@ -173,14 +172,3 @@ class Registry:
             if family.kind in ("counter", "gauge") and isinstance(value, int):
                 found[family.name] = found.get(family.name, 0) + value
         return found
-
-
-_registries: WeakSet[Registry] = WeakSet()
-
-
-def _after_fork() -> None:
-    for registry in list(_registries):
-        registry.reset()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Reads files of one snapshot, from memory if they are there. This module waits for sockets and hooks into fork.
+"""Reads files of one snapshot, from memory if they are there. This module waits for sockets.
 
 Three ways lead to the bytes of a file, each several times slower than the one before. The place of a file in a pinned
 chunk is remembered by its path after the first read. Else the snapshot finds the chunk, which may be in memory. Else
@@ -8,7 +8,6 @@ the chunk is fetched, or just the extent in it.
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +67,6 @@ class FileReader:
         self._hits = self.metrics.counter("files.hits", "Files whose bytes were in memory.")
         self._misses = self.metrics.counter("files.misses", "Files that had to be waited for.")
         self.get = self._specialised()
-        _readers.add(self)
 
     def _specialised(self) -> Callable[[Path], bytes]:
         """`get`: a closure, as attributes would cost a third of a hit's time."""
@@ -85,10 +83,6 @@ class FileReader:
             return content
 
         return get
-
-    def after_fork(self) -> None:
-        """In a forked child: with locks of its own."""
-        self._held.after_fork()
 
     # -- by path -----------------------------------------------------------------------------------------
 
@@ -214,14 +208,3 @@ class FileReader:
         with self._held.lock:
             self._known.clear()
             self._known_bytes_left = 0
-
-
-_readers: WeakSet[FileReader] = WeakSet()
-
-
-def _after_fork() -> None:
-    for reader in list(_readers):
-        reader.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

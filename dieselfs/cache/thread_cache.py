@@ -27,6 +27,7 @@ from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.pooled_source import RequestMetrics
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.metrics import Registry
+from dieselfs.process.forks import renew_after_fork
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Slices, Source
 from dieselfs.sources.server import ServerSource, first_damaged
@@ -47,7 +48,7 @@ class Payload(NamedTuple):
 
 
 class ThreadCache:
-    """Blocks; safe to use from several threads, and in a forked child after `after_fork`."""
+    """Blocks; safe to use from several threads, and after a fork."""
 
     def __init__(
         self, reader: ServerSource, memory_bytes: int, daemon: NodeClient | Attachment | None = None
@@ -79,10 +80,11 @@ class ThreadCache:
         metrics.gauge("chunk_cache.pinned_bytes", "Pinned bytes.", lambda: self.policy.pinned_bytes)
         metrics.gauge("chunk_cache.evictable_bytes", "Evictable bytes.", lambda: self.policy.evictable_bytes)
         metrics.gauge("chunk_cache.memory_bytes", "Limit of chunks and lookups.").value = memory_bytes
+        renew_after_fork(self)
         metrics.gauge("job.nodes", "Known nodes.", lambda: len(self._job.members) if self._job else 0)
 
     def after_fork(self) -> None:
-        """In a forked child, where threads of the parent may have held the locks."""
+        """Threads of the parent may have held the locks."""
         self.lock, self._in_flight = Lock(), {}
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ of its parent, and its own connections, threads and locks.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +28,7 @@ from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S
 from dieselfs.metrics import Registry
+from dieselfs.process.forks import renew_after_fork
 from dieselfs.rpc.auth import Key
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices, Source
@@ -44,7 +44,6 @@ class _Parts:
     """The connections, locks and threads of an attachment in one process."""
 
     def __init__(self, of: "Attachment") -> None:
-        self.process_id = os.getpid()
         self.peers = PeerClient(of.key, of.snapshot.digest, clock=of.clock, metrics=of.metrics)
         alone = Member(of.name, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
         self.ownership = Ownership(of.snapshot, alone, self.peers)
@@ -93,7 +92,6 @@ class Attachment:
         self.key = key
         self._keeper = keeper
         self.clock = clock
-        self._process_id = os.getpid()
         self._lock = Lock()  # guards the creation of the parts
         self._parts: _Parts | None = None
         self._is_closed = False
@@ -101,6 +99,11 @@ class Attachment:
         self._version = 0
         self._members: tuple[Member, ...] = ()
         self._has_waited = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Threads and connections belong to the parent; a thread of it may have held the lock."""
+        self._lock, self._parts = Lock(), None
 
     @property
     def source(self) -> PooledSource:
@@ -147,17 +150,14 @@ class Attachment:
         self._node.close()
         if self._keeper is not None:
             self._keeper.close()
-        parts = self._parts
-        if parts is not None and parts.process_id == os.getpid():
-            parts.peers.close()
+        if self._parts is not None:
+            self._parts.peers.close()
 
     # -- this process ------------------------------------------------------------------------------------
 
     def _here(self) -> _Parts:
         """The parts of this process; starts a refresh when it is due."""
-        parts = self._parts
-        if parts is None or parts.process_id != os.getpid():
-            parts = self._make_parts()
+        parts = self._parts or self._make_parts()
         now_s = self.clock()
         if now_s >= parts.due_s and not self._is_closed and (parts.refresh is None or parts.refresh.done()):
             parts.due_s = now_s + NODE_MEMBERS_INTERVAL_S
@@ -167,9 +167,9 @@ class Attachment:
         return parts
 
     def _make_parts(self) -> _Parts:
-        with self._guard():
+        with self._lock:
             parts = self._parts
-            if parts is None or parts.process_id != os.getpid():
+            if parts is None:
                 parts = _Parts(self)
                 if self._members:  # known from the parent process
                     parts.change(self._members)
@@ -202,10 +202,3 @@ class Attachment:
                 return False
             self._version, self._members = reply.version, reply.members
         return True
-
-    def _guard(self) -> Lock:
-        """The lock: a new one in a forked child, where a thread of the parent may have held the old one forever."""
-        if self._process_id != os.getpid():
-            # In this order: a thread that sees the new process ID takes the lock at once.
-            self._lock, self._process_id = Lock(), os.getpid()
-        return self._lock

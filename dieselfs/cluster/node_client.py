@@ -39,6 +39,7 @@ from dieselfs.limits import (
     NODE_HELLO_TIMEOUT_S,
     NODE_PACKET_BYTES_MAX,
 )
+from dieselfs.process.forks import renew_after_fork
 from dieselfs.process.state_dirs import check_private
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, decode_members
 from dieselfs.sockets import peer_user, reachable_path, receive_with_descriptor
@@ -207,70 +208,60 @@ class NodeClient:
         self._clock = clock
         self._avoided_until_s = float("-inf")
         self._is_closed = False
-        self._process_id = os.getpid()
         self._idle: list[NodeConnection] = []  # used without a lock: `pop` and `append` are atomic
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The connections are in use by the parent."""
+        self._close_idle()
 
     def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
         """The unverified payload of a chunk of `length_bytes`; the reader needs `wanted_bytes` of it.
 
         None without a daemon, without the chunk, or after a timeout. A daemon that fails is avoided for NODE_AVOIDED_S.
         """
-        if self._is_closed or self._clock() < self._avoided_until_s:
+        reply = self._call(lambda connection: connection.chunk(chunk, wanted_bytes))
+        if reply is None:
             return None
+        descriptor, sent_bytes = reply
         try:
-            reply = self._call(lambda connection: connection.chunk(chunk, wanted_bytes))
-            if reply is None:
-                return None
-            descriptor, sent_bytes = reply
-            try:
-                return map_sealed(descriptor, length_bytes) if sent_bytes == length_bytes else None
-            finally:
-                os.close(descriptor)
+            return map_sealed(descriptor, length_bytes) if sent_bytes == length_bytes else None
         except DieselfsError:
             return None
+        finally:
+            os.close(descriptor)
 
     def members(self, known_version: int = 0) -> NodeMembers | None:
         """The members of the daemon's job, as `NodeConnection.members`; the first is the daemon.
 
         None without a daemon, without a job, or after a timeout. A daemon that fails is avoided for NODE_AVOIDED_S.
         """
-        if self._is_closed or self._clock() < self._avoided_until_s:
-            return None
-        try:
-            return self._call(lambda connection: connection.members(known_version))
-        except DieselfsError:
-            return None
+        return self._call(lambda connection: connection.members(known_version))
 
-    def _call(self, request: Callable[[NodeConnection], _T]) -> _T:
-        if self._process_id != os.getpid():  # forked: the connections are in use by the parent
-            self._process_id = os.getpid()
-            self._close_idle()
-        while True:
-            connection, is_new = self._take()
+    def _call(self, request: Callable[[NodeConnection], _T]) -> _T | None:
+        """The result of a request on a connection; None if it fails."""
+        is_new = False
+        while not is_new and not self._is_closed and self._clock() >= self._avoided_until_s:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                is_new = True
+                try:
+                    connection = NodeConnection(self._path, self._digest)
+                except DieselfsError:
+                    self._avoided_until_s = self._clock() + NODE_AVOIDED_S
+                    return None
             try:
                 return request(connection)
             except DieselfsError:
                 if connection.is_open:
-                    raise
+                    return None
                 self._close_idle()
-                if is_new:
-                    self._avoid()
-                    raise  # an old connection may have failed because the daemon has restarted
+                if is_new:  # an old connection may have failed because the daemon has restarted
+                    self._avoided_until_s = self._clock() + NODE_AVOIDED_S
             finally:
                 self._give_back(connection)
-
-    def _take(self) -> tuple[NodeConnection, bool]:
-        """`(connection, whether it is a new one)`."""
-        with suppress(IndexError):
-            return self._idle.pop(), False
-        try:
-            return NodeConnection(self._path, self._digest), True
-        except DieselfsError:
-            self._avoid()
-            raise
-
-    def _avoid(self) -> None:
-        self._avoided_until_s = self._clock() + NODE_AVOIDED_S
+        return None
 
     def _give_back(self, connection: NodeConnection) -> None:
         if self._is_closed or len(self._idle) >= _IDLE_CONNECTIONS_MAX:

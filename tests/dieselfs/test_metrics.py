@@ -93,7 +93,7 @@ def test_a_forked_child_begins_at_zero_though_a_thread_held_the_lock() -> None:
     counter = metrics.counter("reads.files", "Help.")
     counter.value += 5
     metrics.lock.acquire()
-    metrics.reset()
+    metrics.after_fork()
     assert metrics.as_dict() == {"reads": {"files": 0}}
     counter.value += 1
     assert metrics.as_dict() == {"reads": {"files": 1}}
