@@ -125,7 +125,7 @@ class Service:
         self.role: JobRole | None = None
         self.config: PoolConfig | None = None
         if self.options.job is not None and self.client is not None:
-            self.config = pool_config(self.options, self.client, self.snapshot.dataset, 0, os.environ)
+            self.config = pool_config(self.options, self.client, self.snapshot.dataset, os.environ)
         self.holder = holder_name(str(path_of(self.snapshot, self.config)), os.getpid())
         self._is_pinned = trio.Event()
 

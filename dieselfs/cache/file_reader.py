@@ -8,6 +8,8 @@ the chunk is fetched, or just the extent in it.
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,13 @@ _PLACE_BITS = 27
 _SLOT_SHIFT = 2 * _PLACE_BITS
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 assert CHUNK_PAYLOAD_BYTES_MAX <= _PLACE_MASK
+
+
+_Content = TypeVar("_Content", covariant=True)
+
+
+class _Sliceable(Protocol[_Content]):
+    def __getitem__(self, part: slice, /) -> _Content: ...
 
 
 class FileReader:
@@ -88,26 +97,23 @@ class FileReader:
 
     def get_many(self, paths: Iterable[Path]) -> list[bytes]:
         """All bytes of each file, in this order; each chunk is requested once. Raises as `get`."""
-        paths = paths if isinstance(paths, list) else list(paths)
-        memories = self._held.memories
-        try:
-            contents = [
-                memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
-                for at in map(self._known.__getitem__, paths)
-            ]
-        except _NOT_KNOWN:
-            found = list(map(self._found, paths))
-            fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
-            return [next(fetched) if isinstance(at, int) else at[0].memory[at[1] : at[2]] for at in found]
-        self._hits.value += len(paths)
-        return contents
+        return self._many(paths, self._held.memories, attrgetter("memory"), bytes)
 
     def views(self, paths: Iterable[Path]) -> list[memoryview]:
         """As `get_many`, but without a copy for files that are in memory. A view keeps the memory of a whole chunk."""
+        return self._many(paths, self._held.views, attrgetter("view"), memoryview)
+
+    def _many(
+        self,
+        paths: Iterable[Path],
+        pinned: Sequence[_Sliceable[_Content]],
+        of: Callable[[Payload], _Sliceable[_Content]],
+        made_of: Callable[[bytes], _Content],
+    ) -> list[_Content]:
+        """Slices of `pinned` memory, or `of` payloads; else `made_of` fetched bytes."""
         paths = paths if isinstance(paths, list) else list(paths)
-        pinned = self._held.views
         try:
-            views = [
+            contents = [
                 pinned[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
                 for at in map(self._known.__getitem__, paths)
             ]
@@ -115,11 +121,10 @@ class FileReader:
             found = list(map(self._found, paths))
             fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
             return [
-                memoryview(next(fetched)) if isinstance(at, int) else at[0].view[at[1] : at[2]]
-                for at in found
+                made_of(next(fetched)) if isinstance(at, int) else of(at[0])[at[1] : at[2]] for at in found
             ]
         self._hits.value += len(paths)
-        return views
+        return contents
 
     def _get(self, path: Path) -> bytes:
         found = self._found(path)

@@ -14,7 +14,7 @@ from dieselfs.cluster.node_client import NodeClient, job_socket_path
 from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.process.launch import python_command
 from dieselfs.process.state_dirs import log_path, runtime_folder
-from dieselfs.settings import AUTO, EMBEDDED, JOB_FIELDS, CacheOptions, Settings
+from dieselfs.settings import EMBEDDED, JOB_FIELDS, CacheOptions, Settings
 from dieselfs.snapshot.format import PREAMBLE_BYTES
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
@@ -46,8 +46,7 @@ class JobAccess:
         chosen = settings.job
         if not chosen.job:
             return None
-        name = None if chosen.job == AUTO else chosen.job
-        job = find_job(environment, socket.gethostname(), name, node=chosen.job_node)
+        job = find_job(chosen, environment, socket.gethostname())
         if job is None and not is_required:
             return None
         job = required_job(job)

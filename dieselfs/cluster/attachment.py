@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
-from xxhash import xxh3_128_intdigest
-
 from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.chunk_requests import PeerRequest
@@ -32,7 +30,7 @@ from dieselfs.process.forks import renew_after_fork
 from dieselfs.rpc.auth import Key
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices, Source
-from dieselfs.sources.server import first_damaged
+from dieselfs.sources.server import is_intact
 
 _NOWHERE = TcpAddress("127.0.0.1", 0)
 """The address of an attached process: it gets no requests."""
@@ -46,7 +44,7 @@ class _Parts:
     def __init__(self, of: "Attachment") -> None:
         self.peers = PeerClient(of.key, of.snapshot.digest, clock=of.clock, metrics=of.metrics)
         alone = Member(of.name, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
-        self.ownership = Ownership(of.snapshot, alone, self.peers)
+        self.ownership = Ownership(of.snapshot, alone, self.peers.detector)
         self.source = PooledSource(
             of.snapshot, self.ownership.owner, of.own_payload, self.peers, of.server, metrics=of.metrics
         )
@@ -133,11 +131,9 @@ class Attachment:
         if memory is None:
             return None
         view = readonly_view(memory)
-        if wanted.extents:  # verifying the whole payload costs as much as 100 small files
-            is_intact = first_damaged(wanted.extents, Slices.of_payload(view, wanted.extents)) is None
-        else:
-            is_intact = xxh3_128_intdigest(view) == self.snapshot.chunk_checksum(wanted.chunk)
-        return view if is_intact else None
+        # Verifying the whole payload costs as much as 100 small files.
+        slices = Slices.of_payload(view, wanted.extents)
+        return view if is_intact(self.snapshot, wanted.chunk, wanted.extents, slices) else None
 
     @property
     def peers(self) -> PeerClient:

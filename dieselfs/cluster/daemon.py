@@ -62,7 +62,8 @@ class JobDaemon:
         self._supply = supply
         self._clock = clock
         self._pause = pause
-        self._process: ProcessHandle | None = None  # started by this program
+        self._is_started = False  # by this program, and not known to have ended
+        self._process: ProcessHandle | None = None
         self._failed_starts = 0
         self._young_until_s = float("-inf")
         self._missing_since_s: float | None = None
@@ -134,11 +135,13 @@ class JobDaemon:
                 )
             _log.info("started the daemon of this node, process %d (log: %s)", process, self._log)
             self._young_until_s = self._clock() + JOB_MASTER_WAIT_S
-            self._process = ProcessHandle(process)
+            self._is_started, self._process = True, None
+            with suppress(ProcessLookupError):  # it has ended already
+                self._process = ProcessHandle(process)
 
     def _take_end(self) -> bool:
         """Whether the daemon that this program started has ended; True once."""
-        if self._process is None or not self._process.has_ended:
-            return False
-        self._process = None
-        return True
+        has_ended = self._is_started and (self._process is None or self._process.has_ended)
+        if has_ended:
+            self._is_started, self._process = False, None
+        return has_ended

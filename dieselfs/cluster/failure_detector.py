@@ -48,7 +48,11 @@ class _Suspect:
 
 
 class FailureDetector:
-    """Peers by the names of their nodes. Not thread-safe. `clock` is in seconds."""
+    """Peers by the names of their nodes. `clock` is in seconds.
+
+    Thread-safe without a lock: each method changes one entry in one step, and failures of a peer at the same moment may
+    count as one.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -57,18 +61,19 @@ class FailureDetector:
     def failed(self, node: str) -> None:
         """A request failed or timed out."""
         before = self._suspect(node)
-        avoided_s = PEER_AVOIDED_S if before is None else min(2 * before.avoided_s, PEER_AVOIDED_MAX_S)
-        self._avoid(node, avoided_s)
+        self._avoid(node, PEER_AVOIDED_S if before is None else min(2 * before.avoided_s, PEER_AVOIDED_MAX_S))
 
     def sent_corrupt(self, node: str) -> None:
         """A peer sent wrong bytes."""
         self._avoid(node, PEER_AVOIDED_MAX_S)
 
-    def recovered(self, node: str) -> None:
-        """An avoided peer has answered a ping."""
+    def recovered(self, node: str) -> bool:
+        """A peer has answered a ping; whether it was avoided."""
         suspect = self._suspects.get(node)
-        if suspect is not None and suspect.recovered_s is None:
-            suspect.recovered_s = self._clock()
+        if suspect is None or suspect.recovered_s is not None:
+            return False
+        suspect.recovered_s = self._clock()
+        return True
 
     def restarted(self, node: str) -> None:
         """The node has a new master: if it is avoided, it may be pinged at once."""
@@ -78,8 +83,8 @@ class FailureDetector:
 
     def keep(self, nodes: Collection[str]) -> None:
         """Set the members; all other peers are forgotten."""
-        for node in self._suspects.keys() - set(nodes):
-            del self._suspects[node]
+        for node in set(self._suspects).difference(nodes):
+            self._suspects.pop(node, None)
 
     def share(self, node: str) -> float:
         """The share of its chunks for which a peer gets requests: 0 if it is avoided, 1 if it is healthy."""
@@ -92,18 +97,18 @@ class FailureDetector:
         """Whether a peer gets requests for this chunk now."""
         return not self._suspects or is_within(chunk_key, self.share(node))
 
-    def suspected(self) -> frozenset[str]:
-        """The nodes that are avoided or returning."""
-        return frozenset(node for node in list(self._suspects) if self._suspect(node) is not None)
+    def is_avoided(self, node: str) -> bool:
+        """Whether a peer gets no requests."""
+        return bool(self._suspects) and self.share(node) == 0.0
 
-    def avoided(self) -> frozenset[str]:
-        """The nodes that get no requests."""
-        return frozenset(node for node in list(self._suspects) if self.share(node) == 0.0)
+    def suspected(self) -> frozenset[str]:
+        """The nodes that are avoided or returning: they get requests for only a share of their chunks."""
+        return frozenset([node for node in list(self._suspects) if self._suspect(node) is not None])
 
     def due(self) -> list[str]:
         """The avoided nodes that may be pinged now."""
-        now_s = self._clock()
-        return [node for node in self.avoided() if self._suspects[node].due_s <= now_s]
+        now_s, suspects = self._clock(), list(self._suspects.items())
+        return [node for node, each in suspects if each.recovered_s is None and each.due_s <= now_s]
 
     def _avoid(self, node: str, avoided_s: float) -> None:
         self._suspects[node] = _Suspect(avoided_s, self._clock() + avoided_s)
@@ -115,5 +120,5 @@ class FailureDetector:
             return suspect
         if self._clock() - suspect.recovered_s < PEER_RETURN_S:
             return suspect
-        del self._suspects[node]
+        self._suspects.pop(node, None)
         return None

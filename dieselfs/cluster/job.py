@@ -37,32 +37,26 @@ class Job:
     node: str
 
 
-def find_job(
-    environment: _Environment,
-    host: str,
-    name: str | None = None,
-    rank: int | None = None,
-    size: int | None = None,
-    node: str | None = None,
-) -> Job | None:
-    """The job of the options and the environment; None if they name no job.
+def find_job(settings: JobSettings, environment: _Environment, host: str) -> Job | None:
+    """The job of the settings and the environment; None if they name no job.
 
-    Options override the environment; `host` is the default of the node. Raises InvalidInput.
+    Settings override the environment; `host` is the default of the node. Raises InvalidInput.
     """
-    name = name if name is not None else _name_in(environment)
+    rank, name = settings.job_rank, settings.job
+    if name is None or name == AUTO:
+        name = _name_in(environment)
     if name is None:
-        if rank is not None or size is not None:
+        if rank is not None:
             raise InvalidInput("a rank without a job: name the job as well")
         return None
-    found_rank, found_size = _place_in(environment)
+    found_rank, size = _place_in(environment)
     if rank is None:
         rank = found_rank
-    elif size is None:  # the size in the environment belongs to the rank there
-        size = max(found_size, rank + 1)
-    size = found_size if size is None else size
+    else:  # the size in the environment belongs to the rank there
+        size = max(size, rank + 1)
     if not 0 <= rank < size <= RANK_MAX + 1:
         raise InvalidInput(f"job {name}: no rank {rank} among {size} processes")
-    node = node or environment.get("SLURMD_NODENAME") or host
+    node = settings.job_node or environment.get("SLURMD_NODENAME") or host
     return Job(check_job_name(name), rank, size, check_node_name(node))
 
 

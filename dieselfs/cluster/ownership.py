@@ -7,26 +7,18 @@ more fetch.
 
 from collections.abc import Collection
 from threading import Lock
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.placement import Placement, chunk_keys
 from dieselfs.snapshot.reader import Snapshot
 
 BLOCK_CHUNKS = 64
 """Chunks whose owners are computed together at the first use: 0.2 ms with 1,024 members."""
-
-
-class Suspects(Protocol):
-    """Suspected peers by the names of their nodes: `PeerClient`. Thread-safe."""
-
-    def suspected(self) -> frozenset[str]: ...
-
-    def is_requested(self, node: str, chunk_key: int) -> bool: ...
 
 
 class _Table:
@@ -57,10 +49,10 @@ class _Table:
 class Ownership:
     """Thread-safe. Until `change`, and without other members, this node owns all chunks."""
 
-    def __init__(self, snapshot: Snapshot, me: Member, suspects: Suspects) -> None:
+    def __init__(self, snapshot: Snapshot, me: Member, detector: FailureDetector) -> None:
         self._ids = snapshot.column("chunk_ids").reshape(-1, CHUNK_ID_BYTES)
         self._me = me.node
-        self._suspects = suspects
+        self._detector = detector
         self._lock = Lock()  # guards changes of the two below
         self._table = _Table(Placement([me]), self._ids)
         # The table, suspected nodes, and the table without them.
@@ -76,8 +68,8 @@ class Ownership:
         table = self._table
         member = table.owner(chunk)
         if member.node != self._me:
-            suspected = self._suspects.suspected()
-            if member.node in suspected and not self._suspects.is_requested(member.node, self._key(chunk)):
+            suspected = self._detector.suspected()
+            if member.node in suspected and not self._detector.is_requested(member.node, self._key(chunk)):
                 member = self._table_without(table, suspected).owner(chunk)
         return None if member.node == self._me else member
 

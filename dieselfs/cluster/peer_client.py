@@ -78,8 +78,9 @@ class PeerClient:
         self._silence_s = silence_s
         self._call_timeout_s = call_timeout_s
         self._clock = clock
+        self.detector = FailureDetector(clock)
+        """Which peers get requests."""
         self._lock = Lock()  # guards all below
-        self._detector = FailureDetector(clock)
         self._has_failed = False  # a peer, since the last `silent`
         self._pools: dict[str, _PeerPool] = {}
         self._members: frozenset[Member] = frozenset()
@@ -99,10 +100,10 @@ class PeerClient:
         new master is pinged at once.
         """
         with self._lock:
-            self._detector.keep({member.node for member in members})
+            self.detector.keep({member.node for member in members})
             for member in members:
                 if member not in self._members:
-                    self._detector.restarted(member.node)
+                    self.detector.restarted(member.node)
             self._members = frozenset(members)
             gone = [pool for pool in self._pools.values() if pool.peer not in members]
             for pool in gone:
@@ -114,25 +115,6 @@ class PeerClient:
 
     # -- which peers get requests ------------------------------------------------------------------------
 
-    def is_requested(self, node: str, chunk_key: int) -> bool:
-        """Whether a peer gets requests for a chunk now; see `FailureDetector`."""
-        with self._lock:
-            return self._detector.is_requested(node, chunk_key)
-
-    def is_avoided(self, node: str) -> bool:
-        with self._lock:
-            return self._detector.share(node) == 0.0
-
-    def suspected(self) -> frozenset[str]:
-        """The nodes that get requests for only a share of their chunks."""
-        with self._lock:
-            return self._detector.suspected()
-
-    def due(self) -> list[str]:
-        """The avoided nodes that may be pinged now."""
-        with self._lock:
-            return self._detector.due()
-
     def silent(self) -> list[str]:
         """Once after a failure, the other nodes without a recent reply: a whole rack may have failed, and its nodes
         would be detected one after the other.
@@ -143,7 +125,7 @@ class PeerClient:
             return [
                 node
                 for node, pool in self._pools.items()
-                if has_failed and pool.answered_s < since_s and self._detector.share(node) > 0
+                if has_failed and pool.answered_s < since_s and not self.detector.is_avoided(node)
             ]
 
     def probe(self) -> None:
@@ -152,18 +134,10 @@ class PeerClient:
         """
         for node in [node for node, ping in self._pings.items() if ping.done()]:
             self._pings.pop(node).result()  # raises its error, which would be a bug
-        nodes = {*self.due(), *self.silent()}.difference(self._pings)
+        nodes = {*self.detector.due(), *self.silent()}.difference(self._pings)
         for member in self._members:
             if member.node in nodes:
                 self._pings[member.node] = self._pinging.submit(self.ping, member)
-
-    def sent_corrupt(self, node: str) -> None:
-        """A peer has sent wrong bytes: avoid it."""
-        _log.error("node %s sent wrong bytes; it is avoided for a while", node)
-        self.metrics.add(self._failures)
-        self.metrics.add(self._corrupt)
-        with self._lock:
-            self._detector.sent_corrupt(node)
 
     def was_slow(self, peer: Member) -> None:
         """A peer timed out on a chunk that a server sent quickly: avoid it."""
@@ -171,7 +145,7 @@ class PeerClient:
         with self._lock:
             if self._has_left(peer):
                 return
-            self._detector.failed(peer.node)
+            self.detector.failed(peer.node)
         _log.warning("node %s is slow; it is avoided for a while", peer.node)
 
     # -- calls -------------------------------------------------------------------------------------------
@@ -182,10 +156,7 @@ class PeerClient:
             self._call(peer, "ping", {}, None, is_ping=True)
         except Unavailable:
             return False
-        with self._lock:
-            is_retry = self._detector.share(peer.node) == 0
-            self._detector.recovered(peer.node)
-        if is_retry:
+        if self.detector.recovered(peer.node):
             _log.info("node %s answers again", peer.node)
         return True
 
@@ -246,8 +217,9 @@ class PeerClient:
     ) -> Any:
         with self._turn(peer, is_retry, queue_timeout_s) as pool:
             began_s = self._clock()
+            arguments["digest"] = self._digest
             if not is_ping:
-                if self.is_avoided(peer.node):  # it may have failed while this call waited
+                if self.detector.is_avoided(peer.node):  # it may have failed while this call waited
                     raise Unavailable(f"node {peer.node} is avoided after a failure")
                 self.metrics.add(self._requests)
             try:
@@ -255,7 +227,7 @@ class PeerClient:
                 try:
                     reply, _ = connection.call(
                         method,
-                        {"digest": self._digest, **arguments},
+                        arguments,
                         (),
                         self._silence_s,
                         destination,
@@ -279,9 +251,9 @@ class PeerClient:
             if self._has_left(pool.peer):
                 pass  # not a failure of its successor
             elif is_corrupt:
-                self._detector.sent_corrupt(pool.peer.node)
+                self.detector.sent_corrupt(pool.peer.node)
             else:
-                self._detector.failed(pool.peer.node)
+                self.detector.failed(pool.peer.node)
                 self._has_failed |= not is_ping
             idle, pool.idle = pool.idle, []  # they would fail too, each after its own timeout
         for connection in idle:

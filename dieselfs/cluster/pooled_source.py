@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
-from xxhash import xxh3_128_intdigest
-
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
@@ -28,7 +26,7 @@ from dieselfs.limits import (
 from dieselfs.metrics import Metric, Registry
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, ChunkResult, Slices, Source
-from dieselfs.sources.server import first_damaged
+from dieselfs.sources.server import is_intact
 
 PEER_RETRY_S = 0.01
 PEER_RETRY_MAX_S = 0.16
@@ -54,26 +52,18 @@ class RequestMetrics:
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
-        self._all = (
-            metrics.counter("requested.extents", "Extents and whole chunks requested."),
-            metrics.counter("requested.bytes", "Bytes requested."),
-        )
-        self.from_node = (
-            metrics.counter("requested.from_node", "Extents and whole chunks from the own node."),
-            metrics.counter("requested.node_bytes", "Bytes from the own node."),
-        )
-        self.from_peers = (
-            metrics.counter("requested.from_peers", "Extents and whole chunks from other nodes."),
-            metrics.counter("requested.peer_bytes", "Bytes from other nodes."),
-        )
-        self.from_servers = (
-            metrics.counter("requested.from_servers", "Extents and whole chunks from servers."),
-            metrics.counter("requested.server_bytes", "Bytes from servers."),
-        )
-        self.failed = (
-            metrics.counter("requested.failed", "Extents and whole chunks that came from nowhere."),
-            metrics.counter("requested.failed_bytes", "Bytes that came from nowhere."),
-        )
+
+        def both(extents: str, size: str, which: str) -> tuple[Metric, Metric]:
+            return (
+                metrics.counter(f"requested.{extents}", f"Extents and whole chunks {which}."),
+                metrics.counter(f"requested.{size}", f"Bytes {which}."),
+            )
+
+        self._all = both("extents", "bytes", "requested")
+        self.from_node = both("from_node", "node_bytes", "from the own node")
+        self.from_peers = both("from_peers", "peer_bytes", "from other nodes")
+        self.from_servers = both("from_servers", "server_bytes", "from servers")
+        self.failed = both("failed", "failed_bytes", "that came from nowhere")
 
     def count(self, way: tuple[Metric, Metric], extents: int, length_bytes: int) -> None:
         with self._metrics.lock:
@@ -146,7 +136,7 @@ class PooledSource:
                     PeerRequest.of_extents(chunk, extents, is_shared_plan)
                 )
             else:
-                yield {chunk: Slices.joined(memoryview(b""), ())}
+                yield {chunk: Slices(memoryview(b""), (), ())}
         if len(groups) > 1:
             yield from self._fetch_concurrently(groups)
         else:
@@ -202,7 +192,7 @@ class PooledSource:
         late: list[PeerRequest] = []
         if peer is None:
             came = self._from_node(requests)
-        elif self._peers.is_avoided(peer.node):
+        elif self._peers.detector.is_avoided(peer.node):
             came = iter(())
         else:
             came = self._from_peer(peer, requests, late)
@@ -227,7 +217,7 @@ class PooledSource:
             payload = self._own(each)
             if payload is not None:
                 self._counted.count(self._counted.from_node, _count(each), each.length_bytes)
-                yield [(each, _cut(each, payload))]
+                yield [(each, Slices.of_payload(payload, each.extents))]
 
     def _from_peer(
         self, peer: Member, requests: Sequence[PeerRequest], late: list[PeerRequest]
@@ -275,17 +265,12 @@ class PooledSource:
 
     def _verified(self, request: PeerRequest, content: memoryview) -> Slices:
         """The extents that a peer has sent. Raises ProtocolError for wrong bytes."""
-        slices = _joined(request, content)
-        if not self._is_right(request, slices):
+        extents = request.extents
+        slices = Slices.joined(content, extents) if extents else Slices.of_payload(content)
+        if not is_intact(self._snapshot, request.chunk, extents, slices):
             raise ProtocolError(f"wrong bytes for chunk {request.chunk}")
         self._counted.count(self._counted.from_peers, _count(request), request.length_bytes)
         return slices
-
-    def _is_right(self, request: PeerRequest, slices: Slices) -> bool:
-        """Whether the checksums match."""
-        if request.extents:
-            return first_damaged(request.extents, slices) is None
-        return xxh3_128_intdigest(slices.content) == self._snapshot.chunk_checksum(request.chunk)
 
     def _from_server(self, requests: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, ChunkResult]]:
         for each, result in self._served(requests):
@@ -302,7 +287,7 @@ class PooledSource:
         for each in requests:
             if not each.extents:
                 try:
-                    yield each, _whole(self._served_whole(each))
+                    yield each, Slices.of_payload(self._served_whole(each))
                 except DieselfsError as error:
                     yield each, error
 
@@ -328,17 +313,3 @@ def _batch(requests: Sequence[PeerRequest]) -> list[PeerRequest]:
 
 def _count(request: PeerRequest) -> int:
     return len(request.extents) or 1
-
-
-def _whole(payload: memoryview) -> Slices:
-    return Slices(payload, [0], [len(payload)])
-
-
-def _cut(request: PeerRequest, payload: memoryview) -> Slices:
-    """The requested extents of a whole payload."""
-    return Slices.of_payload(payload, request.extents) if request.extents else _whole(payload)
-
-
-def _joined(request: PeerRequest, content: memoryview) -> Slices:
-    """The requested extents, joined in `content`."""
-    return Slices.joined(content, request.extents) if request.extents else _whole(content)

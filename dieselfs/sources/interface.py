@@ -24,8 +24,10 @@ class Slices:
     lengths: Sequence[int]
 
     @classmethod
-    def of_payload(cls, payload: memoryview, extents: Sequence[ExtentRef]) -> "Slices":
-        """Extents in the payload of their chunk."""
+    def of_payload(cls, payload: memoryview, extents: Sequence[ExtentRef] = ()) -> "Slices":
+        """Extents in the payload of their chunk; without extents, the whole of it."""
+        if not extents:
+            return cls(payload, [0], [len(payload)])
         return cls(payload, [extent.offset for extent in extents], [extent.length for extent in extents])
 
     @classmethod

@@ -130,6 +130,13 @@ class ServerSource:
         )
 
 
+def is_intact(snapshot: Snapshot, chunk: int, extents: Sequence[ExtentRef], slices: Slices) -> bool:
+    """Whether extents of a chunk have their checksums; without extents, whether its payload has."""
+    if extents:
+        return first_damaged(extents, slices) is None
+    return xxh3_128_intdigest(slices.content) == snapshot.chunk_checksum(chunk)
+
+
 def first_damaged(extents: Sequence[ExtentRef], contents: Iterable[bytes | memoryview]) -> ExtentRef | None:
     """The first extent whose bytes do not have its checksum, or None."""
     checksums = [xxh3_64_intdigest(content) for content in contents]

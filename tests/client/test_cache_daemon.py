@@ -71,7 +71,7 @@ def job(server: RunningServer, data: Dataset, tmp_path: Path) -> Iterator[tuple[
     options = CacheOptions(
         "train", 1, "node-0", 3, "127.0.0.1", str(secret), server.unix, memory_bytes=64 * MIB
     )
-    terms = pool_config(options, data.client, "shared", 0, {})
+    terms = pool_config(options, data.client, "shared", {})
     yield options, terms
     if (process := control.find_cache(data.snapshot, terms)) is not None:
         os.kill(process, signal.SIGKILL)

@@ -25,7 +25,7 @@ from dieselfs.cluster.placement import Placement
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.limits import GIB, SEAL_BYTES
 from dieselfs.rpc.members import JobId, MembershipList, encode_members
-from dieselfs_client.cluster.membership import Membership
+from dieselfs_client.cluster.membership import Membership, RemoteRegistry
 from dieselfs_server.leases.job_members import JobMembers, JoinRequest
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
@@ -111,7 +111,7 @@ def balance(nodes: int, chunks: int) -> Balance:
     )
 
 
-class Servers:
+class Servers(RemoteRegistry):
     """All servers of a job: one metadata store; calls by second, and bytes of the answers."""
 
     def __init__(self, metadata: SqliteMetadata) -> None:

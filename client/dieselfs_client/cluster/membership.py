@@ -8,7 +8,6 @@ import logging
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import trio
 
@@ -33,18 +32,10 @@ Members = tuple[Member, ...]
 _log = logging.getLogger(__name__)
 
 
-class MemberRegistry(Protocol):
-    async def join(self, sealed: bytes, known_version: int) -> MembershipList:
-        """As `ServerClient.join_job`. If cancelled, the member may be registered until its lease expires."""
-        ...
-
-    async def leave(self, sealed: bytes) -> None:
-        """As `ServerClient.leave_job`. If cancelled, the member may be registered until its lease expires."""
-        ...
-
-
 class RemoteRegistry:
-    """The membership list of the servers; calls run in worker threads, which end by themselves if abandoned."""
+    """The membership list of the servers; calls run in worker threads, which end by themselves if abandoned: the member
+    may then be registered until its lease expires.
+    """
 
     def __init__(self, client: ServerClient, job_id: JobId, secret: JobSecret) -> None:
         self._client = client
@@ -65,7 +56,7 @@ class Membership:
 
     def __init__(
         self,
-        registry: MemberRegistry,
+        registry: RemoteRegistry,
         secret: JobSecret,
         job_id: JobId,
         me: Member,

@@ -26,7 +26,7 @@ from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.serving.server import open_listeners
-from dieselfs.settings import AUTO, JobSettings
+from dieselfs.settings import JobSettings
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
@@ -55,23 +55,16 @@ class PoolConfig:
     secret: JobSecret
     nodes: int
     host: str | None
-    memory_bytes: int
+    memory_bytes: int = 0
 
 
 def pool_config(
-    options: JobSettings,
-    client: ServerClient,
-    dataset: str,
-    memory_bytes: int,
-    environment: Mapping[str, str],
+    options: JobSettings, client: ServerClient, dataset: str, environment: Mapping[str, str]
 ) -> PoolConfig:
-    """The configuration from options and environment. Raises InvalidInput, AccessDenied."""
-    name = None if options.job == AUTO else options.job
-    job = required_job(
-        find_job(environment, socket.gethostname(), name, options.job_rank, None, options.job_node)
-    )
+    """The configuration from options and environment, without memory. Raises InvalidInput, AccessDenied."""
+    job = required_job(find_job(options, environment, socket.gethostname()))
     secret = find_secret(options.job_secret, client.settings.key_file, dataset, job.name)
-    return PoolConfig(job, secret, expected_nodes(options, environment), options.job_host, memory_bytes)
+    return PoolConfig(job, secret, expected_nodes(options, environment), options.job_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,7 @@ class Pool:
             memory_bytes,
             os.urandom(INCARNATION_BYTES),
         )
-        self._ownership = Ownership(snapshot, self._me, self.peers)
+        self._ownership = Ownership(snapshot, self._me, self.peers.detector)
         evictable_bytes = node_cache_evictable_bytes(memory_bytes, max(config.nodes, 1))
         self.node_cache = NodeCache(
             snapshot,
@@ -217,7 +210,7 @@ class Pool:
         suspected: frozenset[str] = frozenset()
         while True:
             self.peers.probe()
-            before, suspected = suspected, self.peers.suspected()
+            before, suspected = suspected, self.peers.detector.suspected()
             if before - suspected:
                 owner = self._ownership.owner
                 self.node_cache.drop(

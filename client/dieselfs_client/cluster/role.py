@@ -113,7 +113,7 @@ class JobRole:
         metrics.info(
             "job.suspected",
             "Suspected nodes.",
-            lambda: sorted(self._part.peers.suspected()) if self._part else [],
+            lambda: sorted(self._part.peers.detector.suspected()) if self._part else [],
         )
         metrics.gauge("job.master_silent_s", "Silence of the master.", lambda: round(self._watch.silent_s, 1))
         metrics.gauge(

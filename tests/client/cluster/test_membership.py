@@ -32,7 +32,7 @@ def sealed(*nodes: str, secret: JobSecret = SECRET) -> tuple[bytes, ...]:
     return tuple(secret.seal(member(node), TERMS) for node in nodes)
 
 
-class ScriptedRegistry:
+class ScriptedRegistry(RemoteRegistry):
     """Answers as it was told to, then for ever with the last answer; keeps what it was asked, and when."""
 
     def __init__(self, *answers: Answer) -> None:

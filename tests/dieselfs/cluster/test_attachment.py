@@ -208,9 +208,9 @@ def test_a_peer_that_is_avoided_proves_itself_while_others_read(packed: PackedDa
     with running_node(packed, "other") as other, running_master(packed, path, [ME, other.member]):
         attached = Attached(packed, path)
         own = attached.own_chunks()
-        attached.to.peers.sent_corrupt("other")
+        attached.to.peers.detector.sent_corrupt("other")
         assert attached.own_chunks() == [*range(CHUNKS)] != own  # this node has its chunks meanwhile
-        attached.until(lambda: not attached.to.peers.is_avoided("other"))
+        attached.until(lambda: not attached.to.peers.detector.is_avoided("other"))
         attached.clock.now_s += PEER_RETURN_S
         assert attached.own_chunks() == own
         attached.to.close()
@@ -234,7 +234,7 @@ def test_peers_that_are_lost_together_are_not_waited_for_one_after_the_other(
         attached = Attached(packed, path)
         attached.own_chunks()
         for member in lost:
-            attached.to.peers.sent_corrupt(member.node)
+            attached.to.peers.detector.sent_corrupt(member.node)
         attached.clock.now_s += PEER_AVOIDED_MAX_S
         attached.until(lambda: len(asked) == len(lost))
         attached.to.close()

@@ -41,11 +41,11 @@ def test_one_that_failed_is_asked_for_nothing_until_it_has_proved_itself(
 ) -> None:
     suspicion.failed("a")
     assert not suspicion.is_requested("a", 0) and suspicion.is_requested("b", (1 << 64) - 1)
-    assert suspicion.avoided() == suspicion.suspected() == {"a"} and not suspicion.due()
+    assert suspicion.is_avoided("a") and suspicion.suspected() == {"a"} and not suspicion.due()
     clock.now_s += PEER_AVOIDED_S
     assert suspicion.due() == ["a"] and not suspicion.is_requested("a", 0)
     suspicion.recovered("a")
-    assert not suspicion.due() and not suspicion.avoided() and suspicion.suspected() == {"a"}
+    assert not suspicion.due() and not suspicion.is_avoided("a") and suspicion.suspected() == {"a"}
     assert suspicion.is_requested("a", 0) and not suspicion.is_requested("a", (1 << 64) - 1)
     clock.now_s += PEER_RETURN_S
     assert suspicion.share("a") == 1.0 and not suspicion.suspected()

@@ -42,38 +42,38 @@ OPEN_MPI = {
     ids=str,
 )
 def test_launchers(environment: dict[str, str], job: Job | None) -> None:
-    assert find_job(environment, "host") == job
+    assert find_job(JobSettings(), environment, "host") == job
 
 
 def test_options_go_first() -> None:
-    assert find_job(SLURM, "host", name="mine") == Job("mine", 5, 16, "gpu07")
-    assert find_job(SLURM, "host", rank=2, size=3, node="n") == Job("slurm-4711", 2, 3, "n")
-    assert find_job({}, "host", name="mine") == Job("mine", 0, 1, "host")
-    assert find_job({}, "host", name="mine", rank=6) == Job("mine", 6, 7, "host")
+    assert find_job(JobSettings("mine"), SLURM, "host") == Job("mine", 5, 16, "gpu07")
+    assert find_job(JobSettings("auto", job_rank=2, job_node="n"), SLURM, "host") == Job(
+        "slurm-4711", 2, 16, "n"
+    )
+    assert find_job(JobSettings("mine"), {}, "host") == Job("mine", 0, 1, "host")
+    assert find_job(JobSettings("mine", job_rank=6), {}, "host") == Job("mine", 6, 7, "host")
 
 
 @pytest.mark.parametrize(
     ("environment", "options", "message"),
     [
-        ({**SLURM, "SLURM_PROCID": "x"}, {}, "SLURM_PROCID in the environment is 'x'"),
-        ({**SLURM, "SLURM_NTASKS": "99999999999"}, {}, "SLURM_NTASKS"),
-        ({**TORCHRUN, "WORLD_SIZE": "3"}, {}, "no rank 3 among 3"),
-        ({}, {"name": "mine", "rank": -1}, "no rank -1"),
-        ({}, {"name": "a b"}, "job name 'a b' is not allowed"),
-        ({}, {"name": ""}, "job name '' is not allowed"),
-        ({}, {"name": "mine", "node": "a/b"}, "node name"),
-        ({}, {"rank": 1}, "a rank without a job"),
+        ({**SLURM, "SLURM_PROCID": "x"}, JobSettings(), "SLURM_PROCID in the environment is 'x'"),
+        ({**SLURM, "SLURM_NTASKS": "99999999999"}, JobSettings(), "SLURM_NTASKS"),
+        ({**TORCHRUN, "WORLD_SIZE": "3"}, JobSettings(), "no rank 3 among 3"),
+        ({}, JobSettings("mine", job_rank=-1), "no rank -1"),
+        ({}, JobSettings("a b"), "job name 'a b' is not allowed"),
+        ({}, JobSettings(""), "job name '' is not allowed"),
+        ({}, JobSettings("mine", job_node="a/b"), "node name"),
+        ({}, JobSettings(job_rank=1), "a rank without a job"),
     ],
 )
-def test_what_makes_no_sense_is_said(
-    environment: dict[str, str], options: dict[str, object], message: str
-) -> None:
+def test_what_makes_no_sense_is_said(environment: dict[str, str], options: JobSettings, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        find_job(environment, "host", **options)  # type: ignore[arg-type]  # options of several types
+        find_job(options, environment, "host")
 
 
 def test_long_names_of_launchers_are_cut() -> None:
-    job = find_job({"PMIX_NAMESPACE": "n" * 500}, "host")
+    job = find_job(JobSettings(), {"PMIX_NAMESPACE": "n" * 500}, "host")
     assert job is not None and len(job.name) == 128
 
 

@@ -102,7 +102,7 @@ def test_a_dead_port_is_avoided(packed: PackedDataset) -> None:
             with pytest.raises(Unavailable, match="liar"):
                 ask(peers, peer, packed.snapshot)
         assert peers.metrics.numbers()["peers.failures"] == peers.metrics.numbers()["peers.requests"] == 1
-        assert peers.is_avoided("liar") and peers.suspected() == {"liar"}
+        assert peers.detector.is_avoided("liar") and peers.detector.suspected() == {"liar"}
         peers.close()
 
 
@@ -139,7 +139,7 @@ def test_a_stranger_that_answers_byte_by_byte_is_not_waited_for(packed: PackedDa
         sent = threads.submit(answer)
         peers = peer_client(packed, silence_s=SHORT_S)
         fail(peers, at_port(listening.getsockname()[1]), packed.snapshot)
-        assert peers.is_avoided("liar") and sent.result(LONG_S) < SLOW_GREETING_BYTES
+        assert peers.detector.is_avoided("liar") and sent.result(LONG_S) < SLOW_GREETING_BYTES
         peers.close()
 
 
@@ -148,7 +148,7 @@ def test_a_peer_with_another_secret_gives_and_gets_nothing(packed: PackedDataset
         peers = peer_client(packed, secret=JobSecret(bytes(32)))
         with pytest.raises(Unavailable, match="key"):
             ask(peers, b.member, packed.snapshot)
-        assert b.service.metrics.numbers()["served.requests"] == 0 and peers.is_avoided("b")
+        assert b.service.metrics.numbers()["served.requests"] == 0 and peers.detector.is_avoided("b")
         peers.close()
 
 
@@ -171,30 +171,30 @@ def test_a_peer_proves_itself_and_is_asked_again(packed: PackedDataset) -> None:
         clock = Clock()
         peers = peer_client(packed, clock=clock)
         peers.keep([b.member])
-        peers.sent_corrupt("b")
+        peers.detector.sent_corrupt("b")
         with pytest.raises(Unavailable, match="avoided"):
             ask(peers, b.member, packed.snapshot)
-        assert not peers.due()
+        assert not peers.detector.due()
         clock.now_s += PEER_AVOIDED_MAX_S
 
         end_s = time.monotonic() + START_TIMEOUT_S
-        while peers.is_avoided("b"):
+        while peers.detector.is_avoided("b"):
             assert time.monotonic() < end_s
             peers.probe()
             time.sleep(0.01)
         assert ask(peers, b.member, packed.snapshot) == bytes(CHUNK_BYTES)
-        assert peers.suspected() == {"b"}  # only for some of its chunks yet
+        assert peers.detector.suspected() == {"b"}  # only for some of its chunks yet
         peers.close()
 
 
 def test_a_new_incarnation_may_prove_itself_at_once(packed: PackedDataset) -> None:
     peers = peer_client(packed)
     peers.keep([at_port(1)])
-    peers.sent_corrupt("liar")
+    peers.detector.sent_corrupt("liar")
     peers.keep([at_port(1)])
-    assert not peers.due()
+    assert not peers.detector.due()
     peers.keep([at_port(2)])
-    assert peers.due() == ["liar"]
+    assert peers.detector.due() == ["liar"]
     peers.close()
 
 
@@ -202,13 +202,13 @@ def test_what_was_held_against_a_node_that_has_left_is_forgotten(packed: PackedD
     peers = peer_client(packed)
     me = replace(at_port(1), node="me")
     peers.keep([me, at_port(2)])
-    peers.sent_corrupt("liar")
+    peers.detector.sent_corrupt("liar")
     peers.keep([me])
-    assert not peers.suspected()
+    assert not peers.detector.suspected()
     peers.was_slow(at_port(2))  # by a thread that still knows it
     with pytest.raises(Unavailable, match="has left"):
         ask(peers, at_port(2), packed.snapshot)
-    assert not peers.suspected()
+    assert not peers.detector.suspected()
     peers.close()
 
 
@@ -222,7 +222,7 @@ def test_an_old_incarnation_that_fails_is_not_held_against_the_new_one(packed: P
             time.sleep(0.001)
         peers.keep([new])
         assert isinstance(asking.exception(), Unavailable)
-        assert not peers.is_avoided("liar")
+        assert not peers.detector.is_avoided("liar")
         peers.close()
 
 
@@ -239,7 +239,7 @@ def test_who_has_no_time_left_does_not_wait_for_his_turn(packed: PackedDataset) 
                 lambda _, content: None,
                 queue_timeout_s=0.0,
             )
-        assert not peers.is_avoided("liar")  # that is nothing against it
+        assert not peers.detector.is_avoided("liar")  # that is nothing against it
         assert isinstance(asking.exception(), Unavailable)
         peers.close()
 
@@ -253,9 +253,9 @@ def test_those_of_whom_nothing_was_heard_are_looked_at_when_a_peer_fails(packed:
         clock.now_s += 2 * SHORT_S
         fail(peers, at_port(port), packed.snapshot)
         assert peers.silent() == ["b"] and peers.silent() == []
-        assert peers.ping(b.member) and not peers.suspected() - {"liar"}
+        assert peers.ping(b.member) and not peers.detector.suspected() - {"liar"}
         peers.keep([b.member, at_port(port)])  # it has begun anew
-        assert peers.due() == ["liar"] and not peers.ping(at_port(port))
+        assert peers.detector.due() == ["liar"] and not peers.ping(at_port(port))
         assert peers.silent() == []  # that it has failed is known
         peers.close()
 
@@ -393,7 +393,7 @@ def test_a_lie_is_found_out_counted_and_avoided(packed: PackedDataset, lie: str,
             assert bytes(content) == bytes([1]) * CHUNK_BYTES
         figures = peers.metrics.as_dict()["peers"]
         assert (figures["requests"], figures["failures"], figures["corrupt"]) == (1, 1, 1)
-        assert peers.is_avoided("liar") and not peers.due()
+        assert peers.detector.is_avoided("liar") and not peers.detector.due()
         assert source.metrics.numbers()["requested.from_servers"] == 3
 
 

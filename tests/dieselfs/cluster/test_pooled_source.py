@@ -181,7 +181,7 @@ def test_a_chunk_comes_into_memory_that_is_given(packed: PackedDataset, from_whe
     with running_node(packed, "a") as a, running_node(packed, "b") as b:
         peers = client(packed)
         if from_where == "server":
-            peers.sent_corrupt("b")
+            peers.detector.sent_corrupt("b")
         owner = None if from_where == "shelf" else b.member
         with pooled(packed, a, lambda _: owner, direct, peers) as source:
             place = bytearray(len(payload(packed, 1)))
@@ -320,7 +320,7 @@ def test_a_peer_is_blamed_for_what_a_server_brings_much_faster(
             packed.snapshot, lambda _: b.member, a.own, peers, server, 15.0, lambda: server.now_s, pause
         )
         assert bytes(source.fetch_chunk(2)) == payload(packed, 2)
-        assert (peers.metrics.numbers()["peers.failures"], peers.is_avoided("b")) == (
+        assert (peers.metrics.numbers()["peers.failures"], peers.detector.is_avoided("b")) == (
             int(is_blamed),
             is_blamed,
         )

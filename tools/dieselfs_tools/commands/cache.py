@@ -49,7 +49,7 @@ def cache(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, gi
     fields: dict[str, object] = {"dataset": dataset, "generation": data.generation, "dry_run": is_dry_run}
     terms = None
     if chosen.job is not None:
-        terms = pool_config(chosen, data.client, data.snapshot.dataset, 0, os.environ)
+        terms = pool_config(chosen, data.client, data.snapshot.dataset, os.environ)
         fields |= {"job": terms.job.name, "node": terms.job.node}
     if is_stopped:
         if chosen.memory_bytes:
