@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from bench.failover import failover
-from bench.figures import FULL, QUICK, Figure, Run, RunFailed, Scale, Table, Trial, figures
+from bench.figures import FULL, QUICK, Figure, Row, Run, RunFailed, Scale, Trial, figures
 from bench.forms import filesystem_type
 from bench.job_simulation import job_simulation
 from bench.listing import listing
@@ -35,13 +35,13 @@ from bench.upload import upload
 from dieselfs.errors import DieselfsError
 
 
-def accuracy(folder: Path, scale: Scale) -> Generator[Table]:
+def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     from bench.accuracy import accuracy  # imports PyTorch, which is slow and optional
 
     yield from accuracy(folder, scale)
 
 
-Benchmark = Callable[[Path, Scale], Generator[Trial | Table]]
+Benchmark = Callable[[Path, Scale], Generator[Trial | Iterable[Row]]]
 ALL: list[Benchmark] = [upload, snapshot, listing, reading, resilience, rebuild, stores, requests, servers]
 ALL += [transfer, pool, failover, job_simulation, pool_simulation, accuracy]
 BENCHMARKS = {benchmark.__name__: benchmark for benchmark in ALL}
@@ -89,13 +89,13 @@ def main(
             with closing(BENCHMARKS[name](place / name, scale)) as results:
                 for result in results:
                     print()
-                    if isinstance(result, Table):
-                        for line in table_lines(result):
-                            print(line, flush=True)
-                    else:
+                    if isinstance(result, Trial):
                         done, found = run_trial(result)
                         print(*trial_lines(done, found), sep="\n", flush=True)
                         measured.append(trial_fields(done, found))
+                    else:
+                        for line in table_lines(result):
+                            print(line, flush=True)
             if figure is not None and name == "failover":
                 bench.drawing.draw_failover(measured, figure)
     if json_file is not None:

@@ -4,13 +4,13 @@ The digits are stored twice in small chunks: class by class, the hard case, and 
 through a mount, fully shuffled and with several group sizes.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from statistics import fmean
 
-from bench.agreement import Storing, storing_table
+from bench.agreement import Storing, storing_rows
 from bench.digits import Entries, by_class, mixed, store_digits, write_digits
-from bench.figures import Scale, Table
+from bench.figures import Row, Scale
 from bench.homes import mounted, running_home
 from bench.learning import Lesson
 from dieselfs.shuffle.order import Layout
@@ -22,13 +22,13 @@ GROUPS = (1, 5, 15, 30, 0)
 """Chunks in a group; 0 shuffles fully."""
 
 
-def accuracy(folder: Path, scale: Scale) -> Generator[Table]:
+def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     source = folder / "digits"
     write_digits(source)
     storings = []
     for title, entries in (("stored class by class", by_class), ("stored in mixed order", mixed)):
         storings.append(_learn_from(title, entries, source, folder / entries.__name__, scale))
-        yield storing_table(storings[-1])
+        yield storing_rows(storings[-1])
     if scale.figure is not None:
         from bench.drawing import draw_accuracy
 

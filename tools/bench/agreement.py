@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from scipy.stats import t
 
-from bench.figures import Table
+from bench.figures import Row
 
 CONFIDENCE = 0.95
 TOLERANCE = 0.01
@@ -57,22 +57,19 @@ def group_name(group: int, chunks: int) -> str:
     return f"G = {group} ({group / chunks:.0%})" if group else "full shuffle"
 
 
-def storing_table(storing: Storing) -> Table:
+def storing_rows(storing: Storing) -> Iterator[Row]:
     """Differences are from the full shuffle, in percentage points."""
-    heads = [f"{storing.title}, {storing.chunks} chunks", "class repeats"]
-    heads += [f"first {PART_EPOCHS} epochs", "difference", f"last {PART_EPOCHS} epochs", "difference "]
-    heads += [f"within {100 * TOLERANCE:g} point, {CONFIDENCE:.0%} sure"]
-    return Table(dict.fromkeys(heads, "{}"), _rows(storing))
-
-
-def _rows(storing: Storing) -> Iterator[Sequence[str]]:
-    parts = slice(PART_EPOCHS), slice(-PART_EPOCHS, None)
+    parts = {"first": slice(PART_EPOCHS), "last": slice(-PART_EPOCHS, None)}
     for group, runs in storing.runs.items():
-        cells, verdicts = [group_name(group, storing.chunks), f"{storing.repeats[group]:.0%}"], []
-        for part in parts:
+        row = {f"{storing.title}, {storing.chunks} chunks": group_name(group, storing.chunks)}
+        row["class repeats"], verdicts = f"{storing.repeats[group]:.0%}", []
+        for which, part in parts.items():
             ours, full = ([fmean(run[part]) for run in each] for each in (runs, storing.runs[0]))
             found = difference(ours, full)
-            mean = f"{100 * fmean(ours):.1f} ± {100 * stdev(ours):.1f} %"
-            cells += [mean, str(found) if group else ""]
+            row[f"{which} {PART_EPOCHS} epochs"] = f"{100 * fmean(ours):.1f} ± {100 * stdev(ours):.1f} %"
+            row[f"difference, {which}"] = str(found) if group else ""
             verdicts.append("yes" if found.agrees else "no")
-        yield [*cells, " / ".join(verdicts) if group else ""]
+        row[f"within {100 * TOLERANCE:g} point, {CONFIDENCE:.0%} sure"] = (
+            " / ".join(verdicts) if group else ""
+        )
+        yield row

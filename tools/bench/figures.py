@@ -1,9 +1,10 @@
 """Measurements and their arithmetic: order of the runs, medians, rates, ratios. No I/O."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,8 @@ class Trial:
         return self.sides if number % 2 == 0 else self.sides[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A Markdown table: the format of each column by its head, and rows, which may be computed lazily."""
-
-    columns: Mapping[str, str]
-    rows: Iterable[Sequence[object]]
+Row = Mapping[str, Any]
+"""A line of a Markdown table: by the head of its column a number, a text, or a value and its format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,16 @@ network as a delay.
 import random
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import trio
 import trio.testing
 
-from bench.figures import Scale, Table
+from bench.figures import Row, Scale
 from dieselfs.address import TcpAddress
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.member import Member
@@ -42,33 +41,11 @@ LIMIT_S = 3600.0
 SAMPLE = 100_000
 
 
-def job_simulation(folder: Path, scale: Scale) -> Generator[Table]:
+def job_simulation(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     sizes = [nodes for nodes in NODES if nodes <= scale.nodes]
-    columns = dict.fromkeys(("nodes", "chunks"), "{:,}") | dict.fromkeys(("fullest", "emptiest"), "{:.3f}")
-    columns |= {
-        "moved by a loss": "{:,}",
-        "needlessly": "{}",
-        "fullest then": "{:.3f}",
-        "placed in": "{:.2f} s",
-    }
     chunk_counts = CHUNKS[:1] if scale.is_quick else CHUNKS
-    yield Table(
-        columns, ((nodes, chunks, *balance(nodes, chunks)) for nodes in sizes for chunks in chunk_counts)
-    )
-    columns = {"nodes": "{:,}", "what": "{}", "until all know": "{:.1f} s", "calls per s": "{:.0f}"}
-    columns |= {"in the worst second": "{}", "told": "{:.2f} MB", "server's work per call": "{:.2f} ms"}
-    yield Table(columns, ((nodes, *each) for nodes in sizes for each in agreements(nodes)))
-
-
-class Balance(NamedTuple):
-    """Chunks over nodes: the fullest and the emptiest node divided by the mean; what the loss of a node moves."""
-
-    fullest: float
-    emptiest: float
-    moved: int
-    moved_needlessly: int
-    fullest_heir: float
-    placing_s: float
+    yield (balance(nodes, chunks) for nodes in sizes for chunks in chunk_counts)
+    yield (row for nodes in sizes for row in agreements(nodes))
 
 
 def members_of(nodes: int) -> list[Member]:
@@ -88,8 +65,8 @@ def chunk_ids(chunks: int) -> npt.NDArray[np.uint8]:
     return ids
 
 
-def balance(nodes: int, chunks: int) -> Balance:
-    """Place all chunks, lose the fullest node, and place its chunks again."""
+def balance(nodes: int, chunks: int) -> Row:
+    """Place all chunks, lose the fullest node, and place its chunks again; shares are divided by the mean."""
     ids = chunk_ids(chunks)
     placement = Placement(members_of(nodes))
     begun_s = time.process_time()
@@ -101,14 +78,16 @@ def balance(nodes: int, chunks: int) -> Balance:
     numbers = np.delete(np.arange(nodes), lost)
     before, after = owners[::step], numbers[without.owners(ids[::step])]
     heirs = np.bincount(numbers[without.owners(ids[owners == lost])], minlength=nodes) * nodes / chunks
-    return Balance(
-        float(shares.max()),
-        float(shares.min()),
-        int((owners == lost).sum()),
-        int(((before != after) & (before != lost)).sum()),
-        float((shares + heirs)[numbers].max()),
-        placing_s,
-    )
+    return {
+        "nodes": nodes,
+        "chunks": chunks,
+        "fullest": (shares.max(), "{:.3f}"),
+        "emptiest": (shares.min(), "{:.3f}"),
+        "moved by a loss": (owners == lost).sum(),
+        "needlessly": ((before != after) & (before != lost)).sum(),
+        "fullest then": ((shares + heirs)[numbers].max(), "{:.3f}"),
+        "placed in": (placing_s, "{:.2f} s"),
+    }
 
 
 class Servers(RemoteRegistry):
@@ -144,17 +123,6 @@ class Servers(RemoteRegistry):
         """Simulated nodes are killed and do not leave."""
 
 
-class Agreement(NamedTuple):
-    """How long until every node knew an event, and the calls to servers meanwhile."""
-
-    what: str
-    took_s: float
-    calls_per_s: float
-    calls_per_s_max: int
-    told_mb: float
-    server_ms_per_call: float
-
-
 class JobSimulation:
     """A job from its start to the loss of the store; each step ends when all nodes agree."""
 
@@ -164,7 +132,7 @@ class JobSimulation:
         self._members = members_of(nodes)
         self._running: dict[str, tuple[Membership, trio.CancelScope]] = {}
 
-    async def run(self) -> list[Agreement]:
+    async def run(self) -> list[Row]:
         everyone, dying = {member.node for member in self._members}, self._members[1]
         async with trio.open_nursery() as nursery:
             for member in self._members:
@@ -198,8 +166,8 @@ class JobSimulation:
         memberships = [membership for membership, _ in self._running.values()]
         return self._running.keys() == nodes and all(len(each.members) == len(nodes) for each in memberships)
 
-    async def _until(self, what: str, nodes: set[str] | None = None) -> Agreement:
-        """Wait until these nodes know each other; without nodes, for STEADY_S."""
+    async def _until(self, what: str, nodes: set[str] | None = None) -> Row:
+        """Wait until these nodes know each other (without nodes, for STEADY_S); the time, and calls meanwhile."""
         servers, begun_s = self._servers, trio.current_time()
         working_s, calls, told_bytes = servers.working_s, servers.calls.total(), servers.told_bytes
         while trio.current_time() < begun_s + STEADY_S if nodes is None else not self._is_known(nodes):
@@ -207,17 +175,18 @@ class JobSimulation:
             await trio.sleep(0.1)
         took_s, made = trio.current_time() - begun_s, servers.calls.total() - calls
         seconds = range(int(begun_s), int(trio.current_time()) + 1)
-        return Agreement(
-            what,
-            took_s,
-            made / max(took_s, 1.0),
-            max(servers.calls[second] for second in seconds),
-            (servers.told_bytes - told_bytes) / 1e6,
-            (servers.working_s - working_s) / max(made, 1) * 1000,
-        )
+        return {
+            "nodes": len(self._members),
+            "what": what,
+            "until all know": (took_s, "{:.1f} s"),
+            "calls per s": (made / max(took_s, 1.0), "{:.0f}"),
+            "in the worst second": max(servers.calls[second] for second in seconds),
+            "told": ((servers.told_bytes - told_bytes) / 1e6, "{:.2f} MB"),
+            "server's work per call": ((servers.working_s - working_s) / max(made, 1) * 1000, "{:.2f} ms"),
+        }
 
 
-def agreements(nodes: int, seed: int = 1) -> list[Agreement]:
+def agreements(nodes: int, seed: int = 1) -> list[Row]:
     """Simulate one job."""
     with closing(SqliteMetadata.in_memory()) as metadata:
         simulation = JobSimulation(nodes, Servers(metadata), seed)

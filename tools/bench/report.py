@@ -1,8 +1,9 @@
 """Figures as a plain table, and as objects for JSON; tables as Markdown. No I/O."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from bench.figures import Figure, Table, Trial
+from bench.figures import Figure, Row, Trial
 
 
 def trial_lines(trial: Trial, figures: Sequence[Figure]) -> list[str]:
@@ -43,12 +44,17 @@ def _short(duration_s: float) -> str:
     return f"{duration_s:.2f}" if duration_s >= 1 else f"{duration_s:.3g}"
 
 
-def table_lines(table: Table) -> Iterator[str]:
-    yield f"| {' | '.join(table.columns)} |"
-    yield f"| {' | '.join('---' for _ in table.columns)} |"
-    for row in table.rows:
-        cells = (form.format(cell) for form, cell in zip(table.columns.values(), row, strict=True))
-        yield f"| {' | '.join(cells)} |"
+def table_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """A table, line by line, as its rows are computed."""
+    for number, row in enumerate(rows):
+        for cells in [row, ["---"] * len(row)] if number == 0 else []:
+            yield f"| {' | '.join(cells)} |"
+        yield f"| {' | '.join(map(_cell, row.values()))} |"
+
+
+def _cell(cell: Any) -> str:
+    value, form = cell if isinstance(cell, tuple) else (cell, "{}" if isinstance(cell, str) else "{:,}")
+    return str(form.format(value))
 
 
 def trial_fields(trial: Trial, figures: Sequence[Figure]) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.figures import Row
 from bench.job_simulation import chunk_ids, members_of
 from dieselfs.arrays import Numbers
 from dieselfs.cluster.placement import Placement
@@ -36,25 +37,6 @@ class GroupShares(NamedTuple):
     readers: Numbers
     chunks: Numbers
     owners: Numbers
-
-
-class Traffic(NamedTuple):
-    """Of one node and one span, as means over the nodes, without what a node reads from its own chunks. `chunks`: that
-    it gets extents of; `busiest`: the most that a node sends, divided by the mean; `order_share`: of a core, to compute
-    the order.
-    """
-
-    file_bytes: int
-    nodes: int
-    groups: int
-    share_mb: float
-    chunks: float
-    requests: float
-    request_kb: float
-    requests_per_s: float
-    processor_share: float
-    order_share: float
-    busiest: float
 
 
 def order_of(
@@ -96,8 +78,13 @@ def groups_together(nodes: int, group_chunks: int = DEFAULT_GROUP_CHUNKS) -> int
     return max(SPAN_BYTES * nodes // (group_chunks * CHUNK_TARGET_BYTES), 1)
 
 
-def traffic(nodes: int, file_bytes: int, groups: int, group_chunks: int = DEFAULT_GROUP_CHUNKS) -> Traffic:
-    """Requests between nodes that read at READ_BYTES_PER_S and fetch `groups` groups together."""
+def traffic(nodes: int, file_bytes: int, groups: int, group_chunks: int = DEFAULT_GROUP_CHUNKS) -> Row:
+    """Requests between nodes that read at READ_BYTES_PER_S and fetch `groups` groups together.
+
+    Of one node and one span, as means over the nodes, without what a node reads from its own chunks. `of chunks`: that
+    it gets extents of; `the order`: the share of a core that computes it; `busiest`: the most that a node sends,
+    divided by the mean.
+    """
     spans: list[Numbers] = []
     chunks = 0
     for place, shares in enumerate(group_shares(nodes, group_chunks, file_bytes, groups)):
@@ -115,19 +102,19 @@ def traffic(nodes: int, file_bytes: int, groups: int, group_chunks: int = DEFAUL
     requests_each = float(requests.sum()) / nodes / len(spans)
     sent_bytes = asked_bytes.sum(axis=1)
     requests_per_s = requests_each * spans_per_s
-    return Traffic(
-        file_bytes,
-        nodes,
-        groups,
-        share_bytes / 1e6,
-        chunks / nodes / len(spans),
-        requests_each,
-        float(asked_bytes.sum() / requests.sum()) / 1e3,
-        requests_per_s,
-        requests_per_s * (ASKING_S + ANSWERING_S),
-        _order_s(nodes, group_chunks, file_bytes) * groups * spans_per_s,
-        float((sent_bytes.max(axis=1) / sent_bytes.mean(axis=1)).mean()),
-    )
+    return {
+        "file, bytes": file_bytes,
+        "nodes": nodes,
+        "groups together": groups,
+        "a node's share of them": (share_bytes / 1e6, "{:.1f} MB"),
+        "of chunks": (chunks / nodes / len(spans), "{:,.0f}"),
+        "requests": (requests_each, "{:,.0f}"),
+        "bytes each": (asked_bytes.sum() / requests.sum() / 1e3, "{:,.0f} KB"),
+        "requests a second": (requests_per_s, "{:,.0f}"),
+        "of a core": (requests_per_s * (ASKING_S + ANSWERING_S), "{:.0%}"),
+        "the order": (_order_s(nodes, group_chunks, file_bytes) * groups * spans_per_s, "{:.0%}"),
+        "busiest": ((sent_bytes.max(axis=1) / sent_bytes.mean(axis=1)).mean(), "{:.1f}"),
+    }
 
 
 def _order_s(nodes: int, group_chunks: int, file_bytes: int) -> float:

@@ -7,16 +7,16 @@ few groups are repeated for all others, with other chunks.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from heapq import heappop, heappush
 from itertools import count
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+import trio
+import trio.testing
 
 from bench.job_simulation import chunk_ids, members_of
 from bench.simulated_epoch import READ_BYTES_PER_S, group_shares
@@ -80,9 +80,7 @@ class Recovery:
 def recovery(loss: Loss, seed: int = 1) -> Recovery:
     """Run the simulation of one loss."""
     world = _World(loss, random.Random(seed))
-    for member in world.members[loss.lost :]:
-        _Node(member, world).begin()
-    world.run()
+    trio.run(world.run, clock=trio.testing.MockClock(autojump_threshold=0))
     return world.found
 
 
@@ -106,16 +104,13 @@ def _patterns(loss: Loss) -> Iterator[_Pattern]:
 
 
 class _World:
-    """Time, the network, and what all nodes share."""
+    """The network, and what all nodes share."""
 
     def __init__(self, loss: Loss, uniform: random.Random) -> None:
         self.loss, self.random = loss, uniform
         self.members = members_of(loss.nodes)
         self.lost = frozenset(member.node for member in self.members[: loss.lost])
-        self.now_s = 0.0
         self.found = Recovery()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
         self._cached: set[tuple[str, int]] = set()
         self._patterns = list(_patterns(loss))
         groups = int(loss.end_s / loss.group_s) + 2
@@ -134,13 +129,14 @@ class _World:
         of_lost: npt.NDArray[np.uint8] = ids.reshape(-1, CHUNK_ID_BYTES)[chosen]
         return of_lost
 
-    def at(self, when_s: float, happens: Callable[[], None]) -> None:
-        heappush(self._events, (when_s, next(self._numbers), happens))
-
-    def run(self) -> None:
-        while self._events and self._events[0][0] < self.loss.end_s:
-            self.now_s, _, happens = heappop(self._events)
-            happens()
+    async def run(self) -> None:
+        nodes = [_Node(member, self) for member in self.members[self.loss.lost :]]
+        with trio.move_on_at(self.loss.end_s):
+            async with trio.open_nursery() as self.tasks:
+                for node in nodes:
+                    self.tasks.start_soon(node.read)
+                    self.tasks.start_soon(node.renew)
+        self.found.stalled_s = [node.stalled_s for node in nodes]
 
     def wanted(self, reader: int, group: int) -> list[int]:
         """The chunks of lost nodes from which a reader needs files in one group."""
@@ -148,14 +144,14 @@ class _World:
         return [self._firsts[group] + chunk for chunk in pattern.by_reader.get(reader, ())]
 
     def is_lost(self, node: str) -> bool:
-        return node in self.lost and self.now_s < self.loss.back_s
+        return node in self.lost and trio.current_time() < self.loss.back_s
 
     def ask(self, node: str, chunk: int) -> None:
         """A node that answers has the chunk, or fetches it."""
         if (node, chunk) not in self._cached:
             self._cached.add((node, chunk))
             loads = self.found.own_loads if node in self.lost else self.found.heir_loads
-            loads[int(self.now_s)] += 1
+            loads[int(trio.current_time())] += 1
 
 
 class _Node:
@@ -164,81 +160,81 @@ class _Node:
     def __init__(self, me: Member, world: _World) -> None:
         self._me = me
         self._world = world
-        self._suspicion = FailureDetector(lambda: world.now_s)
+        self._suspicion = FailureDetector(trio.current_time)
         self._ownership = Ownership(world.snapshot, me, self._suspicion)
         self._ownership.change(world.members)
-        self._planned_s = world.random.uniform(0, world.loss.group_s)
-        self._stalled_s = 0.0
+        self._begins_s = world.random.uniform(0, world.loss.group_s)
+        self._renews_s = world.loss.back_s + world.random.uniform(0, interval_s(world.loss.nodes))
+        self.stalled_s = 0.0
         self._is_probing = self._has_failed = False
         self._pinged, self._trusted, self._known = set[str](), set[str](), set[str]()
 
-    def begin(self) -> None:
-        world = self._world
-        world.at(self._planned_s, partial(self._fetch, 0))
-        renewed_s = world.loss.back_s + world.random.uniform(0, interval_s(world.loss.nodes))
-        world.at(renewed_s, self._renew)
-        world.at(world.loss.end_s * (1 - 1e-9), lambda: world.found.stalled_s.append(self._stalled_s))
+    async def read(self) -> None:
+        planned_s = self._begins_s
+        for group in count():
+            await trio.sleep_until(planned_s)
+            async with trio.open_nursery() as calls:
+                self._fetch(group, calls)
+            planned_s += self._world.loss.group_s
+            late_s = max(trio.current_time() - planned_s, 0.0)
+            self.stalled_s += late_s
+            planned_s += late_s
 
-    def _fetch(self, group: int) -> None:
+    async def renew(self) -> None:
+        """The membership list has new incarnations of the lost nodes."""
+        await trio.sleep_until(self._renews_s)
+        for node in self._world.lost:
+            self._suspicion.restarted(node)
+
+    def _fetch(self, group: int, calls: trio.Nursery) -> None:
         """Request the extents of one group from their owners, a few owners at a time."""
         world = self._world
         by_owner: dict[str, list[int]] = {}
         for chunk in world.wanted(self._me.rank, group):
             owner = self._ownership.owner(chunk) or self._me
             by_owner.setdefault(owner.node, []).append(chunk)
-        done_s, calls = world.now_s, count(PEER_REQUESTS_AT_ONCE_MAX)
+        fails_s = PEER_SILENCE_S if world.loss.is_silent else REFUSED_S
+        number = count(PEER_REQUESTS_AT_ONCE_MAX)
         for node, chunks in by_owner.items():
             if world.is_lost(node):
-                failed_s = PEER_SILENCE_S if world.loss.is_silent else REFUSED_S
-                at_s = world.now_s + next(calls) // PEER_REQUESTS_AT_ONCE_MAX * failed_s
-                world.at(at_s, partial(self._fail, node, len(chunks)))
-                done_s = max(done_s, at_s)
+                after_s = next(number) // PEER_REQUESTS_AT_ONCE_MAX * fails_s
+                calls.start_soon(self._fail, after_s, node, len(chunks))
             else:
                 for chunk in chunks:
                     world.ask(node, chunk)
-        needed_s = self._planned_s + world.loss.group_s
-        self._stalled_s += max(done_s - needed_s, 0.0)
-        self._planned_s = max(needed_s, done_s)
-        world.at(self._planned_s, partial(self._fetch, group + 1))
 
-    def _fail(self, node: str, extents: int) -> None:
-        world = self._world
-        world.found.server_requests[int(world.now_s)] += extents
+    async def _fail(self, after_s: float, node: str, extents: int) -> None:
+        await trio.sleep(after_s)
+        self._world.found.server_requests[int(trio.current_time())] += extents
         self._suspect(node)
         self._has_failed = True
         if not self._is_probing:
             self._is_probing = True
-            self._probe()
+            self._world.tasks.start_soon(self._probe)
 
     def _suspect(self, node: str) -> None:
         self._suspicion.failed(node)
         if self._known != self._world.lost:
             self._known.add(node)
             if self._known == self._world.lost:
-                self._world.found.known_s.append(self._world.now_s)
+                self._world.found.known_s.append(trio.current_time())
 
-    def _renew(self) -> None:
-        """The membership list has new incarnations of the lost nodes."""
-        for node in self._world.lost:
-            self._suspicion.restarted(node)
-
-    def _probe(self) -> None:
+    async def _probe(self) -> None:
         world = self._world
-        for node in [*self._suspicion.due(), *self._unheard()]:
-            if node in self._pinged:
-                continue
-            world.found.pings[int(world.now_s)] += 1
-            if world.is_lost(node):
-                self._pinged.add(node)
-                waits_s = PEER_CONNECT_TIMEOUT_S if self._suspicion.share(node) == 0 else PEER_SILENCE_S
-                fails_s = waits_s if world.loss.is_silent else REFUSED_S
-                world.at(world.now_s + fails_s, partial(self._miss, node))
-            else:
-                self._suspicion.recovered(node)
-                self._trusted.add(node)
-                if self._trusted == world.lost:
-                    world.found.trusted_s.append(world.now_s - world.loss.back_s)
-        world.at(world.now_s + PEER_PROBE_INTERVAL_S, self._probe)
+        while True:
+            for node in [*self._suspicion.due(), *self._unheard()]:
+                if node in self._pinged:
+                    continue
+                world.found.pings[int(trio.current_time())] += 1
+                if world.is_lost(node):
+                    self._pinged.add(node)
+                    world.tasks.start_soon(self._miss, node)
+                else:
+                    self._suspicion.recovered(node)
+                    self._trusted.add(node)
+                    if self._trusted == world.lost:
+                        world.found.trusted_s.append(trio.current_time() - world.loss.back_s)
+            await trio.sleep(PEER_PROBE_INTERVAL_S)
 
     def _unheard(self) -> list[str]:
         """As `PeerClient.unheard`; all remaining nodes have just answered."""
@@ -246,6 +242,9 @@ class _Node:
         silent = self._world.lost if has_failed and self._world.loss.is_silent else ()
         return [node for node in silent if self._world.is_lost(node) and self._suspicion.share(node) > 0]
 
-    def _miss(self, node: str) -> None:
+    async def _miss(self, node: str) -> None:
+        """A ping that fails."""
+        waits_s = PEER_CONNECT_TIMEOUT_S if self._suspicion.share(node) == 0 else PEER_SILENCE_S
+        await trio.sleep(waits_s if self._world.loss.is_silent else REFUSED_S)
         self._pinged.discard(node)
         self._suspect(node)

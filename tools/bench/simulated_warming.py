@@ -5,17 +5,19 @@ a fluid. Several chunks are one load where there are more than LOADS_MAX.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import trio
 import trio.testing
 
+from bench.figures import Row
 from bench.job_simulation import chunk_ids, members_of
 from dieselfs.address import TcpAddress
+from dieselfs.arrays import Numbers
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.placement import Placement
 from dieselfs.limits import CHUNK_TARGET_BYTES, GIB
@@ -25,6 +27,12 @@ from dieselfs_client.memory.warming import Pace, Warming, rotated
 
 STEPS_PER_LOAD = 16
 """On full links; so the end of a step delays a load by at most a sixteenth."""
+LOADS_MAX = 100_000
+"""Of all nodes together."""
+MEMORY_BYTES = 64 * GIB
+"""Of each node, for chunks."""
+MOMENTS = 20
+"""Equal parts of the time, in which sent bytes are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +47,25 @@ class Rates:
 class Links:
     """Used from one trio thread. The spare rate of a link is not given to others: no link is faster than a real one."""
 
-    def __init__(self, rates: Rates, nodes: int, servers: int, lanes: int, load_bytes: int) -> None:
-        """`lanes`: loads of one node in flight."""
-        self._rates = rates
-        self._left_bytes = np.zeros(nodes * lanes)
-        self._servers = np.zeros(nodes * lanes, np.int64)
-        self._nodes = np.zeros(nodes * lanes, np.int64)
-        self._arrived = [trio.Event() for _ in range(nodes * lanes)]
-        self._free = list(range(nodes * lanes))
-        fair = min(rates.node, rates.server * servers / nodes, rates.store / nodes) / lanes
+    def __init__(
+        self, rates: Rates, servers: int, of_server: Numbers, of_node: Numbers, load_bytes: int
+    ) -> None:
+        """`of_server`, `of_node`: the ends of each lane, a permanent connection for one load at a time."""
+        self._rates, self._counts = rates, (servers, int(of_node.max()) + 1)
+        self._of_server, self._of_node = of_server, of_node
+        self._load_bytes = load_bytes
+        self._left_bytes = np.zeros(len(of_node))
+        self._arrived = [trio.Event() for _ in of_node]
+        nodes = self._counts[1]
+        fair = min(rates.node * nodes, rates.server * servers, rates.store) / len(of_node)
         self.step_s = load_bytes / fair / STEPS_PER_LOAD
         self.sent_bytes: list[npt.NDArray[np.float64]] = []
         """Each of shape (servers,): by each server in one step."""
-        self._counts = (servers, nodes)
 
-    async def move(self, server: int, node: int, length_bytes: int) -> None:
-        """Wait until `length_bytes` have arrived. Cancelled only with the whole simulation."""
-        lane = self._free.pop()
-        self._servers[lane], self._nodes[lane], self._left_bytes[lane] = server, node, length_bytes
-        self._arrived[lane] = trio.Event()
+    async def move(self, lane: int) -> None:
+        """Wait until a load has arrived. Cancelled only with the whole simulation."""
+        self._left_bytes[lane], self._arrived[lane] = self._load_bytes, trio.Event()
         await self._arrived[lane].wait()
-        self._free.append(lane)
 
     async def run(self) -> None:
         while True:
@@ -69,7 +75,7 @@ class Links:
     def _step(self) -> None:
         servers, nodes = self._counts
         lanes = np.flatnonzero(self._left_bytes > 0)
-        of_server, of_node = self._servers[lanes], self._nodes[lanes]
+        of_server, of_node = self._of_server[lanes], self._of_node[lanes]
         rates = np.minimum(
             self._rates.server / np.bincount(of_server, minlength=servers)[of_server],
             self._rates.node / np.bincount(of_node, minlength=nodes)[of_node],
@@ -82,54 +88,25 @@ class Links:
             self._arrived[lane].set()
 
 
-LOADS_MAX = 100_000
-"""Of all nodes together."""
-MEMORY_BYTES = 64 * GIB
-"""Of each node, for chunks."""
-MOMENTS = 20
-"""Equal parts of the time, in which sent bytes are counted."""
-
-
-class Warmed(NamedTuple):
-    """`first_s`, `all_s`: until the first and the last node was warm. `busiest_server`, `fullest_moment`: the most
-    bytes sent by a server and in one of the MOMENTS, divided by the mean.
-    """
-
-    nodes: int
-    servers: int
-    pinned: int
-    first_s: float
-    all_s: float
-    sent_gb_per_s: float
-    requests_per_s: float
-    busiest_server: float
-    fullest_moment: float
-
-
 class _Memory:
     """The pinned chunks of a node."""
 
-    def __init__(self, node: int, links: Links, endpoints: Endpoints, load_bytes: int, lanes: int) -> None:
-        self._node = node
-        self._links = links
-        self._load_bytes = load_bytes
-        # One permanent connection for each lane; `TcpAddress.port` is the number of the server.
-        addresses = [endpoints.choose(()) for _ in range(lanes)]
-        self._connections = [address.port for address in addresses if isinstance(address, TcpAddress)]
-        self.pinned: set[int] = set()
+    def __init__(self, links: Links, lanes: Iterable[int], load_bytes: int) -> None:
+        self._links, self._lanes, self._load_bytes = links, list(lanes), load_bytes
+        self._pinned: set[int] = set()
 
     def lacks(self, chunk: int) -> bool:
-        return chunk not in self.pinned
+        return chunk not in self._pinned
 
     def has_room(self, chunk: int) -> bool:
-        return (len(self.pinned) + 1) * self._load_bytes <= MEMORY_BYTES
+        return (len(self._pinned) + 1) * self._load_bytes <= MEMORY_BYTES
 
-    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
-        async with lane:
-            server = self._connections.pop()
-            await self._links.move(server, self._node, self._load_bytes)
-            self._connections.append(server)
-            self.pinned.add(chunk)
+    async def bring(self, chunk: int, limiter: trio.CapacityLimiter) -> None:
+        async with limiter:
+            lane = self._lanes.pop()
+            await self._links.move(lane)
+            self._lanes.append(lane)
+            self._pinned.add(chunk)
 
 
 Shares = list[npt.NDArray[np.int64]]
@@ -160,62 +137,54 @@ def _by_owner(owners: npt.NDArray[np.int32], nodes: int) -> Shares:
     return np.split(by_owner, np.cumsum(np.bincount(owners, minlength=nodes))[:-1])
 
 
-def warmed(shares: Shares, servers: int, rates: Rates, seed: int = 1) -> Warmed:
-    """Simulate a job from the first fetch until all nodes are warm."""
-    simulation = _Simulation(shares, servers, rates, seed)
-    return trio.run(simulation.run, clock=trio.testing.MockClock(autojump_threshold=0))
+def warmed(shares: Shares, servers: int, rates: Rates, seed: int = 1) -> Row:
+    """Simulate a job from the first fetch until all nodes are warm.
 
+    `first warm`, `all warm`: until the first and the last node was; `busiest server`, `fullest moment`: the most bytes
+    sent by a server and in one of the MOMENTS, divided by the mean.
+    """
+    fitting = MEMORY_BYTES // CHUNK_TARGET_BYTES
+    wanted, pace, chance = sum(min(len(share), fitting) for share in shares), Pace(), random.Random(seed)
+    chunks_per_load = -(-wanted // LOADS_MAX)
+    load_bytes = chunks_per_load * CHUNK_TARGET_BYTES
+    there = ServerDirectory([TcpAddress("server", number) for number in range(servers)])
+    nodes = [Endpoints(there, each) for each in chance.sample(range(1 << 30), len(shares))]
+    chosen = [node.choose(()) for node in nodes for _ in range(pace.lanes)]
+    of_server = np.array([address.port for address in chosen if isinstance(address, TcpAddress)])
+    links = Links(rates, servers, of_server, np.repeat(np.arange(len(nodes)), pace.lanes), load_bytes)
+    warm_s: list[float] = []
 
-class _Simulation:
-    def __init__(self, shares: Shares, servers: int, rates: Rates, seed: int) -> None:
-        fitting = MEMORY_BYTES // CHUNK_TARGET_BYTES
-        self._wanted = sum(min(len(share), fitting) for share in shares)
-        self._chunks_per_load = -(-self._wanted // LOADS_MAX)
-        self._load_bytes = self._chunks_per_load * CHUNK_TARGET_BYTES
-        self._pace = Pace()
-        self._links = Links(rates, len(shares), servers, self._pace.lanes, self._load_bytes)
-        self._shares = shares
-        self._random = random.Random(seed)
-        self._servers = ServerDirectory([TcpAddress("server", number) for number in range(servers)])
-        self._warm_s: list[float] = []
-
-    async def run(self) -> Warmed:
-        lanes = self._pace.lanes
-        memories = [
-            _Memory(node, self._links, Endpoints(self._servers, chance), self._load_bytes, lanes)
-            for node, chance in enumerate(self._random.sample(range(1 << 30), len(self._shares)))
-        ]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._links.run)
-            async with trio.open_nursery() as nodes:
-                for node, memory in enumerate(memories):
-                    nodes.start_soon(self._warm, node, memory)
-            nursery.cancel_scope.cancel()
-        return self._result()
-
-    async def _warm(self, node: int, memory: _Memory) -> None:
-        order = rotated(self._shares[node][:: self._chunks_per_load], node, len(self._shares))
-        warming = Warming(memory, lambda: order, lambda chunk: self._load_bytes, Foreground(), self._pace)
+    async def warm(node: int) -> None:
+        memory = _Memory(links, range(node * pace.lanes, (node + 1) * pace.lanes), load_bytes)
+        order = rotated(shares[node][::chunks_per_load], node, len(shares))
+        warming = Warming(memory, lambda: order, lambda chunk: load_bytes, Foreground(), pace)
         warming.start()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(warming.run)
             while warming.is_under_way:
-                await trio.sleep(self._links.step_s * STEPS_PER_LOAD)
+                await trio.sleep(links.step_s * STEPS_PER_LOAD)
             nursery.cancel_scope.cancel()
-        self._warm_s.append(trio.current_time())
+        warm_s.append(trio.current_time())
 
-    def _result(self) -> Warmed:
-        sent = np.array(self._links.sent_bytes)
-        took_s = max(self._warm_s)
-        moments = np.array([part.sum() / len(part) for part in np.array_split(sent.sum(axis=1), MOMENTS)])
-        return Warmed(
-            len(self._shares),
-            sent.shape[1],
-            self._wanted,
-            min(self._warm_s),
-            took_s,
-            float(sent.sum()) / took_s / 1e9,
-            self._wanted / took_s,
-            float(sent.sum(axis=0).max() / sent.sum(axis=0).mean()),
-            float(moments.max() / moments.mean()),
-        )
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(links.run)
+            async with trio.open_nursery() as warming:
+                for node in range(len(shares)):
+                    warming.start_soon(warm, node)
+            nursery.cancel_scope.cancel()
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+    sent, took_s = np.array(links.sent_bytes), max(warm_s)
+    moments = np.array([part.sum() / len(part) for part in np.array_split(sent.sum(axis=1), MOMENTS)])
+    return {
+        "nodes": len(shares),
+        "servers": servers,
+        "chunks": wanted,
+        "first warm": (min(warm_s), "{:.1f} s"),
+        "all warm": (took_s, "{:.1f} s"),
+        "sent": (sent.sum() / took_s / 1e9, "{:.1f} GB/s"),
+        "requests a second": (wanted / took_s, "{:,.0f}"),
+        "busiest server": (sent.sum(axis=0).max() / sent.sum(axis=0).mean(), "{:.2f}"),
+        "fullest moment": (moments.max() / moments.mean(), "{:.2f}"),
+    }
