@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import struct
 import time
 import traceback
 from collections.abc import Callable, Sequence, Sized
@@ -10,6 +9,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from bench.figures import Run, RunFailed
 from bench.stopwatch import Processes, own_processor_s, processor_s, spent_since
@@ -94,13 +94,13 @@ def read_together(readers: Sequence[Reader], files: int, others: Processes | Non
     `files`; no reader process remains.
     """
     with ExitStack() as stack:
-        started = [stack.enter_context(closing(_ReaderProcess(reader))) for reader in readers]
+        started = [stack.enter_context(closing(ForkedProcess(partial(_read, each)))) for each in readers]
         for process in started:
             process.receive(PREPARE_TIMEOUT_S)
         before_s = processor_s(others or {})
         for process in started:
-            process.pipe.send_bytes(_DONE)
-        reports = [struct.unpack(_REPORT, process.receive(READ_TIMEOUT_S)) for process in started]
+            process.pipe.send(None)
+        reports = [process.receive(READ_TIMEOUT_S) for process in started]
         starts_s, ends_s, own_s, counts = zip(*reports, strict=True)
         parts = {"readers": sum(own_s), **spent_since(before_s, others or {})}
     if sum(counts) != files:
@@ -108,31 +108,41 @@ def read_together(readers: Sequence[Reader], files: int, others: Processes | Non
     return Run(max(ends_s) - min(starts_s), parts)
 
 
-_DONE, _FAILED = b"d", b"f"
-_REPORT = "3dq"
-"""Start and end of a reader by the machine's clock, its processor seconds between them, its files."""
+def _read(reader: Reader, pipe: Connection) -> None:
+    """Report the start and the end by the machine's clock, the processor seconds between them, the number of files."""
+    work = reader()
+    pipe.send(None)  # ready
+    pipe.recv()
+    before_s, start_s = own_processor_s(), time.perf_counter()
+    files = work()
+    end_s = time.perf_counter()
+    pipe.send((start_s, end_s, own_processor_s() - before_s, files))
 
 
-class _ReaderProcess:
-    """Sends a message when its reader is ready, waits for the start, and reports."""
+class ForkedProcess:
+    """A function in a process of its own, which sends messages through a pipe."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
         self.pipe, theirs = _forks.Pipe()
-        self._process = _forks.Process(target=_serve, args=(reader, theirs), daemon=True)
+        self._process = _forks.Process(target=_serve, args=(serve, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
-    def receive(self, timeout_s: float) -> bytes:
-        """Its next message without the first byte. Raises RunFailed if the reader failed or timed out."""
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def receive(self, timeout_s: float) -> Any:
+        """Its next message. Raises RunFailed if it failed or timed out."""
         if not self.pipe.poll(timeout_s):
-            raise RunFailed(f"a reader did not finish within {timeout_s:g} s")
+            raise RunFailed(f"a process did not answer within {timeout_s:g} s")
         try:
-            message = self.pipe.recv_bytes()
+            message = self.pipe.recv()
         except EOFError:
-            raise RunFailed("a reader ended in the middle of its work") from None
-        if message[:1] == _FAILED:
-            raise RunFailed(message[1:].decode("utf-8", "replace"))
-        return message[1:]
+            raise RunFailed("a process ended in the middle of its work") from None
+        if isinstance(message, RunFailed):
+            raise message
+        return message
 
     def close(self) -> None:
         self._process.kill()
@@ -141,16 +151,10 @@ class _ReaderProcess:
         self.pipe.close()
 
 
-def _serve(reader: Reader, pipe: Connection) -> None:
+def _serve(serve: Callable[[Connection], None], pipe: Connection) -> None:
     try:
-        work = reader()
-        pipe.send_bytes(_DONE)
-        pipe.recv_bytes()
-        before_s, start_s = own_processor_s(), time.perf_counter()
-        files = work()
-        end_s = time.perf_counter()
-        pipe.send_bytes(_DONE + struct.pack(_REPORT, start_s, end_s, own_processor_s() - before_s, files))
+        serve(pipe)
     except (RunFailed, OSError) as error:
-        pipe.send_bytes(_FAILED + str(error).encode("utf-8", "replace"))
+        pipe.send(RunFailed(str(error)))
     except Exception:
-        pipe.send_bytes(_FAILED + traceback.format_exc().encode("utf-8", "replace"))
+        pipe.send(RunFailed(traceback.format_exc()))

@@ -5,20 +5,20 @@ Only a daemon that serves is killed: on a loaded machine a start takes longer th
 unmounts when DEATHS_BEFORE_READY_MAX daemons in a row die before they serve.
 """
 
-import ctypes
-import multiprocessing
 import os
 import random
 import signal
 import time
 from collections.abc import Generator, Mapping
+from contextlib import ExitStack, closing
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bench.figures import Run, RunFailed, Scale, Side, Trial
 from bench.forms import SMALL_FILE_BYTES, make_tree
 from bench.homes import mounted, running_home, store_tree
-from bench.readers import Work, read_together
+from bench.readers import READ_TIMEOUT_S, ForkedProcess
 from dieselfs_client.supervision.status import supervision_of
 
 READERS = 4
@@ -27,8 +27,6 @@ KILL_EVERY_S = 0.1
 DURATION_S, QUICK_DURATION_S = 60.0, 5.0
 CALM_SHARE = 0.2
 """Part of the time without kills, to compare with."""
-
-_forks = multiprocessing.get_context("fork")
 
 
 def resilience(folder: Path, scale: Scale) -> Generator[Trial]:
@@ -49,40 +47,42 @@ def resilience(folder: Path, scale: Scale) -> Generator[Trial]:
 
 def _slowest_read(mountpoint: Path, expected: Mapping[str, bytes], duration_s: float, is_killed: bool) -> Run:
     """Raises RunFailed if a read failed or was wrong."""
-    slowest_s = _forks.RawArray(ctypes.c_double, READERS)
-    reads, failed, kills = (_forks.RawArray(ctypes.c_long, READERS) for _ in range(3))
-    paths = list(expected)
-
-    def reader(number: int) -> Work:
-        order = random.Random(number)
-
-        def read() -> int:
-            end_s = time.perf_counter() + duration_s
-            while (start_s := time.perf_counter()) < end_s:
-                path = order.choice(paths)
-                failed[number] += not _reads_right(f"{mountpoint}/{path}", expected[path])
-                reads[number] += 1
-                slowest_s[number] = max(slowest_s[number], time.perf_counter() - start_s)
-            return 0
-
-        return read
-
-    def kill() -> int:
-        end_s, daemon = time.perf_counter() + duration_s, 0
-        while time.perf_counter() < end_s:
-            status = supervision_of(str(mountpoint))
-            if status is not None and status.is_served and status.daemon != daemon:
-                daemon = status.daemon
-                os.kill(daemon, signal.SIGKILL)
-                kills[0] += 1
-            time.sleep(KILL_EVERY_S)
-        return 0
-
-    killers = [lambda: kill] if is_killed else []
-    read_together([*(partial(reader, number) for number in range(READERS)), *killers], files=0)
+    read = partial(_read, mountpoint, expected, time.perf_counter() + duration_s)
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(closing(ForkedProcess(partial(read, seed)))) for seed in range(READERS)
+        ]
+        kills = _kill(mountpoint, duration_s) if is_killed else 0
+        reports = [reader.receive(duration_s + READ_TIMEOUT_S) for reader in readers]
+    slowest_s, reads, failed = zip(*reports, strict=True)
     if sum(failed):
-        raise RunFailed(f"{sum(failed):,} of {sum(reads):,} reads failed, with {kills[0]} kills")
-    return Run(max(slowest_s), seen={"reads": sum(reads), "failed": sum(failed), "kills": kills[0]})
+        raise RunFailed(f"{sum(failed):,} of {sum(reads):,} reads failed, with {kills} kills")
+    return Run(max(slowest_s), seen={"reads": sum(reads), "failed": sum(failed), "kills": kills})
+
+
+def _read(mountpoint: Path, expected: Mapping[str, bytes], end_s: float, seed: int, pipe: Connection) -> None:
+    """Report the slowest read, the number of reads, and how many failed."""
+    order, paths = random.Random(seed), list(expected)
+    slowest_s, reads, failed = 0.0, 0, 0
+    while (start_s := time.perf_counter()) < end_s:
+        path = order.choice(paths)
+        failed += not _reads_right(f"{mountpoint}/{path}", expected[path])
+        reads += 1
+        slowest_s = max(slowest_s, time.perf_counter() - start_s)
+    pipe.send((slowest_s, reads, failed))
+
+
+def _kill(mountpoint: Path, duration_s: float) -> int:
+    """The number of killed daemons."""
+    end_s, daemon, kills = time.perf_counter() + duration_s, 0, 0
+    while time.perf_counter() < end_s:
+        status = supervision_of(str(mountpoint))
+        if status is not None and status.is_served and status.daemon != daemon:
+            daemon = status.daemon
+            os.kill(daemon, signal.SIGKILL)
+            kills += 1
+        time.sleep(KILL_EVERY_S)
+    return kills
 
 
 def _reads_right(path: str, expected: bytes) -> bool:

@@ -6,7 +6,6 @@ loopback. This module starts processes.
 """
 
 import mmap
-import multiprocessing
 import os
 import socket
 import struct
@@ -21,6 +20,7 @@ import trio
 from bench.figures import Run, RunFailed, Scale, Side, Trial
 from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, make_tree
 from bench.homes import Home, running_home, store_tree
+from bench.readers import ForkedProcess
 from bench.stopwatch import measure
 from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
@@ -49,7 +49,6 @@ START_TIMEOUT_S, ANSWER_TIMEOUT_S = 60.0, 30.0
 
 _ORDER = struct.Struct("<?II")
 """To the plain process: whether with `sendfile`, offset, length."""
-_forks = multiprocessing.get_context("fork")
 
 
 def transfer(folder: Path, scale: Scale) -> Generator[Trial]:
@@ -83,35 +82,18 @@ def asking_node(
     with running_home(folder / "home") as home:
         store_tree(home, tree.folder, tree.size_bytes)
         with (
-            _serving(partial(_serve_peer, home, 2 * tree.size_bytes)) as (port, process),
-            _serving(partial(_serve_plainly, tree.size_bytes)) as (plain_port, plain_process),
-            closing(socket.create_connection((HOST, plain_port), ANSWER_TIMEOUT_S)) as connected,
+            closing(ForkedProcess(partial(_serve_peer, home, 2 * tree.size_bytes))) as peer,
+            closing(ForkedProcess(partial(_serve_plainly, tree.size_bytes))) as plain,
             home.dataset() as dataset,
         ):
-            peer = Member("peer", 1, TcpAddress(HOST, port), 2 * tree.size_bytes, bytes(INCARNATION_BYTES))
-            with closing(AskingNode(dataset, peer, process)) as node:
-                yield node, PlainEnd(connected, plain_process, tree.size_bytes)
-
-
-@contextmanager
-def _serving(serve: Callable[[Connection], None]) -> Iterator[tuple[int, int]]:
-    """`serve` in its own process, until the end of the block; the port that it sends, and its process ID."""
-    pipe, theirs = _forks.Pipe()
-    process = _forks.Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if process.pid is None or not pipe.poll(START_TIMEOUT_S):
-            raise RunFailed(f"the other end did not listen within {START_TIMEOUT_S:g} s")
-        try:
-            port = int(pipe.recv_bytes())
-        except EOFError:
-            raise RunFailed("the other end ended before it listened") from None
-        yield port, process.pid
-    finally:
-        process.kill()
-        process.join()
-        pipe.close()
+            address = TcpAddress(HOST, peer.receive(START_TIMEOUT_S))
+            member = Member("peer", 1, address, 2 * tree.size_bytes, bytes(INCARNATION_BYTES))
+            plain_address = HOST, plain.receive(START_TIMEOUT_S)
+            with (
+                closing(AskingNode(dataset, member, peer.pid)) as node,
+                socket.create_connection(plain_address, ANSWER_TIMEOUT_S) as connected,
+            ):
+                yield node, PlainEnd(connected, plain.pid, tree.size_bytes)
 
 
 def _run(work: Callable[[], int], size_bytes: int, other_end: int) -> Run:
@@ -138,7 +120,7 @@ async def _be_peer(dataset: Dataset, memory_bytes: int, pipe: Connection) -> Non
         node_cache = NodeCache(snapshot, dataset.chunks.fetch_segment, memory_bytes, 0, nursery)
         for chunk in range(snapshot.chunk_count):
             await node_cache.fetch(chunk)
-        pipe.send_bytes(b"%d" % listener.socket.getsockname()[1])
+        pipe.send(listener.socket.getsockname()[1])
         await PeerService(snapshot, node_cache, SECRET.peer_key()).serve(listener)
 
 
@@ -232,7 +214,7 @@ def _serve_plainly(content_bytes: int, pipe: Connection) -> None:
     os.truncate(memory, content_bytes)
     with socket.create_server((HOST, 0)) as listener, mmap.mmap(memory, content_bytes) as content:
         content.write(os.urandom(content_bytes))
-        pipe.send_bytes(b"%d" % listener.getsockname()[1])
+        pipe.send(listener.getsockname()[1])
         connected, _ = listener.accept()
         with connected, memoryview(content) as view:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
