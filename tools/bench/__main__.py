@@ -33,6 +33,7 @@ from bench.stores import stores
 from bench.transfer import transfer
 from bench.upload import upload
 from dieselfs.errors import DieselfsError
+from lab.network import Unsuitable
 
 
 def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
@@ -86,13 +87,16 @@ def main(
     with workplace(folder) as place:
         for name in names or BENCHMARKS:
             (place / name).mkdir()
-            with closing(BENCHMARKS[name](place / name, scale)) as results:
+            with (
+                explained(name),
+                closing(BENCHMARKS[name](place / name, scale)) as results,
+            ):
                 for result in results:
                     print()
                     if isinstance(result, Trial):
-                        done, found = run_trial(result)
-                        print(*trial_lines(done, found), sep="\n", flush=True)
-                        measured.append(trial_fields(done, found))
+                        found, left_out = run_trial(result)
+                        print(*trial_lines(result, found, left_out), sep="\n", flush=True)
+                        measured.append(trial_fields(result, found, left_out))
                     else:
                         for line in table_lines(result):
                             print(line, flush=True)
@@ -100,6 +104,15 @@ def main(
                 bench.drawing.draw_failover(measured, figure)
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": facts, "trials": measured}, indent=1) + "\n")
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """A benchmark that this machine is unsuitable for is left out."""
+    try:
+        yield
+    except Unsuitable as reason:
+        print(f"{name}: left out, {reason}")
 
 
 @contextmanager
@@ -134,20 +147,25 @@ def machine_facts(folder: Path, arguments: list[str]) -> dict[str, str]:
     }
 
 
-def run_trial(trial: Trial) -> tuple[Trial, list[Figure]]:
+def run_trial(trial: Trial) -> tuple[list[Figure], dict[str, str]]:
     """Run the sides in turn, `trial.rounds` times. A side that fails is left out, with the reason."""
     runs: dict[str, list[Run]] = {side.name: [] for side in trial.sides}
-    left_out = dict(trial.left_out)
+    left_out: dict[str, str] = {}
     for number in range(trial.rounds):
         for side in trial.order(number):
-            if side.name not in left_out:
+            if side.name in runs:
                 try:
                     runs[side.name].append(side.run())
-                except (RunFailed, DieselfsError, OSError, subprocess.SubprocessError) as error:
-                    left_out[side.name] = f"it failed: {error}"
-    sides = [side for side in trial.sides if side.name not in left_out]
-    done = replace(trial, sides=sides, left_out=left_out)
-    return done, figures(done, runs)
+                except (
+                    RunFailed,
+                    DieselfsError,
+                    OSError,
+                    AssertionError,
+                    subprocess.SubprocessError,
+                ) as error:
+                    left_out[side.name] = str(error)
+                    del runs[side.name]
+    return figures(trial, runs), left_out
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Run:
 
 
 class RunFailed(Exception):
-    """Why a side failed."""
+    """Why a side failed, or cannot be run on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Sides, each run `rounds` times. `base`: the side that ratios refer to; `left_out`: sides that cannot be run, and
-    why.
-    """
+    """Sides, each run `rounds` times. `base`: the side that ratios refer to."""
 
     title: str
     sides: Sequence[Side]
     rounds: int
     base: str | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def order(self, number: int) -> Sequence[Side]:
         """The sides of a round, forwards and backwards in turn, so none always follows the same one."""
@@ -132,6 +129,6 @@ def _medians(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def figures(trial: Trial, runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
-    """In the order of the sides. `runs`: by name of the side."""
-    alone = {side.name: Figure(side, runs[side.name]) for side in trial.sides}
+    """In the order of the sides. `runs`: by name of the side, of those that did not fail."""
+    alone = {side.name: Figure(side, runs[side.name]) for side in trial.sides if side.name in runs}
     return [replace(figure, base=alone.get(trial.base or "")) for figure in alone.values()]

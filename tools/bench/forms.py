@@ -1,6 +1,5 @@
 """One dataset as files, in dieselfs, and in the formats of peers. This module writes files and mounts."""
 
-import importlib.util
 import os
 import random
 import shutil
@@ -90,22 +89,17 @@ def drop_caches(what: str = "3") -> None:
 # -- peers -----------------------------------------------------------------------------------------------
 
 
-def squashfuse_lack() -> str | None:
-    """Why squashfuse cannot be measured, or None."""
-    for program, package in (("mksquashfs", "squashfs-tools"), ("squashfuse_ll", "squashfuse")):
-        if shutil.which(program) is None:
-            return f"there is no {program} (package {package})"
-    return None
-
-
-def lmdb_lack() -> str | None:
-    """Why LMDB cannot be measured, or None."""
-    return None if importlib.util.find_spec("lmdb") else "there is no lmdb (pip install 'dieselfs[bench]')"
+def lack(program: str, package: str) -> str | None:
+    """Why a program cannot be measured, or None."""
+    return None if shutil.which(program) else f"there is no {program} (apt-get install {package})"
 
 
 @contextmanager
 def squashfuse(image: Path, mountpoint: Path) -> Iterator[int]:
-    """The image mounted by squashfuse_ll until the end of the block; its process ID."""
+    """The image mounted by squashfuse_ll until the end of the block; its process ID. Raises RunFailed."""
+    missing = lack("squashfuse_ll", "squashfuse") or lack("mksquashfs", "squashfs-tools")
+    if missing is not None:
+        raise RunFailed(missing)
     mountpoint.mkdir(exist_ok=True)
     process = subprocess.Popen(["squashfuse_ll", "-f", image, mountpoint])
 
@@ -150,7 +144,7 @@ def make_tar(tree: SourceTree, path: Path) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """`image` and `lmdb` exist unless squashfuse or LMDB is missing; mounts go below `folder`."""
+    """`image` exists unless squashfs-tools are missing; mounts go below `folder`."""
 
     folder: Path
     tree: SourceTree
@@ -174,11 +168,10 @@ def all_forms(folder: Path, files: int, file_bytes: int) -> Iterator[Forms]:
     ):
         store_tree(home, tree.folder, tree.size_bytes)
         shutil.copytree(tree.folder, memory, dirs_exist_ok=True)
-        if squashfuse_lack() is None:  # uncompressed: the content is random, like that of JPEG files
+        if shutil.which("mksquashfs"):  # uncompressed: the content is random, like that of JPEG files
             options = ["-noI", "-noD", "-noF", "-noX", "-quiet", "-no-progress"]
             subprocess.run(
                 ["mksquashfs", tree.folder, image, *options], check=True, stdout=subprocess.DEVNULL
             )
-        if lmdb_lack() is None:
-            make_lmdb(tree, database)
+        make_lmdb(tree, database)
         yield Forms(folder, tree, home, Path(memory), image, database, archive, make_tar(tree, archive))

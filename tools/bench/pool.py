@@ -11,12 +11,12 @@ everything once, in chunk-wise order or 256 random files at a time, which restor
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from bench.figures import Run, Scale, Side, Trial
-from bench.forms import drop_caches, lmdb_lack, make_lmdb, shuffled
+from bench.forms import drop_caches, make_lmdb, shuffled
 from bench.pool_hosts import (
     RunningJob,
     Stage,
@@ -28,10 +28,10 @@ from bench.pool_hosts import (
     running_job,
     running_stage,
 )
-from bench.pool_rivals import MEMCACHED, NUTCRACKER, REDIS, Fleet, rival_lack, running_fleet
+from bench.pool_rivals import MEMCACHED, NUTCRACKER, REDIS, Fleet, running_fleet
 from bench.readers import Reader, lmdb_reader, read_together, shares_of
 from dieselfs.limits import GIB, LIBRARY_MEMORY_BYTES, MIB
-from lab.network import Host, Unsuitable
+from lab.network import Host
 
 NODES = (1, 2, 4, 8)
 ROUNDS_MAX = 3
@@ -63,49 +63,39 @@ class Way:
 
 
 def pool(folder: Path, scale: Scale) -> Generator[Trial]:
-    rounds = min(scale.rounds, ROUNDS_MAX)
-    counts = NODES[:2] if scale.is_quick else NODES
-    lacks = {name: lack for name in (MEMCACHED, NUTCRACKER, REDIS) if (lack := rival_lack(name)) is not None}
-    try:
-        with running_stage(folder, scale.small_files, max(counts)) as stage:
-            for nodes in counts:
-                hosts = stage.nodes[:nodes]
-                yield from _reading(stage, hosts, folder, rounds, lacks)
-                yield _beside_memcached(
-                    stage, hosts, "loaded, cold", _load_job, _load_memcached, rounds, lacks
-                )
-                if nodes > 1:
-                    what = f"read once by {nodes - 1} when one has gone"
-                    yield _beside_memcached(
-                        stage, hosts, what, _recover_job, _recover_memcached, rounds, lacks
-                    )
-    except Unsuitable as reason:
-        yield Trial("The memory of a job, on a network", [], 0, left_out={"everything": str(reason)})
+    """Raises Unsuitable."""
+    rounds, counts = min(scale.rounds, ROUNDS_MAX), NODES[:2] if scale.is_quick else NODES
+    with running_stage(folder, scale.small_files, max(counts)) as whole:
+        make_lmdb(whole.tree, folder / "data.mdb")
+        for nodes in counts:
+            stage = replace(whole, hosts=whole.hosts[:nodes])
+            yield from _reading(stage, folder / "data.mdb", rounds)
+            yield _beside_memcached(stage, "loaded, cold", _load_job, _load_memcached, rounds)
+            if nodes > 1:
+                what = f"read once by {nodes - 1} when one has gone"
+                yield _beside_memcached(stage, what, _recover_job, _recover_memcached, rounds)
 
 
-def _title(stage: Stage, hosts: Sequence[Host], what: str) -> str:
-    return f"{len(hosts)} node{'s' if len(hosts) > 1 else ''}, {stage.tree.title}, {what}"
+def _title(stage: Stage, what: str) -> str:
+    return f"{len(stage.hosts)} node{'s' if len(stage.hosts) > 1 else ''}, {stage.tree.title}, {what}"
 
 
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-def _reading(
-    stage: Stage, hosts: Sequence[Host], folder: Path, rounds: int, lacks: Mapping[str, str]
-) -> Generator[Trial]:
+def _reading(stage: Stage, lmdb: Path, rounds: int) -> Generator[Trial]:
     with ExitStack() as stack:
-        job = stack.enter_context(running_job(stage, hosts, NODE_MEMORY_BYTES))
+        job = stack.enter_context(running_job(stage, NODE_MEMORY_BYTES))
         job.load()
-        fleets = [
-            stack.enter_context(running_fleet(name, hosts, NODE_MEMORY_BYTES))
+        fleets = {
+            name: stack.enter_context(running_fleet(name, stage.hosts, NODE_MEMORY_BYTES))
             for name in (MEMCACHED, NUTCRACKER, REDIS)
-            if name not in lacks
-        ]
-        for fleet in fleets:
-            _fill(stage, fleet)
-        servers = {fleet.name: [process.pid for process in fleet.processes] for fleet in fleets}
-        if NUTCRACKER in servers:
-            servers[NUTCRACKER] += servers[MEMCACHED]
+        }
+        for fleet in fleets.values():
+            if fleet.lack is None:
+                _fill(stage, fleet)
+        servers = {name: [process.pid for process in fleet.processes] for name, fleet in fleets.items()}
+        servers[NUTCRACKER] += servers[MEMCACHED]
         daemons = [daemon.pid for daemon in job.daemons]
         paths = shuffled(stage.tree.paths())
         for batch in BATCHES:
@@ -120,99 +110,78 @@ def _reading(
             }
             if batch > 1:
                 ways[JOB_PLAN] = Way(paths, _planned(job, batch), daemons)
-            for fleet in fleets:
-                reads = partial(cache_reads, fleet, batch)
-                ways[fleet.name] = Way(paths, partial(partial, reads), servers[fleet.name])
-            if batch == 1 and len(hosts) == 1 and lmdb_lack() is None:
-                make_lmdb(stage.tree, folder / "data.mdb")
-                ways[LMDB] = Way(paths, lambda _, share: partial(lmdb_reader, folder / "data.mdb", share))
-            what = "one by one" if batch == 1 else f"{batch} at a time"
-            yield read_trial(stage, hosts, what, ways, rounds, lacks)
+            for name, fleet in fleets.items():
+                ways[name] = Way(paths, partial(partial, cache_reads, fleet, batch), servers[name])
+            if batch == 1 and len(stage.hosts) == 1:
+                ways[LMDB] = Way(paths, lambda _, share: partial(lmdb_reader, lmdb, share))
+            yield read_trial(stage, "one by one" if batch == 1 else f"{batch} at a time", ways, rounds)
 
 
 def _planned(job: RunningJob, batch: int) -> Ask:
-    return lambda host, _: partial(library_plan, job, batch, job.hosts.index(host), len(job.hosts))
+    hosts = job.stage.hosts
+    return lambda host, _: partial(library_plan, job, batch, hosts.index(host), len(hosts))
 
 
-def read_trial(
-    stage: Stage,
-    hosts: Sequence[Host],
-    what: str,
-    ways: Mapping[str, Way],
-    rounds: int,
-    lacks: Mapping[str, str],
-) -> Trial:
-    most = max(len(way.paths) for way in ways.values())
+def read_trial(stage: Stage, what: str, ways: Mapping[str, Way], rounds: int) -> Trial:
     sides = []
     for name, way in ways.items():
-        files, shares = len(way.paths), zip(hosts, shares_of(way.paths, len(hosts)), strict=True)
-        readers = [on_host(host, way.ask(host, share)) for host, share in shares]
-        run = partial(read_together, readers, files, {"servers": way.servers} if way.servers else None)
-        name = name if files == most else f"{name} ({files:,} files)"
+        shares = zip(stage.hosts, shares_of(way.paths, len(stage.hosts)), strict=True)
+        readers = [partial(on_host, host, way.ask(host, share)) for host, share in shares]
+        files, others = len(way.paths), {"servers": way.servers} if way.servers else None
+        run = partial(read_together, readers, files, others)
         sides.append(Side(name, run, files, "files", files * stage.tree.file_bytes))
-    return Trial(_title(stage, hosts, what), sides, rounds, MEMCACHED, lacks)
+    return Trial(_title(stage, what), sides, rounds, MEMCACHED)
 
 
 # -- loading and recovery --------------------------------------------------------------------------------
 
 
 def _beside_memcached(
-    stage: Stage,
-    hosts: Sequence[Host],
-    what: str,
-    job: Callable[[Stage, Sequence[Host]], Run],
-    memcached: Callable[[Stage, Sequence[Host]], Run],
-    rounds: int,
-    lacks: Mapping[str, str],
+    stage: Stage, what: str, job: Callable[[Stage], Run], memcached: Callable[[Stage], Run], rounds: int
 ) -> Trial:
-    left_out = {name: lack for name, lack in lacks.items() if name == MEMCACHED}
     sides = [
-        Side(name, partial(run, stage, hosts), stage.tree.files, "files", stage.tree.size_bytes)
+        Side(name, partial(run, stage), stage.tree.files, "files", stage.tree.size_bytes)
         for name, run in ((JOB, job), (MEMCACHED, memcached))
-        if name not in left_out
     ]
-    return Trial(_title(stage, hosts, what), sides, min(rounds, SLOW_ROUNDS_MAX), MEMCACHED, left_out)
+    return Trial(_title(stage, what), sides, min(rounds, SLOW_ROUNDS_MAX), MEMCACHED)
 
 
-def _load_job(stage: Stage, hosts: Sequence[Host]) -> Run:
-    with running_job(stage, hosts, NODE_MEMORY_BYTES) as job:
+def _load_job(stage: Stage) -> Run:
+    with running_job(stage, NODE_MEMORY_BYTES) as job:
         drop_caches()
         return job.load()
 
 
-def _load_memcached(stage: Stage, hosts: Sequence[Host]) -> Run:
-    with running_fleet(MEMCACHED, hosts, NODE_MEMORY_BYTES) as fleet:
+def _load_memcached(stage: Stage) -> Run:
+    with running_fleet(MEMCACHED, stage.hosts, NODE_MEMORY_BYTES) as fleet:
         drop_caches()
         return _fill(stage, fleet)
 
 
-def _recover_job(stage: Stage, hosts: Sequence[Host]) -> Run:
+def _recover_job(stage: Stage) -> Run:
     """Kill the daemon of the last host, whose port is then closed."""
-    with running_job(stage, hosts, NODE_MEMORY_BYTES) as job:
+    with running_job(stage, NODE_MEMORY_BYTES) as job:
         job.load()
-        *survivors, lost = hosts
+        *survivors, lost = stage.hosts
         lost.kill(job.daemons[-1])
         plans = [
-            on_host(host, partial(library_plan, job, BATCHES[-1], rank, len(survivors)))
+            partial(on_host, host, partial(library_plan, job, BATCHES[-1], rank, len(survivors)))
             for rank, host in enumerate(survivors)
         ]
         return read_together(plans, stage.tree.files)
 
 
-def _recover_memcached(stage: Stage, hosts: Sequence[Host]) -> Run:
-    with running_fleet(MEMCACHED, hosts, NODE_MEMORY_BYTES) as fleet:
+def _recover_memcached(stage: Stage) -> Run:
+    with running_fleet(MEMCACHED, stage.hosts, NODE_MEMORY_BYTES) as fleet:
         _fill(stage, fleet)
-        *survivors, lost = hosts
+        *survivors, lost = stage.hosts
         lost.kill(fleet.processes[-1])
-        return _fill(stage, fleet, survivors, shuffled(stage.tree.paths()))
+        return _fill(replace(stage, hosts=survivors), fleet, shuffled(stage.tree.paths()))
 
 
-def _fill(
-    stage: Stage, fleet: Fleet, hosts: Sequence[Host] | None = None, paths: Sequence[str] | None = None
-) -> Run:
+def _fill(stage: Stage, fleet: Fleet, paths: Sequence[str] | None = None) -> Run:
     """Each node sets its share of the files; with `paths`, only the missing ones, in this order."""
-    hosts, is_refill = hosts or fleet.hosts, paths is not None
-    fills = partial(cache_fills, fleet, stage.tree.folder, is_refill)
-    shares = zip(hosts, shares_of(paths or stage.tree.paths(), len(hosts)), strict=True)
-    readers = [on_host(host, partial(fills, host, share)) for host, share in shares]
+    fills = partial(cache_fills, fleet, stage.tree.folder, paths is not None)
+    shares = zip(stage.hosts, shares_of(paths or stage.tree.paths(), len(stage.hosts)), strict=True)
+    readers = [partial(on_host, host, partial(fills, host, share)) for host, share in shares]
     return read_together(readers, stage.tree.files)

@@ -8,7 +8,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from subprocess import Popen
 
 from bench.figures import Run, RunFailed
 from bench.forms import SMALL_FILE_BYTES, SourceTree, make_tree
-from bench.pool_rivals import Cache, Fleet, MemcachedCache
+from bench.pool_rivals import Fleet
 from bench.readers import Reader, Work, get_batches
 from bench.stopwatch import processor_s, spent_since
 from dieselfs.cluster.job import Job
@@ -31,6 +31,7 @@ from dieselfs.limits import LIBRARY_MEMORY_BYTES
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.snapshot.reader import Snapshot
 from lab.cluster import Cluster, running_cluster
+from lab.namespace import wait_for
 from lab.network import Host, Network
 from lab.server import upload
 
@@ -40,7 +41,6 @@ JOIN_TIMEOUT_S = 90.0
 SEED, GROUP_CHUNKS = 1, 4
 FILL_FILES = 256
 """Files in a batch that fills a cache."""
-_POLL_S = 0.02
 _numbers = count(1)
 
 
@@ -50,7 +50,7 @@ class Stage:
 
     tree: SourceTree
     cluster: Cluster
-    nodes: Sequence[Host]
+    hosts: Sequence[Host]
     snapshot: Snapshot
 
 
@@ -68,12 +68,11 @@ def running_stage(folder: Path, files: int, nodes: int) -> Iterator[Stage]:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """The daemons of one job, one on each host."""
+    """The daemons of one job, one on each host of a stage."""
 
     stage: Stage
     name: str
     secret: JobSecret
-    hosts: Sequence[Host]
     daemons: "Sequence[Popen[bytes]]"
     members: Sequence[Member]
 
@@ -83,28 +82,30 @@ class RunningJob:
         return connect(DATASET, server=servers, key_file=key_file, memory_bytes=memory_bytes, job=self.name)
 
     def load(self) -> Run:
-        """Warm the whole job. Raises RunFailed."""
+        """Warm the whole job."""
         (storage,) = self.stage.cluster.storages
         processes = {"daemons": [each.pid for each in self.daemons], "server": [storage.server.process.pid]}
         key, digest = self.secret.peer_key(), self.stage.snapshot.digest
-        with self.hosts[0].inside(), closing(PeerClient(key, digest)) as peers:
+        with self.stage.hosts[0].inside(), closing(PeerClient(key, digest)) as peers:
+
+            def is_warm(member: Member) -> bool:
+                warmth = peers.warmth(member)
+                return warmth.pinned_bytes >= warmth.wanted_bytes
+
             for member in self.members:
                 peers.warmth(member)  # connects
             before_s, start_s = processor_s(processes), time.perf_counter()
             for member in self.members:
                 peers.warmth(member, is_to_warm=True)
             for member in self.members:
-                while (warmth := peers.warmth(member)).pinned_bytes < warmth.wanted_bytes:
-                    if time.perf_counter() > start_s + LOAD_TIMEOUT_S:
-                        raise RunFailed(f"{member.node} is not warm after {LOAD_TIMEOUT_S:g} s")
-                    time.sleep(_POLL_S)
+                wait_for(partial(is_warm, member), f"{member.node} is warm", LOAD_TIMEOUT_S)
             return Run(time.perf_counter() - start_s, spent_since(before_s, processes))
 
 
 @contextmanager
-def running_job(stage: Stage, hosts: Sequence[Host], memory_bytes: int) -> Iterator[RunningJob]:
-    """A job of these hosts with cold memories, until the end of the block."""
-    cluster, name = stage.cluster, f"bench-{next(_numbers)}"
+def running_job(stage: Stage, memory_bytes: int) -> Iterator[RunningJob]:
+    """A job of all hosts with cold memories, until the end of the block."""
+    cluster, hosts, name = stage.cluster, stage.hosts, f"bench-{next(_numbers)}"
     secret = find_secret(None, str(cluster.key_file), DATASET, name)
     daemons: list[Popen[bytes]] = []
     members: Sequence[Member] = ()
@@ -117,32 +118,26 @@ def running_job(stage: Stage, hosts: Sequence[Host], memory_bytes: int) -> Itera
             daemons.append(host.start(command))
             stack.callback(host.kill, daemons[-1])
         for rank, host in enumerate(hosts):
-            members = _wait_until_joined(stage, host, Job(name, rank, len(hosts), host.name), secret)
-        yield RunningJob(stage, name, secret, hosts, daemons, members)
+            known = partial(_members, stage, host, Job(name, rank, len(hosts), host.name), secret)
+            wait_for(lambda: len(known()) == len(hosts), f"{host.name} knows all", JOIN_TIMEOUT_S)  # noqa: B023  # called here only
+            members = known()
+        yield RunningJob(stage, name, secret, daemons, members)
 
 
-def _wait_until_joined(stage: Stage, host: Host, job: Job, secret: JobSecret) -> Sequence[Member]:
-    """All members, once the daemon of a host knows them. Raises RunFailed."""
+def _members(stage: Stage, host: Host, job: Job, secret: JobSecret) -> Sequence[Member]:
+    """That the daemon of a host knows."""
     folder, digest = runtime_folder(host.environment()), stage.snapshot.digest
     path = job_socket_path(folder, DATASET, digest, job, secret.fingerprint())
-    end_s = time.monotonic() + JOIN_TIMEOUT_S
-    while time.monotonic() < end_s:
-        with closing(NodeClient(path, digest)) as node:
-            known = node.members()
-        if known is not None and known.members is not None and len(known.members) == job.size:
-            return known.members
-        time.sleep(_POLL_S)
-    raise RunFailed(f"{host.name} does not know all nodes after {JOIN_TIMEOUT_S:g} s: {host.log()[-2000:]}")
+    with closing(NodeClient(path, digest)) as node:
+        known = node.members()
+    return (known and known.members) or ()
 
 
 # -- readers ---------------------------------------------------------------------------------------------
 
 
-def on_host(host: Host, reader: Reader) -> Reader:
-    return partial(_step_onto, host, reader)
-
-
-def _step_onto(host: Host, reader: Reader) -> Work:
+def on_host(host: Host, reader: Reader) -> Work:
+    """The work of a reader there."""
     os.environ.update(host.environment())
     logging.disable(logging.WARNING)  # about killed nodes
     stack = ExitStack()  # the process ends there
@@ -223,25 +218,15 @@ def cache_reads(fleet: Fleet, batch: int, host: Host, paths: Sequence[str]) -> W
 
 def cache_fills(fleet: Fleet, folder: Path, is_refill: bool, host: Host, paths: Sequence[str]) -> Work:
     """Reads files of the local file system, and sets all, or with `is_refill` the missing ones."""
-    return partial(_refill if is_refill else _fill, fleet.open(host), folder, paths)
+    cache = fleet.open(host)
 
+    def fill() -> int:
+        for first in range(0, len(paths), FILL_FILES):
+            batch = paths[first : first + FILL_FILES]
+            found = cache.get_many(batch) if is_refill else {}
+            missing = {path: (folder / path).read_bytes() for path in batch if path not in found}
+            if missing:
+                cache.set_many(missing)
+        return len(paths)
 
-def _fill(cache: Cache, folder: Path, paths: Sequence[str]) -> int:
-    for first in range(0, len(paths), FILL_FILES):
-        cache.set_many(_contents(folder, paths[first : first + FILL_FILES]))
-    return len(paths)
-
-
-def _refill(cache: Cache, folder: Path, paths: Sequence[str]) -> int:
-    assert isinstance(cache, MemcachedCache)
-    for first in range(0, len(paths), FILL_FILES):
-        batch = paths[first : first + FILL_FILES]
-        found = cache.get_available(batch)
-        missing = [path for path in batch if path not in found]
-        if missing:
-            cache.set_available(_contents(folder, missing))
-    return len(paths)
-
-
-def _contents(folder: Path, paths: Sequence[str]) -> Mapping[str, bytes]:
-    return {path: (folder / path).read_bytes() for path in paths}
+    return fill

@@ -4,79 +4,60 @@ Their clients are the fastest that pip installs without a compiler: pylibmc, red
 the servers; a key is the path of a file, its value the content. This module starts processes.
 """
 
-import importlib.util
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from subprocess import Popen
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
+from bench.figures import RunFailed
+from bench.forms import lack
 from dieselfs.limits import MIB
 from lab.cluster import listens
 from lab.namespace import wait_for
 from lab.network import Host
 
 MEMCACHED, NUTCRACKER, REDIS = "memcached", "memcached, nutcracker", "Redis"
-_NEEDS = {
-    MEMCACHED: ("memcached", "pylibmc"),
-    NUTCRACKER: ("nutcracker", "pylibmc"),
-    REDIS: ("redis-server", "hiredis"),
-}
+_PROGRAMS = {MEMCACHED: "memcached", NUTCRACKER: "nutcracker", REDIS: "redis-server"}
 _PORTS = {MEMCACHED: 11211, NUTCRACKER: 22121, REDIS: 6379}
 _THREADS = 2
 """Of each memcached."""
 _TRIES_MAX = 3
 
 
-class Cache(Protocol):
-    """A client, for one process."""
-
-    def get(self, path: str) -> bytes | None: ...
-
-    def get_many(self, paths: Sequence[str]) -> Mapping[str, bytes]: ...
-
-    def set_many(self, contents: Mapping[str, bytes]) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Servers of a rival, one on each host."""
+    """Servers of a rival, one on each host, or the reason why there are none."""
 
     name: str
     hosts: Sequence[Host]
     processes: "Sequence[Popen[bytes]]"
+    lack: str | None
 
-    def open(self, host: Host) -> Cache:
+    def open(self, host: Host) -> "MemcachedCache | RedisCache":
+        """A client, for one process. Raises RunFailed."""
+        if self.lack is not None:
+            raise RunFailed(self.lack)
         if self.name == NUTCRACKER:
             return MemcachedCache(_addresses([host], NUTCRACKER), is_text=True)
         servers = _addresses(self.hosts, self.name)
         return RedisCache(servers) if self.name == REDIS else MemcachedCache(servers)
 
 
-def rival_lack(name: str) -> str | None:
-    """Why a rival cannot be measured, or None."""
-    program, module = _NEEDS[name]
-    if shutil.which(program) is None:
-        return f"there is no {program} (apt-get install {program})"
-    is_there = importlib.util.find_spec(module) is not None
-    return None if is_there else f"there is no {module} (pip install 'dieselfs[bench]')"
-
-
 @contextmanager
 def running_fleet(name: str, hosts: Sequence[Host], memory_bytes: int) -> Iterator[Fleet]:
     """The servers of a rival until the end of the block. nutcracker needs running memcached servers."""
+    missing = lack(_PROGRAMS[name], _PROGRAMS[name])
     with ExitStack() as stack:
         processes = []
-        for host in hosts:
-            process = host.start(_command(name, host, hosts, memory_bytes))
-            processes.append(process)
-            stack.callback(host.kill, process)
-        for host in hosts:
+        for host in hosts if missing is None else ():
+            processes.append(host.start(_command(name, host, hosts, memory_bytes)))
+            stack.callback(host.kill, processes[-1])
+        for host, _ in zip(hosts, processes, strict=False):
             wait_for(partial(listens, host, _PORTS[name]), f"{name} listens on {host.name}")
-        yield Fleet(name, hosts, processes)
+        yield Fleet(name, hosts, processes, missing)
 
 
 def _command(name: str, host: Host, hosts: Sequence[Host], memory_bytes: int) -> list[str]:
@@ -113,27 +94,21 @@ class MemcachedCache:
         self._client: Any = pylibmc.Client(list(servers), binary=not is_text, behaviors=behaviors)
         self._failure: type[Exception] = pylibmc.Error
         self.get: Callable[[str], bytes | None] = self._client.get
-        self.get_many: Callable[[Sequence[str]], Mapping[str, bytes]] = self._client.get_multi
 
-    def set_many(self, contents: Mapping[str, bytes]) -> None:
-        failed = self._client.set_multi(contents)
-        assert not failed, f"{len(failed)} files could not be set"
-
-    def get_available(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """As `get_many`, after the loss of a server."""
+    def get_many(self, paths: Sequence[str]) -> Mapping[str, bytes]:
+        """Nothing when a server was lost."""
         try:
-            return self.get_many(paths)
+            found: Mapping[str, bytes] = self._client.get_multi(paths)
         except self._failure:
             return {}
+        return found
 
-    def set_available(self, contents: Mapping[str, bytes]) -> None:
-        """As `set_many`, after the loss of a server: retries while the client ejects it."""
+    def set_many(self, contents: Mapping[str, bytes]) -> None:
+        """Retries while the client ejects a lost server."""
         left = list(contents)
         for _ in range(_TRIES_MAX):
-            try:
+            with suppress(self._failure):
                 left = self._client.set_multi({path: contents[path] for path in left})
-            except self._failure:
-                continue
             if not left:
                 return
 

@@ -9,10 +9,13 @@ from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.figures import Run, RunFailed
 from bench.stopwatch import Processes, own_processor_s, processor_s, spent_since
+
+if TYPE_CHECKING:
+    import lmdb
 
 PREPARE_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 300.0
@@ -64,11 +67,15 @@ def get_batches(get_many: Callable[[Sequence[str]], Sized], batch: int, paths: S
 
 def lmdb_reader(file: Path, paths: Sequence[str]) -> Work:
     """Reads from the page cache: LMDB maps its file."""
+    keys = [os.fsencode(path) for path in paths]
+    get = open_lmdb(file).get
+    return lambda: sum(get(key) is not None for key in keys)
+
+
+def open_lmdb(file: Path) -> "lmdb.Transaction":
     import lmdb
 
-    keys = [os.fsencode(path) for path in paths]
-    get = lmdb.open(str(file), subdir=False, readonly=True, lock=False).begin().get
-    return lambda: sum(get(key) is not None for key in keys)
+    return lmdb.open(str(file), subdir=False, readonly=True, lock=False).begin()
 
 
 def _read_plainly(paths: Sequence[bytes], file_bytes: int) -> int:

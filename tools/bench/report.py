@@ -1,31 +1,33 @@
 """Figures as a plain table, and as objects for JSON; tables as Markdown. No I/O."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.figures import Figure, Row, Trial
 
 
-def trial_lines(trial: Trial, figures: Sequence[Figure]) -> list[str]:
+def trial_lines(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, str]) -> list[str]:
     """A head, a line for each side, and the reasons of those left out, without empty columns."""
+    most = max((figure.side.amount for figure in figures if figure.side.unit == "files"), default=0)
     heads = [
         trial.title,
         *("median s", "min - max s", "per s", "MB/s", f"x {trial.base}", "processor s", "seen"),
     ]
-    cells = [_cells(figure) for figure in figures]
+    cells = [_cells(figure, most) for figure in figures]
     columns = [0, *(column for column in range(1, len(heads)) if any(row[column] for row in cells))]
     rows = [[row[column] for column in columns] for row in (heads, *cells)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
     ]
-    return [*lines, *(f"  {name}: left out, {reason}" for name, reason in trial.left_out.items())]
+    return [*lines, *(f"  {name}: left out, {reason}" for name, reason in left_out.items())]
 
 
-def _cells(figure: Figure) -> list[str]:
+def _cells(figure: Figure, most: float) -> list[str]:
+    """`most`: files of a side."""
     side, ratio, durations_s = figure.side, figure.ratio, figure.durations_s
     return [
-        f"  {side.name}",
+        f"  {side.name}{f' ({side.amount:,} files)' if side.unit == 'files' and side.amount < most else ''}",
         _short(figure.duration_s),
         f"{_short(min(durations_s))} - {_short(max(durations_s))}" if len(durations_s) > 1 else "",
         f"{figure.rate:,.0f} {side.unit}" if side.unit else "",
@@ -57,7 +59,7 @@ def _cell(cell: Any) -> str:
     return str(form.format(value))
 
 
-def trial_fields(trial: Trial, figures: Sequence[Figure]) -> dict[str, object]:
+def trial_fields(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, str]) -> dict[str, object]:
     """A trial with every single run, for JSON."""
     sides = [
         {
@@ -75,4 +77,4 @@ def trial_fields(trial: Trial, figures: Sequence[Figure]) -> dict[str, object]:
         }
         for figure in figures
     ]
-    return {"title": trial.title, "base": trial.base, "left_out": dict(trial.left_out), "sides": sides}
+    return {"title": trial.title, "base": trial.base, "left_out": dict(left_out), "sides": sides}

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench.figures import Run
+from bench.figures import Run, RunFailed
 from bench.forms import SourceTree
 from bench.pool import JOB, JOB_SMALL, Way, read_trial
 from bench.pool_hosts import (
@@ -21,7 +21,7 @@ from bench.pool_hosts import (
     running_job,
     running_stage,
 )
-from bench.pool_rivals import MEMCACHED, RedisCache, rival_lack
+from bench.pool_rivals import MEMCACHED, RedisCache, running_fleet
 from bench.readers import Reader, read_together
 from dieselfs.limits import MIB
 from lab.network import Host, Unsuitable
@@ -34,27 +34,31 @@ FILES = 3_000
 MEMORY_BYTES = 256 * MIB
 
 
-def test_a_side_that_reads_some_of_the_files_is_compared_by_rate_and_says_how_many(tmp_path: Path) -> None:
+def test_each_node_reads_its_share_of_the_files_of_a_side(tmp_path: Path) -> None:
     asked: list[Sequence[str]] = []
 
     def ask(host: Host, share: Sequence[str]) -> Reader:
         asked.append(share)
         return lambda: lambda: len(share)
 
-    stage = Stage(SourceTree(tmp_path, 8, 4096), cast(Any, None), [], cast(Any, None))
+    stage = Stage(SourceTree(tmp_path, 8, 4096), cast(Any, None), [cast(Any, None)] * 2, cast(Any, None))
     paths = stage.tree.paths()
-    hosts = [cast(Any, None)] * 2
     ways = {JOB: Way(paths, ask), JOB_SMALL: Way(paths[:2], ask)}
-    trial = read_trial(stage, hosts, "one by one", ways, 3, {MEMCACHED: "lacking"})
+    trial = read_trial(stage, "one by one", ways, 3)
     assert asked == [paths[::2], paths[1::2], paths[:1], paths[1:2]]
-    assert [(side.name, side.amount) for side in trial.sides] == [(JOB, 8), (f"{JOB_SMALL} (2 files)", 2)]
+    assert [(side.name, side.amount) for side in trial.sides] == [(JOB, 8), (JOB_SMALL, 2)]
     assert trial.title == "2 nodes, 8 files of 4,096 bytes, one by one"
-    assert trial.base == MEMCACHED and trial.left_out == {MEMCACHED: "lacking"}
+    assert trial.base == MEMCACHED
 
 
 def test_what_a_rival_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: None)
-    assert rival_lack(MEMCACHED) == "there is no memcached (apt-get install memcached)"
+    host = cast(Host, None)
+    with (
+        running_fleet(MEMCACHED, [host], MEMORY_BYTES) as fleet,
+        pytest.raises(RunFailed, match=r"there is no memcached \(apt-get install memcached\)"),
+    ):
+        fleet.open(host)
 
 
 def test_a_key_is_asked_for_where_it_was_set() -> None:
@@ -84,7 +88,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
             stage = stack.enter_context(running_stage(tmp_path_factory.mktemp("pool"), FILES, 2))
         except Unsuitable as reason:
             pytest.skip(str(reason))
-        yield stack.enter_context(running_job(stage, stage.nodes, MEMORY_BYTES))
+        yield stack.enter_context(running_job(stage, MEMORY_BYTES))
 
 
 def test_a_job_is_loaded_and_each_way_reads_every_file_once_without_the_server(job: RunningJob) -> None:
@@ -98,5 +102,7 @@ def test_a_job_is_loaded_and_each_way_reads_every_file_once_without_the_server(j
         [partial(library_plan, job, 256, rank, 2) for rank in range(2)],
     ]
     for readers, files in zip(ways, (100, FILES, FILES), strict=True):
-        there = [on_host(host, reader) for host, reader in zip(job.hosts, readers, strict=True)]
+        there = [
+            partial(on_host, host, reader) for host, reader in zip(job.stage.hosts, readers, strict=True)
+        ]
         assert read_together(there, files).duration_s > 0

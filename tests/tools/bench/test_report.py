@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 from bench.figures import Run, Side, Trial, figures
 from bench.report import table_lines, trial_fields, trial_lines
@@ -14,36 +13,43 @@ FIGURES = figures(TRIAL, {"dieselfs": [Run(2.0, {"own": 1.5})], "cp -r": [Run(1.
 
 
 def test_a_table_has_a_line_for_each_side_and_no_empty_columns() -> None:
-    assert trial_lines(TRIAL, FIGURES) == [
+    assert trial_lines(TRIAL, FIGURES, {}) == [
         "Upload      median s         per s  MB/s  x cp -r  processor s",
         "  dieselfs      2.00  15,000 files    60     0.50     own 1.50",
         "  cp -r         1.00  30,000 files   120     1.00",
     ]
     alone = Trial("Listing", [side("ls -R")], rounds=2)
-    assert trial_lines(alone, figures(alone, {"ls -R": [Run(0.02), Run(0.01)]})) == [
+    assert trial_lines(alone, figures(alone, {"ls -R": [Run(0.02), Run(0.01)]}), {}) == [
         "Listing  median s  min - max s            per s   MB/s",
         "  ls -R     0.015  0.01 - 0.02  2,000,000 files  8,000",
     ]
 
 
 def test_sides_that_were_not_run_stand_below_the_table_with_the_reason() -> None:
-    trial = replace(TRIAL, left_out={"squashfuse_ll": "there is no squashfuse_ll"})
-    assert trial_lines(trial, FIGURES) == [
-        *trial_lines(TRIAL, FIGURES),
+    left_out = {"squashfuse_ll": "there is no squashfuse_ll"}
+    assert trial_lines(TRIAL, FIGURES, left_out) == [
+        *trial_lines(TRIAL, FIGURES, {}),
         "  squashfuse_ll: left out, there is no squashfuse_ll",
     ]
-    assert trial_fields(trial, FIGURES)["left_out"] == {"squashfuse_ll": "there is no squashfuse_ll"}
+    assert trial_fields(TRIAL, FIGURES, left_out)["left_out"] == left_out
 
 
 def test_what_was_seen_has_a_column() -> None:
     trial = Trial("Reading", [side("mount")], rounds=1)
-    heading, line = trial_lines(trial, figures(trial, {"mount": [Run(2.0, seen={"failed reads": 0})]}))
+    heading, line = trial_lines(trial, figures(trial, {"mount": [Run(2.0, seen={"failed reads": 0})]}), {})
     assert heading.split("  ")[-1].strip() == "seen"
     assert line.endswith("failed reads 0")
 
 
+def test_a_side_that_reads_some_of_the_files_says_how_many() -> None:
+    some = Side("get", lambda: Run(1.0), 5_000, "files")
+    trial = Trial("Reading", [side("mount"), some], rounds=1)
+    lines = trial_lines(trial, figures(trial, {"mount": [Run(2.0)], "get": [Run(1.0)]}), {})
+    assert [line.split("  ")[1] for line in lines[1:]] == ["mount", "get (5,000 files)"]
+
+
 def test_json_has_every_run() -> None:
-    fields = json.loads(json.dumps(trial_fields(TRIAL, FIGURES)))
+    fields = json.loads(json.dumps(trial_fields(TRIAL, FIGURES, {})))
     assert [side["durations_s"] for side in fields["sides"]] == [[2.0], [1.0]]
     assert [side["ratio"] for side in fields["sides"]] == [0.5, 1.0]
 
