@@ -20,8 +20,8 @@ from dieselfs.cluster.chunk_requests import PeerRequest
 from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.node_client import NodeClient
-from dieselfs.cluster.ownership import Ownership
 from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.placement import Ownership
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S

@@ -16,22 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from dieselfs.chunk.segment import Memory, map_sealed
+from dieselfs.cluster import node_messages as messages
 from dieselfs.cluster.job import Job
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.node_messages import (
-    Absent,
-    ChunkRequest,
-    Hello,
-    MembersReply,
-    MembersRequest,
-    Message,
-    Refusal,
-    SegmentReply,
-    Unknown,
-    Welcome,
-    decode,
-    encode,
-)
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     NODE_AVOIDED_S,
@@ -109,8 +96,8 @@ class NodeConnection:
         except OSError as error:
             raise Unavailable(f"no daemon at {path}: {error.strerror or 'no answer in time'}") from None
         try:
-            answer, _ = self._exchange(Hello(digest=digest))
-            if not isinstance(answer, Welcome):
+            answer, _ = self._exchange(messages.Hello(digest=digest))
+            if not isinstance(answer, messages.Welcome):
                 raise ProtocolError(f"the daemon at {path} answers a greeting with {answer}")
         except BaseException:
             self.close()
@@ -124,12 +111,12 @@ class NodeConnection:
         """
         # The first is the daemon's own timeout, after which it sends a refusal.
         self._socket.settimeout(NODE_CHUNK_TIMEOUT_S + NODE_HELLO_TIMEOUT_S)
-        answer, descriptor = self._exchange(ChunkRequest(chunk, wanted_bytes))
-        if isinstance(answer, SegmentReply) and descriptor is not None:
+        answer, descriptor = self._exchange(messages.ChunkRequest(chunk, wanted_bytes))
+        if isinstance(answer, messages.SegmentReply) and descriptor is not None:
             return descriptor, answer.length_bytes
         if descriptor is not None:
             os.close(descriptor)
-        if isinstance(answer, Absent):
+        if isinstance(answer, messages.Absent):
             return None
         self.close()
         raise ProtocolError(f"the daemon answers the request for a chunk with {answer}")
@@ -140,11 +127,15 @@ class NodeConnection:
         Raises as `chunk`; InvalidInput if the daemon is of no job.
         """
         self._socket.settimeout(NODE_HELLO_TIMEOUT_S)
-        answer, descriptor = self._exchange(MembersRequest(known_version))
+        answer, descriptor = self._exchange(messages.MembersRequest(known_version))
         try:
-            if isinstance(answer, MembersReply) and descriptor is None and answer.version == known_version:
+            if (
+                isinstance(answer, messages.MembersReply)
+                and descriptor is None
+                and answer.version == known_version
+            ):
                 return NodeMembers(answer.version, None)
-            if isinstance(answer, MembersReply) and descriptor is not None:
+            if isinstance(answer, messages.MembersReply) and descriptor is not None:
                 return NodeMembers(answer.version, _read_members(descriptor, answer.length_bytes))
             raise ProtocolError(f"the daemon answers the request for members with {answer}")
         except DieselfsError:
@@ -154,17 +145,17 @@ class NodeConnection:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _exchange(self, request: Message) -> tuple[Message | Unknown, int | None]:
+    def _exchange(self, request: messages.Message) -> tuple[messages.Message | messages.Unknown, int | None]:
         number = next(self._numbers)
         descriptors: list[int] = []
         try:
-            self._socket.send(encode(number, request))
+            self._socket.send(messages.encode(number, request))
             packet, flags = receive_with_descriptor(self._socket, NODE_PACKET_BYTES_MAX, descriptors)
             if not packet:
                 raise Unavailable("the daemon has closed the connection")
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise ProtocolError("the daemon sent a packet that is too long, or too many descriptors")
-            answered, answer = decode(packet)
+            answered, answer = messages.decode(packet)
             if answered != number:
                 raise ProtocolError(f"the daemon sent the reply to request {answered}, expected {number}")
         except BaseException as error:
@@ -174,7 +165,7 @@ class NodeConnection:
             if isinstance(error, OSError):
                 raise Unavailable(f"lost the daemon: {error.strerror or 'no answer in time'}") from None
             raise
-        if isinstance(answer, Refusal):
+        if isinstance(answer, messages.Refusal):
             for descriptor in descriptors:
                 os.close(descriptor)
             raise answer.error

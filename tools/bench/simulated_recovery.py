@@ -23,8 +23,7 @@ from bench.simulated_epoch import READ_BYTES_PER_S, group_shares
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.ownership import Ownership
-from dieselfs.cluster.placement import Placement
+from dieselfs.cluster.placement import Ownership, Placement
 from dieselfs.limits import (
     CHUNK_TARGET_BYTES,
     PEER_CONNECT_TIMEOUT_S,

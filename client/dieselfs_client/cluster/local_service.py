@@ -15,22 +15,8 @@ from pathlib import Path
 import trio
 
 from dieselfs.chunk.segment import Segment
+from dieselfs.cluster import node_messages as messages
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.node_messages import (
-    PROTOCOL_VERSION,
-    Absent,
-    ChunkRequest,
-    Hello,
-    MembersReply,
-    MembersRequest,
-    Message,
-    Refusal,
-    SegmentReply,
-    Unknown,
-    Welcome,
-    decode,
-    encode,
-)
 from dieselfs.errors import DieselfsError, InvalidInput, MountError, ProtocolError, Unavailable
 from dieselfs.limits import (
     BULK_IDLE_TIMEOUT_S,
@@ -131,24 +117,24 @@ class LocalService:
             packet = await connection.recv(_PACKET_ROOM_BYTES)
         if not packet:
             return
-        number, hello = decode(packet)
+        number, hello = messages.decode(packet)
         fault = self._fault(hello)
         if fault is not None:
-            await _send(connection, number, Refusal.because(fault))
+            await _send(connection, number, messages.Refusal.because(fault))
             return
-        await _send(connection, number, Welcome())
+        await _send(connection, number, messages.Welcome())
         while packet := await connection.recv(_PACKET_ROOM_BYTES):
-            number, request = decode(packet)
+            number, request = messages.decode(packet)
             await self._answer(connection, number, request)
 
-    def _fault(self, hello: Message | Unknown) -> DieselfsError | None:
+    def _fault(self, hello: messages.Message | messages.Unknown) -> DieselfsError | None:
         if self.readers > NODE_READERS_MAX:
             return Unavailable(f"the daemon has {NODE_READERS_MAX} readers, which is the limit")
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, messages.Hello):
             return ProtocolError("the first request must be the greeting")
-        if hello.version != PROTOCOL_VERSION:
+        if hello.version != messages.PROTOCOL_VERSION:
             return ProtocolError(
-                f"the daemon has version {PROTOCOL_VERSION}, the reader {hello.version}: upgrade the older one"
+                f"the daemon has version {messages.PROTOCOL_VERSION}, the reader {hello.version}: upgrade the older one"
             )
         if hello.digest != self._digest:
             return InvalidInput(
@@ -157,54 +143,58 @@ class LocalService:
         return None
 
     async def _answer(
-        self, connection: trio.socket.SocketType, number: int, request: Message | Unknown
+        self, connection: trio.socket.SocketType, number: int, request: messages.Message | messages.Unknown
     ) -> None:
         """Answer one request. Duplicates the descriptor before a checkpoint can close its segment."""
         descriptor = -1
         try:
-            if isinstance(request, MembersRequest):
+            if isinstance(request, messages.MembersRequest):
                 answer, segment = self._member_list(request)
             else:
                 answer, segment = await self._chunk(request)
             if segment is not None:
                 descriptor = os.dup(segment.descriptor)
         except DieselfsError as error:
-            answer = Refusal.because(error)
+            answer = messages.Refusal.because(error)
         except trio.TooSlowError:
-            answer = Refusal.because(Unavailable(f"not fetched within {NODE_CHUNK_TIMEOUT_S:g} s"))
+            answer = messages.Refusal.because(Unavailable(f"not fetched within {NODE_CHUNK_TIMEOUT_S:g} s"))
         except OSError as error:  # no descriptor is left
-            answer = Refusal.because(Unavailable(f"cannot duplicate a descriptor: {error.strerror}"))
+            answer = messages.Refusal.because(Unavailable(f"cannot duplicate a descriptor: {error.strerror}"))
         try:
             await _send(connection, number, answer, descriptor)
-            self.shared_segments += isinstance(answer, SegmentReply)
+            self.shared_segments += isinstance(answer, messages.SegmentReply)
         finally:
             if descriptor >= 0:
                 with suppress(OSError):
                     os.close(descriptor)
 
-    def _member_list(self, request: MembersRequest) -> tuple[Message, Segment | None]:
+    def _member_list(self, request: messages.MembersRequest) -> tuple[messages.Message, Segment | None]:
         if self._members is None:
             raise InvalidInput("the daemon is in no job")
         if request.known_version == self._version:
-            return MembersReply(self._version, 0), None
-        return MembersReply(self._version, len(self._members)), self._members
+            return messages.MembersReply(self._version, 0), None
+        return messages.MembersReply(self._version, len(self._members)), self._members
 
-    async def _chunk(self, request: Message | Unknown) -> tuple[Message, Segment | None]:
+    async def _chunk(
+        self, request: messages.Message | messages.Unknown
+    ) -> tuple[messages.Message, Segment | None]:
         """The requested payload; `Absent` if it is not worth fetching."""
-        if not isinstance(request, ChunkRequest):
+        if not isinstance(request, messages.ChunkRequest):
             raise InvalidInput("unknown request: the reader has another version")
         if not request.chunk < self._chunk_count:
             raise InvalidInput(f"there is no chunk {request.chunk}")
         if not self._node_cache.is_worth_fetching(request.chunk, request.wanted_bytes):
-            return Absent(), None
+            return messages.Absent(), None
         with trio.fail_after(NODE_CHUNK_TIMEOUT_S):
             segment = await self._node_cache.fetch(request.chunk)
-        return SegmentReply(len(segment)), segment
+        return messages.SegmentReply(len(segment)), segment
 
 
 async def _send(
-    connection: trio.socket.SocketType, number: int, message: Message, descriptor: int = -1
+    connection: trio.socket.SocketType, number: int, message: messages.Message, descriptor: int = -1
 ) -> None:
     """Send a packet, with a descriptor if there is one. Raises OSError, TooSlowError."""
     with trio.fail_after(BULK_IDLE_TIMEOUT_S):
-        await connection.sendmsg([encode(number, message)], rights(descriptor) if descriptor >= 0 else [])
+        await connection.sendmsg(
+            [messages.encode(number, message)], rights(descriptor) if descriptor >= 0 else []
+        )

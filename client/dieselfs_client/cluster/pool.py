@@ -15,8 +15,8 @@ import trio
 from dieselfs.address import Servers, TcpAddress
 from dieselfs.cluster.job import Job, expected_nodes, find_job, required_job
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
-from dieselfs.cluster.ownership import Ownership
 from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.placement import Ownership
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.cluster.warmth import Warmth

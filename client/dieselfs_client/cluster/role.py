@@ -8,19 +8,20 @@ A change of the role does not interrupt readers. A master stays master until it 
 
 import logging
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 import trio
 
 from dieselfs.cluster.attachment import Attachment
-from dieselfs.cluster.master_watch import MasterWatch
+from dieselfs.cluster.daemon import MasterWatch
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient, job_socket_path, socket_path
 from dieselfs.cluster.node_lock import NodeLock, lock_path
 from dieselfs.cluster.pooled_source import RequestMetrics
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_POLL_S, MASTER_SILENCE_S
+from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_PATIENCE_S, MASTER_POLL_S, MASTER_SILENCE_S
 from dieselfs.metrics import Registry
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.rpc.client import ServerClient
@@ -28,12 +29,52 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.counted import CountedSource, FetchMetrics
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
-from dieselfs_client.cluster.election import Election
 from dieselfs_client.cluster.job_warmth import JobStatus, JobWarmth
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.membership import Members
 from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
 from dieselfs_client.memory.node_cache import NodeCache
+
+
+class Election:
+    """The candidacy of a daemon; a context manager, whose end withdraws it and closes `lock`."""
+
+    def __init__(self, lock: NodeLock, rank: int) -> None:
+        self._lock = lock
+        self._rank = rank
+        self.is_master = False
+        lock.be_candidate(rank)
+
+    def __enter__(self) -> "Election":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.clear()
+        self.is_master = False
+
+    def try_take(self, has_waited: bool = False) -> bool:
+        """Become the master, if there is none and no live smaller rank. `has_waited`: ignore smaller ranks."""
+        if not self.is_master and (has_waited or not self._lock.has_candidate_below(self._rank)):
+            self.is_master = self._lock.try_lead()
+        return self.is_master
+
+    async def take(self) -> None:
+        """Wait until this process is the master.
+
+        Waits MASTER_PATIENCE_S for a live smaller rank that does not become master because it is stopped or starting.
+        If cancelled, this process is not the master.
+        """
+        free_since_s: float | None = None
+        while True:
+            now_s = trio.current_time()
+            is_free = not self._lock.has_master()
+            free_since_s = (now_s if free_since_s is None else free_since_s) if is_free else None
+            if self.try_take(free_since_s is not None and now_s - free_since_s >= MASTER_PATIENCE_S):
+                return
+            await trio.sleep(MASTER_POLL_S)
+
 
 _log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import trio.testing
 
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.limits import MASTER_PATIENCE_S
-from dieselfs_client.cluster.election import Election
+from dieselfs_client.cluster.role import Election
 
 HOLDER = """
 import sys
 from pathlib import Path
 from dieselfs.cluster.node_lock import NodeLock
-from dieselfs_client.cluster.election import Election
+from dieselfs_client.cluster.role import Election
 claim = Election(NodeLock(Path(sys.argv[1])), int(sys.argv[2]))
 print(claim.try_take(), flush=True)
 sys.stdin.read()

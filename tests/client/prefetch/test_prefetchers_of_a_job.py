@@ -17,8 +17,8 @@ import trio
 import trio.testing
 
 from dieselfs.cache.policy import PREFETCH_WHOLE_SHARE
-from dieselfs.cluster.ownership import Ownership
 from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.placement import Ownership
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec

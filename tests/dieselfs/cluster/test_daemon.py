@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.cluster import node_client
-from dieselfs.cluster.daemon import JOB_START_INTERVAL_S, JobDaemon
-from dieselfs.cluster.master_watch import MasterWatch
+from dieselfs.cluster.daemon import JOB_START_INTERVAL_S, JobDaemon, MasterWatch
 from dieselfs.cluster.node_lock import NodeLock, lock_path
 from dieselfs.limits import MASTER_PATIENCE_S, MASTER_POLL_S, MASTER_SILENCE_S
 from dieselfs.process.handle import wait_for_end

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.cluster import node_client
-from dieselfs.cluster.master_watch import MasterWatch
+from dieselfs.cluster.daemon import MasterWatch
 from dieselfs.cluster.node_messages import Refusal, encode
 from dieselfs.errors import Unavailable
 from tests.support.scripted_daemon import greeting, scripted_daemon

@@ -8,8 +8,7 @@ import pytest
 from dieselfs.address import TcpAddress
 from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.ownership import BLOCK_CHUNKS, Ownership
-from dieselfs.cluster.placement import Placement
+from dieselfs.cluster.placement import BLOCK_CHUNKS, Ownership, Placement
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNKS = 200

@@ -6,8 +6,8 @@ from threading import Thread
 
 import pytest
 
-from dieselfs.cluster import priority_semaphore as module
-from dieselfs.cluster.priority_semaphore import PrioritySemaphore
+from dieselfs.cluster import peer_client as module
+from dieselfs.cluster.peer_client import PrioritySemaphore
 
 LONG_S = 60.0
 
