@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import trio
@@ -19,11 +19,13 @@ from dieselfs.metrics import Registry
 from dieselfs.settings import ONESHOT
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.counted import CountedSource, FetchMetrics
 from dieselfs.sources.interface import Source
-from dieselfs_client.cluster.job_warmth import JobStatus, warmth_fields
+from dieselfs_client.cluster.job_warmth import warmth_fields
+from dieselfs_client.cluster.role import JobRole
 from dieselfs_client.memory.budget import (
     Allotment,
     allot,
@@ -35,7 +37,6 @@ from dieselfs_client.memory.budget import (
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.memory.node_cache import NodeCache
 from dieselfs_client.memory.warming import Pace, Warming
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
@@ -75,26 +76,6 @@ def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) 
     )
 
 
-class JobHandle(Protocol):
-    """The job that a node belongs to."""
-
-    metrics: Registry
-    """The node's as well."""
-
-    async def warmth(self) -> JobStatus:
-        """How warm its nodes are. Waits for their answers, WARMTH_TIMEOUT_S at most."""
-        ...
-
-    def warm(self) -> None:
-        """Have all nodes of the job fetch the chunks that they own and can keep."""
-        ...
-
-    @property
-    def node_cache(self) -> NodeCache | None:
-        """The chunks of this node, if they are in this process."""
-        ...
-
-
 class Node:
     """Used from one trio thread, except `plan`. Its tasks run in `nursery` until that is cancelled."""
 
@@ -108,13 +89,14 @@ class Node:
         nursery: trio.Nursery,
         handover_state: HandoverState | None = None,
         buffer_pool: BufferPool | None = None,
-        job: JobHandle | None = None,
+        job: JobRole | None = None,
         clock: Callable[[], float] = trio.current_time,
         foreground: Foreground | None = None,
     ) -> None:
         """`source`: the current source of bytes; called for each request, in any thread."""
         foreground = foreground or Foreground()
         self.metrics = metrics = job.metrics if job else Registry()
+        self.stats = metrics.as_dict
         counted = CountedSource(source, FetchMetrics(metrics))
         self.core = MountCore(snapshot)
         self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._write_state)
@@ -158,30 +140,25 @@ class Node:
             if options.policy == ONESHOT:
                 self._warming.start()
 
-    # -- for the control tree `.dieselfs/` -----------------------------------------------------------------
+    # -- for the control tree: `control_tree.ControlContents` ------------------------------------------------
 
     def plan(self, spec: PlanSpec) -> Plan:
-        """May be called from any thread. Raises InvalidInput, NotFound."""
         return Plan(self._snapshot, spec, self._layout(spec.folder))
 
     def declare(self, share: Share) -> None:
-        """A reader begins its share of a plan: prefetch for it."""
         self._prefetcher.declare(share)
         self._write_state()
 
     async def ahead_of(self, share: Share) -> None:
-        """Wait, for a limited time, until the first files of a declared share are in the page cache."""
         await self._prefetcher.ahead_of(share)
 
     async def warmth(self) -> dict[str, Any]:
-        """How much of what memory can keep is in memory, on this node and in its job."""
         if self._job is None:
             own = warmth_fields(self._prefetcher.warmth())
             return {"dataset_bytes": self._dataset_bytes, "node": own, "job": None}
         return (await self._job.warmth()).fields()
 
     def warm(self) -> None:
-        """Fetch what memory can keep, in the background, on this node or on all nodes of the job."""
         if self._job is None:
             self._warming.start()
         else:
@@ -202,7 +179,7 @@ class Node:
         if self._handover_state is None:
             return
         readings = [
-            PlanProgress.of(share, position)
+            PlanProgress(str(ShareName.of(share)), position)
             for window in self._prefetcher.windows
             for share, position in window.positions()
         ]
@@ -216,7 +193,7 @@ class Node:
         self._prefetcher.restore(chunk for chunk in entries.pinned if chunk < self._snapshot.chunk_count)
         for reading in entries.readings:
             try:
-                share = await trio.to_thread.run_sync(reading.resumed, self.plan)
+                share = await trio.to_thread.run_sync(ShareName.parse(reading.name.encode()).share, self.plan)
             except DieselfsError as error:
                 _log.warning("cannot resume a plan of the previous daemon: %s", error)
             else:
@@ -240,9 +217,6 @@ class Node:
             "version": version("dieselfs"),
             "options": {name: value for name, value in asdict(self._options).items() if value is not None},
         }
-
-    def stats(self) -> dict[str, Any]:
-        return self.metrics.as_dict()
 
     def _declare_metrics(self, metrics: Registry) -> None:
         prefetcher, allotment = self._prefetcher, self._allotment

@@ -4,9 +4,8 @@ Each is a sealed segment, fetched once however many want it, and verified before
 *pinned*, as much as fits; the rest is *evictable*, and stays until those who need it have had it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +24,10 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.counted import FetchMetrics
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.trio_cache import TrioCache
+from dieselfs_client.supervision.handover_chunks import HandoverChunks
 
 _BLOCK_EXTENTS = 1 << 20
 """Extents that are counted together: a snapshot may have many million."""
-
-
-class ChunkKeeper(Protocol):
-    """What outlives this process: the pinned chunks for the next daemon of this node."""
-
-    def take(self) -> Iterator[tuple[int, Segment]]:
-        """The chunks of the daemon before, each once. What is not pinned again is to be dropped."""
-        ...
-
-    def keep(self, chunk: int, segment: Segment) -> None: ...
-
-    def drop(self, chunk: int) -> None: ...
 
 
 class NodeCache(TrioCache[int, Segment]):
@@ -60,7 +48,7 @@ class NodeCache(TrioCache[int, Segment]):
         timeout_s: float = READ_TIMEOUT_S,
         fetches_at_once: int = FETCHES_AT_ONCE_MAX,
         foreground: Foreground | None = None,
-        keeper: ChunkKeeper | None = None,
+        keeper: HandoverChunks | None = None,
         metrics: Registry | None = None,
         owns: Callable[[int], bool] = lambda chunk: True,
     ) -> None:
@@ -231,7 +219,7 @@ class NodeCache(TrioCache[int, Segment]):
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _inherit(self, keeper: ChunkKeeper) -> None:
+    def _inherit(self, keeper: HandoverChunks) -> None:
         for chunk, segment in keeper.take():
             if self._policy.would_pin(chunk):
                 self._policy.add(chunk, segment)

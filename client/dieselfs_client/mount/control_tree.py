@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -88,13 +88,6 @@ class ControlContents(Protocol):
         ...
 
 
-class _Content(Protocol):
-    @property
-    def size_bytes(self) -> int: ...
-
-    def read(self, offset: int, size_bytes: int) -> bytes: ...
-
-
 class _Text:
     def __init__(self, text: str) -> None:
         self._bytes = text.encode("utf-8", "surrogateescape")
@@ -104,32 +97,18 @@ class _Text:
         return self._bytes[offset : offset + size_bytes]
 
 
-class _Shuffle(NamedTuple):
-    """What a name in `.dieselfs/shuffle/` leads to."""
-
-    share: Share
-    lines: PathLines
-
-
+@dataclass(eq=False, slots=True)
 class _File:
     """One inode. `lookups` counts how often the kernel was told of it. The list of an order that was inherited has no
     `content` until it is read; `share` is what it lists. `on_first_read` is called once, when somebody begins to read.
     """
 
-    def __init__(
-        self,
-        name: bytes,
-        attributes: Attributes,
-        content: _Content | None,
-        share: Share | None = None,
-        on_first_read: Callable[[], None] | None = None,
-    ) -> None:
-        self.name = name
-        self.attributes = attributes
-        self.content = content
-        self.share = share
-        self.on_first_read = on_first_read
-        self.lookups = 1
+    name: bytes
+    attributes: Attributes
+    content: _Text | PathLines | None
+    share: Share | None = None
+    on_first_read: Callable[[], None] | None = None
+    lookups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,34 +194,32 @@ class ControlTree:
         Raises InvalidInput, also noted in `errors`, and Unavailable after READ_TIMEOUT_S; it takes 0.3 s for a million
         files, the first time. If cancelled, there is no file.
         """
-        found = await self._found(name)
-        declare = partial(self._contents.declare, found.share)
-        return self._admit(name, _FILE_MODE, found.lines, found.share, declare)
+        share, lines = await self._found(name)
+        return self._admit(name, _FILE_MODE, lines, share, partial(self._contents.declare, share))
 
-    async def _found(self, name: bytes) -> _Shuffle:
+    async def _found(self, name: bytes) -> tuple[Share, PathLines]:
         try:
             with trio.move_on_after(READ_TIMEOUT_S):
                 asked = ShareName.parse(name)
                 return await trio.to_thread.run_sync(self._shuffle, asked, abandon_on_cancel=True)
         except (InvalidInput, NotFound) as error:
             self.errors.note(printable(CONTROL_FOLDER + b"/shuffle/" + name), str(error))
-            raise InvalidInput(
-                str(error)
-            ) from None  # the kernel tries again what is not found, and asks twice
+            # The kernel tries again what is not found, and asks twice.
+            raise InvalidInput(str(error)) from None
         raise Unavailable(f"the order was not there within {READ_TIMEOUT_S:g} s")
 
-    def _lay_out(self, asked: ShareName) -> _Shuffle:
+    def _lay_out(self, asked: ShareName) -> tuple[Share, PathLines]:
         share = asked.share(self._contents.plan)
         nodes = share.nodes()
         if not asked.is_null and (path := unwritable(self._snapshot, nodes)) is not None:
             raise InvalidInput(f"{printable(path)} cannot stand in a line: add null=1")
-        return _Shuffle(share, PathLines(self._snapshot, nodes, NUL if asked.is_null else NEWLINE))
+        return share, PathLines(self._snapshot, nodes, NUL if asked.is_null else NEWLINE)
 
     def _admit(
         self,
         name: bytes,
         mode: int,
-        content: _Content,
+        content: _Text | PathLines,
         share: Share | None = None,
         on_first_read: Callable[[], None] | None = None,
     ) -> Attributes:
@@ -287,8 +264,8 @@ class ControlTree:
         for of in files:
             attributes = Attributes(of.inode, of.mode, of.size, -(-of.size // STAT_BLOCK_BYTES), of.mtime_ns)
             content = None if of.text is None else _Text(of.text)
-            file = self._files[of.inode] = _File(os.fsencode(of.name), attributes, content)
-            file.lookups = of.lookups
+            name = os.fsencode(of.name)
+            self._files[of.inode] = _File(name, attributes, content, lookups=of.lookups)
 
     # -- inodes ------------------------------------------------------------------------------------------
 
@@ -324,8 +301,7 @@ class ControlTree:
         """
         file = self._file(inode)
         if file.content is None:
-            found = await self._found(file.name)
-            file.content, file.share = found.lines, found.share
+            file.share, file.content = await self._found(file.name)
         data = self._read(file, offset, size_bytes)
         if file.share is not None and offset + size_bytes >= file.attributes.size:
             await self._contents.ahead_of(file.share)

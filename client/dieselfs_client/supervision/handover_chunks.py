@@ -58,8 +58,8 @@ class HandoverChunks:
 
     def drop(self, chunk: int) -> None:
         """Stop keeping a chunk."""
-        self._supervisor_client.drop(f"{self._prefix}{chunk}")
+        self._supervisor_client.tell("drop", f"{self._prefix}{chunk}")
 
     def _refuse(self, name: str, descriptor: int) -> None:
         os.close(descriptor)
-        self._supervisor_client.drop(name)
+        self._supervisor_client.tell("drop", name)

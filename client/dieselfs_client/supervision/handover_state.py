@@ -5,14 +5,11 @@ It is a small memory file (memfd), which the supervisor holds. This module write
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dieselfs.limits import MIB
-from dieselfs.shuffle.plan import Plan, Share
-from dieselfs.shuffle.share_name import ShareName
-from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.mount.control_tree import ControlFile
 
 HANDOVER_BYTES_MAX = 8 * MIB
@@ -21,18 +18,10 @@ HANDOVER_BYTES_MAX = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class PlanProgress:
-    """A reader of a plan: the name of its share, and the position up to which it has read everything."""
+    """A reader of a plan: the name of its share (`ShareName`), and the position up to which it has read everything."""
 
     name: str
     position: int
-
-    @classmethod
-    def of(cls, share: Share, position: int) -> "PlanProgress":
-        return cls(str(ShareName.of(share)), position)
-
-    def resumed(self, plan_of: Callable[[PlanSpec], Plan]) -> Share:
-        """The share, of the plan that `plan_of` makes. Raises InvalidInput if it is of another snapshot."""
-        return ShareName.parse(self.name.encode()).share(plan_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +62,3 @@ class HandoverState:
             )
         except (ValueError, KeyError, TypeError):
             return HandoverEntries()
-
-    def close(self) -> None:
-        os.close(self.descriptor)

@@ -84,20 +84,15 @@ def _read(process: str) -> SupervisorStatus | None:
     try:
         if os.readlink(f"{process}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
             return None
-        for number in os.listdir(f"{process}/fd"):
-            if os.readlink(f"{process}/fd/{number}") == f"/memfd:{STATUS_NAME} (deleted)":
-                return _read_whole(f"{process}/fd/{number}")
+        links = (f"{process}/fd/{number}" for number in os.listdir(f"{process}/fd"))
+        place = next((link for link in links if os.readlink(link) == f"/memfd:{STATUS_NAME} (deleted)"), None)
+        for _ in range(_READS_MAX if place else 0):
+            with open(str(place), "rb") as file:
+                supervision = parse_status(file.read(STATUS_BYTES_MAX))
+            if supervision is not None:
+                return supervision
     except OSError:  # it has ended, or belongs to another user
         pass
-    return None
-
-
-def _read_whole(path: str) -> SupervisorStatus | None:
-    for _ in range(_READS_MAX):
-        with open(path, "rb") as file:
-            supervision = parse_status(file.read(STATUS_BYTES_MAX))
-        if supervision is not None:
-            return supervision
     return None
 
 

@@ -50,34 +50,28 @@ class SupervisorClient:
         The supervisor holds a bounded number of descriptors and closes the others. If it is slow and this process has
         no free descriptor, the copy is not made.
         """
-        if not self._tell("keep", name, descriptor):
+        self.tell("keep", name, descriptor)
+
+    def tell(self, word: str, about: str = "", descriptor: int | None = None) -> None:
+        """Send one of the words of a daemon, as listed in `control_channel.py`; queue it if the channel is full."""
+        if not self._unsent and self._is_sent(word, about, descriptor):
+            return
+        if descriptor is not None:
             try:
-                waiting = os.dup(descriptor)
+                descriptor = os.dup(descriptor)
             except OSError as error:  # no descriptor is left
-                _log.warning("%s will not be handed over on restart: %s", name, error.strerror)
+                _log.warning("%s will not be handed over on restart: %s", about, error.strerror)
                 return
-            self._unsent.append(("keep", name, waiting))
-            self._has_unsent.set()
-
-    def drop(self, name: str) -> None:
-        """Have the supervisor close the descriptor of this name."""
-        self.tell("drop", name)
-
-    def tell(self, word: str, about: str = "") -> None:
-        """Send one of the words of a daemon, as listed in `control_channel.py`."""
-        if not self._tell(word, about, None):
-            self._unsent.append((word, about, None))
-            self._has_unsent.set()
+        self._unsent.append((word, about, descriptor))
+        self._has_unsent.set()
 
     def tell_last(self, word: str, about: str = "") -> None:
         """As `tell`, before the daemon ends: waits for room on the channel, for SEND_TIMEOUT_S at most."""
         with suppress(OSError):
             self._control_channel.send_patiently(word, about)
 
-    def _tell(self, word: str, about: str, descriptor: int | None) -> bool:
-        """Send it now; False if it must be queued."""
-        if self._unsent:
-            return False
+    def _is_sent(self, word: str, about: str, descriptor: int | None) -> bool:
+        """Send it; False if the channel has no room."""
         try:
             self._control_channel.send(word, about, descriptor)
         except BlockingIOError:
@@ -90,7 +84,7 @@ class SupervisorClient:
         """Send heartbeats of this thread, until cancelled."""
         while True:
             if not self._unsent:
-                self._tell("beat", "", None)
+                self._is_sent("beat", "", None)
             await trio.sleep(BEAT_INTERVAL_S)
 
     async def flush(self) -> None:
@@ -99,13 +93,9 @@ class SupervisorClient:
             await self._has_unsent.wait()
             while self._unsent:
                 word, about, descriptor = self._unsent[0]
-                try:
-                    self._control_channel.send(word, about, descriptor)
-                except BlockingIOError:
+                if not self._is_sent(word, about, descriptor):
                     await trio.lowlevel.wait_writable(self._control_channel)
                     continue
-                except OSError:
-                    pass  # as above
                 self._unsent.popleft()
                 if descriptor is not None:
                     os.close(descriptor)

@@ -1,11 +1,10 @@
 import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
@@ -22,11 +21,11 @@ def test_the_next_daemon_reads_what_this_one_wrote(packed: PackedDataset, folder
     spec = PlanSpec(3, 1, 5, Skips([range(4, 9)]), folder)
     share = Plan(packed.snapshot, spec).share(1, 2, 64, 100, 1, 3, drop_last=True)
     book = HandoverState()
-    book.write(HandoverEntries([PlanProgress.of(share, 321)], [3, 5]))
+    book.write(HandoverEntries([PlanProgress(str(ShareName.of(share)), 321)], [3, 5]))
     found = HandoverState(os.dup(book.descriptor)).read()
     assert found.pinned == [3, 5]
     assert found.readings[0].position == 321
-    again = found.readings[0].resumed(partial(Plan, packed.snapshot))
+    again = ShareName.parse(found.readings[0].name.encode()).share(partial(Plan, packed.snapshot))
     assert again.positions().tolist() == share.positions().tolist()
     assert again.nodes().tolist() == share.nodes().tolist()
 
@@ -45,10 +44,3 @@ def test_half_a_book_is_none(content: bytes) -> None:
     book = HandoverState()
     os.pwrite(book.descriptor, content, 0)
     assert book.read() == HandoverEntries()
-
-
-def test_a_book_of_another_snapshot_is_refused(packed: PackedDataset, tmp_path: Path) -> None:
-    reading = PlanProgress.of(Plan(packed.snapshot, PlanSpec()).share(), 7)
-    other = pack_entries([TreeEntry(b"other", 0o100644, 0, b"x")]).snapshot
-    with pytest.raises(InvalidInput, match="snapshot"):
-        reading.resumed(partial(Plan, other))

@@ -454,7 +454,7 @@ for name in ("one", "two", *map(str, range(20))):
     memory = os.memfd_create(name)
     os.write(memory, name.encode() + kept.get(name, b""))
     supervisor.keep(name, memory)
-supervisor.drop("two")
+supervisor.tell("drop", "two")
 supervisor.tell("ready")
 with open(report, "a") as file:
     print(os.getpid(), *(f"{name}:{content.decode()}" for name, content in kept.items()), file=file, flush=True)

@@ -69,7 +69,7 @@ async def test_nothing_is_lost_when_the_supervisor_is_slow(supervisor: ControlCh
     memory = os.memfd_create("test")
     for number in range(count):
         supervisor_client.keep(str(number), memory)
-        supervisor_client.drop(str(number))
+        supervisor_client.tell("drop", str(number))
     os.close(memory)
     messages: list[Message] = []
     async with trio.open_nursery() as nursery:
@@ -124,7 +124,7 @@ async def test_what_is_told_to_a_supervisor_that_is_gone_is_dropped(supervisor: 
     before = len(os.listdir("/proc/self/fd"))
     supervisor_client.keep("chunk", memory)
     supervisor_client.tell("ready")
-    supervisor_client.drop("chunk")
+    supervisor_client.tell("drop", "chunk")
     supervisor_client.tell_last("ended")
     assert len(os.listdir("/proc/self/fd")) == before, "nothing waits to be sent"
     os.close(memory)
