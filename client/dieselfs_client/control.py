@@ -1,13 +1,4 @@
-"""Starts, finds, upgrades and stops daemons, with a mount and without, for `dlcmd`. This module starts processes.
-
-from dieselfs_client import control
-
-process = control.mount("imagenet", "/mnt/imagenet")
-control.unmount("/mnt/imagenet")
-
-process = control.start_cache("imagenet", CacheOptions(memory_bytes=8 << 30))
-control.stop_cache(snapshot)
-"""
+"""Starts, finds, upgrades and stops daemons, with a mount and without, for `dlcmd`. This module starts processes."""
 
 import contextlib
 import errno

@@ -184,9 +184,8 @@ class Node:
             for share, position in window.positions()
         ]
         readings += self._unresumed
-        self._handover_state.write(
-            HandoverEntries(readings, self._prefetcher.budget.pinned(), self.control.files())
-        )
+        pinned, files = self._prefetcher.budget.pinned(), self.control.files()
+        self._handover_state.write(HandoverEntries(readings, pinned, files))
 
     async def _keep_state(self, entries: HandoverEntries) -> None:
         """Resume the plans of the previous daemon; then write the state every HANDOVER_INTERVAL_S."""

@@ -70,8 +70,11 @@ def _is_forked(of_daemon: ControlChannel) -> bool:
 def _be_daemon(control_channel: ControlChannel, serve: Serve, log_file: Path | None) -> NoReturn:
     code = EXIT_OK
     try:
-        supervisor_client = _await_turn(control_channel)
-        if supervisor_client is not None:
+        try:
+            supervisor_client = SupervisorClient(control_channel)  # waits until this daemon must serve
+        except ConnectionError as error:
+            _log.info("the standby daemon ends: %s", error)
+        else:
             code = _served(supervisor_client, control_channel, serve, log_file)
     except BaseException:  # any error: the process must not continue as the zygote
         code = EXIT_BUG
@@ -79,15 +82,6 @@ def _be_daemon(control_channel: ControlChannel, serve: Serve, log_file: Path | N
     finally:
         logging.shutdown()
         os._exit(code)
-
-
-def _await_turn(control_channel: ControlChannel) -> SupervisorClient | None:
-    """Wait until this daemon must serve; None if the supervisor ends before that."""
-    try:
-        return SupervisorClient(control_channel)
-    except ConnectionError as error:
-        _log.info("the standby daemon ends: %s", error)
-        return None
 
 
 def _served(

@@ -30,7 +30,7 @@ from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, STAT_BLOCK_BYTES, Attributes, Siblings
+from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, Siblings
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.path_lines import NEWLINE, NUL, PathLines, unwritable
 
@@ -223,9 +223,9 @@ class ControlTree:
         share: Share | None = None,
         on_first_read: Callable[[], None] | None = None,
     ) -> Attributes:
-        inode, size = self._next_inode, content.size_bytes
+        inode = self._next_inode
         self._next_inode += 1
-        attributes = Attributes(inode, mode, size, -(-size // STAT_BLOCK_BYTES), self._clock_ns())
+        attributes = Attributes(inode, mode, content.size_bytes, self._clock_ns())
         self._files[inode] = _File(name, attributes, content, share, on_first_read)
         while len(self._files) > self._files_max:
             self._files.popitem(last=False)
@@ -262,7 +262,7 @@ class ControlTree:
     def inherit(self, files: Iterable[ControlFile]) -> None:
         """Files of the daemon before this one."""
         for of in files:
-            attributes = Attributes(of.inode, of.mode, of.size, -(-of.size // STAT_BLOCK_BYTES), of.mtime_ns)
+            attributes = Attributes(of.inode, of.mode, of.size, of.mtime_ns)
             content = None if of.text is None else _Text(of.text)
             name = os.fsencode(of.name)
             self._files[of.inode] = _File(name, attributes, content, lookups=of.lookups)
@@ -277,7 +277,7 @@ class ControlTree:
 
     def attributes(self, inode: int) -> Attributes:
         if inode in (CONTROL_INODE, SHUFFLE_INODE):
-            return Attributes(inode, _FOLDER_MODE, 0, 0, self._started_ns)
+            return Attributes(inode, _FOLDER_MODE, 0, self._started_ns)
         return self._file(inode).attributes
 
     def at_once(self, inode: int, offset: int, size_bytes: int) -> bytes | None:

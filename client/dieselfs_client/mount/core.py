@@ -32,8 +32,15 @@ class Attributes(NamedTuple):
     inode: int
     mode: int
     size: int
-    blocks: int
     mtime_ns: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.size // STAT_BLOCK_BYTES)
+
+    @property
+    def io_block_bytes(self) -> int:
+        return FOLDER_BLOCK_BYTES if stat.S_ISDIR(self.mode) else IO_BLOCK_BYTES
 
 
 class ExtentPart(NamedTuple):
@@ -42,11 +49,6 @@ class ExtentPart(NamedTuple):
     extent: ExtentRef
     start: int
     length: int
-
-
-def io_block_bytes(mode: int) -> int:
-    """What `st_blksize` shows."""
-    return FOLDER_BLOCK_BYTES if stat.S_ISDIR(mode) else IO_BLOCK_BYTES
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,8 +91,7 @@ class MountCore:
 
     def attributes(self, inode: int) -> Attributes:
         status = self.snapshot.stat(self.node(inode))
-        blocks = -(-status.size // STAT_BLOCK_BYTES)
-        return Attributes(inode, status.mode, status.size, blocks, status.mtime_ns)
+        return Attributes(inode, status.mode, status.size, status.mtime_ns)
 
     def lookup(self, folder: int, name: bytes) -> int:
         """The inode called `name` in `folder`; 0 if there is none. `.` and `..` are understood."""

@@ -21,7 +21,6 @@ from dieselfs_client.mount.core import (
     STAT_BLOCK_BYTES,
     Attributes,
     Siblings,
-    io_block_bytes,
 )
 
 MAJOR = 7
@@ -273,7 +272,7 @@ class Encoder:
         return (
             *(of.inode, of.size, of.blocks),
             *(second, second, second, ns, ns, ns),
-            *(of.mode, 1, self._user, self._group, 0, io_block_bytes(of.mode), 0),
+            *(of.mode, 1, self._user, self._group, 0, of.io_block_bytes, 0),
         )
 
     def entry(self, of: Attributes, name_valid_s: int = FOREVER_S) -> bytes:

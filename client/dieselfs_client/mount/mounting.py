@@ -93,15 +93,8 @@ def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: boo
         ) from None
     except OSError as error:
         raise MountError(f"{DEVICE}: {error.strerror}; load the kernel module first: modprobe fuse") from None
-    data = ",".join(
-        [
-            f"fd={device}",
-            f"rootmode={stat.S_IFDIR:o}",
-            f"user_id={os.getuid()}",
-            f"group_id={os.getgid()}",
-            *options,
-        ]
-    )
+    owner = f"user_id={os.getuid()},group_id={os.getgid()}"
+    data = ",".join([f"fd={device},rootmode={stat.S_IFDIR:o}", owner, *options])
     flags = _FLAGS | (_MS_NOEXEC if noexec else 0)
     arguments = (os.fsencode(source), os.fsencode(mountpoint), FILESYSTEM_TYPE.encode(), flags)
     if _libc.mount(*arguments, data.encode()) != 0:

@@ -1,7 +1,6 @@
 """What a mount can be given, and the text of `-o`: `name`, `name=value`, joined by commas. No I/O."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dieselfs.errors import InvalidInput
@@ -54,9 +53,7 @@ def parse_options(text: str, base: MountOptions, is_sloppy: bool = False) -> Mou
 
 def format_options(options: MountOptions) -> str:
     """The text of `-o` that gives these options."""
-    return ",".join(_formatted(options))
-
-
-def _formatted(options: MountOptions) -> Iterator[str]:
-    for row, value in options.stated():
-        yield row.name if row.kind is SWITCH else f"{row.name}={value}".replace(",", "\\,")
+    return ",".join(
+        row.name if row.kind is SWITCH else f"{row.name}={value}".replace(",", "\\,")
+        for row, value in options.stated()
+    )

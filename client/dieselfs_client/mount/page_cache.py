@@ -168,9 +168,8 @@ class PageCache:
         except (OSError, EOFError):
             code = helper.close()
             self._helper = None
-            if (
-                code is None
-            ):  # it may still read what it was told to store: those bytes must stay what they are
+            if code is None:
+                # It may still read what it was told to store: those bytes must stay what they are.
                 self._in_doubt.append(self._storing)
                 self._starts = PAGE_HELPER_STARTS_MAX
             if code == page_helper.EXIT_GONE:
@@ -211,19 +210,10 @@ class _Helper:
             self._socket.setsockopt(socket.SOL_SOCKET, direction, _TIME.pack(PAGE_HELPER_ORDER_S, 0))
         descriptors = [theirs.fileno(), device, buffer_pool.descriptor]
         with theirs:
-            self._process = subprocess.Popen(
-                # -S and -E: nothing of the environment is needed, and looking for it takes time.
-                [
-                    sys.executable,
-                    "-S",
-                    "-E",
-                    page_helper.__file__,
-                    *map(str, descriptors),
-                    str(buffer_pool.length_bytes),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-            )
+            # -S and -E: nothing of the environment is needed, and looking for it takes time.
+            command = [sys.executable, "-S", "-E", page_helper.__file__]
+            command += map(str, [*descriptors, buffer_pool.length_bytes])
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
 
     def order(self, message: bytes) -> npt.NDArray[np.uint32]:
         """Raises OSError or EOFError when the helper is dead, or does not answer within PAGE_HELPER_ORDER_S."""
@@ -238,8 +228,7 @@ class _Helper:
             return self._process.wait(PAGE_HELPER_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with suppress(
-                subprocess.TimeoutExpired
-            ):  # it waits for a page; the end of the mount sets it free
+            with suppress(subprocess.TimeoutExpired):
+                # It waits for a page; the end of the mount sets it free.
                 self._process.wait(PAGE_HELPER_END_S)
             return -1

@@ -23,7 +23,6 @@ from dieselfs_client.mount.core import (
     ROOT_INODE,
     STAT_BLOCK_BYTES,
     Attributes,
-    io_block_bytes,
 )
 from dieselfs_client.mount.drivers import Driver
 from dieselfs_client.mount.error_log import Refused
@@ -93,7 +92,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
         entry.st_nlink = 1
         entry.st_uid, entry.st_gid = self.user, self.group
         entry.st_size = of.size
-        entry.st_blksize, entry.st_blocks = io_block_bytes(of.mode), of.blocks
+        entry.st_blksize, entry.st_blocks = of.io_block_bytes, of.blocks
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = of.mtime_ns
         return entry
 
@@ -103,7 +102,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
         with self._answering("lookup", parent_inode):
             found = await self._found(parent_inode, name)
             if found is None:  # the kernel keeps it that there is nothing
-                found = Attributes(0, 0, 0, 0, 0)
+                found = Attributes(0, 0, 0, 0)
             return self._entry(found)
 
     async def _found(self, folder: int, name: bytes) -> Attributes | None:

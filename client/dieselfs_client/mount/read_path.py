@@ -5,6 +5,7 @@ fetches a whole chunk if that pays (it will be pinned, a plan needs it next, or 
 only the extent.
 """
 
+from collections import OrderedDict
 from contextlib import suppress
 
 import trio
@@ -15,7 +16,6 @@ from dieselfs.limits import CHUNK_TARGET_BYTES, READ_TIMEOUT_S
 from dieselfs.metrics import Registry
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.core import ExtentPart, MountCore
-from dieselfs_client.mount.sequential import SequentialReads
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 
 READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
@@ -28,9 +28,26 @@ HELD_BACK_S = 0.1
 """A reader of a plan is held back at a tripwire for at most this time while the files after it are being pushed. To
 read them one by one costs several times as much, and slows the push.
 """
-
-
+FILES_REMEMBERED_MAX = 1024
 _WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 1.0, 10.0)
+
+
+class SequentialReads:
+    """Detects sequential reads of a file from the reads alone, as there are no file handles: remembers where the last
+    read of each file ended, for the `files_max` files read last.
+    """
+
+    def __init__(self, files_max: int = FILES_REMEMBERED_MAX) -> None:
+        self._files_max = files_max
+        self._ends: OrderedDict[int, int] = OrderedDict()
+
+    def continues(self, inode: int, offset: int, end: int) -> bool:
+        """Note a read of the bytes from `offset` to `end`; True if it begins where the file's last one ended."""
+        last = self._ends.pop(inode, None)
+        self._ends[inode] = end
+        if len(self._ends) > self._files_max:
+            self._ends.popitem(last=False)
+        return last == offset
 
 
 class ReadPath:

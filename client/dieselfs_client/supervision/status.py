@@ -50,9 +50,8 @@ class StatusFile:
     def write(self, supervision: SupervisorStatus) -> None:
         content = json.dumps(supervision._asdict()).encode()
         if content != self._written:
-            os.pwrite(
-                self._descriptor, content.ljust(self._length_bytes), 0
-            )  # blanks cover a longer predecessor
+            # Blanks cover a longer predecessor.
+            os.pwrite(self._descriptor, content.ljust(self._length_bytes), 0)
             self._written, self._length_bytes = content, max(len(content), self._length_bytes)
 
     def close(self) -> None:

@@ -19,9 +19,7 @@ def inode_of(core: MountCore, path: bytes) -> int:
 
 def test_attributes_of_a_file(core: MountCore) -> None:
     inode = inode_of(core, b"train/video.mp4")
-    assert core.attributes(inode) == Attributes(
-        inode, stat.S_IFREG | 0o644, 130, 1, 1_600_000_000_000_000_003
-    )
+    assert core.attributes(inode) == Attributes(inode, stat.S_IFREG | 0o644, 130, 1_600_000_000_000_000_003)
 
 
 def test_blocks_are_counted_in_512_bytes() -> None:

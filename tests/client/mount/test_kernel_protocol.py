@@ -20,7 +20,7 @@ from tests.support.snapshots import SAMPLE, SOURCE, file_of, snapshot_bytes
 ATTR = struct.Struct("=QQQqqqIIIIIIIIII")
 ENTRY = struct.Struct("=QQQQII")
 DIRENT = struct.Struct("=QQII")
-FILE = Attributes(7, stat.S_IFREG | 0o640, 1000, 2, 1_600_000_000_123_456_789)
+FILE = Attributes(7, stat.S_IFREG | 0o640, 1000, 1_600_000_000_123_456_789)
 
 
 class PlusEntry(NamedTuple):

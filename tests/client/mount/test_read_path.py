@@ -11,7 +11,7 @@ from dieselfs.snapshot.reader import ExtentRef
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.core import ROOT_INODE, MountCore
-from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.mount.read_path import ReadPath, SequentialReads
 from dieselfs_client.prefetch.extent_table import Extents
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
@@ -182,3 +182,27 @@ def test_what_is_no_file_is_refused(packed: PackedDataset) -> None:
             reads.at_once(ROOT_INODE, 0, 10)
 
     run(packed, scenario)
+
+
+def test_a_read_continues_where_the_last_one_of_the_file_ended() -> None:
+    order = SequentialReads()
+    assert not order.continues(7, 0, 100)
+    assert order.continues(7, 100, 200)
+    assert not order.continues(7, 500, 600)
+    assert order.continues(7, 600, 700)
+
+
+def test_files_do_not_disturb_each_other() -> None:
+    order = SequentialReads()
+    order.continues(1, 0, 10)
+    order.continues(2, 0, 20)
+    assert order.continues(1, 10, 20)
+    assert order.continues(2, 20, 30)
+
+
+def test_what_was_read_longest_ago_is_forgotten() -> None:
+    order = SequentialReads(files_max=2)
+    for inode in (1, 2, 3):
+        order.continues(inode, 0, 10)
+    assert not order.continues(1, 10, 20)
+    assert order.continues(3, 10, 20)
