@@ -123,13 +123,11 @@ class Node:
         self._dataset_bytes = self._prefetcher.table.total_page_bytes()
         self.reads = ReadPath(self.core, self._chunk_cache, self._prefetcher, options.timeout_s, metrics)
         self._declare_metrics(metrics)
-        self._handover_state = handover_state
-        self._unresumed: list[PlanProgress] = []  # of the previous daemon
-        if handover_state is not None:
-            entries = handover_state.read()
-            self._unresumed = [*entries.readings]
-            self.control.inherit(entries.files)  # before the kernel asks for them
-            nursery.start_soon(self._keep_state, entries)
+        self._handover_state = handover_state or HandoverState()
+        entries = self._handover_state.read()
+        self._unresumed = [*entries.readings]  # of the previous daemon
+        self.control.inherit(entries.files)  # before the kernel asks for them
+        nursery.start_soon(self._keep_state, entries)
         chunks = range(snapshot.chunk_count)
         pace = Pace(rate_bytes=options.warm_rate_bytes)
         self._warming = Warming(
@@ -154,7 +152,7 @@ class Node:
 
     async def warmth(self) -> dict[str, Any]:
         if self._job is None:
-            own = warmth_fields(self._prefetcher.warmth())
+            own = warmth_fields(self._prefetcher.budget.warmth(self._chunk_cache.damaged))
             return {"dataset_bytes": self._dataset_bytes, "node": own, "job": None}
         return (await self._job.warmth()).fields()
 
@@ -164,11 +162,6 @@ class Node:
         else:
             self._job.warm()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether anything is being fetched, pushed or dropped."""
-        return self._prefetcher.is_busy
-
     def cursors(self) -> list[str]:
         """Cursor of the slowest reader of each plan; it may have read slightly more."""
         return [str(window.plan.cursor(window.position)) for window in self._prefetcher.windows]
@@ -176,8 +169,6 @@ class Node:
     # -- handover to the next daemon -----------------------------------------------------------------------
 
     def _write_state(self) -> None:
-        if self._handover_state is None:
-            return
         readings = [
             PlanProgress(str(ShareName.of(share)), position)
             for window in self._prefetcher.windows
@@ -224,7 +215,7 @@ class Node:
         for part, size_bytes in asdict(allotment).items():
             metrics.gauge("memory.allotted_bytes", "Limit of each part.", part=part).value = size_bytes
         used: dict[str, Callable[[], int]] = {
-            "evictable": lambda: self._chunk_cache.held_bytes,
+            "evictable": lambda: self._chunk_cache.policy.evictable_bytes,
             "window": lambda: prefetcher.budget.window_bytes,
             "pinned": lambda: prefetcher.budget.pinned_bytes,
             "tripwires": lambda: prefetcher.tripwires.held_bytes,

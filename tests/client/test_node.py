@@ -64,7 +64,7 @@ def run(
 
 async def settled(node: Node) -> None:
     await trio.testing.wait_all_tasks_blocked()
-    while node.is_busy:
+    while node._prefetcher.is_busy:
         await trio.testing.wait_all_tasks_blocked(0.001)
 
 

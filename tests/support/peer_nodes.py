@@ -101,7 +101,7 @@ class OwnChunks:
             payload = (await node_cache.fetch(chunk)).view
             if wanted.extents:
                 ranges = [(extent.offset, extent.length) for extent in wanted.extents]
-                node_cache.handed_out(chunk, np.array(ranges, np.int64))
+                node_cache.policy.handed_out(chunk, np.array(ranges, np.int64))
             return payload
         return None
 

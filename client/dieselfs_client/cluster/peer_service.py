@@ -156,7 +156,7 @@ class PeerService:
                 states.append(ChunkAvailability.HERE)
                 here.append((each, payload))
                 if not each.is_whole:
-                    self._node_cache.handed_out(each.chunk, each.ranges)
+                    self._node_cache.policy.handed_out(each.chunk, each.ranges)
         self._chunks.value += len(states)
         for state, counter in self._by_state.items():
             counter.value += states.count(state)

@@ -54,10 +54,6 @@ class ChunkCache(TrioCache[Key, memoryview]):
         policy = CachePolicy[Key, memoryview](self._length_bytes, 0, memory_bytes, reserves_in_flight=True)
         super().__init__(policy, self._fetch, name, nursery, timeout_s, fetches_at_once, foreground)
 
-    @property
-    def held_bytes(self) -> int:
-        return self._policy.evictable_bytes
-
     def held_extent(self, extent: ExtentRef, start: int, length: int) -> memoryview | None:
         """`length` bytes at `start` of an extent, if they are in memory; counts as a use."""
         first = extent.offset + start
@@ -74,12 +70,12 @@ class ChunkCache(TrioCache[Key, memoryview]):
         """As `start`, but chunks in flight take at most half of the budget, so that they do not evict what is being
         read. The node cache fetches a chunk of this node.
         """
-        if chunk in self._policy:
+        if chunk in self.policy:
             return
         node_cache = self.node_cache()
         if node_cache is not None and node_cache.owns(chunk):
             node_cache.start(chunk)
-        elif 2 * (self._policy.reserved_bytes + self._length_bytes(chunk)) <= self._memory_bytes:
+        elif 2 * (self.policy.reserved_bytes + self._length_bytes(chunk)) <= self._memory_bytes:
             self.start(chunk)
 
     async def fetch(self, key: Key, lane: trio.CapacityLimiter | None = None) -> memoryview:

@@ -58,8 +58,8 @@ class NodeCache(TrioCache[int, Segment]):
         self._fetched_bytes = metrics.counter("node_cache.fetched_bytes", "Bytes fetched from servers.")
         self.hits = metrics.counter("node_cache.hits", "Requests for a chunk that was in the cache.")
         self._inherited = metrics.counter("node_cache.inherited_chunks", "Chunks left by the daemon before.")
-        metrics.gauge("node_cache.pinned_bytes", "Pinned bytes.", lambda: self.pinned_bytes)
-        metrics.gauge("node_cache.evictable_bytes", "Evictable bytes.", lambda: self.evictable_bytes)
+        metrics.gauge("node_cache.pinned_bytes", "Pinned bytes.", lambda: policy.pinned_bytes)
+        metrics.gauge("node_cache.evictable_bytes", "Evictable bytes.", lambda: policy.evictable_bytes)
         self._requested = RequestMetrics(metrics)
         self._fetches = FetchMetrics(metrics)
         self.owns = owns
@@ -99,8 +99,8 @@ class NodeCache(TrioCache[int, Segment]):
         if segment is None:
             return None
         self.hits.value += 1
-        if chunk not in self._policy.pinned:
-            self._policy.handed_out(chunk, np.array([[offset, length]]))
+        if chunk not in self.policy.pinned:
+            self.policy.handed_out(chunk, np.array([[offset, length]]))
         return segment.view[offset : offset + length]
 
     async def read(
@@ -144,16 +144,8 @@ class NodeCache(TrioCache[int, Segment]):
             self._fetches.count_chunk(wanted_bytes)
         else:
             self._fetches.count_ranges(extents, wanted_bytes)
-            self._policy.handed_out(chunk, ranges)
+            self.policy.handed_out(chunk, ranges)
         return segment.view
-
-    # -- other processes and nodes -------------------------------------------------------------------------
-
-    def handed_out(self, chunk: int, ranges: Ranges) -> None:
-        """A reader got ranges of a chunk that no other reader needs: when all are handed out, it is evicted first. (A
-        whole chunk may be needed by several.)
-        """
-        self._policy.handed_out(chunk, ranges)
 
     def is_worth_fetching(self, chunk: int, wanted_bytes: int, is_shared_plan: bool = False) -> bool:
         """Whether to fetch the whole chunk for `wanted_bytes` of it: it is here or in flight; it would be pinned;
@@ -161,43 +153,33 @@ class NodeCache(TrioCache[int, Segment]):
         """
         return (
             is_shared_plan
-            or chunk in self._policy
+            or chunk in self.policy
             or chunk in self._in_flight
-            or self._policy.would_pin(chunk)
+            or self.policy.would_pin(chunk)
             or self._recent.is_worth_whole(chunk, wanted_bytes, self._snapshot.chunk_payload_length(chunk))
         )
 
-    @property
-    def pinned_bytes(self) -> int:
-        return self._policy.pinned_bytes
-
-    @property
-    def evictable_bytes(self) -> int:
-        return self._policy.evictable_bytes
-
     def chunks(self) -> list[int]:
         """Those that are pinned."""
-        return list(self._policy.pinned)
+        return list(self.policy.pinned)
 
     def drop(self, chunks: Iterable[int]) -> None:
         """Stop holding chunks. A process that has mapped one keeps its memory."""
         for chunk in chunks:
-            if self._policy.drop(chunk) and self._keeper is not None:
+            if self.policy.drop(chunk) and self._keeper is not None:
                 self._keeper.drop(chunk)
 
     # -- before anybody asks: `warming.Warmable` -----------------------------------------------------------
 
     def lacks(self, chunk: int) -> bool:
-        """Whether a chunk is not pinned, and not known to be damaged."""
-        return chunk not in self._policy.pinned and chunk not in self.damaged
+        return chunk not in self.policy.pinned and chunk not in self.damaged
 
     def has_room(self, chunk: int) -> bool:
-        """Whether one more chunk would be pinned, beside those in flight."""
-        return self._policy.would_pin(chunk)
+        return self.policy.would_pin(chunk)
 
     async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
         """Fetch a chunk that there is room for, as `fetch`; one that is evictable is pinned."""
-        segment = self._policy.pin(chunk)
+        segment = self.policy.pin(chunk)
         if segment is not None:
             self._leave(chunk, segment)
         elif self.lacks(chunk):
@@ -207,7 +189,7 @@ class NodeCache(TrioCache[int, Segment]):
         """How much is pinned of these chunks, of what could be. Others that are pinned take room, and count for
         nothing: they are here in the place of a node that is silent, and leave when it is well.
         """
-        policy = self._policy
+        policy = self.policy
         here = np.fromiter([*policy.pinned, *self.damaged], np.int64)
         lacking = np.setdiff1d(own, here, assume_unique=True)
         lengths = self._snapshot.column("chunk_payload_lengths")
@@ -221,8 +203,8 @@ class NodeCache(TrioCache[int, Segment]):
 
     def _inherit(self, keeper: HandoverChunks) -> None:
         for chunk, segment in keeper.take():
-            if self._policy.would_pin(chunk):
-                self._policy.add(chunk, segment)
+            if self.policy.would_pin(chunk):
+                self.policy.add(chunk, segment)
                 self._inherited.value += 1
             else:
                 keeper.drop(chunk)

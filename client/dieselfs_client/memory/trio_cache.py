@@ -57,7 +57,7 @@ class TrioCache(Generic[Key, Held]):
         """What is in memory of a key; counts as a use."""
         self.damaged: set[int] = set()
         """Chunks that are known to be damaged."""
-        self._policy = policy
+        self.policy = policy
         self._load = load
         self._name = name
         self._nursery = nursery
@@ -68,7 +68,7 @@ class TrioCache(Generic[Key, Held]):
 
     def start(self, key: Key) -> None:
         """Fetch one, unless it is in memory, in flight, failed a moment ago, or is known to be damaged."""
-        if key not in self._policy and key not in self.damaged:
+        if key not in self.policy and key not in self.damaged:
             self._flight(key, self._limiter)
 
     async def fetch(self, key: Key, lane: trio.CapacityLimiter | None = None) -> Held:
@@ -99,7 +99,7 @@ class TrioCache(Generic[Key, Held]):
         flight = self._in_flight.get(key)
         if flight is None:
             flight = self._in_flight[key] = _Flight()
-            self._policy.begin(key)
+            self.policy.begin(key)
             self._nursery.start_soon(self._fly, key, flight, limiter)
         return flight
 
@@ -120,7 +120,7 @@ class TrioCache(Generic[Key, Held]):
             _log.exception("fetching %s failed", self._name(key))
             flight.error = Unavailable(f"fetching failed: {error!r}")
         finally:
-            self._policy.end(key)
+            self.policy.end(key)
             flight.done.set()
         if flight.error is not None and key not in self.damaged:
             await trio.sleep(FAILURE_MEMORY_S)
@@ -128,4 +128,4 @@ class TrioCache(Generic[Key, Held]):
 
     def _hold(self, key: Key, held: Held) -> bool:
         """Hold one that has arrived; returns whether it is pinned."""
-        return self._policy.add(key, held)
+        return self.policy.add(key, held)

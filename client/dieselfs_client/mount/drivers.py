@@ -1,14 +1,19 @@
 """The two ways to speak to the kernel. They give the same answers; docs/guide/mount.md says in what they differ."""
 
+import errno
+import stat
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import trio
 
 from dieselfs.errors import MountError
+from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs.settings import PYFUSE3
 from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
-from dieselfs_client.mount.core import MountCore
+from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, MountCore
+from dieselfs_client.mount.error_log import Refused
+from dieselfs_client.mount.kernel_protocol import FOREVER_S
 from dieselfs_client.mount.read_path import ReadPath
 
 
@@ -43,6 +48,25 @@ class Driver(ABC):
 
     def _tree(self, inode: int) -> MountCore | ControlTree:
         return self.control if inode >= CONTROL_INODE else self.core
+
+    def _takes_time(self, folder: int, name: bytes) -> bool:
+        """Whether a name is to be looked up with `ControlTree.lookup_later`."""
+        if len(name) > NAME_BYTES_MAX:
+            raise Refused(errno.ENAMETOOLONG)
+        return self.control.takes_time(folder, name)
+
+    def _found(self, folder: int, name: bytes) -> Attributes | None:
+        """What any other name leads to."""
+        if folder >= CONTROL_INODE:
+            return self.control.lookup(folder, name)
+        if name == CONTROL_FOLDER and folder == ROOT_INODE:
+            return self.control.attributes(CONTROL_INODE)
+        inode = self.core.lookup(folder, name)
+        return self.core.attributes(inode) if inode else None
+
+    def _name_valid_s(self, of: Attributes) -> int:
+        """How long the kernel may keep a name: the next lookup of a file of the control tree finds another."""
+        return 0 if of.inode >= CONTROL_INODE and not stat.S_ISDIR(of.mode) else FOREVER_S
 
     def _code(self, what: str, inode: int, error: Exception) -> int:
         """The errno for a request that failed; see `ErrorLog.code`."""

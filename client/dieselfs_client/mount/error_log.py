@@ -50,7 +50,11 @@ class ErrorLog:
 
     def text(self) -> str:
         """A line for each error, the oldest first: time (UTC), path and reason, separated by tabs."""
-        return "".join(f"{_time(at_ns)}\t{path}\t{reason}\n" for at_ns, path, reason in self._errors)
+        lines = []
+        for at_ns, path, reason in self._errors:
+            time_utc = datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+            lines.append(f"{time_utc}\t{path}\t{reason}\n")
+        return "".join(lines)
 
     def code(self, core: MountCore, what: str, inode: int, error: Exception) -> int:
         """The errno that an error means to who asked `what` about an inode. Every exception has one. What fails for
@@ -77,7 +81,3 @@ class ErrorLog:
             _log.error("%s about %s failed", what, path, exc_info=error)
             self.note(path, f"{what} failed: {error!r}; the log has more")
         return errno.EIO
-
-
-def _time(at_ns: int) -> str:
-    return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="milliseconds")

@@ -9,19 +9,17 @@ import errno
 import logging
 import os
 import select
-import stat
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from dieselfs.errors import ProtocolError
-from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount.control_tree import CONTROL_INODE
-from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, Siblings
+from dieselfs_client.mount.core import Attributes, Siblings
 from dieselfs_client.mount.drivers import Driver
 from dieselfs_client.mount.error_log import Refused
-from dieselfs_client.mount.kernel_protocol import FOREVER_S, KernelRequest, Opcode
+from dieselfs_client.mount.kernel_protocol import KernelRequest, Opcode
 from dieselfs_client.mount.read_path import Buffers
 
 LINGER_MS = 1
@@ -200,15 +198,18 @@ class KernelDriver(Driver):
             self.agreed.set()
 
     def _lookup(self, request: KernelRequest, nursery: trio.Nursery) -> bytes | None:
-        name = protocol.decode_name(request.body)
-        if len(name) > NAME_BYTES_MAX:
-            raise Refused(errno.ENAMETOOLONG)
-        if request.inode >= CONTROL_INODE:
-            return self._lookup_control(request, name, nursery)
-        if name == CONTROL_FOLDER and request.inode == ROOT_INODE:
-            return self._encoder.entry(self.control.attributes(CONTROL_INODE))
-        inode = self.core.lookup(request.inode, name)
-        return self._encoder.entry(self.core.attributes(inode)) if inode else protocol.NO_SUCH_ENTRY
+        folder, name = request.inode, protocol.decode_name(request.body)
+        if self._takes_time(folder, name):
+
+            async def later() -> Buffers:
+                return [memoryview(self._entry(await self.control.lookup_later(folder, name)))]
+
+            self._answer_later(request, nursery, later)
+            return None
+        return self._entry(self._found(folder, name))
+
+    def _entry(self, found: Attributes | None) -> bytes:
+        return self._encoder.entry(found, self._name_valid_s(found)) if found else protocol.NO_SUCH_ENTRY
 
     def _get_attributes(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         return self._encoder.attributes(self._tree(request.inode).attributes(request.inode))
@@ -245,24 +246,6 @@ class KernelDriver(Driver):
                 raise Refused(errno.EINVAL)
             return dots
         return dots + encode(tree.siblings(nodes[:fitting]), _DOTS + nodes.start - first_node)
-
-    # -- the control tree ----------------------------------------------------------------------------------
-
-    def _lookup_control(self, request: KernelRequest, name: bytes, nursery: trio.Nursery) -> bytes | None:
-        folder = request.inode
-        if self.control.takes_time(folder, name):
-
-            async def later() -> Buffers:
-                return [memoryview(self._entry(await self.control.lookup_later(folder, name)))]
-
-            self._answer_later(request, nursery, later)
-            return None
-        found = self.control.lookup(folder, name)
-        return protocol.NO_SUCH_ENTRY if found is None else self._entry(found)
-
-    def _entry(self, of: Attributes) -> bytes:
-        """An entry of the control tree: the next lookup of a file finds another."""
-        return self._encoder.entry(of, FOREVER_S if stat.S_ISDIR(of.mode) else 0)
 
     def _forget(self, request: KernelRequest, _: trio.Nursery) -> None:
         if request.inode >= CONTROL_INODE:

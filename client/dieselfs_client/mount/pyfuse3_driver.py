@@ -5,9 +5,7 @@ files and folders are opened and closed with a request each, a folder's entries 
 cannot be interrupted, and nobody can take the connection over.
 """
 
-import errno
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,14 +16,11 @@ from dieselfs.errors import MountError
 from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs_client.mount.control_tree import CONTROL_INODE
 from dieselfs_client.mount.core import (
-    CONTROL_FOLDER,
     IO_BLOCK_BYTES,
-    ROOT_INODE,
     STAT_BLOCK_BYTES,
     Attributes,
 )
 from dieselfs_client.mount.drivers import Driver
-from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
 
 REQUESTS_AT_ONCE_MAX = 1000
@@ -84,8 +79,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
 
     def _entry(self, of: Attributes) -> EntryAttributes:
         entry = EntryAttributes()
-        is_passing = of.inode >= CONTROL_INODE and not stat.S_ISDIR(of.mode)
-        entry.entry_timeout = 0 if is_passing else FOREVER_S
+        entry.entry_timeout = self._name_valid_s(of)
         entry.attr_timeout = FOREVER_S
         entry.st_ino = InodeT(of.inode)
         entry.st_mode = pyfuse3.ModeT(of.mode)
@@ -100,22 +94,12 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
 
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         with self._answering("lookup", parent_inode):
-            found = await self._found(parent_inode, name)
+            if self._takes_time(parent_inode, name):
+                return self._entry(await self.control.lookup_later(parent_inode, name))
+            found = self._found(parent_inode, name)
             if found is None:  # the kernel keeps it that there is nothing
                 found = Attributes(0, 0, 0, 0)
             return self._entry(found)
-
-    async def _found(self, folder: int, name: bytes) -> Attributes | None:
-        if len(name) > NAME_BYTES_MAX:
-            raise Refused(errno.ENAMETOOLONG)
-        if self.control.takes_time(folder, name):
-            return await self.control.lookup_later(folder, name)
-        if folder >= CONTROL_INODE:
-            return self.control.lookup(folder, name)
-        if folder == ROOT_INODE and name == CONTROL_FOLDER:
-            return self.control.attributes(CONTROL_INODE)
-        inode = self.core.lookup(folder, name)
-        return self.core.attributes(inode) if inode else None
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for inode, lookups in inode_list:

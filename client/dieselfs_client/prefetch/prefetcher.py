@@ -18,7 +18,6 @@ import numpy.typing as npt
 import trio
 
 from dieselfs.arrays import Numbers
-from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, MountError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.metrics import Registry
@@ -206,11 +205,9 @@ class Prefetcher:
     # -- for good, before anybody asks: `warming.Warmable` --------------------------------------------------
 
     def lacks(self, chunk: int) -> bool:
-        """Whether a chunk is not pinned in the page cache, and not known to be damaged."""
         return not self.budget.is_pushed(chunk) and chunk not in self._chunk_cache.damaged
 
     def has_room(self, chunk: int) -> bool:
-        """Whether a chunk would be pinned."""
         return not self._is_over and self.budget.can_pin(chunk)
 
     async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
@@ -220,10 +217,6 @@ class Prefetcher:
             extents = self.table.of_chunk(chunk)
             self.budget.push(chunk)
             await self._put(extents, payload, extents.offsets)
-
-    def warmth(self) -> Warmth:
-        """How much is pinned in the page cache, of what can be."""
-        return self.budget.warmth(self._chunk_cache.damaged)
 
     # -- ahead of plans ----------------------------------------------------------------------------------
 

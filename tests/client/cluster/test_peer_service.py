@@ -157,7 +157,7 @@ def test_a_full_shelf_fetches_a_chunk_whole_whose_rest_others_want_and_once(pack
                 0
             ] == [ChunkAvailability.HERE]
         assert node.node_cache.metrics.numbers()["node_cache.fetched_chunks"] == 1
-        assert node.node_cache.evictable_bytes == CHUNK_BYTES
+        assert node.node_cache.policy.evictable_bytes == CHUNK_BYTES
         connection.close()
 
 

@@ -179,8 +179,8 @@ def test_a_process_that_may_hold_few_chunks_reads_all_of_them(
 
     async def scenario(nodes: list[Node]) -> None:
         await nodes[0].read_all()
-        node_cache = nodes[0].pool.node_cache
-        assert 0 < node_cache.pinned_bytes + node_cache.evictable_bytes <= 5 * FILES_PER_CHUNK * FILE_BYTES
+        policy = nodes[0].pool.node_cache.policy
+        assert 0 < policy.pinned_bytes + policy.evictable_bytes <= 5 * FILES_PER_CHUNK * FILE_BYTES
 
     play(server, 1, scenario)
 
@@ -191,6 +191,6 @@ def test_more_than_fits_passes_through(server: RunningServer) -> None:
             await node.read_all()
             node_cache = node.pool.node_cache
             assert node.pool.warmth().share == 1.0, "as much as can be kept"
-            assert node_cache.pinned_bytes + node_cache.evictable_bytes <= 16 * MIB
+            assert node_cache.policy.pinned_bytes + node_cache.policy.evictable_bytes <= 16 * MIB
 
     play(server, 2, scenario, memory=16 * MIB)

@@ -95,7 +95,7 @@ def test_a_chunk_is_fetched_and_stays(packed: PackedDataset) -> None:
         assert bytes(payload) == bytes([2]) * 500 + bytes([3]) * 500
         assert chunk_cache.held(1) is payload
         assert await chunk_cache.fetch(1) is payload
-        assert chunk_cache.held_bytes == CHUNK_BYTES
+        assert chunk_cache.policy.evictable_bytes == CHUNK_BYTES
 
     assert run(packed, scenario).fetched_chunks == [1]
 
@@ -139,7 +139,7 @@ def test_what_was_used_longest_ago_goes_first(packed: PackedDataset) -> None:
         chunk_cache.held(0)
         await chunk_cache.fetch(2)
         assert [chunk_cache.held(chunk) is not None for chunk in range(3)] == [True, False, True]
-        assert chunk_cache.held_bytes == 2 * CHUNK_BYTES
+        assert chunk_cache.policy.evictable_bytes == 2 * CHUNK_BYTES
 
     run(packed, scenario, memory_bytes=2 * CHUNK_BYTES)
 
@@ -151,7 +151,7 @@ def test_room_is_made_before_a_chunk_is_fetched(packed: PackedDataset) -> None:
         source.gate.clear()
         chunk_cache.prefetch(2)
         await trio.testing.wait_all_tasks_blocked()
-        assert chunk_cache.held_bytes == CHUNK_BYTES
+        assert chunk_cache.policy.evictable_bytes == CHUNK_BYTES
 
     run(packed, scenario, memory_bytes=2 * CHUNK_BYTES)
 
@@ -173,7 +173,7 @@ def test_a_chunk_larger_than_the_budget_is_served_all_the_same(packed: PackedDat
     async def scenario(chunk_cache: ChunkCache, source: GatedSource) -> None:
         for chunk in range(4):
             assert len(await chunk_cache.fetch(chunk)) == CHUNK_BYTES
-        assert chunk_cache.held_bytes == CHUNK_BYTES
+        assert chunk_cache.policy.evictable_bytes == CHUNK_BYTES
 
     run(packed, scenario, memory_bytes=CHUNK_BYTES // 2)
 
@@ -369,7 +369,9 @@ def test_own_chunks_are_read_where_they_lie(packed: PackedDataset) -> None:
     async def scenario(chunk_cache: ChunkCache, own: OwnChunks, others: MemoryChunkSource) -> None:
         payloads = [await chunk_cache.fetch(chunk) for chunk in range(4)]
         assert own.source.fetched_chunks == [0, 2] and others.fetched_chunks == [1, 3]
-        assert chunk_cache.held_bytes == 2 * CHUNK_BYTES, "what the node cache holds is not held twice"
+        assert chunk_cache.policy.evictable_bytes == 2 * CHUNK_BYTES, (
+            "what the node cache holds is not held twice"
+        )
         segment = own.cache.held(2)
         assert segment is not None and payloads[2].obj is segment.view.obj
         held = chunk_cache.held_extent(extent_of(packed.snapshot, b"4"), 10, 20)
@@ -406,7 +408,7 @@ def test_an_own_chunk_that_does_not_come_in_time_comes_from_the_source(packed: P
             with time_flies():
                 await trio.sleep(PEER_PATIENCE_S)
         assert payloads == [others.payloads[0]]
-        assert others.fetched_chunks == [0] and chunk_cache.held_bytes == CHUNK_BYTES
+        assert others.fetched_chunks == [0] and chunk_cache.policy.evictable_bytes == CHUNK_BYTES
 
     run_in_a_job(packed, scenario)
 
@@ -440,7 +442,7 @@ def test_an_extent_of_an_own_chunk_is_read_in_its_segment_and_counted(packed: Pa
         for _ in range(2):
             assert bytes(await chunk_cache.fetch(extent)) == bytes([4]) * 500
         assert own.source.fetched_chunks == [2] and not others.fetched_extents
-        assert chunk_cache.held_bytes == 0
+        assert chunk_cache.policy.evictable_bytes == 0
         await chunk_cache.fetch(2)
         counted = own.cache.metrics.as_dict()
         assert counted["requested"]["extents"] == counted["requested"]["from_node"] == 3

@@ -84,7 +84,7 @@ def test_a_chunk_is_fetched_once_and_stays(packed: PackedDataset) -> None:
             CHUNK_BYTES,
             2,
         )
-        assert node_cache.chunks() == [3] and node_cache.pinned_bytes == CHUNK_BYTES
+        assert node_cache.chunks() == [3] and node_cache.policy.pinned_bytes == CHUNK_BYTES
 
     assert run(packed, scenario).fetched == [3]
 
@@ -113,7 +113,10 @@ def test_what_is_kept_stays_and_the_rest_passes_through(packed: PackedDataset) -
             for chunk in range(CHUNKS):
                 await node_cache.fetch(chunk)
         assert node_cache.chunks() == [0, 1, 2]
-        assert node_cache.pinned_bytes == 3 * CHUNK_BYTES and node_cache.evictable_bytes <= 2 * CHUNK_BYTES
+        assert (
+            node_cache.policy.pinned_bytes == 3 * CHUNK_BYTES
+            and node_cache.policy.evictable_bytes <= 2 * CHUNK_BYTES
+        )
         assert node_cache.held(7) is not None and node_cache.held(4) is None
 
     assert run(packed, scenario, pinned=3).fetched == [*range(CHUNKS), *range(3, CHUNKS)]
@@ -125,7 +128,7 @@ def test_what_is_dropped_makes_room_and_its_readers_keep_it(packed: PackedDatase
         await node_cache.fetch(1)
         assert not node_cache.has_room(5)
         node_cache.drop([0, 1, 6])
-        assert node_cache.chunks() == [] and node_cache.pinned_bytes == 0
+        assert node_cache.chunks() == [] and node_cache.policy.pinned_bytes == 0
         assert node_cache.has_room(5)
         assert bytes(view) == bytes([0]) * CHUNK_BYTES
 

@@ -300,9 +300,9 @@ def test_nothing_more_is_kept_than_fits(packed: PackedDataset) -> None:
 
 def test_warming_keeps_as_much_as_fits(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
-        assert rig.prefetcher.warmth() == Warmth(0, CHUNKS * CHUNK_BYTES // 2)
+        assert rig.prefetcher.budget.warmth(()) == Warmth(0, CHUNKS * CHUNK_BYTES // 2)
         await rig.warm()
-        assert rig.prefetcher.warmth().share == 1.0
+        assert rig.prefetcher.budget.warmth(()).share == 1.0
 
     rig = run(packed, scenario, pinned=CHUNKS * CHUNK_BYTES // 2)
     assert rig.source.fetched_chunks == list(range(CHUNKS // 2))

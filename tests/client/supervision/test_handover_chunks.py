@@ -113,7 +113,7 @@ async def test_the_next_daemon_has_what_was_kept(supervisor: Supervisor) -> None
         for _ in range(2):
             life = Life(packed, supervisor.daemon(), nursery)
             assert sorted(life.node_cache.chunks()) == [0, 2]
-            assert life.node_cache.pinned_bytes == 2 * CHUNK_BYTES
+            assert life.node_cache.policy.pinned_bytes == 2 * CHUNK_BYTES
         await life.fill()
         assert (
             life.node_cache.metrics.numbers()["node_cache.inherited_chunks"],
