@@ -10,13 +10,12 @@ import pytest
 from dieselfs.cluster.failure_detector import PEER_RETURN_S
 from dieselfs.limits import READ_TIMEOUT_S
 from lab.cluster import Cluster
-from lab.interception import intercepted
 from lab.job import Job, JobNode, Stored, store
 from lab.load import Readers, load
 from lab.namespace import wait_for
 from lab.network import Host
 from lab.reader import read_once
-from lab.tcp_proxy import TcpProxy
+from lab.tcp_proxy import TcpProxy, intercepted
 
 FILES = 1536
 FILE_BYTES = 16_384

@@ -10,8 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from bench.digits import by_class, store_digits, write_digits
-from bench.learning import Lesson
+from bench.digits import Lesson, by_class, store_digits, write_digits
 from dieselfs.dataset import Dataset
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
 from dieselfs_client import control

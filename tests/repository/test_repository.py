@@ -79,7 +79,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/lab/namespace.py": "tests/cluster/test_network.py: hosts are namespaces",
     "tools/lab/packet_filter.py": "tests/cluster/test_network.py: what is lost, and what is not",
     "tools/lab/cluster.py": "tests/cluster/test_failover.py and tests/cluster/test_registry.py run on it",
-    "tools/lab/interception.py": "tests/cluster/test_job_faults.py turns bits between nodes with it",
     "tools/lab/job.py": "tests/cluster/test_job_once.py mounts jobs of 1 to 8 nodes",
     "tools/lab/mounts.py": "tests/client/mount/test_mounting.py clears mounts that live and that are dead",
     "tools/lab/redis_process.py": "tests/server/metadata/redis/test_client.py kills and starts it again",

@@ -3,53 +3,30 @@
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import click
 
-from bench.failover import failover
-from bench.figures import FULL, QUICK, Figure, Row, Run, RunFailed, Scale, Trial, figures
+from bench.figures import FULL, QUICK, Figure, Run, RunFailed, Scale, Trial, figures
 from bench.forms import filesystem_type
-from bench.job_simulation import job_simulation
-from bench.listing import listing
-from bench.pool import pool
-from bench.pool_simulation import pool_simulation
-from bench.reading import reading
-from bench.rebuild import rebuild
 from bench.report import table_lines, trial_fields, trial_lines
-from bench.requests import requests
-from bench.resilience import resilience
-from bench.servers import servers
-from bench.snapshot import snapshot
-from bench.stores import stores
-from bench.transfer import transfer
-from bench.upload import upload
 from dieselfs.errors import DieselfsError
 from lab.network import Unsuitable
 
-
-def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
-    from bench.accuracy import accuracy  # imports PyTorch, which is slow and optional
-
-    yield from accuracy(folder, scale)
-
-
-Benchmark = Callable[[Path, Scale], Generator[Trial | Iterable[Row]]]
-ALL: list[Benchmark] = [upload, snapshot, listing, reading, resilience, rebuild, stores, requests, servers]
-ALL += [transfer, pool, failover, job_simulation, pool_simulation, accuracy]
-BENCHMARKS = {benchmark.__name__: benchmark for benchmark in ALL}
+BENCHMARKS = ["upload", "snapshot", "listing", "reading", "resilience", "rebuild", "stores", "requests"]
+BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "pool_simulation", "accuracy"]
+"""Each is a function of the module of its name."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
+@click.argument("names", nargs=-1, type=click.Choice(BENCHMARKS))
 @click.option("--quick", is_flag=True, help="A short run on small data, to test the benchmark.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Runs of each side.")
 @click.option("--kills", type=click.IntRange(min=2), help="Nodes that `failover` loses.")
@@ -84,46 +61,35 @@ def main(
     for name, fact in facts.items():
         print(f"{name + ':':14} {fact}")
     measured = []
-    with workplace(folder) as place:
+    with tempfile.TemporaryDirectory(
+        prefix="dieselfs-bench-", dir=folder.resolve(), ignore_cleanup_errors=True
+    ) as place:
         for name in names or BENCHMARKS:
-            (place / name).mkdir()
-            with (
-                explained(name),
-                closing(BENCHMARKS[name](place / name, scale)) as results,
-            ):
-                for result in results:
-                    print()
-                    if isinstance(result, Trial):
-                        found, left_out = run_trial(result)
-                        print(*trial_lines(result, found, left_out), sep="\n", flush=True)
-                        measured.append(trial_fields(result, found, left_out))
-                    else:
-                        for line in table_lines(result):
-                            print(line, flush=True)
+            measured += run_benchmark(name, Path(place, name), scale)
             if figure is not None and name == "failover":
                 bench.drawing.draw_failover(measured, figure)
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": facts, "trials": measured}, indent=1) + "\n")
 
 
-@contextmanager
-def explained(name: str) -> Iterator[None]:
-    """A benchmark that this machine is unsuitable for is left out."""
+def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, object]]:
+    """Run it in a new folder and print its tables; the trials, for JSON."""
+    folder.mkdir()
+    measured = []
     try:
-        yield
+        with closing(getattr(import_module(f"bench.{name}"), name)(folder, scale)) as results:
+            for result in results:
+                print()
+                if isinstance(result, Trial):
+                    found, left_out = run_trial(result)
+                    print(*trial_lines(result, found, left_out), sep="\n", flush=True)
+                    measured.append(trial_fields(result, found, left_out))
+                else:
+                    for line in table_lines(result):
+                        print(line, flush=True)
     except Unsuitable as reason:
         print(f"{name}: left out, {reason}")
-
-
-@contextmanager
-def workplace(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent`, removed at the end of the block."""
-    folder = parent.resolve() / f"dieselfs-bench-{os.getpid()}"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return measured
 
 
 def machine_facts(folder: Path, arguments: list[str]) -> dict[str, str]:

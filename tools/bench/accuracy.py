@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.agreement import Storing, storing_rows
-from bench.digits import Entries, by_class, mixed, store_digits, write_digits
+from bench.digits import Entries, Lesson, by_class, mixed, store_digits, write_digits
 from bench.figures import Row, Scale
 from bench.homes import mounted, running_home
-from bench.learning import Lesson
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.quality import measure

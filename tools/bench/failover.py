@@ -89,7 +89,7 @@ class _ReadJob:
         self._job = job
         self._seed = seed
         self._loads: dict[JobNode, tuple[Readers, ExitStack]] = {}
-        self._lost: dict[JobNode, list[int]] = {}
+        self._lost: list[int] = []
 
     def begin(self, node: JobNode) -> None:
         """Start readers on this node; returns when all have read."""
@@ -97,9 +97,9 @@ class _ReadJob:
         stack = ExitStack()
         self._loads[node] = stack.enter_context(load([node], READERS_EACH, self._seed, FILES_PER_S)), stack
 
-    def end(self) -> None:
-        for _, stack in self._loads.values():
-            stack.close()
+    def end(self, node: JobNode) -> None:
+        if node in self._loads:
+            self._loads.pop(node)[1].close()
 
     def lose(self, node: JobNode, how: signal.Signals) -> None:
         """Kill or stop all processes of the job on a node, readers first."""
@@ -107,20 +107,20 @@ class _ReadJob:
         if supervision is None:
             raise RunFailed(f"{node.name} is not mounted")
         self._loads[node][0].kill()
-        self._lost[node] = family_of(supervision.supervisor)
-        self._signal(node, how)
+        self._lost = family_of(supervision.supervisor)
+        self._signal(how)
 
     def bring_back(self, node: JobNode) -> None:
-        self._signal(node, signal.SIGKILL)
-        self._loads.pop(node)[1].close()
+        self._signal(signal.SIGKILL)
+        self.end(node)
         self._job.mount(node)
         self.begin(node)
 
     def moments(self, nodes: Sequence[JobNode], since_s: float) -> list[Moment]:
         return [moment for node in nodes for moment in self._loads[node][0].moments([node], since_s)]
 
-    def _signal(self, node: JobNode, how: signal.Signals) -> None:
-        for process in self._lost[node]:
+    def _signal(self, how: signal.Signals) -> None:
+        for process in self._lost:
             with suppress(ProcessLookupError):
                 os.kill(process, how)
 
@@ -136,9 +136,8 @@ def _read_job(cluster: Cluster, name: str, seed: int) -> Iterator[_ReadJob]:
         job.mount()
         job.wait_until_complete()
         read_job = _ReadJob(job, seed)
-        try:
+        with ExitStack() as stack:
             for node in job.nodes:
+                stack.callback(read_job.end, node)
                 read_job.begin(node)
             yield read_job
-        finally:
-            read_job.end()

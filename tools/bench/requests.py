@@ -50,23 +50,20 @@ Read = Callable[[Request], Awaitable[object]]
 
 
 def requests(folder: Path, scale: Scale) -> Generator[Trial]:
-    source = random.Random(_SEED)
+    source, chance = random.Random(_SEED), np.random.default_rng(_SEED)
     with closing(CountingStore(open_store(f"posix://{folder}/chunks"))) as store:
         starts = dict(_put_chunk(store, source) for _ in range(scale.chunks))
-        chance = np.random.default_rng(_SEED)
         owners = {chunk_id: chance.integers(CLIENTS, size=FILES_PER_CHUNK) for chunk_id in starts}
-        shares = [
-            [
-                Request(each, start, _ranges(np.flatnonzero(owners[each] == client)))
-                for each, start in starts.items()
+
+        def wanted(client: int, is_share: bool) -> list[Request]:
+            chosen = {each: of == client if is_share else of >= 0 for each, of in owners.items()}
+            return [
+                Request(each, starts[each], _ranges(np.flatnonzero(files))) for each, files in chosen.items()
             ]
-            for client in range(CLIENTS)
-        ]
-        whole = [
-            [Request(each, start, _ranges(np.arange(FILES_PER_CHUNK))) for each, start in starts.items()]
-        ]
-        yield _trial("each its share of", store, shares, scale.rounds)
-        yield _trial("each all of", store, whole * CLIENTS, scale.rounds)
+
+        for title, is_share in (("each its share of", True), ("each all of", False)):
+            plan = [wanted(client, is_share) for client in range(CLIENTS)]
+            yield _trial(title, store, plan, scale.rounds)
 
 
 def _put_chunk(store: CountingStore, source: random.Random) -> tuple[bytes, int]:
@@ -90,9 +87,7 @@ def _trial(title: str, store: CountingStore, plan: Plan, rounds: int) -> Trial:
     asked = sum(len(request.ranges) for client in plan for request in client)
     sides = []
     for name, read in {
-        "file by file": lambda: partial(
-            _read, store, lambda ranges: ranges, trio.CapacityLimiter(STORE_READS_MAX)
-        ),
+        "file by file": lambda: partial(_read, store, None, trio.CapacityLimiter(STORE_READS_MAX)),
         "by request": lambda: partial(_read, store, merge_ranges, trio.CapacityLimiter(STORE_READS_MAX)),
         "executor": lambda: partial(_execute, RequestExecutor(store)),
     }.items():
@@ -106,9 +101,12 @@ def _trial(title: str, store: CountingStore, plan: Plan, rounds: int) -> Trial:
 
 
 async def _read(
-    store: CountingStore, merge: Callable[[Ranges], Ranges], limiter: trio.CapacityLimiter, request: Request
+    store: CountingStore,
+    merge: Callable[[Ranges], Ranges] | None,
+    limiter: trio.CapacityLimiter,
+    request: Request,
 ) -> None:
-    for offset, length in merge(request.ranges).tolist():
+    for offset, length in (merge(request.ranges) if merge else request.ranges).tolist():
         place = request.payload_start + offset
         call = partial(store.get_range, _DATASET_ID, request.chunk_id, place, length)
         await trio.to_thread.run_sync(call, limiter=limiter)

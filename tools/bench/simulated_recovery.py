@@ -83,15 +83,8 @@ def recovery(loss: Loss, seed: int = 1) -> Recovery:
     return world.found
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """Requests for chunks of lost nodes in one group: by rank of the reader, the chunks, numbered from 0."""
-
-    chunks: int
-    by_reader: dict[int, list[int]]
-
-
-def _patterns(loss: Loss) -> Iterator[_Pattern]:
+def _patterns(loss: Loss) -> Iterator[tuple[int, dict[int, list[int]]]]:
+    """Of some groups: the number of chunks of lost nodes, and those that each reader requests, numbered from 0."""
     for shares in group_shares(loss.nodes, loss.group_chunks, FILE_BYTES):
         is_lost = shares.owners < loss.lost
         chunks, places = np.unique(shares.chunks[is_lost], return_inverse=True)
@@ -99,7 +92,7 @@ def _patterns(loss: Loss) -> Iterator[_Pattern]:
         by_reader: dict[int, list[int]] = {}
         for reader, chunk in zip(readers.tolist(), wanted.tolist(), strict=True):
             by_reader.setdefault(reader, []).append(chunk)
-        yield _Pattern(len(chunks), by_reader)
+        yield len(chunks), by_reader
 
 
 class _World:
@@ -113,7 +106,7 @@ class _World:
         self._cached: set[tuple[str, int]] = set()
         self._patterns = list(_patterns(loss))
         groups = int(loss.end_s / loss.group_s) + 2
-        counts = [self._patterns[group % len(self._patterns)].chunks for group in range(groups)]
+        counts = [self._patterns[group % len(self._patterns)][0] for group in range(groups)]
         self._firsts = np.cumsum([0, *counts]).tolist()
         ids = self._ids_of_lost(self._firsts[-1])
         self.snapshot = cast(Snapshot, SimpleNamespace(column=lambda name: ids))
@@ -139,8 +132,8 @@ class _World:
 
     def wanted(self, reader: int, group: int) -> list[int]:
         """The chunks of lost nodes from which a reader needs files in one group."""
-        pattern = self._patterns[group % len(self._patterns)]
-        return [self._firsts[group] + chunk for chunk in pattern.by_reader.get(reader, ())]
+        _, by_reader = self._patterns[group % len(self._patterns)]
+        return [self._firsts[group] + chunk for chunk in by_reader.get(reader, ())]
 
     def is_lost(self, node: str) -> bool:
         return node in self.lost and trio.current_time() < self.loss.back_s

@@ -212,7 +212,11 @@ def _serve_plainly(content_bytes: int, pipe: Connection) -> None:
     """From a memfd, as a node cache does."""
     memory = os.memfd_create("plain")
     os.truncate(memory, content_bytes)
-    with socket.create_server((HOST, 0)) as listener, mmap.mmap(memory, content_bytes) as content:
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        open(memory, "r+b") as file,
+        mmap.mmap(memory, content_bytes) as content,
+    ):
         content.write(os.urandom(content_bytes))
         pipe.send(listener.getsockname()[1])
         connected, _ = listener.accept()
@@ -220,9 +224,7 @@ def _serve_plainly(content_bytes: int, pipe: Connection) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while order := connected.recv(_ORDER.size, socket.MSG_WAITALL):
                 is_sendfile, start, size = _ORDER.unpack(order)
-                end = start + size
-                if not is_sendfile:
-                    connected.sendall(view[start:end])
-                    start = end
-                while start < end:
-                    start += os.sendfile(connected.fileno(), memory, start, end - start)
+                if is_sendfile:
+                    connected.sendfile(file, start, size)
+                else:
+                    connected.sendall(view[start : start + size])

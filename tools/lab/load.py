@@ -9,7 +9,6 @@ readers.verdict(job.nodes[:3])
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from subprocess import Popen
 
 from lab.job import JobNode
 from lab.namespace import END_TIMEOUT_S, wait_for
-from lab.reader import BIN_S, Moment
+from lab.reader import Moment
 
 PATIENCE_S = 60.0
 """Longer than the longest read."""
@@ -114,13 +113,3 @@ def verdict_of(moments: Iterable[Moment]) -> Verdict:
     failures = (failure for moment in seen for failure in moment.failures)
     longest_s = max((moment.worst_s for moment in seen), default=0.0)
     return Verdict(sum(moment.reads for moment in seen), longest_s, tuple(failures))
-
-
-def rates(moments: Iterable[Moment], bin_s: float = BIN_S) -> list[tuple[float, float]]:
-    """The start of each bin and its rate in files/s, from the first bin to the last. A read counts where it ended."""
-    counts: Counter[int] = Counter()
-    for moment in moments:
-        counts[int(moment.ended_s / bin_s)] += moment.reads
-    if not counts:
-        return []
-    return [(number * bin_s, counts[number] / bin_s) for number in range(min(counts), max(counts) + 1)]

@@ -26,11 +26,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Namespace:
     """Lives until `end`."""
 
-    def __init__(self, name: str, hostname: str) -> None:
+    def __init__(self, namespace: str, hostname: str) -> None:
         """Create it, with loopback up. Raises OSError, AssertionError."""
-        self.name = name
-        command("ip", "netns", "add", name)
-        self._network = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)
+        self.namespace = namespace
+        command("ip", "netns", "add", namespace)
+        self._network = os.open(FOLDER / namespace, os.O_RDONLY | os.O_CLOEXEC)
         self._uts = _new_uts(hostname)
         with self.inside():
             command("ip", "link", "set", "lo", "up")
@@ -53,11 +53,11 @@ class Namespace:
 
     def processes(self) -> list[int]:
         """All but this one."""
-        return processes_in(self.name)
+        return processes_in(self.namespace)
 
     def end(self) -> None:
         """Kill its processes and remove it, with its links."""
-        remove(self.name)
+        remove(self.namespace)
         for descriptor in (self._network, self._uts):
             os.close(descriptor)
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address
 from itertools import count
 from pathlib import Path
@@ -44,14 +44,18 @@ class Unsuitable(Exception):
     """What this machine lacks for a network or its programs."""
 
 
-class Host:
+class Host(Namespace):
     """Made by `Network.host`. Its processes and files are the machine's, but each host has its own home folders."""
 
-    def __init__(self, name: str, address: str, port: str, folder: Path, namespace: Namespace) -> None:
-        """`port`: its device at the switch."""
-        self.name, self.address, self.port, self.folder = name, address, port, folder
-        self.log_file = folder / "log"
-        self._namespace = namespace
+    def __init__(self, network: "Network", name: str) -> None:
+        super().__init__(f"{network.name}-{name}", name)
+        number = len(network.hosts) + 1
+        assert number <= HOSTS_MAX
+        self.name, self.address, self.folder = name, f"10.77.0.{number}", network.folder / name
+        self.port = f"port{number}"
+        """Its device at the switch."""
+        self.folder.mkdir()
+        self.log_file = self.folder / "log"
         self._started: list[subprocess.Popen[bytes]] = []
 
     def log(self) -> str:
@@ -71,10 +75,6 @@ class Host:
         paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
         return {**pinned, **{name: str(place) for name, place in own.items()}, **paths, **variables}
 
-    def inside(self) -> AbstractContextManager[None]:
-        """Until the end of the block, this thread opens sockets and starts processes and threads on this host."""
-        return self._namespace.inside()
-
     def run(self, words: Sequence[str | Path], exit_code: int = 0, **options: Any) -> str:
         """Run a program to its end and require `exit_code`; its standard output."""
         options = {"cwd": self.folder, "env": self.environment(), "timeout": RUN_TIMEOUT_S, **options}
@@ -91,16 +91,13 @@ class Host:
         self._started.append(process)
         return process
 
-    def processes(self) -> list[int]:
-        return self._namespace.processes()
-
     def kill(self, process: "subprocess.Popen[bytes] | None" = None) -> None:
         """Kill one process, or all of them, and wait for their end."""
         if process is not None:
             process.kill()
             process.wait(namespaces.END_TIMEOUT_S)
         else:
-            namespaces.kill_in(self._namespace.name)
+            namespaces.kill_in(self.namespace)
 
     def stop(self) -> None:
         """SIGSTOP for all its processes: connections stay open and silent."""
@@ -115,8 +112,7 @@ class Host:
                 os.kill(process, number)
 
     def end(self) -> None:
-        """Kill all its processes and remove it."""
-        self._namespace.end()
+        super().end()
         for process in self._started:
             process.wait(namespaces.END_TIMEOUT_S)
 
@@ -154,15 +150,11 @@ class Network:
 
     def host(self, name: str) -> Host:
         """A new host, which reaches all others and nothing else."""
-        number = len(self.hosts) + 1
-        assert number <= HOSTS_MAX
-        namespace = Namespace(f"{self.name}-{name}", name)
-        host = Host(name, f"10.77.0.{number}", f"port{number}", self.folder / name, namespace)
+        host = Host(self, name)
         self._stack.callback(host.end)
         self.hosts.append(host)
-        host.folder.mkdir()
         with self._switch.inside():
-            here = f"type veth peer name eth0 netns {namespace.name}"
+            here = f"type veth peer name eth0 netns {host.namespace}"
             command("ip", "link", "add", host.port, *here.split())
             command("ip", "link", "set", host.port, "master", "switch", "up")
             command("tc", "qdisc", "add", "dev", host.port, "clsact")

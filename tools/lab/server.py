@@ -63,13 +63,12 @@ class RunningServer:
         return self.process.wait(STOP_TIMEOUT_S)
 
 
-def start_server(folder: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()) -> RunningServer:
-    """Start a server over `folder` and wait until it listens. `prefix`: a program that runs it, such as strace."""
+def start_server(folder: Path, options: Sequence[str] = ()) -> RunningServer:
+    """Start a server over `folder` and wait until it listens."""
     folder.mkdir(parents=True, exist_ok=True)
     tcp, unix = f"tcp://127.0.0.1:{free_port()}", f"unix:{folder}/server.sock"
     ready, report = os.pipe()
     command = [
-        *prefix,
         *(sys.executable, "-m", "dieselfs_server.main"),
         *("--listen", tcp, "--listen", unix),
         *("--store", f"posix://{folder}/chunks", "--metadata", f"sqlite://{folder}/metadata.db"),
@@ -81,13 +80,9 @@ def start_server(folder: Path, options: Sequence[str] = (), prefix: Sequence[str
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,), env=environment
         )
     os.close(report)
-    try:
-        poll = select.poll()
-        poll.register(ready, select.POLLIN)
-        is_answer = poll.poll(START_TIMEOUT_S * 1000)
-        answer = os.read(ready, 4096).decode() if is_answer else "no answer"
-    finally:
-        os.close(ready)
+    with open(ready) as answers:
+        is_answer, _, _ = select.select([answers], [], [], START_TIMEOUT_S)
+        answer = answers.readline() if is_answer else "no answer"
     server = RunningServer(process, folder, tcp, unix)
     if answer.strip() != "ready":
         server.kill()

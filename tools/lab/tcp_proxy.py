@@ -10,16 +10,21 @@ It runs in a thread, in the network namespace that the block is entered in. Each
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Thread
 
 import trio
 
+from lab.namespace import command
+from lab.network import Host
+
 BLOCK_BYTES = 64 << 10
 END_TIMEOUT_S = 30.0
 
+_PREFERENCE, _LOCAL_PREFERENCE = "10", "20"
+_TABLE = "100"
 _POLL_S = 0.01
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
@@ -195,3 +200,40 @@ def proxy_at(listening: socket.socket, target: tuple[str, int]) -> Iterator[TcpP
         yield proxy
     finally:
         proxy.end()
+
+
+@contextmanager
+def intercepted(source: Host, target: Host, port: int) -> Iterator[TcpProxy]:
+    """Until the end of the block, new connections from `source` to this port of `target` go through a proxy.
+
+    One at a time for each source.
+    """
+    with ExitStack() as stack:
+        with source.inside():
+            listening = stack.enter_context(socket.socket())
+            listening.setsockopt(socket.SOL_IP, socket.IP_TRANSPARENT, 1)  # the address is another host's
+            listening.bind((target.address, port))
+            listening.listen()
+        with target.inside():
+            proxy = stack.enter_context(proxy_at(listening, (target.address, port)))
+        _redirect(source, target, port)
+        stack.callback(_restore, source)
+        yield proxy
+
+
+def _redirect(source: Host, target: Host, port: int) -> None:
+    """Route packets from `source` to this port to the local host."""
+    route = ["local", target.address, "dev", "lo", "src", source.address, "table", _TABLE]
+    whither = ["to", target.address, "ipproto", "tcp", "dport", str(port)]
+    with source.inside():
+        command("ip", "route", "replace", *route)
+        # The rule for local addresses is the first in a new namespace; this one must precede it.
+        if source.run(["ip", "rule", "show", "pref", "0"]):
+            command("ip", "rule", "add", "pref", _LOCAL_PREFERENCE, "lookup", "local")
+            command("ip", "rule", "delete", "pref", "0")
+        command("ip", "rule", "add", "pref", _PREFERENCE, *whither, "lookup", _TABLE)
+
+
+def _restore(source: Host) -> None:
+    with source.inside():
+        command("ip", "rule", "delete", "pref", _PREFERENCE)
