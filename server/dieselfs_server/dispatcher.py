@@ -34,8 +34,6 @@ _STRUCTS = {
 
 
 class Dispatcher:
-    """Dispatches calls to the handlers of the service."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 

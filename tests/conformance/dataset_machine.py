@@ -245,7 +245,7 @@ class DatasetMachine(RuleBasedStateMachine):
             assert self._read(self.tags.get(NAME, DATASET, name)) == files
         for pinned, files in self.pinned.values():
             assert self._read(pinned) == files
-        with closing(SqliteMetadata.in_memory()) as rebuilt:
+        with closing(SqliteMetadata(":memory:")) as rebuilt:
             rebuild(self.store, rebuilt, NAME, DATASET, self.now_ns)
             again = Snapshot(build_snapshot(rebuilt.entry_table(DATASET)), "rebuilt")
             assert self._read(again) == self.files

@@ -188,6 +188,6 @@ class JobSimulation:
 
 def agreements(nodes: int, seed: int = 1) -> list[Row]:
     """Simulate one job."""
-    with closing(SqliteMetadata.in_memory()) as metadata:
+    with closing(SqliteMetadata(":memory:")) as metadata:
         simulation = JobSimulation(nodes, Servers(metadata), seed)
         return trio.run(simulation.run, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -14,8 +14,6 @@ from dieselfs_server.store.interface import ObjectStore
 
 
 class TagStore:
-    """The tags of all datasets."""
-
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
@@ -57,7 +55,6 @@ class TagStore:
         self._store.delete_record(_record_name(dataset_id, check_tag_name(name)))
 
     def drop(self, dataset_id: bytes) -> None:
-        """Remove all tags of a dataset."""
         for record in self._store.list_records(_prefix(dataset_id)):
             self._store.delete_record(record)
 

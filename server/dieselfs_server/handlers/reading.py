@@ -18,7 +18,7 @@ from dieselfs.records import DatasetRecord, FileRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.metadata.listing import implicit_folder
+from dieselfs_server.metadata.rules import implicit_folder
 from dieselfs_server.service import Call, Reply
 from dieselfs_server.users import Right
 

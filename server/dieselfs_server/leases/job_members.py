@@ -222,7 +222,6 @@ class JobMembers:
 
 
 def _answer(request: JoinRequest, head: Head, leases: Leases, now_ns: int) -> MembershipList:
-    """The answer to this member."""
     if _is_up_to_date(head, request, now_ns):
         return MembershipList(request.known_version, interval_s(head.members), None)
     members = tuple(leases[node].value for node in sorted(leases))

@@ -89,7 +89,6 @@ class _Rewriter:
         self._ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
 
     def copy_live(self, chunk: ChunkRecord) -> None:
-        """Copy the live entries of `chunk` with their versions."""
         dataset_id, chunk_id = self._dataset.dataset_id, chunk.chunk_id
         data = self._store.get_range(dataset_id, chunk_id, 0, self._store.size(dataset_id, chunk_id))
         _, header, payload = decode_chunk(data, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)

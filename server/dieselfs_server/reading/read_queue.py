@@ -45,8 +45,6 @@ class _Request:
 
 
 class ReadMetrics:
-    """Requests and the reads that served them, over all queues."""
-
     def __init__(self, metrics: Registry) -> None:
         self.requests = metrics.counter("reading.requests", "Requests for ranges of chunk objects.")
         self.ranges = metrics.counter("reading.ranges", "Ranges in the requests.")

@@ -75,7 +75,6 @@ def write_pieces(pool: RadosPool, base: str, pieces: Stripes, content: memoryvie
 
 
 def remove_pieces(pool: RadosPool, base: str, pieces: Stripes) -> None:
-    """Remove them, as far as they are there."""
     for name in pieces.objects(base):
         pool.remove(name)
 

@@ -24,8 +24,6 @@ BLOCK_BYTES = 64 * KIB
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fingerprint:
-    """What tells a good copy of a chunk from a damaged one."""
-
     length: int
     checksums: "array[int]"
     """xxh3, 64 bits, of each block; the last block may be shorter."""

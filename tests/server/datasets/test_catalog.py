@@ -24,7 +24,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def metadata() -> Iterator[SqliteMetadata]:
-    metadata = SqliteMetadata.in_memory()
+    metadata = SqliteMetadata(":memory:")
     yield metadata
     metadata.close()
 

@@ -31,7 +31,7 @@ def chunk(content: bytes, version: int = 5, chunk_id: bytes | None = None) -> tu
 
 @pytest.fixture
 def metadata() -> SqliteMetadata:
-    store = SqliteMetadata.in_memory()
+    store = SqliteMetadata(":memory:")
     store.create_dataset("data", DATASET)
     return store
 

@@ -64,7 +64,7 @@ class Caller:
 
 @pytest.fixture
 def metadata() -> Iterator[SqliteMetadata]:
-    with closing(SqliteMetadata.in_memory()) as store:
+    with closing(SqliteMetadata(":memory:")) as store:
         store.create_dataset("data", DATASET)
         yield store
 

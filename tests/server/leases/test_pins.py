@@ -16,7 +16,7 @@ NOW_NS = 1_800_000_000 * 10**9
 
 @pytest.fixture
 def metadata() -> Iterator[SqliteMetadata]:
-    with closing(SqliteMetadata.in_memory()) as store:
+    with closing(SqliteMetadata(":memory:")) as store:
         store.create_dataset("data", DATASET)
         yield store
 

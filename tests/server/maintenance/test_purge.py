@@ -42,7 +42,7 @@ class World:
     """A dataset with holes in its chunks, and what its files must hold."""
 
     def __init__(self, writers_clock_s: int = NOW_S) -> None:
-        self.store, self.metadata = MemoryStore(), SqliteMetadata.in_memory()
+        self.store, self.metadata = MemoryStore(), SqliteMetadata(":memory:")
         self.metadata.create_dataset("data", DATASET)
         self.ids = ChunkIdSource(clock=lambda: writers_clock_s, first_counter=1)
         self.files: dict[bytes, bytes] = {}

@@ -59,7 +59,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there() -> None:
     data[90] ^= 1
     world.store.delete(DATASET, chunk_ids[0])
     world.store.put(DATASET, chunk_ids[0], [data])
-    metadata = SqliteMetadata.in_memory()
+    metadata = SqliteMetadata(":memory:")
     report = rebuild(world.store, metadata, "data", DATASET, NOW_NS)
     assert len(report.damaged) == 1 and "checksum of the header" in report.damaged[0]
     assert 0 < report.files < len(world.files)

@@ -18,7 +18,7 @@ _NUMBERS = count()
 
 class SqliteMachine(DatasetMachine):
     def make_metadata(self) -> MetadataStore:
-        return SqliteMetadata.in_memory()
+        return SqliteMetadata(":memory:")
 
 
 def test_in_sqlite() -> None:

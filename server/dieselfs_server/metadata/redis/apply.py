@@ -22,7 +22,6 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Unavailable
 from dieselfs.limits import REDIS_HOLD_S, REDIS_PATIENCE_S, REDIS_RETRY_S, REDIS_SWAPS_MAX
 from dieselfs.names import split_path
-from dieselfs_server.metadata.effects import Effects, change_folders
 from dieselfs_server.metadata.redis.client import RedisCalls, execute, swap
 from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, live_state, sweep
 from dieselfs_server.metadata.redis.fields import Call, Change, Swapped, read_call, swap_call
@@ -55,6 +54,7 @@ from dieselfs_server.metadata.redis.values import (
     seal,
     unseal,
 )
+from dieselfs_server.metadata.rules import Effects, change_folders
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,9 +77,8 @@ class Datasets:
             known = self._known.get(dataset_id)
         if known is not None:
             return known
-        for name, value in self._registered().items():
-            registered = self._decoded(name, value)
-            if registered is not None and registered.dataset_id == dataset_id:
+        for name, registered in self._registered().items():
+            if registered.dataset_id == dataset_id:
                 return self._note(name, registered)
         raise NotFound(f"there is no dataset {dataset_id.hex()}")
 
@@ -100,11 +99,7 @@ class Datasets:
 
     def all(self) -> list[DatasetRecord]:
         """Without datasets whose value in the registry is damaged; `find` raises Damaged for these."""
-        keys = [
-            self._note(name, registered)
-            for name, value in self._registered().items()
-            if (registered := self._decoded(name, value)) is not None
-        ]
+        keys = [self._note(name, registered) for name, registered in self._registered().items()]
         values = execute(self._client, [read_call([(each.dataset, [RECORD])]) for each in keys])
         records = []
         for each, ((value,),) in zip(keys, values, strict=True):
@@ -181,10 +176,12 @@ class Datasets:
             else:
                 raise AlreadyExists(f"dataset {name.decode()!r} exists already")
 
-    def _registered(self) -> dict[bytes, bytes]:
+    def _registered(self) -> dict[bytes, Registered]:
+        """Without damaged values."""
         fields = execute(self._client, [read_all_call(self._registry)])[0]
         fields.pop(REGISTRY_CHANGES, None)
-        return fields
+        decoded = {name: self._decoded(name, value) for name, value in fields.items()}
+        return {name: registered for name, registered in decoded.items() if registered is not None}
 
     def _decoded(self, name: bytes, value: bytes) -> Registered | None:
         """None if the value is damaged."""

@@ -24,7 +24,6 @@ from dieselfs.records import (
     NoteChange,
     PendingFile,
 )
-from dieselfs_server.metadata.listing import merge_listing
 from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient, execute, read_fields, swap
 from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, Datasets, live_state
@@ -72,7 +71,7 @@ from dieselfs_server.metadata.redis.values import (
     seal,
     unseal,
 )
-from dieselfs_server.metadata.tiling import tiling
+from dieselfs_server.metadata.rules import merge_listing, tiling
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -55,7 +55,7 @@ from dieselfs_server.metadata.redis.values import (
     number_of,
     unseal,
 )
-from dieselfs_server.metadata.tiling import tiling
+from dieselfs_server.metadata.rules import tiling
 
 READINGS_MAX = 5
 """Attempts; from the second one on, a hold makes uploads wait."""
@@ -124,7 +124,6 @@ def _quiet_record(client: RedisCalls, keys: DatasetKeys) -> DatasetRecord | None
 
 
 def _adds_up(table: EntryTable) -> bool:
-    """Whether the entries match the totals of the dataset's record."""
     files = table.ops == Op.FILE
     return (
         int(files.sum()) == table.dataset.files

@@ -19,8 +19,8 @@ from dieselfs.chunk.format import COLUMN_TYPES, ChunkHeader, Op, Preamble, decod
 from dieselfs.errors import Damaged
 from dieselfs.names import printable
 from dieselfs.records import ChunkRecord, DatasetRecord, Extent, FileRecord
-from dieselfs_server.metadata.effects import Effects
 from dieselfs_server.metadata.redis.keys import BUCKETS, TOKEN_BYTES, KeyPair
+from dieselfs_server.metadata.rules import Effects
 
 SEAL_BYTES = 8
 _DATASET = struct.Struct("<16sqqqqq?")
@@ -287,7 +287,6 @@ class PathState(NamedTuple):
         return (Extent(0, self.chunk_id, self.offset, self.size, self.checksum),)
 
     def record(self, path: bytes, extents: tuple[Extent, ...]) -> FileRecord:
-        """The record of a live entry."""
         op = Op.FILE if self.kind == Kind.SPANNING else self.kind
         return FileRecord(path, op, self.mode, self.mtime_ns, self.size, self.version, self.target, extents)
 

@@ -6,8 +6,9 @@ fast ones: SQLite releases the interpreter lock at every step, and to get it bac
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import ChunkHeader, Op
-from dieselfs_server.metadata.effects import Effects
+from dieselfs_server.metadata.rules import Effects, change_folders
 from dieselfs_server.metadata.sqlite.extents import StoredExtent, apply_extents, drop_overtaken
 
 _STAGED_COLUMNS = "folder, name, entry, version, op, mode, mtime_ns, size, offset, checksum, target"
@@ -230,23 +231,45 @@ def _move_to_tables(
         )
 
 
-def _extents(dataset: int, entries: _Entries, rows: Numbers) -> Sequence[StoredExtent]:
+def _extents(dataset: int, entries: _Entries, rows: Numbers) -> Iterator[StoredExtent]:
     header = entries.header
-    return [
-        StoredExtent(
-            dataset,
-            entries.folders[row],
-            entries.names[row],
-            int(entries.versions[row]),
-            int(entries.sizes[row]),
-            int(header.places[row]),
-            int(entries.lengths[row]),
-            entries.chunk,
-            row,
-            int(entries.offsets[row]),
-            int(entries.checksums[row]),
-            int(header.modes[row]),
-            int(header.mtimes_ns[row]),
+    file_columns = (entries.versions, entries.sizes, header.places, entries.lengths)
+    columns = (entries.offsets, entries.checksums, header.modes, header.mtimes_ns)
+    for row in rows.tolist():
+        path = (dataset, entries.folders[row], entries.names[row])
+        place = (int(column[row]) for column in file_columns)
+        rest = (int(column[row]) for column in columns)
+        yield StoredExtent._make((*path, *place, entries.chunk, row, *rest))
+
+
+def write_effects(connection: sqlite3.Connection, dataset: int, effects: Effects[int], now_ns: int) -> None:
+    """Write the effects once, at the end of the transaction."""
+    for chunk, entries in effects.dead.items():
+        (deleted,) = connection.execute("SELECT deleted FROM chunk WHERE number = ?", (chunk,)).fetchone()
+        bits = bytearray(deleted)
+        for entry in entries:
+            bits[entry // 8] |= 1 << entry % 8
+        connection.execute(
+            "UPDATE chunk SET deleted = ?, deleted_entries = deleted_entries + ?, updated_ns = ? WHERE number = ?",
+            (bytes(bits), len(entries), now_ns, chunk),
         )
-        for row in rows.tolist()
-    ]
+    change_folders(effects.members, partial(_change_folder, connection, dataset))
+    connection.execute(
+        "UPDATE dataset SET files = files + ?, total_bytes = total_bytes + ? WHERE number = ?",
+        (effects.files, effects.total_bytes, dataset),
+    )
+
+
+def _change_folder(
+    connection: sqlite3.Connection, dataset: int, parent: bytes, name: bytes, change: int
+) -> int:
+    key = (dataset, parent, name)
+    (count,) = connection.execute(
+        "INSERT INTO folder (dataset, parent, name, members) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET members = members + excluded.members RETURNING members",
+        (*key, change),
+    ).fetchone()
+    if count == 0:
+        connection.execute("DELETE FROM folder WHERE (dataset, parent, name) = (?, ?, ?)", key)
+        return -1
+    return 1 if count == change else 0

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dieselfs.chunk.format import Op
-from dieselfs_server.metadata.effects import Effects
-from dieselfs_server.metadata.tiling import tiling
+from dieselfs_server.metadata.rules import Effects, tiling
 
 _PATH = "(dataset, folder, name) = (:dataset, :folder, :name)"
 _FILE = "(dataset, folder, name, version, size) = (:dataset, :folder, :name, :version, :size)"

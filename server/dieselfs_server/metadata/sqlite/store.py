@@ -21,10 +21,9 @@ from dieselfs.records import (
     NoteChange,
     PendingFile,
 )
-from dieselfs_server.metadata.listing import merge_listing
-from dieselfs_server.metadata.sqlite.apply import apply_entries
-from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections
-from dieselfs_server.metadata.sqlite.effects import write_effects
+from dieselfs_server.metadata.rules import merge_listing
+from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
+from dieselfs_server.metadata.sqlite.connections import Connections
 from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES
 from dieselfs_server.metadata.sqlite.table import read_entry_table
 
@@ -33,7 +32,7 @@ _CHECKSUM_MASK = (1 << 64) - 1
 
 
 class SqliteMetadata:
-    """A `MetadataStore`. `path` is a file on a local disk, created if missing, in an existing folder.
+    """A `MetadataStore`. `path` is a file on a local disk, created if missing, in an existing folder; or MEMORY.
 
     Raises Unavailable if it cannot be opened, Damaged if it is not a database, InvalidInput if the database belongs to
     another program or to a newer dieselfs.
@@ -41,11 +40,6 @@ class SqliteMetadata:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._connections = Connections(os.fspath(path))
-
-    @classmethod
-    def in_memory(cls) -> "SqliteMetadata":
-        """An empty store that lasts as long as the object."""
-        return cls(MEMORY)
 
     @contextmanager
     def _reading(self, dataset_id: bytes) -> Iterator[tuple[sqlite3.Connection, int]]:
@@ -301,7 +295,6 @@ def _chunks(connection: sqlite3.Connection, dataset: int) -> list[tuple[int, Chu
 
 
 def _spanning_extents(connection: sqlite3.Connection, key: tuple[int, bytes, bytes]) -> tuple[Extent, ...]:
-    """The extents of a live file that spans chunks."""
     rows = connection.execute(
         "SELECT place, (SELECT chunk_id FROM chunk WHERE number = piece.chunk), offset, length, checksum FROM piece "
         "WHERE (dataset, folder, name) = (?, ?, ?) AND in_use ORDER BY place",

@@ -5,7 +5,6 @@ import pytest
 from dieselfs.chunk.format import PREAMBLE_BYTES, Op
 from dieselfs.errors import Damaged
 from dieselfs.records import DatasetRecord
-from dieselfs_server.metadata.effects import Effects
 from dieselfs_server.metadata.redis.keys import DatasetKeys, registry_keys
 from dieselfs_server.metadata.redis.values import (
     ChunkState,
@@ -26,6 +25,7 @@ from dieselfs_server.metadata.redis.values import (
     seal,
     unseal,
 )
+from dieselfs_server.metadata.rules import Effects
 from tests.support.metadata_chunks import NOW_NS, Put, chunk_id, delete, pack
 
 KEYS = DatasetKeys(b"dieselfs:", "pets", bytes(8))

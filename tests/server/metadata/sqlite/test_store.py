@@ -43,7 +43,7 @@ class TestSqliteFile(MetadataSuite):
 
 class TestSqliteMemory(MetadataSuite):
     def make_store(self, folder: Path) -> SqliteMetadata:
-        return SqliteMetadata.in_memory()
+        return SqliteMetadata(":memory:")
 
 
 def check_is_prefix(path: Path, at_least: int) -> int:

@@ -1,0 +1,93 @@
+"""What every metadata store does alike: counts effects, makes files of extents, lists folders. No I/O."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import merge
+from typing import Generic, TypeVar
+
+from dieselfs.chunk.format import Op
+from dieselfs.names import split_path
+from dieselfs.records import FileRecord
+from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
+
+Chunk = TypeVar("Chunk", int, bytes)
+"""How a store names a chunk: by its number in a table, or by its ID."""
+
+
+@dataclass(eq=False)
+class Effects(Generic[Chunk]):
+    """The effects of applying a chunk, beside its entries; collected while paths are resolved."""
+
+    dead: defaultdict[Chunk, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By chunk: entries that became dead. None is listed twice, and none was dead before."""
+    files: int = 0
+    total_bytes: int = 0
+    members: Counter[bytes] = field(default_factory=Counter)
+    """By folder: the change of its number of live entries."""
+
+    def kill(self, chunks: Iterable[Chunk], entries: Iterable[int]) -> None:
+        for chunk, entry in zip(chunks, entries, strict=True):
+            self.dead[chunk].append(entry)
+
+    def add(self, other: "Effects[Chunk]") -> None:
+        for chunk, entries in other.dead.items():
+            self.dead[chunk] += entries
+        self.files += other.files
+        self.total_bytes += other.total_bytes
+        self.members.update(other.members)
+
+
+def change_folders(members: Mapping[bytes, int], change_folder: Callable[[bytes, bytes, int], int]) -> None:
+    """Change the entry counts of folders and, where a folder becomes non-empty or empty, that of its parent.
+
+    `change_folder(parent, name, change)` changes one folder; it returns 1 if the folder became non-empty, -1 if empty,
+    else 0. It is called once for each folder with a change, inner ones first, and never for the root.
+    """
+    by_depth: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
+    for folder, change in members.items():
+        by_depth[folder.count(b"/") + 1 if folder else 0][folder] = change
+    for depth in range(max(by_depth, default=0), 0, -1):
+        for folder, change in by_depth[depth].items():
+            if change:
+                parent, name = split_path(folder)
+                by_depth[depth - 1][parent] += change_folder(parent, name, change)
+
+
+def tiling(extents: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]] | None:
+    """Extents `(place, length)` that follow each other from 0 to `size` without gap or overlap; None if there are none.
+
+    If several chains cover the file, the longest extent at each place is used. So another extent may change the result,
+    but never make it None: a complete file stays complete.
+    """
+    length_at: dict[int, int] = {}  # the places from which a chain leads to the end
+    for place, length in sorted(extents, reverse=True):
+        end = place + length
+        if place not in length_at and (end == size or end in length_at):
+            length_at[place] = length
+    chosen: list[tuple[int, int]] = []
+    place = 0
+    while place < size:
+        if place not in length_at:
+            return None
+        chosen.append((place, length_at[place]))
+        place += length_at[place]
+    return chosen
+
+
+def implicit_folder(path: bytes) -> FileRecord:
+    """The record of a folder without an entry of its own."""
+    return FileRecord(path, Op.DIRECTORY, IMPLICIT_FOLDER_MODE, 0, 0, 0, b"", ())
+
+
+def merge_listing(entries: Iterable[FileRecord], folders: Iterable[bytes], limit: int) -> list[FileRecord]:
+    """The first `limit` records by path. Both inputs are ordered; `folders` are paths.
+
+    A folder's own entry precedes its path alone; a folder replaces a file of the same path.
+    """
+    records: dict[bytes, FileRecord] = {}
+    # Of equal keys, `merge` yields the entry first.
+    for record in merge(entries, map(implicit_folder, folders), key=lambda record: record.path):
+        if record.path not in records or records[record.path].op != Op.DIRECTORY:
+            records[record.path] = record
+    return list(records.values())[:limit]
