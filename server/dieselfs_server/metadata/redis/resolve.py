@@ -6,6 +6,7 @@ the state of a path depends only on the set of entries that were applied to it, 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,6 @@ import numpy as np
 from xxhash import xxh3_64_digest
 
 from dieselfs.chunk.format import ChunkHeader, Op
-from dieselfs_server.metadata.effects import Effects
 from dieselfs_server.metadata.redis.fields import Call, Change, Range, read_call, scan_call, split_member
 from dieselfs_server.metadata.redis.keys import (
     EXTENT_NAME_BYTES,
@@ -33,7 +33,7 @@ from dieselfs_server.metadata.redis.values import (
     seal,
     unseal,
 )
-from dieselfs_server.metadata.tiling import tiling
+from dieselfs_server.metadata.rules import Effects, tiling
 
 EXTENTS_OF_FILE_MAX = 1 << 24
 """Limit of the extents of one file that are read."""
@@ -84,8 +84,6 @@ class FolderEntries:
 
 @dataclass(eq=False)
 class BucketEntries:
-    """The entries of a chunk in one bucket."""
-
     number: int
     keys: BucketKeys
     folders: list[FolderEntries] = field(default_factory=list)
@@ -225,14 +223,18 @@ def _resolve_folder(
             rank = (int(versions[entries[0]]), 1, 0, chunk_id, entries[0])
             if rank > current.rank:
                 winners.append((name, entries[0], value))
-                _discount(outcome.effects, folder.folder, current)
+                if current.is_whole:
+                    outcome.effects.dead[current.chunk_id].append(current.entry)
+                _count(outcome.effects, folder.folder, current, PathState())
             elif rank < current.rank:
                 outcome.effects.dead[chunk_id].append(entries[0])
             continue
-        resolved = _Path(folder.path(name), current, part.keys.extents, chunk, seen, outcome).resolve(entries)
-        if resolved is not None and resolved != current:
-            _count(outcome.effects, folder.folder, current, resolved)
-            outcome.path_states.put(name, resolved.body(), value, in_hash=not resolved.is_live)
+        path = _Path(folder.path(name), current, part.keys.extents, chunk, seen, outcome)
+        with suppress(_MustRead):
+            resolved = path.resolve(entries)
+            if resolved != current:
+                _count(outcome.effects, folder.folder, current, resolved)
+                outcome.path_states.put(name, resolved.body(), value, in_hash=not resolved.is_live)
     _put_winners(outcome.path_states, chunk, winners)
     _count_winners(outcome.effects, folder.folder, chunk.header, [entry for _, entry, _ in winners])
 
@@ -264,21 +266,19 @@ def _count_winners(effects: Effects[bytes], folder: bytes, header: ChunkHeader, 
         effects.members[folder] += live
 
 
-def _discount(effects: Effects[bytes], folder: bytes, before: PathState) -> None:
-    """Uncount the former state of a path."""
-    if before.is_whole:
-        effects.dead[before.chunk_id].append(before.entry)
-    effects.files -= before.is_file
-    effects.total_bytes -= before.size
-    if before.is_live:
-        effects.members[folder] -= 1
-
-
 def _count(effects: Effects[bytes], folder: bytes, before: PathState, after: PathState) -> None:
     effects.files += after.is_file - before.is_file
     effects.total_bytes += after.size - before.size
     if change := after.is_live - before.is_live:
         effects.members[folder] += change
+
+
+File = tuple[bytes, int, int]
+"""Path, version and size of a file that spans chunks."""
+
+
+class _MustRead(Exception):
+    """`needs` has what must be read before the path can be resolved."""
 
 
 @dataclass(eq=False)
@@ -298,23 +298,21 @@ class _Path:
 
     def __post_init__(self) -> None:
         self._best = self.current
-        self._gathered = {(version, size): length for version, size, length in self.current.gathered}
+        self._gathered = {(self.path, version, size): n for version, size, n in self.current.gathered}
 
-    def resolve(self, entries: Sequence[int]) -> PathState | None:
-        """The new state of the path; None if something must be read first."""
+    def resolve(self, entries: Sequence[int]) -> PathState:
+        """The new state of the path. Raises _MustRead."""
         needs_before = len(self.outcome.needs)
         for entry in entries:
             if not self.chunk.is_extent[entry]:
                 self._contend(PathState.of(self.chunk.bodies[entry]))
         grown = {self._gather(entry) for entry in entries if self.chunk.is_extent[entry]}
-        if len(self.outcome.needs) == needs_before:
-            self._assemble(sorted((file for file in grown if file is not None), reverse=True))
-        if len(self.outcome.needs) == needs_before:
-            self._drop_overtaken()
         if len(self.outcome.needs) > needs_before:
-            return None
+            raise _MustRead
+        self._assemble(sorted((file for file in grown if file is not None), reverse=True))
+        self._drop_overtaken()
         self._write_changes()
-        gathered = tuple((*file, length) for file, length in sorted(self._gathered.items()))
+        gathered = tuple((version, size, n) for (_, version, size), n in sorted(self._gathered.items()))
         is_changed = bool(self._written or self._dropped)
         return self._best._replace(
             gathered=gathered, sequence=self.current.sequence + is_changed if gathered else 0
@@ -332,23 +330,19 @@ class _Path:
             self._dead.append((self._best.chunk_id, self._best.entry))
         self._best = better
 
-    def _is_overtaken(self, file: tuple[int, int]) -> bool:
-        version, size = file
+    def _is_overtaken(self, file: File) -> bool:
+        _, version, size = file
         return (version, 0, size) < self._best.rank[:3]
 
-    def _gather(self, entry: int) -> tuple[int, int] | None:
+    def _gather(self, entry: int) -> File | None:
         """Keep an extent unless it is out of date; returns its file if that changes the file."""
         version, size, place, length = self.chunk.extent_key(entry)
-        file, extent = (version, size), self.chunk.extent(entry)
+        file, extent = (self.path, version, size), self.chunk.extent(entry)
         if self._is_overtaken(file):
             self._dead.append((extent.chunk_id, entry))
             return None
-        name = extent_name(self.path, version, size, place, length)
-        if (
-            name not in self._written
-            and name not in self.seen.extents
-            and self._file(file) not in self.seen.files
-        ):
+        name = extent_name(*file, place, length)
+        if name not in self._written and name not in self.seen.extents and file not in self.seen.files:
             self.outcome.needs.extents.append(name)
             return None
         copy = self._written.get(name) or self._stored(name)
@@ -364,17 +358,16 @@ class _Path:
         self._written[name] = extent
         return file
 
-    def _assemble(self, files: Sequence[tuple[int, int]]) -> None:
+    def _assemble(self, files: Sequence[File]) -> None:
         """Make the newest of `files` live that is complete."""
-        for version, size in files:
-            if self._is_overtaken((version, size)):
+        for file in files:
+            _, version, size = file
+            if self._is_overtaken(file):
                 return
-            if self._gathered[version, size] < size:
+            if self._gathered[file] < size:
                 continue
-            extents = self._extents((version, size))
-            if extents is None:
-                return
-            by_part = {parse_extent_name(name)[3:]: extent for name, extent in extents.items()}
+            self._require([file])
+            by_part = {parse_extent_name(name)[3:]: extent for name, extent in self._extents(file).items()}
             chosen = tiling(by_part, size)
             if chosen is None:
                 continue
@@ -389,38 +382,33 @@ class _Path:
             return
 
     def _drop_overtaken(self) -> None:
-        for file in [file for file in self._gathered if self._is_overtaken(file)]:
-            extents = self._extents(file)
-            if extents is None:
-                return
-            for name, extent in extents.items():
+        overtaken = [file for file in self._gathered if self._is_overtaken(file)]
+        self._require(overtaken)
+        for file in overtaken:
+            for name, extent in self._extents(file).items():
                 self._dead.append((extent.chunk_id, extent.entry))
                 self._written.pop(name, None)
                 if self.seen.extents.get(name) is not None:
                     self._dropped.append(name)
             del self._gathered[file]
 
-    def _extents(self, file: tuple[int, int]) -> dict[bytes, StoredExtent] | None:
-        """All extents of a file, including those of this chunk; None if they must be read first."""
-        if self._file(file) not in self.seen.files:
-            self.outcome.needs.files.append(self._file(file))
-            return None
+    def _require(self, files: Sequence[File]) -> None:
+        """Raise _MustRead unless all extents of the files are known."""
+        unread = [file for file in files if file not in self.seen.files]
+        self.outcome.needs.files += unread
+        if unread:
+            raise _MustRead
+
+    def _extents(self, file: File) -> dict[bytes, StoredExtent]:
+        """All extents of a file, including those of this chunk."""
         start = self.path + b"\0"
         names = [name for name in (*self.seen.extents, *self._written) if name.startswith(start)]
-        extents = {}
-        for name in dict.fromkeys(names):
-            if parse_extent_name(name)[:3] == self._file(file):
-                extent = self._written.get(name) or self._stored(name)
-                if extent is not None:
-                    extents[name] = extent
-        return extents
+        found = {name: self._written.get(name) or self._stored(name) for name in dict.fromkeys(names)}
+        return {name: e for name, e in found.items() if e is not None and parse_extent_name(name)[:3] == file}
 
     def _stored(self, name: bytes) -> StoredExtent | None:
         value = self.seen.extents.get(name)
         return None if value is None else StoredExtent.of(unseal(self.key_pair, name, value))
-
-    def _file(self, file: tuple[int, int]) -> tuple[bytes, int, int]:
-        return self.path, *file
 
     def _write_changes(self) -> None:
         for chunk_id, entry in self._dead:
