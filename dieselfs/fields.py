@@ -1,16 +1,59 @@
-"""Fields: the msgpack map at the head of a chunk or a snapshot, read as hostile bytes. No I/O.
+"""The head of a chunk or a snapshot, read as hostile bytes: preamble and fields. No I/O.
 
-A header is one map from names to texts, byte strings and integers, without nesting, so reading any bytes makes few
-objects. It must have exactly the expected fields, each once, and nothing may follow it.
+A preamble has magic, version, flags (0), values, and the xxh3 (64 bits) of these bytes. A header is one map from names
+to texts, byte strings and integers, without nesting, so reading any bytes makes few objects. It must have exactly the
+expected fields, each once, and nothing may follow it.
 """
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
 import msgpack
+from xxhash import xxh3_64_intdigest
+
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.names import check_dataset_name
 
 TEXT_BYTES_MAX = 255
 """Limit of a field name, and of the value of a text field."""
+
+
+DATASET_ID_BYTES = 16
+CHECKSUM_BYTES = 8
+
+
+def pack_preamble(layout: struct.Struct, magic: bytes, version: int, *values: object) -> bytes:
+    fields = layout.pack(magic, version, 0, *values)
+    return fields + xxh3_64_intdigest(fields).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def unpack_preamble(
+    layout: struct.Struct,
+    magic: bytes,
+    version: int,
+    data: bytes | bytearray | memoryview,
+    source: str,
+    kind: str,
+) -> list[Any]:
+    """The values of the preamble at the head of `data`. Raises Damaged, which names `source`; `kind`: what it is."""
+    size = layout.size
+    if len(data) < size + CHECKSUM_BYTES:
+        raise Damaged(
+            f"{source}: offset 0: only {len(data)} bytes, a {kind} begins with {size + CHECKSUM_BYTES}"
+        )
+    fields = bytes(data[:size])
+    found_magic, found_version, flags, *values = layout.unpack(fields)
+    if found_magic != magic:
+        raise Damaged(f"{source}: offset 0: not a dieselfs {kind} (begins with {found_magic.hex()})")
+    if xxh3_64_intdigest(fields) != int.from_bytes(data[size : size + CHECKSUM_BYTES], "little"):
+        raise Damaged(f"{source}: offset {size}: checksum of the preamble does not match")
+    if found_version != version or flags != 0:
+        raise Damaged(
+            f"{source}: offset 8: {kind} format {found_version} (flags {flags:#x}) is not known to this version of "
+            f"dieselfs, which reads format {version}"
+        )
+    return values
 
 
 class FieldsFault(Exception):
@@ -58,3 +101,13 @@ def _unpack_pairs(data: bytes | bytearray | memoryview, count: int) -> list[tupl
     if unpacker.tell() != len(data):
         raise FieldsFault(f"the map ends at byte {unpacker.tell()} of {len(data)}")
     return pairs
+
+
+def check_dataset_fields(fields: Mapping[str, Any]) -> None:
+    """Raise FieldsFault unless `dataset` and `dataset_id` are valid."""
+    try:
+        check_dataset_name(fields["dataset"])
+    except InvalidInput as error:
+        raise FieldsFault(str(error)) from None
+    if len(fields["dataset_id"]) != DATASET_ID_BYTES:
+        raise FieldsFault(f"dataset ID of {len(fields['dataset_id'])} bytes")

@@ -16,8 +16,16 @@ from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.columns import I64, U8, U32, U64, ends_fault, ends_of, first_bad_path, split_blob
-from dieselfs.errors import Damaged, InvalidInput
-from dieselfs.fields import FieldsFault, pack_fields, unpack_fields
+from dieselfs.errors import Damaged
+from dieselfs.fields import (
+    CHECKSUM_BYTES,
+    FieldsFault,
+    check_dataset_fields,
+    pack_fields,
+    pack_preamble,
+    unpack_fields,
+    unpack_preamble,
+)
 from dieselfs.limits import (
     CHUNK_ENTRIES_MAX,
     CHUNK_HEADER_BYTES_MAX,
@@ -26,20 +34,18 @@ from dieselfs.limits import (
     FILE_BYTES_MAX,
     PATH_BYTES_MAX,
 )
-from dieselfs.names import check_dataset_name, path_fault, printable
+from dieselfs.names import path_fault, printable
 from dieselfs.records import Op as Op
 
 Buffer = bytes | bytearray | memoryview
 
 MAGIC = b"\x89DSLC\r\n\x1a"
 FORMAT_VERSION = 1
-DATASET_ID_BYTES = 16
 MODE_MAX = 0o7777
 VERSION_MAX = (1 << 63) - 1
 
 _PREAMBLE = struct.Struct("<8sHHIQ16s16sQ")  # the checksum of these bytes follows them
-_CHECKSUM = struct.Struct("<Q")
-PREAMBLE_BYTES = _PREAMBLE.size + _CHECKSUM.size
+PREAMBLE_BYTES = _PREAMBLE.size + CHECKSUM_BYTES
 assert PREAMBLE_BYTES == 72
 
 
@@ -64,17 +70,16 @@ class Preamble:
         return self.payload_start + self.payload_length
 
     def encode(self) -> bytes:
-        fields = _PREAMBLE.pack(
+        return pack_preamble(
+            _PREAMBLE,
             MAGIC,
             FORMAT_VERSION,
-            0,
             self.header_length,
             self.payload_length,
             self.chunk_id,
             self.payload_checksum.to_bytes(16, "little"),
             self.header_checksum,
         )
-        return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
 
 
 COLUMN_TYPES: dict[str, np.dtype[np.generic]] = {
@@ -162,22 +167,9 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
     `source` names the object in errors. With `expected_id`, a valid chunk in another's place is damage too.
     Raises Damaged.
     """
-    if len(data) < PREAMBLE_BYTES:
-        raise Damaged(f"{source}: offset 0: only {len(data)} bytes, a chunk begins with {PREAMBLE_BYTES}")
-    fields = bytes(data[: _PREAMBLE.size])
-    magic, version, flags, header_length, payload_length, chunk_id, payload_sum, header_sum = (
-        _PREAMBLE.unpack(fields)
+    header_length, payload_length, chunk_id, payload_sum, header_sum = unpack_preamble(
+        _PREAMBLE, MAGIC, FORMAT_VERSION, data, source, "chunk"
     )
-    if magic != MAGIC:
-        raise Damaged(f"{source}: offset 0: not a dieselfs chunk (begins with {magic.hex()})")
-    (checksum,) = _CHECKSUM.unpack_from(data, _PREAMBLE.size)
-    if xxh3_64_intdigest(fields) != checksum:
-        raise Damaged(f"{source}: offset {_PREAMBLE.size}: checksum of the preamble does not match")
-    if version != FORMAT_VERSION or flags != 0:
-        raise Damaged(
-            f"{source}: offset 8: chunk format {version} (flags {flags:#x}) is not known to this version of "
-            f"dieselfs, which reads format {FORMAT_VERSION}"
-        )
     if header_length > CHUNK_HEADER_BYTES_MAX:
         raise Damaged(f"{source}: offset 12: header of {header_length} bytes, limit {CHUNK_HEADER_BYTES_MAX}")
     if payload_length > CHUNK_PAYLOAD_BYTES_MAX:
@@ -273,12 +265,7 @@ def decode_chunk(
 
 
 def _decode_columns(fields: dict[str, Any], payload_length: int) -> ChunkHeader:
-    try:
-        check_dataset_name(fields["dataset"])
-    except InvalidInput as error:
-        raise FieldsFault(str(error)) from None
-    if len(fields["dataset_id"]) != DATASET_ID_BYTES:
-        raise FieldsFault(f"dataset ID of {len(fields['dataset_id'])} bytes")
+    check_dataset_fields(fields)
     count = fields["count"]
     if not 0 <= count <= CHUNK_ENTRIES_MAX:
         raise FieldsFault(f"{count} entries, limit {CHUNK_ENTRIES_MAX}")

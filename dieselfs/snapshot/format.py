@@ -11,10 +11,17 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import I64, U8, U32, U64
-from dieselfs.errors import Damaged, InvalidInput
-from dieselfs.fields import FieldsFault, pack_fields, unpack_fields
+from dieselfs.errors import Damaged
+from dieselfs.fields import (
+    CHECKSUM_BYTES,
+    FieldsFault,
+    check_dataset_fields,
+    pack_fields,
+    pack_preamble,
+    unpack_fields,
+    unpack_preamble,
+)
 from dieselfs.limits import KIB, SNAPSHOT_BYTES_MAX
-from dieselfs.names import check_dataset_name
 
 Buffer = bytes | bytearray | memoryview
 
@@ -28,8 +35,7 @@ COUNT_MAX = (1 << 32) - 1
 """Nodes, extents, links, or chunks of one snapshot."""
 
 _PREAMBLE = struct.Struct("<8sHHIQQ32s")  # the checksum of these bytes follows them
-_CHECKSUM = struct.Struct("<Q")
-PREAMBLE_BYTES = _PREAMBLE.size + _CHECKSUM.size
+PREAMBLE_BYTES = _PREAMBLE.size + CHECKSUM_BYTES
 assert PREAMBLE_BYTES == 72
 
 SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
@@ -119,20 +125,9 @@ def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> Snaps
     `data` may be the whole file or any beginning that holds the header. Takes the same time whatever the size of
     the snapshot. Raises Damaged. The sections are not read: see `check_digest` and `dieselfs.snapshot.check`.
     """
-    if len(data) < PREAMBLE_BYTES:
-        raise Damaged(f"{source}: offset 0: only {len(data)} bytes, a snapshot begins with {PREAMBLE_BYTES}")
-    fields = bytes(data[: _PREAMBLE.size])
-    magic, version, flags, header_length, stated_length, header_sum, digest = _PREAMBLE.unpack(fields)
-    (checksum,) = _CHECKSUM.unpack_from(data, _PREAMBLE.size)
-    if magic != MAGIC:
-        raise Damaged(f"{source}: offset 0: not a dieselfs snapshot (begins with {magic.hex()})")
-    if xxh3_64_intdigest(fields) != checksum:
-        raise Damaged(f"{source}: offset {_PREAMBLE.size}: checksum of the preamble does not match")
-    if version != FORMAT_VERSION or flags != 0:
-        raise Damaged(
-            f"{source}: offset 8: snapshot format {version} (flags {flags:#x}) is not known to this version of "
-            f"dieselfs, which reads format {FORMAT_VERSION}"
-        )
+    header_length, stated_length, header_sum, digest = unpack_preamble(
+        _PREAMBLE, MAGIC, FORMAT_VERSION, data, source, "snapshot"
+    )
     if stated_length != file_length or file_length > SNAPSHOT_BYTES_MAX:
         raise Damaged(f"{source}: offset 16: {file_length} bytes, the preamble announces {stated_length}")
     if header_length > min(HEADER_BYTES_MAX, len(data) - PREAMBLE_BYTES):
@@ -147,12 +142,7 @@ def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> Snaps
 
 
 def _decode_fields(fields: dict[str, Any], digest: bytes, file_length: int) -> SnapshotHeader:
-    try:
-        check_dataset_name(fields["dataset"])
-    except InvalidInput as error:
-        raise FieldsFault(str(error)) from None
-    if len(fields["dataset_id"]) != 16:
-        raise FieldsFault(f"dataset ID of {len(fields['dataset_id'])} bytes")
+    check_dataset_fields(fields)
     for name in _NUMBERS:
         if not 0 <= fields[name] <= (COUNT_MAX if name in _COUNTS else NUMBER_MAX):
             raise FieldsFault(f"field {name!r} is out of range: {fields[name]}")
@@ -234,7 +224,7 @@ def encode_snapshot(
     digest = hashlib.sha256(header)
     for part in body:
         digest.update(part)
-    fields = _PREAMBLE.pack(
-        MAGIC, FORMAT_VERSION, 0, len(header), position, xxh3_64_intdigest(header), digest.digest()
+    preamble = pack_preamble(
+        _PREAMBLE, MAGIC, FORMAT_VERSION, len(header), position, xxh3_64_intdigest(header), digest.digest()
     )
-    return b"".join([fields, _CHECKSUM.pack(xxh3_64_intdigest(fields)), header, *body])
+    return b"".join([preamble, header, *body])

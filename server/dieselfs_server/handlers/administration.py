@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import trio
 
-from dieselfs.chunk.format import DATASET_ID_BYTES
 from dieselfs.errors import InvalidInput
+from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.records import (

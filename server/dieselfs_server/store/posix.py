@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from dieselfs.chunk.format import DATASET_ID_BYTES
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
+from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.posix_files import (
     DurableFolders,

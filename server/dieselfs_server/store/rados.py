@@ -17,9 +17,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from dieselfs.chunk.format import DATASET_ID_BYTES
 from dieselfs.chunk.ids import CHUNK_NAME_CHARACTERS, chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
 from dieselfs_server.store.rados_records import (
