@@ -8,7 +8,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -231,13 +231,12 @@ class ServerClient:
         Raises NotFound.
         """
         report = self._maintain("rebuild", dataset=dataset, since_s=-1 if since_s is None else since_s)
-        return replace(_copy(RebuildReport, report), damaged=tuple(report.damaged))
+        return _copy(RebuildReport, report, damaged=tuple(report.damaged))
 
     def fsck(self, dataset: str, is_deep: bool, is_repair: bool) -> FsckReport:
         """Compare chunks, metadata and snapshot. Raises NotFound."""
         report = self._maintain("fsck", dataset=dataset, is_deep=is_deep, is_repair=is_repair)
-        problems = tuple(_copy(Problem, problem) for problem in report.problems)
-        return replace(_copy(FsckReport, report), problems=problems)
+        return _copy(FsckReport, report, problems=tuple(_copy(Problem, one) for one in report.problems))
 
     def _maintain(self, method: str, **arguments: object) -> Any:
         return self._value(method, timeout_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False, **arguments)
@@ -328,15 +327,6 @@ class ServerClient:
             raise ProtocolError(f"the server sent no snapshot of {dataset}")
         return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)
 
-    def payload(self, dataset: str, chunk_id: bytes, destination: memoryview, is_sent: bool = False) -> None:
-        """Receive the payload of a chunk, unverified, into memory of its length.
-
-        An own server on this machine passes the descriptor of the chunk's file, if it has files; this process reads
-        the file. `is_sent` makes the server read and send the payload.
-        Raises NotFound, Damaged (also if the length differs); then `destination` may be partly filled.
-        """
-        self.payload_in_parts(dataset, chunk_id, len(destination), lambda: iter((destination,)), is_sent)
-
     def payload_in_parts(
         self,
         dataset: str,
@@ -345,8 +335,13 @@ class ServerClient:
         parts: Callable[[], Iterator[memoryview]],
         is_sent: bool = False,
     ) -> None:
-        """As `payload`, into the buffers of `parts()`. Each buffer is full when the next one is requested, or the
-        iterator ends; it may be the same buffer again. A retry calls `parts()` again and starts at the first byte.
+        """Receive the payload of a chunk, unverified, into the buffers of `parts()`. Each buffer is full when the next
+        one is requested, or the iterator ends; it may be the same buffer again. A retry calls `parts()` again and
+        starts at the first byte.
+
+        An own server on this machine passes the descriptor of the chunk's file, if it has files; this process reads
+        the file. `is_sent` makes the server read and send the payload.
+        Raises NotFound, Damaged (also if the length differs); then buffers may be partly filled.
         """
         arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
 
@@ -406,7 +401,7 @@ class ServerClient:
 
     def users(self) -> list[UserRecord]:
         return [
-            UserRecord(user.name, tuple(_copy(KeyRecord, key) for key in user.keys), dict(user.grants))
+            _copy(UserRecord, user, keys=tuple(_copy(KeyRecord, key) for key in user.keys))
             for user in self._value("list_users")
         ]
 
@@ -418,9 +413,9 @@ class ServerClient:
         return _copy(ServerStatus, self._value("status"))
 
 
-def _copy(kind: Callable[..., _T], struct: Any) -> _T:
+def _copy(kind: Callable[..., _T], struct: Any, **converted: object) -> _T:
     """A record from a Thrift struct with the same fields; other names are a TypeError."""
-    return kind(**{name: getattr(struct, name) for _, name, *_ in struct.thrift_spec.values()})
+    return kind(**{name: getattr(struct, name) for _, name, *_ in struct.thrift_spec.values()} | converted)
 
 
 def _tls_context(ca_path: str) -> ssl.SSLContext:

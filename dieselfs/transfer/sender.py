@@ -10,7 +10,7 @@ from dieselfs.errors import AlreadyExists, DieselfsError, Unavailable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 
-DEFAULT_SENDERS = 3
+SENDERS = 3
 """Chunks in flight: while the server makes one durable, the next are encoded and sent."""
 
 QUEUE_CHUNKS_MAX = 2
@@ -36,19 +36,16 @@ class ChunkSender:
         client: ServerClient,
         dataset: DatasetRecord,
         stored: Stored | None = None,
-        senders: int = DEFAULT_SENDERS,
-        ids: ChunkIdSource = _IDS,
     ) -> None:
         self._client = client
         self._dataset = dataset
         self._stored = stored
-        self._ids = ids
         self._queue: queue.Queue[tuple[SealedChunk, int] | None] = queue.Queue(QUEUE_CHUNKS_MAX)
         self._submit_lock = Lock()  # so versions have the order of submission
         self._error: BaseException | None = None  # set once, by the first thread that fails
         self.generation = dataset.generation
         self._threads = [
-            Thread(target=self._work, name=f"dieselfs-send-{n}", daemon=True) for n in range(senders)
+            Thread(target=self._work, name=f"dieselfs-send-{n}", daemon=True) for n in range(SENDERS)
         ]
         for thread in self._threads:
             thread.start()
@@ -103,7 +100,7 @@ class ChunkSender:
 
     def _send(self, chunk: SealedChunk, first_version: int) -> None:
         for tried in range(ID_TRIES_MAX):
-            chunk_id = self._ids.next()
+            chunk_id = _IDS.next()
             parts = chunk.encode(chunk_id, self._dataset.name, self._dataset.dataset_id, first_version)
             try:
                 generation = self._client.put_chunk(self._dataset.name, chunk_id, parts)

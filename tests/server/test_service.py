@@ -15,7 +15,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.messages import METHODS
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.handlers import HANDLERS
-from tests.support.server import RunningServer, running_server
+from tests.support.server import RunningServer, receive_payload, running_server
 
 PRIVATE = "private-data"
 
@@ -123,7 +123,7 @@ def test_a_dataset_that_one_may_not_see_looks_like_one_that_is_not_there(
         for call in (
             lambda name=name: eve.dataset(name),
             lambda name=name: eve.snapshot(name),
-            lambda name=name: eve.payload(name, bytes(16), memoryview(bytearray(1))),
+            lambda name=name: receive_payload(eve, name, bytes(16), memoryview(bytearray(1))),
             lambda name=name: eve.drop_dataset(name),
             lambda name=name: eve.reserve_versions(name, 1),
             lambda name=name: eve.create_dataset(name),
@@ -204,7 +204,7 @@ def test_what_is_given_of_chunks_is_counted_to_the_byte(admin: ServerClient) -> 
     snapshot = Snapshot(bytes(admin.snapshot(PRIVATE).content or b""), "server")
     chunk_id, length_bytes = snapshot.chunk_id(0), snapshot.chunk_payload_length(0)
     before = admin.status().metrics["payloads.sent_bytes"]
-    admin.payload(PRIVATE, chunk_id, memoryview(bytearray(length_bytes)))
+    receive_payload(admin, PRIVATE, chunk_id, memoryview(bytearray(length_bytes)))
     assert admin.status().metrics["payloads.sent_bytes"] == before + length_bytes
     ranges = np.array([[0, 1], [1, length_bytes - 1]], np.uint32)
     admin.ranges(PRIVATE, chunk_id, ranges)

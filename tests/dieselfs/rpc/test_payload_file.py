@@ -22,7 +22,7 @@ from dieselfs.rpc.payload_file import read_payload_file
 from dieselfs.sockets import open_socket
 from dieselfs.sources.server import ServerSource
 from tests.support.descriptors import descriptor_count
-from tests.support.server import RunningServer, running_server
+from tests.support.server import RunningServer, receive_payload, running_server
 
 PAYLOAD = os.urandom(300_000)
 TIMEOUT_S = 20.0
@@ -103,8 +103,8 @@ def test_the_client_reads_the_file_unless_it_wants_the_bytes_sent(server: Runnin
     chunk_id = store_chunk(server)
     client = server.client()
     before = client.status().metrics["rpc.requests"]
-    client.payload("data", chunk_id, memoryview(read_here := bytearray(len(PAYLOAD))))
-    client.payload("data", chunk_id, memoryview(sent := bytearray(len(PAYLOAD))), is_sent=True)
+    receive_payload(client, "data", chunk_id, memoryview(read_here := bytearray(len(PAYLOAD))))
+    receive_payload(client, "data", chunk_id, memoryview(sent := bytearray(len(PAYLOAD))), is_sent=True)
     assert read_here == sent == PAYLOAD
     assert client.status().metrics["rpc.requests"] == before + 3  # one each, and this
     client.close()
@@ -114,7 +114,7 @@ def test_damage_is_asked_for_again_in_bytes(server: RunningServer) -> None:
     """The second time the server reads it, who may know another copy."""
     chunk_id = store_chunk(server)
     with Dataset(server.settings(), "data") as data:
-        data.client.payload("data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
+        receive_payload(data.client, "data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
         chunks = [data.snapshot.chunk_id(chunk) for chunk in range(data.snapshot.chunk_count)]
         with open(chunk_file(server, chunk_id), "r+b") as file:
             file.seek(-1, os.SEEK_END)
@@ -152,10 +152,10 @@ def test_a_file_that_is_cut_off_is_what_it_would_be_if_it_were_sent(
     assert read(connection, chunk_id) is None
     client = server.client()
     with pytest.raises(Damaged):
-        client.payload("data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
+        receive_payload(client, "data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
     os.truncate(path, 10)
     with pytest.raises(Damaged):
-        client.payload("data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
+        receive_payload(client, "data", chunk_id, memoryview(bytearray(len(PAYLOAD))))
     client.close()
 
 
@@ -164,7 +164,7 @@ def test_a_payload_of_another_length_is_not_read(server: RunningServer, connecti
     assert read(connection, chunk_id, len(PAYLOAD) - 1) is None
     client = server.client()
     with pytest.raises(Damaged):
-        client.payload("data", chunk_id, memoryview(bytearray(len(PAYLOAD) + 1)))
+        receive_payload(client, "data", chunk_id, memoryview(bytearray(len(PAYLOAD) + 1)))
     client.close()
 
 
@@ -182,7 +182,7 @@ def test_nobody_else_gets_a_file(server: RunningServer) -> None:
         assert sent is not None and bytes(sent) == PAYLOAD
         connection.close()
     client = server.client(key_file)
-    client.payload("data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
+    receive_payload(client, "data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
     assert received == PAYLOAD
     client.close()
 
@@ -208,7 +208,7 @@ def test_a_server_without_files_is_asked_once_by_each_connection(tmp_path: Path)
         chunk_id = store_chunk(server)
         before = client.status().metrics["rpc.requests"]
         for _ in range(3):
-            client.payload("data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
+            receive_payload(client, "data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
             assert received == PAYLOAD
         assert client.status().metrics["rpc.requests"] == before + 5  # one to open, three payloads, this one
         client.close()
