@@ -24,10 +24,9 @@ from dieselfs.limits import (
 from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
-from dieselfs.rpc.connection import Connection
+from dieselfs.rpc.connection import Connection, read_payload_file
 from dieselfs.rpc.endpoints import Tries, open_endpoints
 from dieselfs.rpc.members import JobId, MembershipList, decode_members
-from dieselfs.rpc.payload_file import read_payload_file
 from dieselfs.rpc.records import (
     FsckReport,
     KeyRecord,

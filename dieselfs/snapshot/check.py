@@ -61,10 +61,8 @@ def _check_paths(columns: Columns) -> None:
     _require(bad is None, "paths", f"node {bad} has a path that may not be")
     stops = ends.astype(np.int64)
     starts = np.concatenate(([0], stops[:-1]))
-    is_nameless = starts == stops
-    _require(
-        is_nameless[0] and not is_nameless[1:].any(), "path_ends", "the root, and only the root, has no name"
-    )
+    is_nameless = np.flatnonzero(starts == stops)
+    _require(is_nameless.tolist() == [0], "path_ends", "the root, and only the root, has no name")
 
     # A name is the part of a path after its last slash.
     slashes = np.concatenate(([-1], np.flatnonzero(paths == _SLASH)))
@@ -82,11 +80,8 @@ def _check_tree(columns: Columns) -> None:
     folders = np.flatnonzero(is_folder)
     counts = columns["counts"][folders].astype(np.int64)
     _require(counts.sum() == len(types) - 1, "counts", "the folders do not hold every node just once")
-    _require(
-        (columns["firsts"][folders] == 1 + _starts(counts)).all(),
-        "firsts",
-        "children are not numbered in order",
-    )
+    is_right = columns["firsts"][folders] == 1 + _starts(counts)
+    _require(is_right.all(), "firsts", "children are not numbered in order")
     _require(parents[0] == 0, "parents", "the root lies in another folder")
     _require((parents[1:] == np.repeat(folders, counts)).all(), "parents", "a node is not in its parent")
     _require((parents[1:] < np.arange(1, len(parents))).all(), "parents", "a folder lies in itself")
@@ -109,14 +104,10 @@ def _check_names(columns: Columns) -> None:
         stops = ends[first : first + count]
         starts = [ends[first - 1], *stops[:-1]]
         children = list(map(blob.__getitem__, map(slice, starts, stops)))
-        _require(
-            all(map(bytes.startswith, children, repeat(prefix))),
-            "paths",
-            f"a path outside of folder {folder}",
-        )
-        _require(
-            not any(map(ge, children, children[1:])), "paths", f"the names in folder {folder} do not ascend"
-        )
+        is_inside = all(map(bytes.startswith, children, repeat(prefix)))
+        _require(is_inside, "paths", f"a path outside of folder {folder}")
+        is_rising = not any(map(ge, children, children[1:]))
+        _require(is_rising, "paths", f"the names in folder {folder} do not ascend")
     lengths = np.diff(columns["path_ends"].astype(np.int64), prepend=0)
     in_folder = lengths[columns["parents"]]
     prefixes = np.where(in_folder > 0, in_folder + 1, 0)
@@ -140,38 +131,27 @@ def _check_extents(header: SnapshotHeader, columns: Columns) -> None:
     counts = columns["counts"][others].astype(np.int64)
     _require((counts[~is_file[others]] == 0).all(), "counts", "a link has extents")
     _require(counts.sum() == len(chunks), "counts", "the files do not have every extent just once")
-    _require(
-        (columns["firsts"][others] == _starts(counts)).all(), "firsts", "extents are not numbered in order"
-    )
+    is_right = columns["firsts"][others] == _starts(counts)
+    _require(is_right.all(), "firsts", "extents are not numbered in order")
     _require((chunks < header.chunks).all(), "extent_chunks", "there is no such chunk")
     lengths = columns["extent_lengths"].astype(np.int64)
     _require(lengths.all(), "extent_lengths", "an extent is empty")
-    room = columns["chunk_payload_lengths"][chunks]
-    _require(
-        (columns["extent_offsets"] + lengths <= room).all(),
-        "extent_offsets",
-        "an extent lies outside its chunk",
-    )
+    is_right = columns["extent_offsets"] + lengths <= columns["chunk_payload_lengths"][chunks]
+    _require(is_right.all(), "extent_offsets", "an extent lies outside its chunk")
 
     # Extents of a file follow one another from its beginning to its end.
     running = np.concatenate(([0], np.cumsum(lengths)))
     file_starts = running[_starts(counts)]
     file_ends = running[_starts(counts) + counts]
     places = running[:-1] - np.repeat(file_starts, counts)
-    _require(
-        (columns["extent_places"] == places.astype(np.uint64)).all(),
-        "extent_places",
-        "a gap or an overlap in a file",
-    )
+    is_right = columns["extent_places"] == places.astype(np.uint64)
+    _require(is_right.all(), "extent_places", "a gap or an overlap in a file")
     is_right = columns["sizes"][others] == (file_ends - file_starts).astype(np.uint64)
     _require(is_right[is_file[others]].all(), "sizes", "not the length of the file's extents")
     _require(is_file.sum() == header.files, "modes", f"{is_file.sum()} files, the header says {header.files}")
     total_bytes = int(running[-1])
-    _require(
-        total_bytes == header.total_bytes,
-        "sizes",
-        f"{total_bytes} bytes, the header says {header.total_bytes}",
-    )
+    what = f"{total_bytes} bytes, the header says {header.total_bytes}"
+    _require(total_bytes == header.total_bytes, "sizes", what)
 
 
 def _check_links(columns: Columns) -> None:
@@ -180,21 +160,16 @@ def _check_links(columns: Columns) -> None:
     fault = ends_fault(columns["link_ends"], len(columns["links"]))
     _require(fault is None, "link_ends", str(fault))
     lengths = np.diff(columns["link_ends"].astype(np.int64), prepend=0)
-    _require(
-        ((lengths > 0) & (lengths <= PATH_BYTES_MAX)).all(), "link_ends", "a target is empty or too long"
-    )
+    is_right = (lengths > 0) & (lengths <= PATH_BYTES_MAX)
+    _require(is_right.all(), "link_ends", "a target is empty or too long")
     _require(columns["links"].all(), "links", "a target holds a NUL byte")
-    _require(
-        (columns["sizes"][nodes] == lengths.astype(np.uint64)).all(),
-        "sizes",
-        "a link has not the size of its target",
-    )
+    is_right = columns["sizes"][nodes] == lengths.astype(np.uint64)
+    _require(is_right.all(), "sizes", "a link has not the size of its target")
 
 
 def _check_index(columns: Columns) -> None:
     slots, nodes = columns["hash_slots"], len(columns["modes"])
     inodes = np.sort(slots[slots != 0] & np.uint64(0xFFFF_FFFF))
-    _require(
-        np.array_equal(inodes, np.arange(1, nodes + 1)), "hash_slots", "not every node stands in it just once"
-    )
+    is_right = np.array_equal(inodes, np.arange(1, nodes + 1))
+    _require(is_right, "hash_slots", "not every node stands in it just once")
     _require(slots[-1] == 0, "hash_slots", "the last slot is not free")

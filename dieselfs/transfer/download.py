@@ -6,23 +6,77 @@ files are reported, and all others are written. Memory is bounded: one payload p
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Event, Lock, Thread
 
+import numpy as np
+
+from dieselfs.arrays import Numbers
 from dieselfs.cache.policy import is_worth_whole
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.names import printable
-from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.snapshot.reader import ExtentRef, Snapshot, Stat
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.destination import Destination, open_destination
-from dieselfs.transfer.download_plan import is_there, plan_download
 from dieselfs.transfer.report import TransferReport
 
 Content = bytes | memoryview
 
 DEFAULT_JOBS = 2
 """One thread fetches while another writes; more threads are slower."""
+
+
+@dataclass(frozen=True, eq=False)
+class DownloadPlan:
+    """The nodes of a download, as node numbers of shape (n,): folders and links in the order of the walk.
+
+    `extents` are extent numbers of the snapshot, ordered by chunk and offset in it; `owners` are the nodes of their
+    files, of the same shape. `starts` are the positions at which a chunk begins, and then the number of extents.
+    """
+
+    folders: Numbers
+    links: Numbers
+    empty_files: Numbers
+    owners: Numbers
+    extents: Numbers
+    starts: Sequence[int]
+    files: int
+    total_bytes: int
+
+
+def plan_download(snapshot: Snapshot, node: int) -> DownloadPlan:
+    """The plan to download `node` and everything below it."""
+    nodes = np.fromiter(chain([node], snapshot.walk(node)), np.int64)
+    kinds = snapshot.column("modes")[nodes] & 0o170000
+    files = nodes[kinds == stat.S_IFREG]
+    counts = snapshot.column("counts")[files].astype(np.int64)
+    firsts = snapshot.column("firsts")[files].astype(np.int64)
+    owners = np.repeat(files, counts)
+    extents = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(len(owners))
+    chunks = snapshot.column("extent_chunks")[extents].astype(np.int64)
+    order = np.lexsort((snapshot.column("extent_offsets")[extents], chunks))
+    return DownloadPlan(
+        folders=nodes[kinds == stat.S_IFDIR],
+        links=nodes[kinds == stat.S_IFLNK],
+        empty_files=files[counts == 0],
+        owners=owners[order],
+        extents=extents[order],
+        starts=[*np.flatnonzero(np.diff(chunks[order], prepend=-1)).tolist(), len(order)],
+        files=len(nodes),
+        total_bytes=int(snapshot.column("sizes")[files].sum()),
+    )
+
+
+def is_there(status: os.stat_result | None, stored: Stat) -> bool:
+    """Whether the destination has this file already, by type, size and time."""
+    return (
+        status is not None
+        and stat.S_ISREG(status.st_mode)
+        and (status.st_size, status.st_mtime_ns) == (stored.size, stored.mtime_ns)
+    )
 
 
 @dataclass

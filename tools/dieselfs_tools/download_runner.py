@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs.names import Location, is_location, parse_location, printable, split_path
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.transfer.download import TreeDownload
-from dieselfs.transfer.download_plan import is_there
+from dieselfs.transfer.download import TreeDownload, is_there
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count
 from dieselfs_tools.commands.cat import write_contents

@@ -53,7 +53,10 @@ async def shake_hands(connection: ClientConnection, keys: KeyRing, is_trusted: b
         if method != "hello":
             raise ProtocolError("the first call is not 'hello'")
         if arguments.protocol_version != PROTOCOL_VERSION:
-            refusal = _other_version(arguments.protocol_version)
+            refusal = ProtocolError(
+                f"the client has protocol {arguments.protocol_version}, this server {PROTOCOL_VERSION}: "
+                "upgrade the older one"
+            )
             await connection.send(encode_refusal("hello", sequence, refusal))
             return str(refusal)
         is_known = is_trusted and not arguments.user
@@ -63,12 +66,6 @@ async def shake_hands(connection: ClientConnection, keys: KeyRing, is_trusted: b
         if is_known:
             return Identity(LOCAL_USER, "", is_trusted=True)
         return await _check_proof(connection, keys, arguments, server_nonce)
-
-
-def _other_version(version: int) -> ProtocolError:
-    return ProtocolError(
-        f"the client has protocol {version}, this server {PROTOCOL_VERSION}: upgrade the older one"
-    )
 
 
 async def _check_proof(

@@ -16,9 +16,8 @@ from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, Damaged, NotFound
 from dieselfs.rpc.auth import read_key_file
-from dieselfs.rpc.connection import Connection
+from dieselfs.rpc.connection import Connection, read_payload_file
 from dieselfs.rpc.messages import encode_reply, frame, thrift
-from dieselfs.rpc.payload_file import read_payload_file
 from dieselfs.sockets import open_socket
 from dieselfs.sources.server import ServerSource
 from tests.support.descriptors import descriptor_count

@@ -13,8 +13,7 @@ from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.server import ServerSource
-from dieselfs.transfer.download import TreeDownload
-from dieselfs.transfer.download_plan import plan_download
+from dieselfs.transfer.download import TreeDownload, plan_download
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_tools.comparison import compare_trees

@@ -62,23 +62,19 @@ def folder_sums(snapshot: "Snapshot", path: bytes, depth_max: int) -> Sums:
     """The sums of the folder at `path`, and of the folders down to `depth_max` below it. Raises NotFound."""
     import numpy as np
 
+    from dieselfs.snapshot.subtree import nodes_below
+
     top = snapshot.require(path)
     if not snapshot.stat(top).is_folder:
         return {path: (snapshot.stat(top).size, 1)}
-    kinds, sizes = snapshot.column("modes") & 0o170000, snapshot.column("sizes")
-    sums: Sums = {path: (0, 0)}
-    pending = [(top, [path])]  # a folder, and the listed folders that contain it
-    while pending:
-        folder, counted = pending.pop()
-        children = snapshot.children(folder)
-        of_folder = slice(children.start, children.stop)
-        is_file = kinds[of_folder] == stat.S_IFREG
-        size_bytes, files = int(sizes[of_folder][is_file].sum()), int(is_file.sum())
-        for listed in counted:
-            sums[listed] = (sums[listed][0] + size_bytes, sums[listed][1] + files)
-        for child in (np.flatnonzero(kinds[of_folder] == stat.S_IFDIR) + children.start).tolist():
-            is_listed = len(counted) <= depth_max
-            pending.append((child, [*counted, snapshot.path(child)] if is_listed else counted))
-            if is_listed:
-                sums[snapshot.path(child)] = (0, 0)
-    return {listed: sums[listed] for listed in sorted(sums, reverse=True)}
+    kinds, parents = snapshot.column("modes") & 0o170000, snapshot.column("parents")
+    is_file, levels = kinds == stat.S_IFREG, nodes_below(snapshot, top)
+    size_bytes = np.where(is_file, snapshot.column("sizes"), 0).astype(np.int64)
+    files = is_file.astype(np.int64)
+    for level in reversed(levels):
+        nodes = slice(level.start, level.stop)
+        np.add.at(size_bytes, parents[nodes], size_bytes[nodes])
+        np.add.at(files, parents[nodes], files[nodes])
+    listed = [top, *(node for level in levels[:depth_max] for node in level if kinds[node] == stat.S_IFDIR)]
+    sums = {snapshot.path(node): (int(size_bytes[node]), int(files[node])) for node in listed}
+    return dict(sorted(sums.items(), reverse=True))
