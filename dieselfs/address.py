@@ -23,10 +23,6 @@ class TcpAddress:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
     @property
-    def first(self) -> "TcpAddress":
-        return self
-
-    @property
     def is_loopback(self) -> bool:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
@@ -37,10 +33,6 @@ class UnixAddress:
 
     def __str__(self) -> str:
         return f"unix:{self.path}"
-
-    @property
-    def first(self) -> "UnixAddress":
-        return self
 
 
 Address = TcpAddress | UnixAddress
@@ -55,10 +47,6 @@ class ServerList:
     def __str__(self) -> str:
         return ",".join(map(str, self.servers))
 
-    @property
-    def first(self) -> Address:
-        return self.servers[0]
-
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
@@ -69,13 +57,9 @@ class EtcdAddress:
     def __str__(self) -> str:
         return "etcd://" + ",".join(str(member).removeprefix("tcp://") for member in self.members)
 
-    @property
-    def first(self) -> TcpAddress:
-        return self.members[0]
-
 
 Servers = TcpAddress | UnixAddress | ServerList | EtcdAddress
-"""The servers that a client may use. `first` is one address: the first server, or the first member of etcd."""
+"""The servers that a client may use."""
 
 
 def parse_address(text: str) -> Address:

@@ -22,8 +22,7 @@ from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.counted import CountedSource, FetchMetrics
-from dieselfs.sources.interface import Source
+from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
 from dieselfs_client.cluster.job_warmth import warmth_fields
 from dieselfs_client.cluster.role import JobRole
 from dieselfs_client.memory.budget import (
@@ -154,7 +153,7 @@ class Node:
         if self._job is None:
             own = warmth_fields(self._prefetcher.budget.warmth(self._chunk_cache.damaged))
             return {"dataset_bytes": self._dataset_bytes, "node": own, "job": None}
-        return (await self._job.warmth()).fields()
+        return await self._job.warmth()
 
     def warm(self) -> None:
         if self._job is None:

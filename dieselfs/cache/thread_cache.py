@@ -135,7 +135,9 @@ class ThreadCache:
             error = self._take_extents(self._reader, wanted, is_shared_plan, contents)
         else:
             # The node master has refused its chunks that there is room for here.
-            refused = {chunk for chunk in wanted if self._has_room(chunk) and job.is_own(chunk)}
+            with self.lock:
+                roomy = [*filter(self.policy.has_room, wanted)]
+            refused = {*filter(job.is_own, roomy)}
             pooled = {chunk: extents for chunk, extents in wanted.items() if chunk not in refused}
             error = self._take_extents(job.source, pooled, is_shared_plan, contents)
             of_server = {chunk: wanted[chunk] for chunk in refused}
@@ -268,10 +270,6 @@ class ThreadCache:
         return self._recent.is_worth_whole(
             chunk, wanted_bytes, payload_bytes, soon_bytes // max(payload_bytes, 1)
         )
-
-    def _has_room(self, chunk: int) -> bool:
-        with self.lock:
-            return self.policy.has_room(chunk)
 
     def _count_from(self, source: Source, is_failed: bool, extents: int, length_bytes: int) -> None:
         """Count a request to the server. The source of a job counts its own."""

@@ -91,7 +91,10 @@ class MasterWatch:
         if process is None:
             silence = None
         elif silence is None or silence.process != process or now_s - silence.looked_s > self._silence_s:
-            silence = _Silence(process, now_s, _handle(process))
+            silence = _Silence(process, now_s)
+            with suppress(OSError):
+                if process not in (0, os.getpid()):  # 0: it runs in another container
+                    silence.handle = ProcessHandle(process)
         self._silence = silence
         if silence is not None:
             silence.looked_s = now_s
@@ -134,15 +137,6 @@ class MasterWatch:
             pass  # it has just ended
         except OSError as error:
             _log.warning("%s, and cannot be killed: %s", what, error.strerror)
-
-
-def _handle(process: int) -> ProcessHandle | None:
-    if process in (0, os.getpid()):  # 0: it runs in another container
-        return None
-    try:
-        return ProcessHandle(process)
-    except OSError:
-        return None
 
 
 JOB_START_INTERVAL_S = 5.0

@@ -51,10 +51,6 @@ def weight_of(memory_bytes: int) -> int:
     return memory_mib >> shift << shift
 
 
-def node_key(node: str) -> int:
-    return xxh3_64_intdigest(node.encode())
-
-
 def chunk_keys(chunk_ids: npt.NDArray[np.uint8]) -> Hashes:
     """The keys of n chunks, shape (n,); `chunk_ids`: uint8, 16 for each chunk, in any shape."""
     if chunk_ids.size % CHUNK_ID_BYTES or chunk_ids.dtype != U8:
@@ -137,7 +133,7 @@ class Placement:
             weights = [1] * len(weights)
         self._place_by_node = {node: place for place, node in enumerate(nodes)}
         self._weights = np.array(weights, np.uint64)
-        self._keys = np.array([node_key(node) for node in nodes], np.uint64)
+        self._keys = np.array([xxh3_64_intdigest(node.encode()) for node in nodes], np.uint64)
         by_weight = groupby(
             sorted((weight, place) for place, weight in enumerate(weights) if weight), itemgetter(0)
         )
@@ -312,8 +308,10 @@ class Ownership:
         member = table.owner(chunk)
         if member.node != self._me:
             suspected = self._detector.suspected()
-            if member.node in suspected and not self._detector.is_requested(member.node, self._key(chunk)):
-                member = self._table_without(table, suspected).owner(chunk)
+            if member.node in suspected:
+                key = int(chunk_keys(self._ids[chunk])[0])
+                if not self._detector.is_requested(member.node, key):
+                    member = self._table_without(table, suspected).owner(chunk)
         return None if member.node == self._me else member
 
     def own_chunks(self) -> npt.NDArray[np.int64]:
@@ -326,9 +324,6 @@ class Ownership:
         """Those of `chunks` that are this node's in the placement."""
         some = np.fromiter(chunks, np.int64, len(chunks))
         return some[self._table.placement.owned_by(self._me, self._ids[some])]
-
-    def _key(self, chunk: int) -> int:
-        return int(chunk_keys(self._ids[chunk])[0])
 
     def _table_without(self, table: _Table, nodes: frozenset[str]) -> _Table:
         with self._lock:

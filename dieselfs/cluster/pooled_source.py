@@ -252,25 +252,21 @@ class PooledSource:
     def _request(
         self, peer: Member, batch: Sequence[PeerRequest], is_retry: bool, queue_timeout_s: float
     ) -> tuple[list[tuple[PeerRequest, ChunkResult]], list[ChunkAvailability]]:
-        """One request: the received extents, and the states; none if the peer has failed."""
+        """One request: the received extents, verified, and the states; none if the peer has failed."""
         came: list[tuple[PeerRequest, ChunkResult]] = []
 
         def arrived(request: PeerRequest, content: memoryview) -> None:
-            came.append((request, self._verified(request, content)))
+            extents = request.extents
+            slices = Slices.joined(content, extents) if extents else Slices.of_payload(content)
+            if not is_intact(self._snapshot, request.chunk, extents, slices):
+                raise ProtocolError(f"wrong bytes for chunk {request.chunk}")
+            self._counted.count(self._counted.from_peers, _count(request), request.length_bytes)
+            came.append((request, slices))
 
         try:
             return came, self._peers.extents(peer, batch, arrived, is_retry, max(queue_timeout_s, 0.0))
         except Unavailable:
             return came, []
-
-    def _verified(self, request: PeerRequest, content: memoryview) -> Slices:
-        """The extents that a peer has sent. Raises ProtocolError for wrong bytes."""
-        extents = request.extents
-        slices = Slices.joined(content, extents) if extents else Slices.of_payload(content)
-        if not is_intact(self._snapshot, request.chunk, extents, slices):
-            raise ProtocolError(f"wrong bytes for chunk {request.chunk}")
-        self._counted.count(self._counted.from_peers, _count(request), request.length_bytes)
-        return slices
 
     def _from_server(self, requests: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, ChunkResult]]:
         for each, result in self._served(requests):
@@ -285,17 +281,17 @@ class PooledSource:
             for arrival in self._server.fetch_many(extents):
                 yield from ((partial[chunk], result) for chunk, result in arrival.items())
         for each in requests:
-            if not each.extents:
-                try:
-                    yield each, Slices.of_payload(self._served_whole(each))
-                except DieselfsError as error:
-                    yield each, error
-
-    def _served_whole(self, request: PeerRequest) -> memoryview:
-        if request.destination is None:
-            return memoryview(self._server.fetch_chunk(request.chunk))
-        self._server.fetch_chunk_into(request.chunk, request.destination)
-        return request.destination
+            if each.extents:
+                continue
+            payload = each.destination
+            try:
+                if payload is None:
+                    payload = memoryview(self._server.fetch_chunk(each.chunk))
+                else:
+                    self._server.fetch_chunk_into(each.chunk, payload)
+                yield each, Slices.of_payload(payload)
+            except DieselfsError as error:
+                yield each, error
 
 
 def _batch(requests: Sequence[PeerRequest]) -> list[PeerRequest]:

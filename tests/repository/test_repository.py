@@ -64,7 +64,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/metadata/sqlite/*.py": "parts of one store: tests/server/metadata/sqlite/test_store.py",
     "server/dieselfs_server/store/interface.py": "a contract; each store is held to it",
     "server/dieselfs_server/store/posix_files.py": "a part of one store: tests/server/store/test_posix.py",
-    "dieselfs/sources/interface.py": "a contract; readers and tests have sources of their own",
+    "dieselfs/sources/interface.py": "a contract, and tests/dieselfs/sources/test_counted.py",
     "client/dieselfs_client/supervision/child.py": "tests/client/supervision/test_supervisor.py: they die, stop, hang",
     "client/dieselfs_client/supervision/startup_report.py": "tests/client/supervision/test_supervisor.py",
     "client/dieselfs_client/zygote.py": "tests/client/supervision/test_supervisor.py: daemons are forks",

@@ -1,7 +1,7 @@
 """The warmth of all nodes of a job, and requests to warm them."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import trio
@@ -15,32 +15,25 @@ WARMTH_INTERVAL_S = 1.0
 """Shortest time between two queries of the nodes; JOB_MESSAGES_PER_S may require a longer one."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """The warmth of job `name` by node, None for a node that does not answer; `node` is this one. `dataset_bytes`: of
-    the whole dataset.
+def job_fields(
+    name: str, node: str, nodes: Mapping[str, Warmth | None], dataset_bytes: int
+) -> dict[str, Any]:
+    """For JSON: the warmth of job `name` by node, None for a node that does not answer; `node` is this one.
+    `dataset_bytes`: of the whole dataset.
     """
-
-    name: str
-    node: str
-    nodes: Mapping[str, Warmth | None]
-    dataset_bytes: int
-
-    def fields(self) -> dict[str, Any]:
-        """For JSON."""
-        known = {node: warmth for node, warmth in sorted(self.nodes.items()) if warmth is not None}
-        unknown = sorted(self.nodes.keys() - known.keys())
-        own = known.get(self.node)
-        return {
-            "dataset_bytes": self.dataset_bytes,
-            "node": warmth_fields(own) if own else None,
-            "job": {
-                "name": self.name,
-                **warmth_fields(together(known.values(), len(unknown), self.dataset_bytes)),
-                "nodes": {node: warmth_fields(warmth) for node, warmth in known.items()},
-                "unknown": unknown,
-            },
-        }
+    known = {node: warmth for node, warmth in sorted(nodes.items()) if warmth is not None}
+    unknown = sorted(nodes.keys() - known.keys())
+    own = known.get(node)
+    return {
+        "dataset_bytes": dataset_bytes,
+        "node": warmth_fields(own) if own else None,
+        "job": {
+            "name": name,
+            **warmth_fields(together(known.values(), len(unknown), dataset_bytes)),
+            "nodes": {node: warmth_fields(warmth) for node, warmth in known.items()},
+            "unknown": unknown,
+        },
+    }
 
 
 def warmth_fields(warmth: Warmth) -> dict[str, Any]:

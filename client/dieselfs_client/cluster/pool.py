@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from dieselfs.address import Servers, TcpAddress
+from dieselfs.address import EtcdAddress, ServerList, Servers, TcpAddress
 from dieselfs.cluster.job import Job, expected_nodes, find_job, required_job
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.peer_client import PeerClient
@@ -241,7 +241,11 @@ class Pool:
 
 def own_address(servers: Servers) -> str:
     """The address of the interface to the servers; the other nodes use the same network."""
-    server = servers.first
+    server: object = servers
+    if isinstance(servers, ServerList):
+        server = servers.servers[0]
+    elif isinstance(servers, EtcdAddress):
+        server = servers.members[0]
     if isinstance(server, TcpAddress):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((server.host, server.port))  # sends nothing

@@ -9,6 +9,7 @@ A change of the role does not interrupt readers. A master stays master until it 
 import logging
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import trio
@@ -26,10 +27,9 @@ from dieselfs.metrics import Registry
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.counted import CountedSource, FetchMetrics
-from dieselfs.sources.interface import Source
+from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
 from dieselfs.sources.server import ServerSource
-from dieselfs_client.cluster.job_warmth import JobStatus, JobWarmth
+from dieselfs_client.cluster.job_warmth import JobWarmth, job_fields
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.membership import Members
 from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
@@ -196,7 +196,8 @@ class JobRole:
         with self._election:
             if self._pool is None:
                 await self._run_attached()
-            await self._run_master()
+            assert self._pool is not None
+            await self._run_master(self._pool)
 
     # -- attached ----------------------------------------------------------------------------------------
 
@@ -239,12 +240,11 @@ class JobRole:
             self._snapshot, self._client, self._config, self._host, self._share_members, self.metrics
         )
 
-    async def _run_master(self) -> None:
-        assert self._pool is not None
+    async def _run_master(self, pool: Pool) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._share, self._pool)
+            nursery.start_soon(self._share, pool)
             try:
-                await self._pool.run(self._is_to_warm, self.gathered.is_set())
+                await pool.run(self._is_to_warm, self.gathered.is_set())
             except DieselfsError as error:
                 self.refusal = error
                 self._host.nursery.cancel_scope.cancel()
@@ -283,14 +283,14 @@ class JobRole:
             self._pool.warm()
         self._warmth.warm()
 
-    async def warmth(self) -> JobStatus:
-        """The warmth of the nodes of the job. Waits no longer than WARMTH_TIMEOUT_S for them."""
+    async def warmth(self) -> dict[str, Any]:
+        """The warmth of the nodes of the job, for JSON. Waits no longer than WARMTH_TIMEOUT_S for them."""
         job = self._config.job
         nodes = {job.node: None, **await self._warmth.of_others()}
         if self._pool is not None:
             nodes[job.node] = self._pool.warmth()
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype=np.int64))
-        return JobStatus(job.name, job.node, nodes, dataset_bytes)
+        return job_fields(job.name, job.node, nodes, dataset_bytes)
 
     def _others(self) -> Members:
         """The masters in other processes: of the other nodes, and of this node unless it is this daemon."""

@@ -21,7 +21,7 @@ from dieselfs.errors import Damaged, DieselfsError, NoRoom
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, PEER_PATIENCE_S, READ_TIMEOUT_S
 from dieselfs.metrics import Registry
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.counted import FetchMetrics
+from dieselfs.sources.interface import FetchMetrics
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.trio_cache import TrioCache
 from dieselfs_client.supervision.handover_chunks import HandoverChunks

@@ -12,7 +12,7 @@ from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import Unavailable
 from dieselfs.limits import WARMTH_TIMEOUT_S
-from dieselfs_client.cluster.job_warmth import WARMTH_INTERVAL_S, JobStatus, JobWarmth
+from dieselfs_client.cluster.job_warmth import WARMTH_INTERVAL_S, JobWarmth, job_fields
 
 HALF = Warmth(50, 100)
 
@@ -103,7 +103,7 @@ async def test_each_node_is_told_once_and_the_late_as_soon_as_they_answer(
 
 
 def test_what_it_tells_of_a_job() -> None:
-    told = JobStatus("training", "b", {"b": HALF, "a": Warmth(100, 100, 1), "c": None}, 999).fields()
+    told = job_fields("training", "b", {"b": HALF, "a": Warmth(100, 100, 1), "c": None}, 999)
     fields = told["job"]
     assert told["node"] == fields["nodes"]["b"] and fields["name"] == "training"
     assert (fields["pinned_bytes"], fields["wanted_bytes"], fields["share"]) == (150, 300, 0.5)

@@ -6,13 +6,13 @@ import pytest
 
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import MountError
-from dieselfs_client.cluster.job_warmth import JobStatus, warmth_fields
+from dieselfs_client.cluster.job_warmth import job_fields, warmth_fields
 from dieselfs_client.mount.warm_control import parsed, warm
 
 
 def test_a_job_is_as_warm_as_its_nodes() -> None:
     nodes = {"a": Warmth(100, 100), "b": Warmth(10, 100, 1), "c": None}
-    found = parsed(JobStatus("training", "a", nodes, 400).fields())
+    found = parsed(job_fields("training", "a", nodes, 400))
     assert (found.job, found.unknown, found.warm_nodes) == ("training", ("c",), 1)
     assert (found.whole, found.dataset_bytes) == (Warmth(110, 300, 1), 400)
     assert found.nodes == {"a": Warmth(100, 100), "b": Warmth(10, 100, 1)}

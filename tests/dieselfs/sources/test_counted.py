@@ -4,8 +4,7 @@ import pytest
 
 from dieselfs.errors import Damaged
 from dieselfs.metrics import Registry
-from dieselfs.sources.counted import CountedSource, FetchMetrics
-from dieselfs.sources.interface import Slices, fetch_extent
+from dieselfs.sources.interface import CountedSource, FetchMetrics, Slices, fetch_extent
 from tests.support.dataset import TreeEntry, pack_entries
 
 
