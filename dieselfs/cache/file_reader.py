@@ -66,7 +66,6 @@ class FileReader:
         """
         self.chunks = chunks
         self._snapshot = chunks.snapshot
-        self._memory_bytes = memory_bytes
         self._held = ThreadCache(chunks, memory_bytes, daemon)
         self._policy = self._held.policy
         self._known: dict[Path, int] = {}
@@ -159,15 +158,12 @@ class FileReader:
 
     # -- by node -----------------------------------------------------------------------------------------
 
-    def read(self, node: int) -> bytes:
-        """All bytes of a file. Raises InvalidInput if it is none, Damaged, Unavailable."""
-        return self._read_extents([node])[0]
-
     def read_many(
         self, nodes: Sequence[int] | npt.NDArray[np.integer], is_shared_plan: bool = False
     ) -> list[bytes]:
-        """All bytes of each file, in the order of `nodes`; each chunk is requested once. Raises as `read`.
+        """All bytes of each file, in the order of `nodes`; each chunk is requested once.
 
+        Raises InvalidInput if one is no file, Damaged, Unavailable.
         `is_shared_plan`: other processes of the job read the same chunks now, because all follow one order.
         """
         columns = self._snapshot.sole_extents(np.asarray(nodes, np.int64))

@@ -1,8 +1,7 @@
 """Sends requests to the other nodes of a job, over few connections and with bounded waits. This module opens sockets.
 
-Blocks; thread-safe. A node has at most `connections_each` connections to each other node, each for one call at a time;
-further calls wait. With one connection each, p nodes have p x (p - 1) connections; with one for each of n processes of
-the job, p x (n - 1), as in the paper.
+Blocks; thread-safe. A process has one connection to each other node, for one call at a time; further calls wait. So p
+nodes with one process each have p x (p - 1) connections; with n processes in all, p x (n - 1), as in the paper.
 """
 
 import logging
@@ -88,23 +87,30 @@ class PrioritySemaphore:
             (self._firsts if is_for_first else self._retries).popleft().called.release()
 
 
-PEER_CONNECTIONS_MAX = 1
-"""Connections of one process to one peer: p nodes with n processes in all have p x (n - 1)."""
-
 _STATES = frozenset(ChunkAvailability)
 
 _log = logging.getLogger(__name__)
 
 
-class _PeerPool:
-    """The connections to one peer. The lock of the client guards all but `semaphore`."""
+class _PeerLink:
+    """The connection to one peer. The lock of the client guards `idle` and `is_closed`."""
 
-    def __init__(self, peer: Member, connections_max: int, now_s: float) -> None:
+    def __init__(self, peer: Member, now_s: float) -> None:
         self.peer = peer
-        self.semaphore = PrioritySemaphore(connections_max)
+        self.turn = PrioritySemaphore(1)
         self.answered_s = now_s  # of the last reply
-        self.idle: list[Connection] = []
+        self.idle: Connection | None = None  # no call uses it
         self.is_closed = False
+
+    def close_idle(self) -> None:
+        connection, self.idle = self.idle, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """A call in flight completes, and closes its connection."""
+        self.is_closed = True
+        self.close_idle()
 
 
 class PeerClient:
@@ -114,7 +120,6 @@ class PeerClient:
         self,
         key: Key,
         digest: bytes,
-        connections_each: int = PEER_CONNECTIONS_MAX,
         connect_timeout_s: float = PEER_CONNECT_TIMEOUT_S,
         silence_s: float = PEER_SILENCE_S,
         call_timeout_s: float = PEER_CALL_TIMEOUT_S,
@@ -128,7 +133,6 @@ class PeerClient:
         self._corrupt = metrics.counter("peers.corrupt", "Requests that brought wrong bytes.")
         self._key = key
         self._digest = digest
-        self._connections_each = connections_each
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
         self._call_timeout_s = call_timeout_s
@@ -137,7 +141,7 @@ class PeerClient:
         """Which peers get requests."""
         self._lock = Lock()  # guards all below
         self._has_failed = False  # a peer, since the last `silent`
-        self._pools: dict[str, _PeerPool] = {}
+        self._links: dict[str, _PeerLink] = {}
         self._members: frozenset[Member] = frozenset()
         self._is_closed = False
         self._pinging = ThreadPoolExecutor(PEER_PINGS_AT_ONCE_MAX, "pings")
@@ -160,13 +164,9 @@ class PeerClient:
                 if member not in self._members:
                     self.detector.restarted(member.node)
             self._members = frozenset(members)
-            gone = [pool for pool in self._pools.values() if pool.peer not in members]
-            for pool in gone:
-                del self._pools[pool.peer.node]
-                pool.is_closed = True
-            idle = [connection for pool in gone for connection in pool.idle]
-        for connection in idle:
-            connection.close()
+            for link in list(self._links.values()):
+                if link.peer not in self._members:
+                    self._links.pop(link.peer.node).close()
 
     # -- which peers get requests ------------------------------------------------------------------------
 
@@ -179,8 +179,8 @@ class PeerClient:
             since_s = self._clock() - self._silence_s
             return [
                 node
-                for node, pool in self._pools.items()
-                if has_failed and pool.answered_s < since_s and not self.detector.is_avoided(node)
+                for node, link in self._links.items()
+                if has_failed and link.answered_s < since_s and not self.detector.is_avoided(node)
             ]
 
     def probe(self) -> None:
@@ -270,7 +270,8 @@ class PeerClient:
         is_retry: bool = False,
         queue_timeout_s: float = math.inf,
     ) -> Any:
-        with self._turn(peer, is_retry, queue_timeout_s) as pool:
+        link = self._take_turn(peer, is_retry, queue_timeout_s)
+        try:
             began_s = self._clock()
             arguments["digest"] = self._digest
             if not is_ping:
@@ -278,43 +279,33 @@ class PeerClient:
                     raise Unavailable(f"node {peer.node} is avoided after a failure")
                 self.metrics.add(self._requests)
             try:
-                connection = self._connection(pool)
-                try:
-                    reply, _ = connection.call(
-                        method,
-                        arguments,
-                        (),
-                        self._silence_s,
-                        destination,
-                        self._call_timeout_s - (self._clock() - began_s),  # includes connecting
-                    )
-                    with self._lock:
-                        pool.answered_s = self._clock()
+                with self._connected(link) as connection:
+                    left_s = self._call_timeout_s - (self._clock() - began_s)  # connecting has taken a part
+                    reply, _ = connection.call(method, arguments, (), self._silence_s, destination, left_s)
+                    link.answered_s = self._clock()
                     return reply
-                finally:
-                    self._give_back(pool, connection)
             except DieselfsError as error:
-                self._note_failure(pool, error, is_ping)
+                self._note_failure(link, error, is_ping)
                 raise Unavailable(f"node {peer.node}: {error}") from error
+        finally:
+            link.turn.release()
 
-    def _note_failure(self, pool: _PeerPool, error: DieselfsError, is_ping: bool) -> None:
+    def _note_failure(self, link: _PeerLink, error: DieselfsError, is_ping: bool) -> None:
         is_corrupt = isinstance(error, ProtocolError)
         if not is_ping:
             self.metrics.add(self._failures)
             self.metrics.add(self._corrupt, is_corrupt)
         with self._lock:
-            if self._has_left(pool.peer):
+            if self._has_left(link.peer):
                 pass  # not a failure of its successor
             elif is_corrupt:
-                self.detector.sent_corrupt(pool.peer.node)
+                self.detector.sent_corrupt(link.peer.node)
             else:
-                self.detector.failed(pool.peer.node)
+                self.detector.failed(link.peer.node)
                 self._has_failed |= not is_ping
-            idle, pool.idle = pool.idle, []  # they would fail too, each after its own timeout
-        for connection in idle:
-            connection.close()
+            link.close_idle()
         if not is_ping:
-            _log.warning("node %s is avoided for a while: %s", pool.peer.node, error)
+            _log.warning("node %s is avoided for a while: %s", link.peer.node, error)
 
     def _has_left(self, peer: Member) -> bool:
         """Whether a peer is no member any more; called with the lock. Before `keep`, every peer is a member."""
@@ -322,50 +313,47 @@ class PeerClient:
 
     # -- connections -------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _turn(self, peer: Member, is_retry: bool, queue_timeout_s: float) -> Iterator[_PeerPool]:
-        """Wait for one of the connections to this peer. Raises Unavailable after the timeout, which is no failure of
-        the peer.
+    def _take_turn(self, peer: Member, is_retry: bool, queue_timeout_s: float) -> _PeerLink:
+        """Wait for the connection to this peer; the caller releases its `turn`. Raises Unavailable after the timeout,
+        which is no failure of the peer.
         """
         with self._lock:
             if self._is_closed:
                 raise Unavailable("this node has closed its connections to other nodes")
             if self._has_left(peer):
                 raise Unavailable(f"node {peer.node} has left the job, or has a new master")
-            pool = self._pools.get(peer.node)
-            is_other = pool is not None and pool.peer != peer
-            if pool is None or is_other:  # another address, or a new incarnation
-                stale, pool = pool, _PeerPool(peer, self._connections_each, self._clock())
-                self._pools[peer.node] = pool
-                if stale is not None:
-                    stale.is_closed = True
-                    for connection in stale.idle:
-                        connection.close()
+            link = self._links.get(peer.node)
+            if link is not None and link.peer != peer:  # another address, or a new incarnation
+                link.close()
+                link = None
+            if link is None:
+                link = self._links[peer.node] = _PeerLink(peer, self._clock())
         timeout_s = min(queue_timeout_s, self._call_timeout_s)
-        if not pool.semaphore.acquire(timeout_s, is_retry):
+        if not link.turn.acquire(timeout_s, is_retry):
             raise Unavailable(f"node {peer.node} is busy: no free connection within {timeout_s:g} s")
+        return link
+
+    @contextmanager
+    def _connected(self, link: _PeerLink) -> Iterator[Connection]:
+        """The connection to a peer, kept for the next call if it is still open."""
+        with self._lock:
+            connection, link.idle = link.idle, None
+        if connection is not None and not connection.is_usable:
+            connection.close()
+            connection = None
+        if connection is None:
+            address, timeout_s = link.peer.address, self._connect_timeout_s
+            sock = open_socket(address, None, timeout_s)
+            # Two replies; a stranger at this address might send them byte by byte.
+            connection = Connection(sock, address, self._key, timeout_s, 2 * timeout_s)
         try:
-            yield pool
+            yield connection
         finally:
-            pool.semaphore.release()
-
-    def _connection(self, pool: _PeerPool) -> Connection:
-        with self._lock:
-            while pool.idle:
-                connection = pool.idle.pop()
-                if connection.is_usable:
-                    return connection
-                connection.close()
-        address, timeout_s = pool.peer.address, self._connect_timeout_s
-        # Two replies; a stranger at this address might send them byte by byte.
-        return Connection(open_socket(address, None, timeout_s), address, self._key, timeout_s, 2 * timeout_s)
-
-    def _give_back(self, pool: _PeerPool, connection: Connection) -> None:
-        with self._lock:
-            if connection.is_open and not pool.is_closed:
-                pool.idle.append(connection)
-                return
-        connection.close()
+            with self._lock:
+                if connection.is_open and not link.is_closed:
+                    link.idle = connection
+                else:
+                    connection.close()
 
 
 def _lengths(requests: Sequence[PeerRequest], states: bytes) -> list[int]:
