@@ -12,9 +12,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -63,65 +62,61 @@ async def serve_cache(
     Raises AlreadyExists if another daemon does the same on this node, the error with which the job refuses the node,
     InvalidInput, AccessDenied, MountError, Unavailable.
     """
-    service = _CacheService(snapshot, source, options, client)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        await service.run(on_ready, is_until_idle, signals)
+    service = Service(snapshot, source, options, client)
+    memory_bytes = granted(options.memory_bytes, *room_bytes())
+    job, path = service.config and service.config.job.name, path_of(snapshot, service.config)
+    what = f"takes part in job {job}" if job else f"shares {snapshot.dataset}"
+
+    async def announce() -> None:
+        await service.settled()
+        if on_ready() is False:  # the launcher no longer waits for the report
+            nursery.cancel_scope.cancel()
+
+    with (
+        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+        _only_daemon(lock_of(snapshot, service.config), what) as lock,
+        nullcontext() if job else bound(path) as listener,
+    ):
+        async with trio.open_nursery() as nursery:
+            service.join(lock, memory_bytes, nursery, Foreground())
+            if listener is not None:
+                _share(snapshot, source, options, memory_bytes, listener, nursery)
+            if job and is_until_idle:
+                nursery.start_soon(_end_when_unused, lock, nursery.cancel_scope)
+            nursery.start_soon(service.keep_pinned)
+            nursery.start_soon(announce)
+            size = memory_bytes // MIB
+            _log.info(
+                "sharing generation %d of %s at %s, %d MiB", snapshot.generation, snapshot.dataset, path, size
+            )
+            await anext(signals)
+            nursery.cancel_scope.cancel()
+    await service.unpin()
+    service.raise_refusal()
+    _log.info("%s is not shared any more", snapshot.dataset)
 
 
-@dataclass(eq=False)
-class _CacheService(Service):
-    """One call of `serve_cache`."""
-
-    source: ServerSource
-
-    async def run(
-        self, on_ready: Callable[[], object], is_until_idle: bool, signals: AsyncIterator[int]
-    ) -> None:
-        memory_bytes = granted(self.options.memory_bytes, *room_bytes())
-        job, path = self.config and self.config.job.name, path_of(self.snapshot, self.config)
-        what = f"takes part in job {job}" if job else f"shares {self.snapshot.dataset}"
-        with (
-            _only_daemon(lock_of(self.snapshot, self.config), what) as lock,
-            nullcontext() if job else bound(path) as listener,
-        ):
-            async with trio.open_nursery() as nursery:
-                self.join(lock, memory_bytes, nursery, Foreground())
-                if listener is not None:
-                    self._share(memory_bytes, listener, nursery)
-                if job and is_until_idle:
-                    nursery.start_soon(_end_when_unused, lock, nursery.cancel_scope)
-                nursery.start_soon(self.keep_pinned)
-                nursery.start_soon(self._announce, on_ready, nursery.cancel_scope)
-                generation, dataset = self.snapshot.generation, self.snapshot.dataset
-                size = memory_bytes // MIB
-                _log.info("sharing generation %d of %s at %s, %d MiB", generation, dataset, path, size)
-                await anext(signals)
-                nursery.cancel_scope.cancel()
-        await self.unpin()
-        self.raise_refusal()
-        _log.info("%s is not shared any more", self.snapshot.dataset)
-
-    async def _announce(self, on_ready: Callable[[], object], serving: trio.CancelScope) -> None:
-        """Report, and end if the launcher no longer waits for the report."""
-        await self.settled()
-        if on_ready() is False:
-            serving.cancel()
-
-    def _share(self, memory_bytes: int, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
-        """Share chunks with all processes of this user, outside any job."""
-        snapshot, foreground = self.snapshot, Foreground()
-        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        memory_bytes = usable_bytes(memory_bytes, snapshot)
-        evictable_bytes = min(EVICTABLE_BYTES, int(memory_bytes * EVICTABLE_SHARE))
-        pinned_bytes = memory_bytes - evictable_bytes
-        fetch = self.source.fetch_segment
-        node_cache = NodeCache(snapshot, fetch, pinned_bytes, evictable_bytes, nursery, foreground=foreground)
-        nursery.start_soon(LocalService(node_cache, snapshot).serve, listener)
-        if self.options.policy == ONESHOT:
-            chunks = range(snapshot.chunk_count)
-            warming = Warming(node_cache, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
-            warming.start()
-            nursery.start_soon(warming.run)
+def _share(
+    snapshot: Snapshot,
+    source: ServerSource,
+    options: CacheOptions,
+    memory_bytes: int,
+    listener: trio.socket.SocketType,
+    nursery: trio.Nursery,
+) -> None:
+    """Share chunks with all processes of this user, outside any job."""
+    foreground, pace = Foreground(), Pace(rate_bytes=options.warm_rate_bytes)
+    memory_bytes = usable_bytes(memory_bytes, snapshot)
+    evictable_bytes = min(EVICTABLE_BYTES, int(memory_bytes * EVICTABLE_SHARE))
+    pinned_bytes = memory_bytes - evictable_bytes
+    fetch = source.fetch_segment
+    node_cache = NodeCache(snapshot, fetch, pinned_bytes, evictable_bytes, nursery, foreground=foreground)
+    nursery.start_soon(LocalService(node_cache, snapshot).serve, listener)
+    if options.policy == ONESHOT:
+        chunks = range(snapshot.chunk_count)
+        warming = Warming(node_cache, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
+        warming.start()
+        nursery.start_soon(warming.run)
 
 
 @contextmanager

@@ -205,7 +205,7 @@ class _MountService(Service):
             self.mountpoint, self.snapshot.dataset, self.options, inherited, supervisor.is_clean
         )
         if not connection.is_taken_over:
-            supervisor.keep(DEVICE, connection.device)
+            supervisor.tell("keep", DEVICE, connection.device)
             supervisor.tell("mounted", connection.number)
             if not connection.can_resend:
                 _log.warning(
@@ -274,7 +274,7 @@ class _MountService(Service):
         inherited = self.supervisor_client.inherited.pop(HANDOVER_STATE, None)
         handover_state = HandoverState(inherited)
         if inherited is None:
-            self.supervisor_client.keep(HANDOVER_STATE, handover_state.descriptor)
+            self.supervisor_client.tell("keep", HANDOVER_STATE, handover_state.descriptor)
         return handover_state
 
     async def _answer(self, driver: Driver, others: trio.CancelScope) -> None:

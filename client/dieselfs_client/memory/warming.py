@@ -36,15 +36,12 @@ class Warmable(Protocol):
 
     def lacks(self, chunk: int) -> bool:
         """Whether a chunk is not pinned, and not known to be damaged."""
-        ...
 
     def has_room(self, chunk: int) -> bool:
         """Whether it would be pinned."""
-        ...
 
     async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
         """Fetch a chunk in a thread of this `lane`, and pin it. Raises DieselfsError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

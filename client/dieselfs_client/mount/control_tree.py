@@ -57,35 +57,27 @@ class ControlContents(Protocol):
 
     def stats(self) -> Mapping[str, Any]:
         """For `stats`; goes into JSON."""
-        ...
 
     def info(self) -> Mapping[str, Any]:
         """For `info`; goes into JSON."""
-        ...
 
     def cursors(self) -> list[str]:
         """For `cursor`: one text for each plan that was declared."""
-        ...
 
     def plan(self, spec: PlanSpec) -> Plan:
         """Called from worker threads. Raises InvalidInput, NotFound."""
-        ...
 
     def declare(self, share: Share) -> None:
         """Somebody has begun to read what this reader of a plan reads."""
-        ...
 
     async def ahead_of(self, share: Share) -> None:
         """Wait a little, until the first files of a share that was declared can be read fast."""
-        ...
 
     async def warmth(self) -> Mapping[str, Any]:
         """For `warm`; goes into JSON. Waits for other nodes, but not for long."""
-        ...
 
     def warm(self) -> None:
         """Fetch what memory can keep, in the background; here, and on the other nodes of the job."""
-        ...
 
 
 class _Text:

@@ -10,6 +10,7 @@ import logging
 import os
 import select
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
@@ -58,17 +59,19 @@ class KernelDriver(Driver):
             opcode: self.reads.metrics.counter("fuse.requests", "Requests of the kernel.", operation=name)
             for opcode, name in names.items()
         }
-        self._encoder = protocol.Encoder(self.user, self.group)
+        self._encoder = encoder = protocol.Encoder(self.user, self.group)
         # Requests that wait, by `unique`; changed only between checkpoints.
         self._waiting: dict[int, trio.CancelScope] = {}
         # Each returns its answer; None if there is none, or if it is given in another way.
         self._answers: dict[int, Callable[[KernelRequest, trio.Nursery], bytes | None]] = {
             Opcode.READ: self._read,
             Opcode.LOOKUP: self._lookup,
-            Opcode.GETATTR: self._get_attributes,
-            Opcode.READLINK: self._read_link,
-            Opcode.READDIRPLUS: self._list_plus,
-            Opcode.READDIR: self._list,
+            Opcode.GETATTR: lambda asked, _: encoder.attributes(
+                self._tree(asked.inode).attributes(asked.inode)
+            ),
+            Opcode.READLINK: lambda asked, _: self.core.target(asked.inode),
+            Opcode.READDIRPLUS: partial(self._listing, protocol.DIRENT_PLUS_BYTES, encoder.listing_plus),
+            Opcode.READDIR: partial(self._listing, protocol.DIRENT_BYTES, protocol.encode_listing),
             Opcode.STATFS: self._statfs,
             Opcode.INIT: self._init,
             Opcode.INTERRUPT: self._interrupt,
@@ -211,24 +214,16 @@ class KernelDriver(Driver):
     def _entry(self, found: Attributes | None) -> bytes:
         return self._encoder.entry(found, self._name_valid_s(found)) if found else protocol.NO_SUCH_ENTRY
 
-    def _get_attributes(self, request: KernelRequest, _: trio.Nursery) -> bytes:
-        return self._encoder.attributes(self._tree(request.inode).attributes(request.inode))
-
-    def _read_link(self, request: KernelRequest, _: trio.Nursery) -> bytes:
-        return self.core.target(request.inode)
-
     def _statfs(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         header = self.core.snapshot.header
         return protocol.encode_statfs(header.total_bytes, header.nodes)
 
-    def _list_plus(self, request: KernelRequest, _: trio.Nursery) -> bytes:
-        return self._listing(request, protocol.DIRENT_PLUS_BYTES, self._encoder.listing_plus)
-
-    def _list(self, request: KernelRequest, _: trio.Nursery) -> bytes:
-        return self._listing(request, protocol.DIRENT_BYTES, protocol.encode_listing)
-
     def _listing(
-        self, request: KernelRequest, record_bytes: int, encode: Callable[[Siblings, int], bytes]
+        self,
+        record_bytes: int,
+        encode: Callable[[Siblings, int], bytes],
+        request: KernelRequest,
+        _: trio.Nursery,
     ) -> bytes:
         position, room_bytes = protocol.decode_read(request.body)
         tree = self._tree(request.inode)

@@ -54,7 +54,7 @@ class HandoverChunks:
 
     def keep(self, chunk: int, segment: Segment) -> None:
         """Keep a chunk for the next daemon."""
-        self._supervisor_client.keep(f"{self._prefix}{chunk}", segment.descriptor)
+        self._supervisor_client.tell("keep", f"{self._prefix}{chunk}", segment.descriptor)
 
     def drop(self, chunk: int) -> None:
         """Stop keeping a chunk."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from dieselfs.limits import MIB
 from dieselfs_client.mount.control_tree import ControlFile
+from dieselfs_client.supervision.status import MemoryFile
 
 HANDOVER_BYTES_MAX = 8 * MIB
 """State that a daemon hands over; if there is more, the next daemon starts without it."""
@@ -37,18 +38,14 @@ class HandoverState:
     """Used by one thread. `descriptor`: the file of the previous daemon; None makes a new one."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = (
-            os.memfd_create("dieselfs-handover", os.MFD_CLOEXEC) if descriptor is None else descriptor
-        )
-        self._written = b""
+        self._file = MemoryFile("dieselfs-handover", descriptor)
+        self.descriptor = self._file.descriptor
 
     def write(self, entries: HandoverEntries) -> None:
-        """Replace the content, unless it is the same. Content above HANDOVER_BYTES_MAX is not written."""
+        """Replace the content. Content above HANDOVER_BYTES_MAX is not written."""
         text = json.dumps(asdict(entries)).encode()
-        if text != self._written and len(text) <= HANDOVER_BYTES_MAX:
-            os.ftruncate(self.descriptor, len(text))
-            os.pwrite(self.descriptor, text, 0)
-            self._written = text
+        if len(text) <= HANDOVER_BYTES_MAX:
+            self._file.write(text)
 
     def read(self) -> HandoverEntries:
         """What the previous daemon wrote; empty if it was killed while it wrote."""

@@ -39,23 +39,18 @@ class SupervisorStatus(NamedTuple):
     resends: bool = False
 
 
-class StatusFile:
-    """The memory file to which a supervisor writes its status."""
+class MemoryFile:
+    """A file in memory (memfd) that is replaced as a whole. `descriptor`: one that exists; None makes a new one."""
 
-    def __init__(self) -> None:
-        self._descriptor = os.memfd_create(STATUS_NAME)
+    def __init__(self, name: str, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create(name) if descriptor is None else descriptor
         self._written = b""
-        self._length_bytes = 0
 
-    def write(self, supervision: SupervisorStatus) -> None:
-        content = json.dumps(supervision._asdict()).encode()
+    def write(self, content: bytes) -> None:
+        """Replace the content, unless it is the same. Blanks cover what is left of a longer predecessor."""
         if content != self._written:
-            # Blanks cover a longer predecessor.
-            os.pwrite(self._descriptor, content.ljust(self._length_bytes), 0)
-            self._written, self._length_bytes = content, max(len(content), self._length_bytes)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
+            os.pwrite(self.descriptor, content.ljust(os.fstat(self.descriptor).st_size), 0)
+            self._written = content
 
 
 def name_process(name: str) -> None:
@@ -96,7 +91,7 @@ def _read(process: str) -> SupervisorStatus | None:
 
 
 def parse_status(content: bytes) -> SupervisorStatus | None:
-    """What `StatusFile` wrote; None for anything else, which another program may have written."""
+    """What a supervisor wrote; None for anything else, which another program may have written."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError):

@@ -17,6 +17,7 @@ error.
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import select
@@ -29,7 +30,7 @@ from dieselfs_client.supervision.child import Child
 from dieselfs_client.supervision.control_channel import ControlChannel, Message, close_all
 from dieselfs_client.supervision.restart_policy import RestartPolicy
 from dieselfs_client.supervision.startup_report import StartupReport
-from dieselfs_client.supervision.status import StatusFile, SupervisorStatus, name_process
+from dieselfs_client.supervision.status import STATUS_NAME, MemoryFile, SupervisorStatus, name_process
 
 FORK_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 20.0
@@ -71,7 +72,7 @@ class Supervisor:
         self._held: dict[str, int] = {}
         self._restart_policy = RestartPolicy()
         self._state = SupervisorStatus(mountpoint, supervisor=os.getpid())
-        self._status_file = StatusFile()
+        self._status_file = MemoryFile(STATUS_NAME)
         self._zygote: Child | None = None
         self._zygote_failures = 0
         self._zygote_next_s = 0.0
@@ -354,7 +355,7 @@ class Supervisor:
         now = self._state._replace(
             daemon=0 if daemon is None else daemon.pid, is_served=daemon is not None and daemon.is_ready
         )
-        self._status_file.write(now)
+        self._status_file.write(json.dumps(now._asdict()).encode())
 
     # -- messages ------------------------------------------------------------------------------------------
 

@@ -44,16 +44,12 @@ class SupervisorClient:
         self._unsent: deque[tuple[str, str, int | None]] = deque()
         self._has_unsent = trio.Event()
 
-    def keep(self, name: str, descriptor: int) -> None:
-        """Have the supervisor hold a copy of a descriptor, instead of the one it held under this name.
+    def tell(self, word: str, about: str = "", descriptor: int | None = None) -> None:
+        """Send one of the words of a daemon, as listed in `control_channel.py`; queue it if the channel is full.
 
         The supervisor holds a bounded number of descriptors and closes the others. If it is slow and this process has
-        no free descriptor, the copy is not made.
+        no free descriptor, `keep` is not sent.
         """
-        self.tell("keep", name, descriptor)
-
-    def tell(self, word: str, about: str = "", descriptor: int | None = None) -> None:
-        """Send one of the words of a daemon, as listed in `control_channel.py`; queue it if the channel is full."""
         if not self._unsent and self._is_sent(word, about, descriptor):
             return
         if descriptor is not None:

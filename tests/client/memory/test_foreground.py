@@ -17,9 +17,9 @@ async def test_it_is_quiet_when_the_last_one_has_what_he_waited_for(
         for duration_s in (1, 3, 2):
             nursery.start_soon(wait, duration_s)
         await trio.testing.wait_all_tasks_blocked()
-        assert not foreground.is_quiet
+        assert foreground.readers
         await foreground.quiet(0)
-        assert trio.current_time() == 3.0 and foreground.is_quiet
+        assert trio.current_time() == 3.0 and not foreground.readers
 
 
 async def test_who_comes_again_in_a_moment_is_waited_for_as_well(
@@ -47,4 +47,4 @@ async def test_one_who_gives_up_waits_no_longer() -> None:
     with trio.CancelScope() as scope, foreground.waiting():
         scope.cancel()
         await trio.sleep_forever()
-    assert foreground.is_quiet
+    assert not foreground.readers

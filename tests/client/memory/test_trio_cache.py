@@ -150,6 +150,6 @@ async def test_only_readers_are_in_the_foreground(is_reader: bool) -> None:
             cache = gated_cache(gates, nursery, foreground)
             nursery.start_soon(cache.fetch, 0, None if is_reader else trio.CapacityLimiter(1))
             await trio.testing.wait_all_tasks_blocked()
-            assert foreground.is_quiet is not is_reader
+            assert bool(foreground.readers) is is_reader
             gates.open(0)
-        assert foreground.is_quiet
+        assert not foreground.readers

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from dieselfs_client.supervision.status import (
-    StatusFile,
+    STATUS_NAME,
+    MemoryFile,
     SupervisorStatus,
     parse_status,
     supervision_of,
@@ -18,23 +19,27 @@ STATE = SupervisorStatus(
 )
 
 
+def encoded(state: SupervisorStatus) -> bytes:
+    return json.dumps(state._asdict()).encode()
+
+
 def test_it_can_be_found_by_its_mount_point() -> None:
-    status = StatusFile()
-    status.write(STATE)
+    status = MemoryFile(STATUS_NAME)
+    status.write(encoded(STATE))
     assert supervision_of(STATE.mountpoint) == STATE
     shorter = STATE._replace(trouble="", restarts=3, is_served=True, resends=True)
-    status.write(shorter)
+    status.write(encoded(shorter))
     assert supervision_of(STATE.mountpoint) == shorter
     assert shorter in supervisions()
-    status.close()
+    os.close(status.descriptor)
     assert supervision_of(STATE.mountpoint) is None
 
 
 def test_who_says_that_he_is_another_process_is_not_believed() -> None:
-    status = StatusFile()
-    status.write(STATE._replace(supervisor=1))
+    status = MemoryFile(STATUS_NAME)
+    status.write(encoded(STATE._replace(supervisor=1)))
     assert supervision_of(STATE.mountpoint) is None
-    status.close()
+    os.close(status.descriptor)
 
 
 @pytest.mark.parametrize(

@@ -453,7 +453,7 @@ kept = {name: os.pread(descriptor, 9, 0) for name, descriptor in supervisor.inhe
 for name in ("one", "two", *map(str, range(20))):
     memory = os.memfd_create(name)
     os.write(memory, name.encode() + kept.get(name, b""))
-    supervisor.keep(name, memory)
+    supervisor.tell("keep", name, memory)
 supervisor.tell("drop", "two")
 supervisor.tell("ready")
 with open(report, "a") as file:

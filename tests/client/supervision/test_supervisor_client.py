@@ -68,7 +68,7 @@ async def test_nothing_is_lost_when_the_supervisor_is_slow(supervisor: ControlCh
     count = 3000
     memory = os.memfd_create("test")
     for number in range(count):
-        supervisor_client.keep(str(number), memory)
+        supervisor_client.tell("keep", str(number), memory)
         supervisor_client.tell("drop", str(number))
     os.close(memory)
     messages: list[Message] = []
@@ -96,7 +96,7 @@ async def test_what_no_descriptor_is_left_for_is_not_kept(supervisor: ControlCha
     resource.setrlimit(resource.RLIMIT_NOFILE, (memory + 100, hard))
     try:
         for number in range(count):
-            supervisor_client.keep(str(number), memory)
+            supervisor_client.tell("keep", str(number), memory)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     supervisor_client.tell("ready")
@@ -122,7 +122,7 @@ async def test_what_is_told_to_a_supervisor_that_is_gone_is_dropped(supervisor: 
     memory = os.memfd_create("test")
     supervisor.close()
     before = len(os.listdir("/proc/self/fd"))
-    supervisor_client.keep("chunk", memory)
+    supervisor_client.tell("keep", "chunk", memory)
     supervisor_client.tell("ready")
     supervisor_client.tell("drop", "chunk")
     supervisor_client.tell_last("ended")
