@@ -11,7 +11,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
-from lab.mounts import clear
+from lab.network import clear
 from tests.support.server import RunningServer, running_server
 
 FILES = {f"train/{number}.txt": b"file %d\n" % number * 500 for number in range(40)}

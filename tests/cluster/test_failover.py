@@ -21,8 +21,7 @@ from dieselfs.settings import Settings
 from dieselfs.sockets import open_socket
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from lab.cluster import PORT, Cluster, Storage, running_storage
-from lab.mounts import clear
-from lab.network import Host, Network
+from lab.network import Host, Network, clear
 from lab.tcp_proxy import tcp_proxy
 from tests.support.dlcmd import COMMAND
 

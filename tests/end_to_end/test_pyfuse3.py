@@ -12,7 +12,7 @@ from dieselfs.limits import MIB
 from dieselfs.settings import PYFUSE3
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
-from lab.mounts import clear
+from lab.network import clear
 from tests.support.plan_reader import content_of, read
 from tests.support.server import running_server
 

@@ -14,7 +14,7 @@ from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
-from lab.mounts import clear
+from lab.network import clear
 from tests.support.dlcmd import Dlcmd
 from tests.support.job_mounts import job_mounts, loads, stats_of
 from tests.support.server import RunningServer, running_server

@@ -79,7 +79,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/lab/packet_filter.py": "tests/cluster/test_network.py: what is lost, and what is not",
     "tools/lab/cluster.py": "tests/cluster/test_failover.py and tests/cluster/test_registry.py run on it",
     "tools/lab/job.py": "tests/cluster/test_job_once.py mounts jobs of 1 to 8 nodes",
-    "tools/lab/mounts.py": "tests/client/mount/test_mounting.py clears mounts that live and that are dead",
     "tools/lab/redis_process.py": "tests/server/metadata/redis/test_client.py kills and starts it again",
     "tools/lab/server.py": "every test over a running server",
     "tools/bench/*.py": "measurements; their arithmetic has tests in tests/tools/bench/test_figures.py",

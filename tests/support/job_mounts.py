@@ -10,7 +10,7 @@ from typing import Any
 from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
-from lab.mounts import clear
+from lab.network import clear
 from tests.support.server import RunningServer
 
 JOB = "training"

@@ -25,7 +25,7 @@ from dieselfs_client.daemon import open_log, serve_mount
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
-from lab.mounts import clear
+from lab.network import clear
 from tests.support.dataset import PackedDataset
 
 START_TIMEOUT_S = 60.0

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bench.agreement import Storing, group_name
-from bench.dips import AFTER_S, BACK_SHARE, BEFORE_S, shares, smoothed
+from bench.accuracy import Storing, group_name
+from bench.failover import AFTER_S, BACK_SHARE, BEFORE_S, shares, smoothed
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "dieselfs"  # equal data gives an equal file

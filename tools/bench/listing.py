@@ -6,13 +6,23 @@ Cold: a new mount, and the kernel's caches dropped on both sides. Warm: after th
 import os
 import subprocess
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
 from bench.figures import Run, Scale, Side, Trial
-from bench.forms import SMALL_FILE_BYTES, can_drop_caches, drop_caches, filesystem_type, make_tree
-from bench.homes import Home, mounted, running_home, store_entries, store_tree
+from bench.forms import (
+    SMALL_FILE_BYTES,
+    Home,
+    can_drop_caches,
+    drop_caches,
+    filesystem_type,
+    make_tree,
+    mounted,
+    running_home,
+    store_entries,
+    store_tree,
+)
 from bench.stopwatch import measure
 
 # $1 is the folder, $2 the number of files in it.
@@ -29,52 +39,50 @@ def listing(folder: Path, scale: Scale) -> Generator[Trial]:
         store_entries(home, files)
         title = f"Listing of {files:,} files through the mount"
         if can_drop_caches():
-            sides = [_side(walk, _walk_new_mount, walk, home, mountpoint, files) for walk in WALKS]
+            sides = [_side(walk, files, partial(_walk_cold, walk, files, mountpoint, home)) for walk in WALKS]
             sides.append(Side("mounting", partial(_mount, home, mountpoint), 1, "mounts"))
             yield Trial(f"{title}, cold", sides, rounds)
         with mounted(home, mountpoint) as mount:
-            for walk in WALKS:
-                _walk(walk, mountpoint, files)
-            sides = [_side(walk, _walk, walk, mountpoint, files, mount) for walk in WALKS]
+            sides = [
+                _side(walk, files, partial(_walk_again, walk, files, mountpoint, mount)) for walk in WALKS
+            ]
             yield Trial(f"{title}, warm", sides, rounds)
     tree = make_tree(folder / "source", scale.small_files, SMALL_FILE_BYTES)
-    local, source, files = filesystem_type(folder), tree.folder, tree.files
+    local, files = filesystem_type(folder), tree.files
     with running_home(folder / "source-home") as home:
-        store_tree(home, source, tree.size_bytes)
+        store_tree(home, tree.folder, tree.size_bytes)
         for walk in WALKS:
             title = f"{walk} of {files:,} files"
             if can_drop_caches():
-                ours = _side("mount", _walk_new_mount, walk, home, mountpoint, files)
-                yield Trial(
-                    f"{title}, cold", [ours, _side(local, _walk_cold, walk, source, files)], rounds, local
-                )
+                ours = _side("mount", files, partial(_walk_cold, walk, files, mountpoint, home))
+                sides = [ours, _side(local, files, partial(_walk_cold, walk, files, tree.folder))]
+                yield Trial(f"{title}, cold", sides, rounds, local)
             with mounted(home, mountpoint) as mount:
-                for place in (mountpoint, source):
-                    _walk(walk, place, files)
-                ours = _side("mount", _walk, walk, mountpoint, files, mount)
-                yield Trial(f"{title}, warm", [ours, _side(local, _walk, walk, source, files)], rounds, local)
+                ours = _side("mount", files, partial(_walk_again, walk, files, mountpoint, mount))
+                sides = [ours, _side(local, files, partial(_walk_again, walk, files, tree.folder))]
+                yield Trial(f"{title}, warm", sides, rounds, local)
 
 
-def _side(name: str, way: Callable[..., Run], walk: str, *arguments: Home | Path | int) -> Side:
-    files = next(each for each in arguments if isinstance(each, int))
-    return Side(name, partial(way, walk, *arguments), files, "files")
+def _side(name: str, files: int, run: Callable[[], Run]) -> Side:
+    return Side(name, run, files, "files")
 
 
-def _walk(walk: str, folder: Path, files: int, daemon: int | None = None) -> Run:
+def _walk(walk: str, files: int, folder: Path, daemon: int | None = None) -> Run:
     command = ["sh", "-c", WALKS[walk], "sh", str(folder), str(files)]
     run = partial(subprocess.run, command, env={**os.environ, "LC_ALL": "C"}, check=True)
     return measure(run, {"daemon": [daemon]} if daemon is not None else {})
 
 
-def _walk_cold(walk: str, folder: Path, files: int) -> Run:
-    drop_caches()
-    return _walk(walk, folder, files)
+def _walk_again(walk: str, files: int, folder: Path, daemon: int | None = None) -> Run:
+    _walk(walk, files, folder)
+    return _walk(walk, files, folder, daemon)
 
 
-def _walk_new_mount(walk: str, home: Home, mountpoint: Path, files: int) -> Run:
-    with mounted(home, mountpoint) as mount:
+def _walk_cold(walk: str, files: int, folder: Path, home: Home | None = None) -> Run:
+    """`home`: of a new mount."""
+    with mounted(home, folder) if home is not None else nullcontext() as mount:
         drop_caches()
-        return _walk(walk, mountpoint, files, mount)
+        return _walk(walk, files, folder, mount)
 
 
 def _mount(home: Home, mountpoint: Path) -> Run:

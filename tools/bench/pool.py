@@ -1,12 +1,9 @@
 """The memory of a job beside memcached, nutcracker, Redis and LMDB, on 1 to 8 nodes of a network.
 
-Each node has a daemon of the job, a memcached, a nutcracker and a redis-server, with equal memory, and one reader; all
-readers together read each file once. At the start everything is in the memory of the job or rival, and nothing in that
-of the readers. The library keeps chunks within its limit: *read before* it has all of them, with 32 MiB nearly none.
-
-Loading, with cold kernel caches: the job fetches chunks from its server; each node puts its share of the files into
-memcached, from the local file system. Recovery: the daemon or memcached of one node is killed, and the others read
-everything once, in chunk-wise order or 256 random files at a time, which restores all lost files; kernel caches warm.
+docs/internals/performance.md has the method. Loading, with cold kernel caches: the job fetches chunks from its server;
+each node puts its share of the files into memcached, from the local file system. Recovery: the daemon or memcached of
+one node is killed, and the others read everything once, in chunk-wise order or 256 random files at a time, which
+restores all lost files; kernel caches warm.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence

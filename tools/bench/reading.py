@@ -1,12 +1,7 @@
 """Reading every file once: through mounts and local file systems by one and by four processes, and inside a process.
 
-Cold: the kernel's caches dropped, and for dieselfs a new server and a new mount. Warm: everything was read before on
-the same mount. In between: the kernel's pages dropped, the daemon's chunks kept. The random order is the same for all
-sides; that of a plan is read from the mount while the clock runs. Several readers read a part each. `seen` is from the
-mount's statistics: reads that the daemon answered, those that waited for bytes, and the sum of their waits.
-
-Inside a process (library, LMDB, an indexed tar file), resident: everything is in the library's memory, or in the page
-cache. The LMDB cursor reads the file sequentially.
+docs/internals/performance.md has the method. Resident: everything is in the library's memory, or in the page cache. The
+LMDB cursor reads the file sequentially.
 """
 
 import itertools
@@ -28,10 +23,10 @@ from bench.forms import (
     can_drop_caches,
     drop_caches,
     filesystem_type,
+    mounted,
     shuffled,
     squashfuse,
 )
-from bench.homes import mounted
 from bench.readers import (
     Work,
     get_batches,

@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bench.figures import Run, RunFailed, Scale, Side, Trial
-from bench.forms import SMALL_FILE_BYTES, make_tree
-from bench.homes import mounted, running_home, store_tree
+from bench.forms import SMALL_FILE_BYTES, make_tree, mounted, running_home, store_tree
 from bench.readers import READ_TIMEOUT_S, ForkedProcess
 from dieselfs_client.supervision.status import supervision_of
 

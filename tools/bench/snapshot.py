@@ -5,7 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from bench.figures import Run, Scale, Side, Trial
-from bench.homes import Home, running_home, store_entries
+from bench.forms import Home, running_home, store_entries
 from bench.stopwatch import measure
 from dieselfs.snapshot.reader import Snapshot
 

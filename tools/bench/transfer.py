@@ -18,8 +18,7 @@ from pathlib import Path
 import trio
 
 from bench.figures import Run, RunFailed, Scale, Side, Trial
-from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, make_tree
-from bench.homes import Home, running_home, store_tree
+from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, Home, make_tree, running_home, store_tree
 from bench.readers import ForkedProcess
 from bench.stopwatch import measure
 from dieselfs.address import TcpAddress

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.figures import Run, Scale, Side, Trial
-from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, SourceTree, make_tree
-from bench.homes import running_home, store_tree
+from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, SourceTree, make_tree, running_home, store_tree
 from bench.stopwatch import measure
 from dieselfs.limits import CHUNK_TARGET_BYTES
 

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dieselfs.settings import Settings
@@ -73,13 +74,8 @@ def start_etcd(net: Network) -> Host:
         *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
         *("--initial-cluster", f"test={peer}"),
     ]
-    process = host.start(words)
-
-    def is_ready() -> bool:
-        assert process.poll() is None, host.log()
-        return listens(host, ETCD_PORT)
-
-    wait_for(is_ready, "etcd listens")
+    host.start(words)
+    wait_for(partial(listens, host, ETCD_PORT), "etcd listens")
     return host
 
 
@@ -90,11 +86,8 @@ def listens(host: Host, port: int) -> bool:
 
 def wait_until_registered(cluster: Cluster) -> None:
     """At etcd."""
-
-    def is_registered() -> bool:
-        return all("registered at etcd" in storage.server.log() for storage in cluster.storages)
-
-    wait_for(is_registered, "all servers are registered")
+    logs = [storage.server.log for storage in cluster.storages]
+    wait_for(lambda: all("registered at etcd" in log() for log in logs), "all servers are registered")
 
 
 @contextmanager

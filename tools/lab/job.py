@@ -1,11 +1,5 @@
 """A job on a network: hosts that mount one dataset and pool their memory.
 
-    job = Job("training", cluster, "photos", [net.host(f"node-{number}") for number in range(4)])
-    with job:
-        job.mount()
-            job.nodes[3].host.kill()
-        job.mount(job.nodes[3])
-
 The content of a file follows from its name (`lab.reader.content_of`), so readers can verify it.
 """
 
@@ -25,9 +19,8 @@ from dieselfs.dataset import Dataset
 from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from lab.cluster import Cluster
-from lab.mounts import clear
 from lab.namespace import wait_for
-from lab.network import Host
+from lab.network import Host, clear
 from lab.reader import content_of
 from lab.server import upload
 

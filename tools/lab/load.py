@@ -1,10 +1,4 @@
-"""Readers on the nodes of a job, which verify every byte and record their rate.
-
-with load(job.nodes, readers_each=2) as readers:
-    job.nodes[3].host.kill()
-    readers.wait_for_reads(job.nodes[:3], 100)
-readers.verdict(job.nodes[:3])
-"""
+"""Readers on the nodes of a job, which verify every byte and record their rate."""
 
 import json
 import sys

@@ -1,11 +1,5 @@
 """A network on one machine: hosts as network namespaces, joined by a switch, with rates, losses and partitions.
 
-with Network() as net:
-    storage, node = net.host("storage"), net.host("node-1")
-    server = storage.start(["redis-server", "--bind", storage.address])
-    node.run(["redis-cli", "-h", storage.address, "ping"])
-    net.cut_off(storage)
-
 Needs root and iproute2. Its processes, mounts and files are removed at the end of the block. What a killed program left
 is removed by the next network on the machine (`sweep`).
 """
@@ -24,10 +18,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from dieselfs.errors import MountError
 from dieselfs.limits import KIB
-from dieselfs_client.mount.mount_table import dieselfs_mounts
+from dieselfs_client.mount.mount_table import dieselfs_mounts, mount_at
+from dieselfs_client.mount.mounting import unmount
 from lab import namespace as namespaces
-from lab.mounts import clear
 from lab.namespace import Namespace, command
 from lab.packet_filter import bytecode, program
 
@@ -234,3 +229,10 @@ def remove(network: str) -> None:
         if Path(record.mountpoint).is_relative_to(folder):
             clear(Path(record.mountpoint))
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear(mountpoint: Path) -> None:
+    """Remove every mount from `mountpoint`, dead ones too."""
+    with suppress(MountError):
+        while mount_at(str(mountpoint)) is not None:
+            unmount(str(mountpoint), lazily=True)

@@ -1,7 +1,5 @@
 """Redis processes, on a free port of loopback or of a host. This module starts processes."""
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import redis
 
+from dieselfs.process.handle import ProcessHandle
 from lab.namespace import wait_for
 from lab.ports import HOST, free_port
 
@@ -35,10 +34,15 @@ class RedisProcess:
         wait_for(self._answers, f"redis-server listens on port {self.port}", START_TIMEOUT_S)
 
     def kill(self) -> None:
-        self._end(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def stop(self) -> None:
-        self._end(signal.SIGTERM)
+        if self._process is not None and self._process.poll() is None:
+            ProcessHandle(self._process.pid).end(STOP_TIMEOUT_S)
+        self.kill()
 
     def client(self) -> "redis.Redis":
         return redis.Redis(HOST, self.port)
@@ -53,16 +57,6 @@ class RedisProcess:
                 return True
             except (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError):
                 return False
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            os.kill(self._process.pid, number)
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._process = None
 
 
 @contextmanager

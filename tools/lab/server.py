@@ -80,9 +80,10 @@ def start_server(folder: Path, options: Sequence[str] = ()) -> RunningServer:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,), env=environment
         )
     os.close(report)
+    poll = select.poll()  # select.select fails with descriptors above 1,023
+    poll.register(ready, select.POLLIN)
     with open(ready) as answers:
-        is_answer, _, _ = select.select([answers], [], [], START_TIMEOUT_S)
-        answer = answers.readline() if is_answer else "no answer"
+        answer = answers.readline() if poll.poll(START_TIMEOUT_S * 1000) else "no answer"
     server = RunningServer(process, folder, tcp, unix)
     if answer.strip() != "ready":
         server.kill()

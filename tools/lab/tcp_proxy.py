@@ -1,9 +1,5 @@
 """A TCP proxy that delays, stalls, cuts and alters what a server sends to its clients.
 
-with tcp_proxy((host, port)) as proxy:
-    client = connect(proxy.address)
-    proxy.stall()
-
 It runs in a thread, in the network namespace that the block is entered in. Each call returns when its fault holds.
 """
 

@@ -9,7 +9,7 @@ import pytest
 from dieselfs.errors import MountError
 from dieselfs_client.mount.mount_table import is_stale, mount_at
 from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, resolved_mountpoint, unmount
-from lab.mounts import clear
+from lab.network import clear
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted
 

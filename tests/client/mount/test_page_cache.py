@@ -25,7 +25,7 @@ from dieselfs_client.mount.mounting import mount_device, unmount
 from dieselfs_client.mount.page_cache import PAGE_HELPER_STARTS_MAX, PageCache, largest_payload_bytes
 from dieselfs_client.mount.read_path import ReadPath
 from dieselfs_client.prefetch.extent_table import ExtentTable
-from lab.mounts import clear
+from lab.network import clear
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.page_cache import cached_pages, is_cached
 

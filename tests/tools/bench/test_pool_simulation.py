@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.pool_simulation import Rates, inherited, owned, warmed
 from bench.simulated_epoch import BATCH_FILES, group_shares, groups_together, traffic
 from bench.simulated_recovery import Loss, recovery
-from bench.simulated_warming import Rates, inherited, owned, warmed
 from dieselfs.cluster.failure_detector import PEER_RETURN_S
 from dieselfs.limits import CHUNK_TARGET_BYTES, PEER_PROBE_INTERVAL_S, PEER_SILENCE_S
 from dieselfs_client.memory.warming import WARM_SHARE

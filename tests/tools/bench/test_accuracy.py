@@ -1,6 +1,6 @@
 import pytest
 
-from bench.agreement import difference
+from bench.accuracy import difference
 
 
 def test_the_interval_is_that_of_students_t() -> None:

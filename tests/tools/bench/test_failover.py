@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.dips import AFTER_S, BEFORE_S, dip, rates_around, shares
+from bench.failover import AFTER_S, BEFORE_S, dip, rates_around, shares
 from bench.figures import RunFailed
 from lab.reader import BIN_S, Moment
 
