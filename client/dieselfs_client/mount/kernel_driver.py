@@ -178,7 +178,7 @@ class KernelDriver(Driver):
 
     def _interrupt(self, request: KernelRequest, _: trio.Nursery) -> None:
         """Give up what waits: whoever asked got a signal. What is answered already is left alone."""
-        scope = self._waiting.pop(protocol.decode_interrupt(request.body), None)
+        scope = self._waiting.pop(protocol.decode_number(request.body), None)
         if scope is not None:
             scope.cancel()
 
@@ -244,7 +244,7 @@ class KernelDriver(Driver):
 
     def _forget(self, request: KernelRequest, _: trio.Nursery) -> None:
         if request.inode >= CONTROL_INODE:
-            self.control.forget(request.inode, protocol.decode_forget(request.body))
+            self.control.forget(request.inode, protocol.decode_number(request.body))
 
     def _forget_batch(self, request: KernelRequest, _: trio.Nursery) -> None:
         for inode, lookups in protocol.decode_batch_forget(request.body):

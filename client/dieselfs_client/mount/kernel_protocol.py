@@ -108,8 +108,7 @@ _READ_IN = struct.Struct("=QQI")  # as far as it matters
 _INIT_IN = struct.Struct("=IIII")
 _INIT_OUT = struct.Struct("=IIIIHHIIHHI28x")
 _STATFS_OUT = struct.Struct("=QQQQQIII28x")
-_INTERRUPT_IN = struct.Struct("=Q")
-_FORGET_IN = struct.Struct("=Q")
+_NUMBER_IN = struct.Struct("=Q")
 _BATCH_FORGET_IN = struct.Struct("=II")
 _FORGET_ONE = struct.Struct("=QQ")
 
@@ -198,14 +197,9 @@ def decode_read(body: memoryview) -> ReadRequest:
     return ReadRequest(offset, size)
 
 
-def decode_interrupt(body: memoryview) -> int:
-    """Which request (`unique`) is to be given up."""
-    return _unpack(_INTERRUPT_IN, body, "INTERRUPT")[0]
-
-
-def decode_forget(body: memoryview) -> int:
-    """How many lookups of the inode are given back."""
-    return _unpack(_FORGET_IN, body, "FORGET")[0]
+def decode_number(body: memoryview) -> int:
+    """The `unique` of the request that INTERRUPT gives up; how many lookups of its inode FORGET gives back."""
+    return _unpack(_NUMBER_IN, body, "INTERRUPT or FORGET")[0]
 
 
 def decode_batch_forget(body: memoryview) -> list[tuple[int, int]]:

@@ -148,7 +148,9 @@ class ReadPath:
             prefetcher is None
             or prefetcher.keeps(chunk)
             or prefetcher.expects(chunk)
-            or self._is_worth_whole(chunk, extent.length)
+            or self._recent.is_worth_whole(
+                chunk, extent.length, self._core.snapshot.chunk_payload_length(chunk)
+            )
         ):
             with suppress(Damaged):
                 payload = await self._chunk_cache.fetch(chunk)
@@ -157,10 +159,6 @@ class ReadPath:
                 first = extent.offset + part.start
                 return payload[first : first + part.length]
         return (await self._chunk_cache.fetch(extent))[part.start : part.start + part.length]
-
-    def _is_worth_whole(self, chunk: int, length_bytes: int) -> bool:
-        payload_bytes = self._core.snapshot.chunk_payload_length(chunk)
-        return self._recent.is_worth_whole(chunk, length_bytes, payload_bytes)
 
 
 def _checked(parts: list[ExtentPart], buffers: Buffers) -> Buffers:

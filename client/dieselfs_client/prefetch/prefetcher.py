@@ -211,7 +211,6 @@ class Prefetcher:
         return not self._is_over and self.budget.can_pin(chunk)
 
     async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
-        """Fetch, push and pin a chunk; for the `lane` see `TrioCache.fetch`. Raises what fetching raises."""
         if not self._is_over and self.budget.pin(chunk):
             payload = await self._chunk_cache.fetch(chunk, lane)
             extents = self.table.of_chunk(chunk)

@@ -128,6 +128,18 @@ class _Stretch:
     nodes: Numbers
     length_bytes: int
 
+    def joined(self, other: "_Stretch") -> "_Stretch":
+        """With one that follows it."""
+        pairs = zip(self.by_reader, other.by_reader, strict=True)
+        return _Stretch(
+            self.first,
+            other.end,
+            [(reader, np.concatenate((before, after))) for (reader, before), (_, after) in pairs],
+            np.concatenate((self.positions, other.positions)),
+            np.concatenate((self.nodes, other.nodes)),
+            self.length_bytes + other.length_bytes,
+        )
+
 
 @dataclass(eq=False, slots=True)
 class _Wire:
@@ -153,7 +165,7 @@ class PlanWindow:
     _wires: dict[int, _Wire] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
     _incomplete: set[Span] = field(default_factory=set)  # handed out, and not stored yet
-    _gathered: list[_Stretch] = field(default_factory=list)  # groups for the next span, from `ahead` on
+    _gathered: _Stretch | None = None  # groups for the next span, from `ahead` on
     # Spans that are to be handed out once more, with what is still held of them; then, files that are held twice.
     _recalled: list[tuple[Span, Numbers]] = field(default_factory=list)
     _surplus: list[Numbers] = field(default_factory=list)
@@ -217,15 +229,15 @@ class PlanWindow:
         files together, or one, as for readers who have just begun. False when it has all. A group of a large job takes
         some milliseconds, so that others should have their turn in between.
         """
-        length_bytes = sum(stretch.length_bytes for stretch in self._gathered)
-        first = self._gathered[-1].end if self._gathered else self.ahead
-        is_full = self._gathered and (length_bytes >= bytes_max or not self._spans)
+        gathered = self._gathered
+        first = gathered.end if gathered else self.ahead
+        is_full = gathered and (gathered.length_bytes >= bytes_max or not self._spans)
         if is_full or first >= len(self.plan) or self._has_shrunk or self._is_far_enough():
             return False
         group = self._group_from(first)
-        if self._gathered and length_bytes + group.length_bytes > bytes_max:
+        if gathered and gathered.length_bytes + group.length_bytes > bytes_max:
             return False
-        self._gathered.append(group)
+        self._gathered = gathered.joined(group) if gathered else group
         return True
 
     def next_span(self, bytes_max: int) -> Span | None:
@@ -233,7 +245,7 @@ class PlanWindow:
         None for now if that is far enough ahead.
         """
         while self.ahead < len(self.plan) and not self._has_shrunk and not self._is_far_enough():
-            stretch = _joined(self._gathered or [self._group_from(self.ahead)])
+            stretch = self._gathered or self._group_from(self.ahead)
             end, positions, nodes = stretch.end, stretch.positions, stretch.nodes
             if stretch.length_bytes > bytes_max:
                 charges = np.cumsum(self.charge(nodes))
@@ -264,7 +276,7 @@ class PlanWindow:
     def _go_to(self, position: int) -> None:
         """The next span begins here."""
         self.ahead = position
-        self._gathered = []
+        self._gathered = None
 
     def complete(self, span: Span) -> None:
         """All of a span that can be fetched is stored."""
@@ -447,24 +459,6 @@ class PlanWindow:
         self._surplus.clear()
         self._wires.clear()
         return nodes
-
-
-def _joined(stretches: list[_Stretch]) -> _Stretch:
-    """Some that follow one another, as one."""
-    if len(stretches) == 1:
-        return stretches[0]
-    by_reader = [
-        (reader, np.concatenate([stretch.by_reader[place][1] for stretch in stretches]))
-        for place, (reader, _) in enumerate(stretches[0].by_reader)
-    ]
-    return _Stretch(
-        stretches[0].first,
-        stretches[-1].end,
-        by_reader,
-        np.concatenate([stretch.positions for stretch in stretches]),
-        np.concatenate([stretch.nodes for stretch in stretches]),
-        sum(stretch.length_bytes for stretch in stretches),
-    )
 
 
 def _identity(share: Share) -> tuple[int, ...]:

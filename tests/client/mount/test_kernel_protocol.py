@@ -69,8 +69,7 @@ def test_no_bytes_can_make_a_decoder_fail_otherwise(data: bytes) -> None:
         protocol.decode_request,
         protocol.decode_init,
         protocol.decode_read,
-        protocol.decode_interrupt,
-        protocol.decode_forget,
+        protocol.decode_number,
         protocol.decode_batch_forget,
         protocol.decode_name,
     ):
@@ -79,7 +78,7 @@ def test_no_bytes_can_make_a_decoder_fail_otherwise(data: bytes) -> None:
 
 
 def test_what_is_forgotten() -> None:
-    assert protocol.decode_forget(memoryview(struct.pack("=Q", 3))) == 3
+    assert protocol.decode_number(memoryview(struct.pack("=Q", 3))) == 3
     batch = struct.pack("=II4Q", 2, 0, 5, 1, 6, 7)
     assert protocol.decode_batch_forget(memoryview(batch)) == [(5, 1), (6, 7)]
     with pytest.raises(ProtocolError, match="announces 2 inodes"):
@@ -96,7 +95,7 @@ def test_a_request_that_lies_about_its_length_is_refused() -> None:
 def test_read_and_interrupt() -> None:
     body = struct.pack("=QQIIQII", 0, 1 << 40, 4096, 0, 0, 0, 0)
     assert protocol.decode_read(memoryview(body)) == (1 << 40, 4096)
-    assert protocol.decode_interrupt(memoryview(struct.pack("=Q", 12))) == 12
+    assert protocol.decode_number(memoryview(struct.pack("=Q", 12))) == 12
 
 
 def test_headers_of_replies() -> None:
