@@ -6,7 +6,6 @@ versions and an ID is chosen (again with another ID, if that one is taken).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
@@ -133,7 +132,11 @@ class ChunkBuilder:
             or (size and not length)
             or size > FILE_BYTES_MAX
         ):
-            self._refuse_extent(path, length, size, place)
+            is_full = offset + length > CHUNK_PAYLOAD_BYTES_MAX
+            fault = "the chunk has no room" if is_full else "such an extent is impossible"
+            raise InvalidInput(
+                f"{printable(path)}: {length} bytes at {place} of a file of {size} bytes: {fault}"
+            )
         self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, xxh3_64_intdigest(data), version)
         self._contents.append(data)
         self.payload_bytes = offset + length
@@ -184,12 +187,6 @@ class ChunkBuilder:
             (path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, checksum, version)
         )
         self._path_bytes = path_bytes
-
-    def _refuse_extent(self, path: bytes, length: int, size: int, place: int) -> NoReturn:
-        what = f"{length} bytes at {place} of a file of {size} bytes"
-        if self.payload_bytes + length > CHUNK_PAYLOAD_BYTES_MAX:
-            raise InvalidInput(f"{printable(path)}: {what}: the chunk has no room")
-        raise InvalidInput(f"{printable(path)}: {what}: such an extent is impossible")
 
     def seal(self) -> SealedChunk:
         """The chunk of all entries so far; the builder is empty afterwards."""

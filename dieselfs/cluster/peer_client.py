@@ -338,7 +338,7 @@ class PeerClient:
         """The connection to a peer, kept for the next call if it is still open."""
         with self._lock:
             connection, link.idle = link.idle, None
-        if connection is not None and not connection.is_usable:
+        if connection is not None and not connection.is_idle:
             connection.close()
             connection = None
         if connection is None:

@@ -127,7 +127,7 @@ class ServerClient:
         with self._lock:
             while self._idle and not tries.has_failed:
                 connection = self._idle.pop()
-                if connection.is_usable:
+                if connection.is_idle:
                     return connection, False
                 connection.close()
         return self._connect(tries), True

@@ -31,8 +31,10 @@ from dieselfs.rpc.messages import (
 from dieselfs.rpc.wire import Buffer, Wire
 
 
-class Connection:
-    """A connection after the handshake. Any error except a refusal closes it for good."""
+class Connection(Wire):
+    """A connection after the handshake. Any error except a refusal closes it for good; `is_idle` says whether it can
+    take a call.
+    """
 
     def __init__(
         self,
@@ -46,13 +48,13 @@ class Connection:
 
         Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
         """
-        self._wire = Wire(sock)
+        super().__init__(sock)
         self.address = address
         self._sequence = count(1)
         self.gives_files = False
         """Whether the server may pass descriptors of files: same machine, same user, and no reply has denied it."""
         try:
-            self._wire.limit(timeout_s, total_s)
+            self.limit(timeout_s, total_s)
             self._shake_hands(key, is_local=sock.family == socket.AF_UNIX)
         except BaseException as error:
             self.close()
@@ -98,7 +100,7 @@ class Connection:
         `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises the server's refusal
         (the connection stays open), or ProtocolError, Unavailable, or what `destination` raises (it is closed).
         """
-        self._wire.limit(timeout_s, total_s)
+        self.limit(timeout_s, total_s)
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX)
         length = getattr(reply, "bulk_length", None) or 0
         if destination is not None:
@@ -122,7 +124,7 @@ class Connection:
         """Call `method` on a Unix socket. Returns the reply, and the descriptor that came with it, which the caller
         closes; None if none came, or this process has none left. Raises as `call`; then there is no descriptor.
         """
-        self._wire.limit(timeout_s)
+        self.limit(timeout_s)
         descriptors: list[int] = []
         try:
             reply = self._exchange(method, arguments, (), FRAME_BYTES_MAX, descriptors)
@@ -157,12 +159,12 @@ class Connection:
         sequence = next(self._sequence)
         message = encode_call(method, sequence, arguments)
         try:
-            self._wire.send([frame(message), *bulk])
+            self.send([frame(message), *bulk])
             if descriptors is None:
-                header: bytes | bytearray = self._wire.receive(FRAME_HEADER_BYTES)
+                header: bytes | bytearray = self.receive(FRAME_HEADER_BYTES)
             else:
-                header = self._wire.receive_with_descriptor(FRAME_HEADER_BYTES, descriptors)
-            reply = self._wire.receive(frame_length(header, reply_bytes_max))
+                header = self.receive_with_descriptor(FRAME_HEADER_BYTES, descriptors)
+            reply = self.receive(frame_length(header, reply_bytes_max))
             return decode_reply(method, sequence, bytes(reply))
         except OSError as error:
             self.close()
@@ -179,25 +181,13 @@ class Connection:
 
     def _receive_into(self, destination: memoryview) -> None:
         try:
-            self._wire.receive_into(destination)
+            self.receive_into(destination)
         except OSError as error:
             raise self._lost(error) from error
 
     def _lost(self, error: OSError) -> Unavailable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
         return Unavailable(f"lost the server at {self.address}: {reason}")
-
-    @property
-    def is_open(self) -> bool:
-        return self._wire.is_open
-
-    @property
-    def is_usable(self) -> bool:
-        """False once closed, or when the server has closed its end or sent unexpected bytes."""
-        return self._wire.is_idle
-
-    def close(self) -> None:
-        self._wire.close()
 
 
 def read_payload_file(

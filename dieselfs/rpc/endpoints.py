@@ -76,7 +76,7 @@ class Endpoints:
     ) -> None:
         """`start`: the place in the list where this process starts; None for a random one."""
         self._source = source
-        self._clock = clock
+        self.clock = clock
         self._lock = Lock()  # guards the two below
         self._turn = random.SystemRandom().randrange(1 << 30) if start is None else start
         self._avoided_until_s: dict[Address, float] = {}
@@ -85,19 +85,24 @@ class Endpoints:
 
     def forked(self) -> "Endpoints":
         """For a forked child: it starts at another place."""
-        return Endpoints(self._source.forked(), None, self._clock)
+        return Endpoints(self._source.forked(), None, self.clock)
 
     def choose(self, tried: Container[Address]) -> Address | None:
-        """The server for a new connection; None if all have been tried. Raises as `ServerDirectory.servers`."""
-        servers = self._source.servers()
+        """The first server in the ring that was not tried and is not avoided; of avoided ones, the one whose time ends
+        first; None if all have been tried. Raises as `ServerDirectory.servers`.
+        """
+        servers, avoided_until_s = self._source.servers(), self._avoided_until_s
         with self._lock:
             turn, self._turn = self._turn, self._turn + 1
-            return next_server(servers, turn, tried, self._avoided_until_s, self._clock())
+            now_s = self.clock()
+            ring = (servers[(turn + place) % len(servers)] for place in range(len(servers)))
+            untried = (server for server in ring if server not in tried)
+            return min(untried, key=lambda one: max(avoided_until_s.get(one, now_s), now_s), default=None)
 
     def has_other(self, server: Address, tried: Container[Address]) -> bool:
         """Whether another server is left for this call: not tried, and not avoided."""
         with self._lock:
-            now_s = self._clock()
+            now_s = self.clock()
             return any(
                 other != server and other not in tried and self._avoided_until_s.get(other, now_s) <= now_s
                 for other in self._source.known
@@ -110,27 +115,11 @@ class Endpoints:
     def avoid(self, server: Address) -> None:
         """Open no connections to `server` for a while, because it failed."""
         with self._lock:
-            self._avoided_until_s[server] = self._clock() + SERVER_AVOIDED_S
+            self._avoided_until_s[server] = self.clock() + SERVER_AVOIDED_S
 
     def tries(self, is_patient: bool = False) -> "Tries":
         """The servers for a new call."""
-        return Tries(self, self._clock, is_patient)
-
-
-def next_server(
-    servers: Sequence[Address],
-    turn: int,
-    tried: Container[Address],
-    avoided_until_s: Mapping[Address, float],
-    now_s: float,
-) -> Address | None:
-    """The first server in the ring that was not tried and is not avoided.
-
-    If all untried servers are avoided, the one whose time ends first. None if all have been tried.
-    """
-    ring = [servers[(turn + place) % len(servers)] for place in range(len(servers))]
-    untried = [server for server in ring if server not in tried]
-    return min(untried, key=lambda server: max(avoided_until_s.get(server, now_s), now_s), default=None)
+        return Tries(self, is_patient)
 
 
 class Tries:
@@ -140,17 +129,13 @@ class Tries:
     """
 
     def __init__(
-        self,
-        endpoints: Endpoints,
-        clock: Clock,
-        is_patient: bool = False,
-        pause: Callable[[float], None] = time.sleep,
+        self, endpoints: Endpoints, is_patient: bool = False, pause: Callable[[float], None] = time.sleep
     ) -> None:
         self._endpoints = endpoints
-        self._clock = clock
+        self._clock = endpoints.clock
         self._is_patient = is_patient
         self._pause = pause
-        self._deadline_s = clock() + (READ_PATIENCE_S if is_patient else FAILOVER_TIMEOUT_S)
+        self._deadline_s = self._clock() + (READ_PATIENCE_S if is_patient else FAILOVER_TIMEOUT_S)
         self._failed: dict[Address, Unavailable] = {}  # in order
         self.has_failed = False
 

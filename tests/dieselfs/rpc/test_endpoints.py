@@ -16,7 +16,6 @@ from dieselfs.rpc.endpoints import (
     Endpoints,
     ServerDirectory,
     Tries,
-    next_server,
     open_endpoints,
 )
 
@@ -64,7 +63,13 @@ class Registry:
 def test_whose_turn_it_is(
     turn: int, tried: list[TcpAddress], avoided: dict[Address, float], server: TcpAddress | None
 ) -> None:
-    assert next_server(SERVERS, turn, tried, avoided, now_s=0.5) == server
+    clock = Clock()
+    endpoints = Endpoints(ServerDirectory(SERVERS), turn, clock)
+    for one, until_s in avoided.items():
+        clock.now_s = until_s - SERVER_AVOIDED_S
+        endpoints.avoid(one)
+    clock.now_s = 0.5
+    assert endpoints.choose(tried) == server
 
 
 def test_connections_of_one_process_and_of_many_go_to_all_servers() -> None:
@@ -148,7 +153,7 @@ def test_whether_there_are_others_is_known_without_asking_etcd() -> None:
 def test_a_patient_call_begins_again_until_its_time_is_over() -> None:
     clock = Clock()
     pauses_s: list[float] = []
-    tries = Tries(Endpoints(ServerDirectory([A, B]), 0, clock), clock, is_patient=True, pause=pauses_s.append)
+    tries = Tries(Endpoints(ServerDirectory([A, B]), 0, clock), is_patient=True, pause=pauses_s.append)
     for number in range(3):
         tried = [tries.next()]
         tries.failed(tried[0], GONE)
