@@ -58,11 +58,8 @@ class SnapshotStore:
         return None if here is None else self._open(here)
 
     def _newest(self, folder: Path) -> Snapshot | None:
-        for path in sorted(folder.glob("*.snapshot"), reverse=True):
-            snapshot = self._open(path)
-            if snapshot is not None:
-                return snapshot
-        return None
+        found = map(self._open, sorted(folder.glob("*.snapshot"), reverse=True))
+        return next((snapshot for snapshot in found if snapshot is not None), None)
 
     def _open(self, path: Path) -> Snapshot | None:
         try:

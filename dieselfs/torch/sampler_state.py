@@ -81,8 +81,10 @@ class SamplerState:
         self._index_by_node = dataset.columns.index_by_node(len(dataset.snapshot))
         self._skips = {epoch: Skips(ranges) for epoch, ranges in (skips or {}).items()}
         skips_now = self._skips.get(0, NO_SKIPS)
-        self._plan = Plan(dataset.snapshot, PlanSpec(seed, 0, group_chunks, skips_now, dataset.folder))
-        self._position = 0
+        self.plan = Plan(dataset.snapshot, PlanSpec(seed, 0, group_chunks, skips_now, dataset.folder))
+        """The order of the current epoch."""
+        self.position = 0
+        """Number of consumed positions of the plan, of all ranks together."""
         # End positions of the steps that a loader has taken and that do not yet count as consumed, oldest first.
         self._ends: deque[int] = deque()
         self._is_repeating = False  # the epoch was read to its end, and no other was set
@@ -92,25 +94,15 @@ class SamplerState:
         dataset.expect_plan()  # before the dataset is sent to workers
 
     @property
-    def plan(self) -> Plan:
-        """The order of the current epoch."""
-        return self._plan
-
-    @property
     def epoch(self) -> int:
-        return self._plan.spec.epoch
-
-    @property
-    def position(self) -> int:
-        """Number of consumed positions of the plan, of all ranks together."""
-        return self._position
+        return self.plan.spec.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch. For the current one nothing changes, so a resumed epoch continues."""
         self._is_repeating = False
         if epoch != self.epoch:
-            self._plan = self._plan.with_epoch(epoch, self._skips.get(epoch, ()))
-            self._position = 0
+            self.plan = self.plan.with_epoch(epoch, self._skips.get(epoch, ()))
+            self.position = 0
 
     def consumed(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader over this sampler; each counts as consumed when it is yielded.
@@ -129,11 +121,11 @@ class SamplerState:
             raise InvalidInput(
                 "advance was called more often than the loader took batches: call it once per batch"
             )
-        self._position = self._ends.popleft()
+        self.position = self._ends.popleft()
 
     def state_dict(self) -> dict[str, str]:
         """The state as a cursor, about 100 characters; after the same step it is the same on all ranks."""
-        return {"cursor": str(self._plan.cursor(self._position))}
+        return {"cursor": str(self.plan.cursor(self.position))}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """Continue from a state, in its order, with the ranks and the batch size of this sampler.
@@ -142,13 +134,13 @@ class SamplerState:
         dataset, or of another folder.
         """
         cursor = Cursor.parse(entry_of(state, "cursor"))
-        before = Plan.at(self.dataset.snapshot, cursor, self._plan.layout)
+        before = Plan.at(self.dataset.snapshot, cursor, self.plan.layout)
         epoch = cursor.spec.epoch
         skips = Skips([*before.skips.ranges, *self._skips.get(epoch, NO_SKIPS).ranges])
         self._skips[epoch] = skips
-        self._plan = before.with_epoch(epoch, skips)
-        self._position = int(skips.left_before(before.skips.whole(cursor.position)))
-        self.check_start(self._position)
+        self.plan = before.with_epoch(epoch, skips)
+        self.position = int(skips.left_before(before.skips.whole(cursor.position)))
+        self.check_start(self.position)
 
     def check_start(self, position: int) -> None:
         """Raises InvalidInput if steps cannot start at a position of the current epoch."""
@@ -157,7 +149,7 @@ class SamplerState:
 
     def share(self, start: int) -> Share:
         """The part of the epoch that this rank reads from a position on."""
-        return self._plan.share(self.rank, self.world, self.batch_size, start, drop_last=self.drop_last)
+        return self.plan.share(self.rank, self.world, self.batch_size, start, drop_last=self.drop_last)
 
     def step_ends(self, share: Share) -> list[int]:
         """The end position of each step. A first or last step with fewer positions than ranks is joined with its

@@ -13,9 +13,9 @@ STOP_TIMEOUT_S = 15.0
 
 
 @contextmanager
-def private_home(folder: str | None = None) -> Iterator[Path]:
-    """A new DIESELFS_HOME in `folder`, or in the folder of temporary files; removed at the end of the context."""
-    home = Path(tempfile.mkdtemp(prefix="dieselfs-", dir=folder))
+def private_home() -> Iterator[Path]:
+    """A new DIESELFS_HOME in the folder of temporary files; removed at the end of the context."""
+    home = Path(tempfile.mkdtemp(prefix="dieselfs-"))
     try:
         yield home
     finally:
@@ -23,14 +23,9 @@ def private_home(folder: str | None = None) -> Iterator[Path]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def stop_server(home: Path) -> bool:
-    """End the embedded server of `home`, if there is one, by removing its socket; returns whether it ended in time."""
+def stop_server(home: Path) -> None:
+    """End the embedded server of `home`, if there is one, by removing its socket; wait until it has ended."""
     with suppress(FileNotFoundError):
         socket_path(home).unlink()
-    try:
-        with locked(home / "run" / "server.lock", STOP_TIMEOUT_S):
-            return True
-    except FileNotFoundError:
-        return True
-    except BlockingIOError:
-        return False
+    with suppress(FileNotFoundError, BlockingIOError), locked(home / "run" / "server.lock", STOP_TIMEOUT_S):
+        pass
