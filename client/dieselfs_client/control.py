@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dieselfs.errors import InvalidInput, MountError, MountNotFound, NotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_location, parse_location
-from dieselfs.process.handle import ProcessHandle, wait_for_end
-from dieselfs.process.launch import launch, module_environment, python_command
+from dieselfs.process.launch import ProcessHandle, launch, module_environment, python_command, wait_for_end
 from dieselfs.process.state_dirs import log_path
 from dieselfs.settings import KERNEL, CacheOptions
 from dieselfs_client.daemon_list import CACHE_DAEMON, cache_daemons

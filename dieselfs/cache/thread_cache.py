@@ -30,7 +30,7 @@ from dieselfs.metrics import Registry
 from dieselfs.process.forks import renew_after_fork
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Slices, Source
-from dieselfs.sources.server import ServerSource, first_damaged
+from dieselfs.sources.server import ServerSource, is_intact
 
 ExtentsByChunk = Mapping[int, Sequence[ExtentRef]]
 """Extents by the chunk that they are in."""
@@ -185,7 +185,7 @@ class ThreadCache:
                 with self.lock:
                     is_whole = self._is_worth_whole(chunk, extents, is_shared_plan, shared is not None)
                 if shared is not None:
-                    payload = self._verify(shared, chunk, None if is_whole else extents)
+                    payload = self._verify(shared, chunk, () if is_whole else extents)
                 if payload is None and is_whole:
                     payload = self._fetch(chunk)
                 if payload is not None and is_whole:
@@ -215,21 +215,19 @@ class ThreadCache:
         memory = self._daemon.memory(chunk, length_bytes, wanted_bytes)
         return None if memory is None else Payload.of(memory)
 
-    def _verify(self, shared: Payload, chunk: int, extents: Sequence[ExtentRef] | None) -> Payload | None:
-        """The shared payload if these extents match their checksums, or for None the whole. To verify a chunk takes as
+    def _verify(self, shared: Payload, chunk: int, extents: Sequence[ExtentRef]) -> Payload | None:
+        """The shared payload if these extents match their checksums, or for none the whole. To verify a chunk takes as
         long as a hundred of its small files.
         """
-        if extents is None:
-            if not self._reader.is_payload(chunk, shared.view):
-                return None
-            self._requested.count(self._requested.from_node, 1, len(shared.view))
-            self.metrics.add(self._mapped)
-            return shared
-        if first_damaged(extents, Slices.of_payload(shared.view, extents)) is not None:
+        slices = Slices.of_payload(shared.view, extents)
+        if not is_intact(self._snapshot, chunk, slices, extents):
             return None
-        size_bytes = sum(extent.length for extent in extents)
-        self._requested.count(self._requested.from_node, len(extents), size_bytes)
-        self.metrics.add(self._extent_bytes, size_bytes)
+        size_bytes = sum(slices.lengths)
+        self._requested.count(self._requested.from_node, len(slices), size_bytes)
+        if extents:
+            self.metrics.add(self._extent_bytes, size_bytes)
+        else:
+            self.metrics.add(self._mapped)
         return shared
 
     def _fetch(self, chunk: int) -> Payload:

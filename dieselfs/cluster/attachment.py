@@ -133,7 +133,7 @@ class Attachment:
         view = readonly_view(memory)
         # Verifying the whole payload costs as much as 100 small files.
         slices = Slices.of_payload(view, wanted.extents)
-        return view if is_intact(self.snapshot, wanted.chunk, wanted.extents, slices) else None
+        return view if is_intact(self.snapshot, wanted.chunk, slices, wanted.extents) else None
 
     @property
     def peers(self) -> PeerClient:

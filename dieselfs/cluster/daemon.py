@@ -33,9 +33,8 @@ from dieselfs.limits import (
     MASTER_SILENCE_S,
     NODE_PACKET_BYTES_MAX,
 )
-from dieselfs.process.handle import ProcessHandle
-from dieselfs.process.launch import start
-from dieselfs.process.lock import locked
+from dieselfs.process.launch import ProcessHandle, start
+from dieselfs.process.state_dirs import locked
 from dieselfs.sockets import peer_process
 
 _LOOKS_MIN = 3

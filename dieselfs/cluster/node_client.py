@@ -190,7 +190,8 @@ def _read_members(descriptor: int, length_bytes: int) -> tuple[Member, ...]:
 class NodeClient:
     """Chunks from the daemon of this node, if there is one. Connects at the first request of each process.
 
-    Thread-safe (each request has its own connection), also after a fork.
+    Thread-safe (each request has its own connection), also after a fork. Requests return None without a daemon, or
+    after a timeout. A daemon that fails is avoided for NODE_AVOIDED_S.
     """
 
     def __init__(self, path: Path, digest: bytes, clock: Callable[[], float] = time.monotonic) -> None:
@@ -209,7 +210,7 @@ class NodeClient:
     def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
         """The unverified payload of a chunk of `length_bytes`; the reader needs `wanted_bytes` of it.
 
-        None without a daemon, without the chunk, or after a timeout. A daemon that fails is avoided for NODE_AVOIDED_S.
+        None also without the chunk.
         """
         reply = self._call(lambda connection: connection.chunk(chunk, wanted_bytes))
         if reply is None:
@@ -223,10 +224,7 @@ class NodeClient:
             os.close(descriptor)
 
     def members(self, known_version: int = 0) -> NodeMembers | None:
-        """The members of the daemon's job, as `NodeConnection.members`; the first is the daemon.
-
-        None without a daemon, without a job, or after a timeout. A daemon that fails is avoided for NODE_AVOIDED_S.
-        """
+        """The members of the daemon's job, as `NodeConnection.members`; it comes first. None also without a job."""
         return self._call(lambda connection: connection.members(known_version))
 
     def _call(self, request: Callable[[NodeConnection], _T]) -> _T | None:

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from dieselfs.cluster.member import RANK_MAX
 from dieselfs.errors import Unavailable
-from dieselfs.process.lock import is_at
-from dieselfs.process.state_dirs import make_private
+from dieselfs.process.state_dirs import is_at, make_private
 
 NODE_LOCK_TIMEOUT_S = 5.0
 """Wait for a lock file that another process is removing: instant, unless that process is stopped."""

@@ -112,11 +112,11 @@ class PooledSource:
     # -- as a source -------------------------------------------------------------------------------------
 
     def fetch_chunk(self, chunk: int) -> memoryview:
-        """The payload of a chunk. Raises Damaged, which names it, or Unavailable."""
+        """As `Source.fetch_chunk`. Raises Damaged, which names the chunk, or Unavailable."""
         return self._fetch_one(PeerRequest.whole(self._snapshot, chunk)).content
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
-        """As `fetch_chunk`, into memory of the payload's length, whose content is undefined after an error."""
+        """As `Source.fetch_chunk_into`."""
         content = self._fetch_one(PeerRequest.whole(self._snapshot, chunk, destination)).content
         if content is not destination:  # it was in the node cache
             destination[:] = content
@@ -258,7 +258,7 @@ class PooledSource:
         def arrived(request: PeerRequest, content: memoryview) -> None:
             extents = request.extents
             slices = Slices.joined(content, extents) if extents else Slices.of_payload(content)
-            if not is_intact(self._snapshot, request.chunk, extents, slices):
+            if not is_intact(self._snapshot, request.chunk, slices, extents):
                 raise ProtocolError(f"wrong bytes for chunk {request.chunk}")
             self._counted.count(self._counted.from_peers, _count(request), request.length_bytes)
             came.append((request, slices))

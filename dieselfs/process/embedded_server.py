@@ -12,7 +12,7 @@ from pathlib import Path
 from dieselfs.address import UnixAddress
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.process.launch import launch, python_command
-from dieselfs.process.lock import locked
+from dieselfs.process.state_dirs import locked
 from dieselfs.sockets import open_socket
 
 START_TIMEOUT_S = 30.0

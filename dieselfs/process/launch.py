@@ -1,4 +1,4 @@
-"""Starts background processes, and waits until they are ready. This module starts processes.
+"""Starts, watches and ends background processes. This module starts processes and sends signals.
 
 A started process is not our child, has a session of its own, works in `/` and logs to a file that only this user can
 read. It reports by one line on a descriptor, `ready` or the name and the message of an error (`Report`), and closes
@@ -7,18 +7,70 @@ it. A process that ends without a line has failed.
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import dieselfs.errors
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.process.handle import ProcessHandle
 from dieselfs.process.state_dirs import open_private
+
+DEATH_TIMEOUT_S = 10.0
+"""A killed process may first have to free much memory."""
+
+
+class ProcessHandle:
+    """A process that is not a child. A signal never reaches a later process with the same ID."""
+
+    def __init__(self, process: int) -> None:
+        """Raises ProcessLookupError if it has ended, OSError if it cannot be watched."""
+        self.process = process
+        self._descriptor = os.pidfd_open(process)
+        # A finalizer: one thread may still use the descriptor while another drops the object.
+        self.close = weakref.finalize(self, os.close, self._descriptor)
+
+    def send(self, number: signal.Signals) -> None:
+        """Raises ProcessLookupError if it has ended, OSError."""
+        signal.pidfd_send_signal(self._descriptor, number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended; False if it has not within `timeout_s`."""
+        poll = select.poll()  # select.select fails with descriptors above 1,023
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    @property
+    def has_ended(self) -> bool:
+        return self.wait(0.0)
+
+    def end(self, timeout_s: float) -> bool:
+        """Send SIGTERM and wait; False if it has not ended within `timeout_s`. Raises OSError."""
+        with suppress(ProcessLookupError):
+            self.send(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def kill(self, timeout_s: float) -> bool:
+        """As `end`, with SIGKILL after `timeout_s`; False if it has not ended DEATH_TIMEOUT_S after that."""
+        if self.end(timeout_s):
+            return True
+        with suppress(ProcessLookupError):
+            self.send(signal.SIGKILL)
+        return self.wait(DEATH_TIMEOUT_S)
+
+
+def wait_for_end(process: int, timeout_s: float) -> bool:
+    """Wait until a process has ended; False if it has not within `timeout_s`. Raises OSError."""
+    try:
+        return ProcessHandle(process).wait(timeout_s)
+    except ProcessLookupError:
+        return True
+
 
 READY = "ready"
 END_TIMEOUT_S = 10.0

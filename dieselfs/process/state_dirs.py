@@ -1,8 +1,13 @@
-"""Folders of this user for the sockets, locks and logs of background processes. This module makes folders."""
+"""Folders of this user for the sockets, locks and logs of background processes, and locks on files in them. This module
+makes folders and locks files.
+"""
 
+import fcntl
 import os
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from dieselfs.errors import AccessDenied
@@ -10,10 +15,10 @@ from dieselfs.errors import AccessDenied
 _NAME_CHARACTERS_MAX = 200
 
 
-def runtime_folder(environment: Mapping[str, str] = os.environ, user: int | None = None) -> Path:
+def runtime_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """The folder of sockets of a user's daemons on this node: in XDG_RUNTIME_DIR, else in /tmp."""
     own = environment.get("XDG_RUNTIME_DIR")
-    return Path(own) / "dieselfs" if own else Path(f"/tmp/dieselfs-{os.getuid() if user is None else user}")
+    return Path(own) / "dieselfs" if own else Path(f"/tmp/dieselfs-{os.getuid()}")
 
 
 def log_path(*words: str) -> Path:
@@ -40,3 +45,49 @@ def open_private(path: Path) -> int:
     """A descriptor to append to a log file that only this user can read. Makes its folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+_POLL_S = 0.02
+
+
+@contextmanager
+def locked(path: Path, timeout_s: float = 0.0) -> Iterator[int]:
+    """Hold the lock of the file at `path` until the end of the block; yields its descriptor.
+
+    The kernel releases the lock when the process ends. The holder may remove the file before it releases the lock: a
+    process that waited finds another file at the path, or none, and retries.
+    Makes the file if there is none. Raises BlockingIOError if another process has the lock after `timeout_s`; OSError.
+    """
+    end_s = time.monotonic() + timeout_s
+    while (descriptor := _try_lock(path)) is None:
+        if time.monotonic() >= end_s:
+            raise BlockingIOError(f"another process has locked {path}")
+        time.sleep(_POLL_S)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(path: Path) -> int | None:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(path, descriptor):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the last holder has just removed the file
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is the one at `path`: it may have been removed before it was locked."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False

@@ -32,19 +32,13 @@ class ServerSource:
         self._client = client
 
     def fetch_chunk(self, chunk: int) -> bytearray:
-        """The payload of the chunk with this number in the snapshot.
-
-        Raises Damaged, which names it, or Unavailable.
-        """
+        """As `Source.fetch_chunk`. Raises Damaged, which names the chunk, or Unavailable."""
         payload = bytearray(self.snapshot.chunk_payload_length(chunk))
         self.fetch_chunk_into(chunk, memoryview(payload))
         return payload
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
-        """Receive the payload of a chunk into `destination`, which has its length.
-
-        Raises as `fetch_chunk`; the content of `destination` is undefined then.
-        """
+        """As `Source.fetch_chunk_into`. Raises as `fetch_chunk`."""
         checksum = xxh3_128()
 
         def parts() -> Iterator[memoryview]:
@@ -91,10 +85,6 @@ class ServerSource:
             f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: checksum of the payload does not match"
         )
 
-    def is_payload(self, chunk: int, content: memoryview) -> bool:
-        """Whether bytes are the payload of a chunk, by its checksum."""
-        return xxh3_128_intdigest(content) == self.snapshot.chunk_checksum(chunk)
-
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         """The bytes of extents of one chunk. Raises Damaged or Unavailable."""
         return [*map(bytes, self._fetch_joined(chunk, extents))]
@@ -130,7 +120,7 @@ class ServerSource:
         )
 
 
-def is_intact(snapshot: Snapshot, chunk: int, extents: Sequence[ExtentRef], slices: Slices) -> bool:
+def is_intact(snapshot: Snapshot, chunk: int, slices: Slices, extents: Sequence[ExtentRef] = ()) -> bool:
     """Whether extents of a chunk have their checksums; without extents, whether its payload has."""
     if extents:
         return first_damaged(extents, slices) is None

@@ -14,7 +14,7 @@ import trio
 from dieselfs.address import TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
-from dieselfs.process.lock import locked
+from dieselfs.process.state_dirs import locked
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs_server.datasets.commit import catch_up

@@ -19,9 +19,11 @@ from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
 from dieselfs.limits import MIB
-from dieselfs.process.handle import wait_for_end
+from dieselfs.process.launch import wait_for_end
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.settings import CacheOptions
+from dieselfs.sources.interface import Slices
+from dieselfs.sources.server import is_intact
 from dieselfs_client import control
 from dieselfs_client.cache_daemon import JOB_IDLE_POLL_S, JOB_IDLE_S, unused
 from dieselfs_client.cluster.pool import PoolConfig, pool_config
@@ -180,7 +182,7 @@ def test_a_daemon_of_a_job_serves_that_job_alone(
     assert [(member.node, member.rank) for member in told.members] == [("node-0", 3)]
     chunk_bytes = data.snapshot.chunk_payload_length(0)
     memory = node.memory(0, chunk_bytes, chunk_bytes)
-    assert memory is not None and data.chunks.is_payload(0, memoryview(memory))  # type: ignore[arg-type]  # a buffer
+    assert memory is not None and is_intact(data.snapshot, 0, Slices.of_payload(memoryview(memory)))  # type: ignore[arg-type]  # a buffer
     node.close()
     assert control.stop_cache(data.snapshot, terms) == process
     assert control.find_cache(data.snapshot, terms) is None

@@ -14,6 +14,8 @@ from dieselfs.cluster.job import Job
 from dieselfs.cluster.node_client import NodeClient, job_socket_path
 from dieselfs.cluster.secret import read_secret_file
 from dieselfs.dataset import connect
+from dieselfs.sources.interface import Slices
+from dieselfs.sources.server import is_intact
 
 
 def main() -> None:
@@ -27,7 +29,7 @@ def main() -> None:
         daemon = NodeClient(path, snapshot.digest)
         attachment = Attachment(snapshot, data.chunks, daemon, node, secret.peer_key())
         for chunk in range(snapshot.chunk_count):
-            assert data.chunks.is_payload(chunk, attachment.source.fetch_chunk(chunk))
+            assert is_intact(data.snapshot, chunk, Slices.of_payload(attachment.source.fetch_chunk(chunk)))
         members = [[member.node, member.address.port] for member in attachment.members]
         print(
             json.dumps({"members": members, **attachment.source.metrics.as_dict()["requested"]}), flush=True

@@ -22,7 +22,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import MountError, Unavailable
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
 from dieselfs.process.embedded_server import socket_path
-from dieselfs.process.handle import ProcessHandle
+from dieselfs.process.launch import ProcessHandle
 from dieselfs.settings import KERNEL, Settings
 from dieselfs.sockets import open_socket, peer_process
 from dieselfs_client import control

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dieselfs.process.embedded_server import socket_path
-from dieselfs.process.lock import locked
+from dieselfs.process.state_dirs import locked
 
 STOP_TIMEOUT_S = 15.0
 

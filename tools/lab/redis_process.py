@@ -8,7 +8,7 @@ from pathlib import Path
 
 import redis
 
-from dieselfs.process.handle import ProcessHandle
+from dieselfs.process.launch import ProcessHandle
 from lab.namespace import wait_for
 from lab.ports import HOST, free_port
 

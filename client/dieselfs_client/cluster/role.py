@@ -7,8 +7,8 @@ A change of the role does not interrupt readers. A master stays master until it 
 """
 
 import logging
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from dieselfs_client.memory.node_cache import NodeCache
 
 
 class Election:
-    """The candidacy of a daemon; a context manager, whose end withdraws it and closes `lock`."""
+    """The candidacy of a daemon. `close` withdraws it, and closes `lock`."""
 
     def __init__(self, lock: NodeLock, rank: int) -> None:
         self._lock = lock
@@ -45,12 +45,7 @@ class Election:
         self.is_master = False
         lock.be_candidate(rank)
 
-    def __enter__(self) -> "Election":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._lock.clear()
         self.is_master = False
 
@@ -193,7 +188,7 @@ class JobRole:
         self._host.nursery.start_soon(self._warmth.run)
 
     async def _run(self) -> None:
-        with self._election:
+        with closing(self._election):
             if self._pool is None:
                 await self._run_attached()
             assert self._pool is not None

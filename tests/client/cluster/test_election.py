@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runtime" / "node.job"
 
 
-def claimed(path: Path, rank: int) -> Election:
-    return Election(NodeLock(path), rank)
+def claimed(path: Path, rank: int) -> closing[Election]:
+    return closing(Election(NodeLock(path), rank))
 
 
 @contextmanager
@@ -64,11 +64,11 @@ def test_the_smallest_rank_that_lives_goes_first(path: Path) -> None:
     with ExitStack() as stack:
         claims = [stack.enter_context(claimed(path, rank)) for rank in (3, 1, 2)]
         assert [claim.try_take() for claim in claims] == [False, True, False]
-        claims[1].__exit__(None, None, None)
+        claims[1].close()
         assert [claim.try_take() for claim in (claims[0], claims[2])] == [False, True]
         stack.pop_all()
         for claim in (claims[0], claims[2]):
-            claim.__exit__(None, None, None)
+            claim.close()
 
 
 def test_a_master_stays_one_when_a_smaller_rank_comes(path: Path) -> None:

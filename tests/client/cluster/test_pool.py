@@ -12,6 +12,8 @@ from dieselfs.cluster.job import Job
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
+from dieselfs.sources.interface import Slices
+from dieselfs.sources.server import is_intact
 from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
 from dieselfs_client.memory import fd_limits
 from tests.support.server import RunningServer, running_server
@@ -51,7 +53,7 @@ class Node:
             payload = await self.pool.node_cache.read(chunk)
             if payload is None:
                 payload = await trio.to_thread.run_sync(self.pool.source.fetch_chunk, chunk)
-            assert self.data.chunks.is_payload(chunk, payload)
+            assert is_intact(self.data.snapshot, chunk, Slices.of_payload(payload))
 
 
 async def start(

@@ -21,6 +21,8 @@ from dieselfs.errors import AlreadyExists
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_SILENCE_S, MIB
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.settings import CacheOptions
+from dieselfs.sources.interface import Slices
+from dieselfs.sources.server import is_intact
 from dieselfs_client import control
 from dieselfs_client.cluster.pool import PoolConfig, PoolHost
 from dieselfs_client.cluster.role import JobRole, lock_of, path_of
@@ -64,7 +66,7 @@ class Daemon:
             if payload is None:
                 fetched = await trio.to_thread.run_sync(self.part.source.fetch_chunk, chunk)
                 payload = memoryview(fetched)
-            assert self.data.chunks.is_payload(chunk, payload)
+            assert is_intact(self.data.snapshot, chunk, Slices.of_payload(payload))
 
     @property
     def is_master(self) -> bool:

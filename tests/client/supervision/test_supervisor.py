@@ -18,7 +18,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_BUG, MountError
-from dieselfs.process.handle import wait_for_end
+from dieselfs.process.launch import wait_for_end
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions

@@ -17,7 +17,7 @@ from dieselfs.cluster import node_client
 from dieselfs.cluster.daemon import JOB_START_INTERVAL_S, JobDaemon, MasterWatch
 from dieselfs.cluster.node_lock import NodeLock, lock_path
 from dieselfs.limits import MASTER_PATIENCE_S, MASTER_POLL_S, MASTER_SILENCE_S
-from dieselfs.process.handle import wait_for_end
+from dieselfs.process.launch import wait_for_end
 from tests.support.scripted_daemon import greeting, scripted_daemon
 
 DIGEST = bytes(range(32))

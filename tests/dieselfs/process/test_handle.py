@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from dieselfs.process.handle import ProcessHandle, wait_for_end
+from dieselfs.process.launch import ProcessHandle, wait_for_end
 
 PATIENCE_S = 60.0
 STUBBORN = (

@@ -13,8 +13,14 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import MountError, NotFound, Unavailable
-from dieselfs.process.handle import ProcessHandle, wait_for_end
-from dieselfs.process.launch import launch, module_environment, python_command, start
+from dieselfs.process.launch import (
+    ProcessHandle,
+    launch,
+    module_environment,
+    python_command,
+    start,
+    wait_for_end,
+)
 
 PATIENCE_S = 60.0
 

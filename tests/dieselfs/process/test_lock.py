@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from dieselfs.process.launch import module_environment
-from dieselfs.process.lock import is_at, locked
+from dieselfs.process.state_dirs import is_at, locked
 
 HOLDER = """
 import sys
 from pathlib import Path
-from dieselfs.process.lock import locked
+from dieselfs.process.state_dirs import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -1,5 +1,6 @@
 """Where sockets, locks and logs lie, and who may enter."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from dieselfs.process.state_dirs import check_private, log_path, make_private, o
 
 def test_sockets_are_of_this_node_and_user() -> None:
     assert runtime_folder({"XDG_RUNTIME_DIR": "/run/user/7"}) == Path("/run/user/7/dieselfs")
-    assert runtime_folder({}, user=7) == Path("/tmp/dieselfs-7")
+    assert runtime_folder({}) == Path(f"/tmp/dieselfs-{os.getuid()}")
 
 
 def test_a_log_is_named_after_what_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from dieselfs.errors import Damaged
 from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
-from dieselfs.sources.server import FETCHES_MAX, PART_BYTES, ServerSource
+from dieselfs.sources.interface import Slices
+from dieselfs.sources.server import FETCHES_MAX, PART_BYTES, ServerSource, is_intact
 from tests.support.descriptors import descriptor_count
 from tests.support.server import RunningServer, running_server
 
@@ -81,7 +82,7 @@ def test_what_came_damaged_is_fetched_once_more_from_its_beginning(settings: Set
         client = DamagingClient(settings, FETCHES_MAX - 1)
         reader = ServerSource(client, data.snapshot)
         segment = reader.fetch_segment(0)
-        assert reader.is_payload(0, segment.view)
+        assert is_intact(data.snapshot, 0, Slices.of_payload(segment.view))
         segment.close()
         client.damaged = FETCHES_MAX
         before = descriptor_count()
