@@ -7,6 +7,7 @@ the chunks gives the same dataset.
 """
 
 from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import ChunkHeader, Op, decode_chunk
@@ -47,7 +48,11 @@ def purge(
         for chunk in expired:
             store.delete(dataset.dataset_id, chunk.chunk_id)
             metadata.forget_chunk(dataset.dataset_id, chunk.chunk_id)
-        rewriter = _Rewriter(store, metadata, dataset, now_ns, holed)
+        # Of equal versions the larger chunk ID counts, so the copies need larger IDs, even if the clocks of the
+        # original writers were ahead.
+        newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in holed), default=0)
+        ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
+        rewriter = _Rewriter(store, metadata, dataset, now_ns, ids)
         for chunk in holed:
             rewriter.copy_live(chunk)
         rewriter.write()
@@ -67,26 +72,16 @@ def removable(
     return [chunk for chunk in dead if chunk.updated_ns <= oldest_ns and chunk.chunk_id not in tagged]
 
 
+@dataclass(eq=False)
 class _Rewriter:
     """Copies live entries into new chunks, each written when it is full."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        metadata: MetadataStore,
-        dataset: DatasetRecord,
-        now_ns: int,
-        holed: Sequence[ChunkRecord],
-    ) -> None:
-        self._store = store
-        self._metadata = metadata
-        self._dataset = dataset
-        self._now_ns = now_ns
-        self._builder = ChunkBuilder()
-        # Of equal versions the larger chunk ID counts, so the copies need larger IDs, even if the clocks of the
-        # original writers were ahead.
-        newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in holed), default=0)
-        self._ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
+    _store: ObjectStore
+    _metadata: MetadataStore
+    _dataset: DatasetRecord
+    _now_ns: int
+    _ids: ChunkIdSource
+    _builder: ChunkBuilder = field(default_factory=ChunkBuilder)
 
     def copy_live(self, chunk: ChunkRecord) -> None:
         dataset_id, chunk_id = self._dataset.dataset_id, chunk.chunk_id

@@ -54,23 +54,19 @@ class ReadMetrics:
         self.read = metrics.counter("reading.store_bytes", "Bytes read from the object store.")
 
 
+@dataclass(eq=False)
 class ReadQueue:
-    """Reads of one object. `read` blocks, and returns the bytes of one span; `tokens` limit the reads in flight.
+    """Reads of one object. `_read` blocks, and returns the bytes of one span; `_tokens` limit the reads in flight.
 
     All state is changed only between checkpoints.
     """
 
-    def __init__(
-        self,
-        read: Callable[[int, int], bytes],
-        tokens: trio.CapacityLimiter,
-        threads: trio.CapacityLimiter,
-        metrics: ReadMetrics,
-    ) -> None:
-        self._read = read
-        self._tokens = tokens
-        self._threads = threads
-        self._metrics = metrics
+    _read: Callable[[int, int], bytes]
+    _tokens: trio.CapacityLimiter
+    _threads: trio.CapacityLimiter
+    _metrics: ReadMetrics
+
+    def __post_init__(self) -> None:
         self._turn = trio.Lock()
         self._waiting: list[_Request] = []
         self._in_flight: SharedRead | None = None

@@ -41,11 +41,11 @@ def open_store(url: str) -> ObjectStore:
     """
     scheme = urlsplit(url).scheme
     if scheme == "tiered":
-        options, size_bytes = tier_options(url), tier_size(url)
+        fast_url, slow_url, size_bytes = tier_options(url)
         # What the fast tier cannot do at once, the slow one does: there is nothing to wait for.
-        fast = LimitedStore(_open_backend(options["fast"]), Bounds(wait_s_max=FAST_WAIT_S_MAX))
+        fast = LimitedStore(_open_backend(fast_url), Bounds(wait_s_max=FAST_WAIT_S_MAX))
         try:
-            slow = _guarded(_open_backend(options["slow"]))
+            slow = _guarded(_open_backend(slow_url))
         except BaseException:
             fast.close()
             raise
@@ -85,21 +85,20 @@ def _ceph_options(url: str) -> tuple[str, str]:
     return options.get("conf", DEFAULT_CEPH_CONF), user
 
 
-def tier_options(url: str) -> dict[str, str]:
-    """The options of a `tiered:` URL; their values may hold commas. Raises InvalidInput unless each is there once."""
+def tier_options(url: str) -> tuple[str, str, int]:
+    """The URLs of the fast and of the slow store of a `tiered:` URL, and the bytes that the fast one may hold.
+
+    URLs may hold commas. Raises InvalidInput unless each option is there once.
+    """
     texts = re.split(rf",(?=(?:{'|'.join(_TIER_OPTIONS)})=)", url.removeprefix("tiered:"))
-    options = [(name, value) for name, _, value in (text.partition("=") for text in texts)]
-    if sorted(name for name, _ in options) != sorted(_TIER_OPTIONS):
+    pairs = [(name, value) for name, _, value in (text.partition("=") for text in texts)]
+    if sorted(name for name, _ in pairs) != sorted(_TIER_OPTIONS):
         raise InvalidInput(f"store {url!r}: write tiered:fast=URL,slow=URL,size=200GiB")
-    return dict(options)
-
-
-def tier_size(url: str) -> int:
-    """Bytes that the fast tier of a `tiered:` URL may hold. Raises InvalidInput."""
+    options = dict(pairs)
     try:
-        size_bytes = parse_size(tier_options(url)["size"])
+        size_bytes = parse_size(options["size"])
     except InvalidInput as error:
         raise InvalidInput(f"store {url!r}: size: {error}") from None
     if size_bytes == 0:
         raise InvalidInput(f"store {url!r}: size must be more than 0: write for example 200GiB")
-    return size_bytes
+    return options["fast"], options["slow"], size_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB
-from dieselfs_server.store.opening import open_store, tier_options, tier_size
+from dieselfs_server.store.opening import open_store, tier_options
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID
 from tests.support.ceph import RunningCeph, needs_ceph
 
@@ -65,21 +65,18 @@ def test_what_is_no_store_is_refused(url: str) -> None:
 
 def test_values_of_tiers_may_hold_commas() -> None:
     slow = "rados://pool?conf=/etc/a,b.conf&user=client.x"
-    assert tier_options(f"tiered:slow={slow},fast=posix:///ssd,1,size=3TiB") == {
-        "slow": slow,
-        "fast": "posix:///ssd,1",
-        "size": "3TiB",
-    }
+    options = tier_options(f"tiered:slow={slow},fast=posix:///ssd,1,size=3TiB")
+    assert options == ("posix:///ssd,1", slow, 3072 * GIB)
 
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"), [("7KiB", 7 * KIB), ("3TiB", 3072 * GIB), ("64G", 64 * GIB), ("64GB", 64 * 10**9)]
 )
 def test_the_size_of_the_fast_tier_has_units(text: str, size_bytes: int) -> None:
-    assert tier_size(f"tiered:fast=memory:,slow=memory:,size={text}") == size_bytes
+    assert tier_options(f"tiered:fast=memory:,slow=memory:,size={text}")[2] == size_bytes
 
 
 @pytest.mark.parametrize("text", ["0", "0GiB", "much"])
 def test_a_size_that_cannot_be_is_said_with_its_url(text: str) -> None:
     with pytest.raises(InvalidInput, match=f"^store 'tiered:.*size={text}': size.*200GiB|write for example"):
-        tier_size(f"tiered:fast=memory:,slow=memory:,size={text}")
+        tier_options(f"tiered:fast=memory:,slow=memory:,size={text}")

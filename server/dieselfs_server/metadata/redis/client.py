@@ -9,7 +9,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Protocol
 
@@ -162,14 +161,19 @@ class RedisClient:
 
         def answers() -> Iterator[_Answer]:
             found = []
-            with _returned(pool, connection):
-                lost: RedisError | None = None
+            lost: RedisError | None = None
+            try:
                 for place, call in calls:
                     found.append((place, call, lost or _read(connection)))
                     if isinstance(found[-1][2], _LOST):
                         lost = found[-1][2]
                 if lost is None:
                     found = _load_scripts(connection, found)
+            except BaseException:
+                connection.disconnect()  # answers may be unread
+                raise
+            finally:
+                pool.release(connection)
             return iter(found)
 
         return answers
@@ -246,18 +250,6 @@ class RedisClient:
                 f"{where}: the user lacks a permission; set the ACL line of docs/reference/metadata-keys.md"
             )
         return Unavailable(f"{where}: {_describe(error)}")
-
-
-@contextmanager
-def _returned(pool: ConnectionPool, connection: Any) -> Iterator[None]:
-    """Return the connection to its pool; disconnect it first if answers may be unread."""
-    try:
-        yield
-    except BaseException:
-        connection.disconnect()
-        raise
-    finally:
-        pool.release(connection)
 
 
 def _read(connection: Any) -> Any:

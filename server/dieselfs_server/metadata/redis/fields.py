@@ -157,14 +157,9 @@ class Call(Generic[Result]):
     decode: Callable[[Any], Result] = lambda reply: reply
 
 
-class _Keys:
-    """The keys of a script's call, numbered from 1 in the order of their first use."""
-
-    def __init__(self, first: bytes = b"") -> None:
-        self.numbers: dict[bytes, int] = {first: 1} if first else {}
-
-    def number(self, key: bytes) -> int:
-        return self.numbers.setdefault(key, len(self.numbers) + 1) if key else 0
+def _number(keys: dict[bytes, int], key: bytes) -> int:
+    """The number of a key of a script's call, from 1 on in the order of first use; 0 for no key."""
+    return keys.setdefault(key, len(keys) + 1) if key else 0
 
 
 def _script_call(
@@ -181,16 +176,16 @@ def _script_call(
 
 def read_call(fields: Sequence[tuple[KeyPair, Sequence[bytes]]]) -> Call[list[list[bytes | None]]]:
     """The values of fields of one slot, one list for each key pair; None for a field that does not exist."""
-    keys = _Keys()
+    keys: dict[bytes, int] = {}
     groups = [
-        (keys.number(key_pair.sorted_key), keys.number(key_pair.hash_key), names)
+        (_number(keys, key_pair.sorted_key), _number(keys, key_pair.hash_key), names)
         for key_pair, names in fields
     ]
 
     def decode(found: list[list[bytes]]) -> list[list[bytes | None]]:
         return [[value or None for value in group] for group in found]
 
-    return _script_call(READ, list(keys.numbers), groups, decode=decode)
+    return _script_call(READ, list(keys), groups, decode=decode)
 
 
 @dataclass(eq=False)
@@ -239,11 +234,11 @@ class Swapped:
 
 def swap_call(changes: Sequence[Change], counter: tuple[KeyPair, bytes] | None = None) -> Call[Swapped]:
     """Change fields of one slot, all of them if every one matches, else none. Increments the field `counter`."""
-    keys = _Keys(counter[0].hash_key if counter else b"")
+    keys = {counter[0].hash_key: 1} if counter else {}
     groups = [
         (
-            keys.number(change.key_pair.sorted_key),
-            keys.number(change.key_pair.hash_key),
+            _number(keys, change.key_pair.sorted_key),
+            _number(keys, change.key_pair.hash_key),
             change.names,
             {position + 1: value[-SEAL_BYTES:] for position, value in change.expected.items()},
             change.values,
@@ -260,7 +255,7 @@ def swap_call(changes: Sequence[Change], counter: tuple[KeyPair, bytes] | None =
             count, [(change.key_pair, change.names[position], value) for change, position, value in found]
         )
 
-    return _script_call(SWAP, list(keys.numbers), groups, counter[1] if counter else b"", decode=decode)
+    return _script_call(SWAP, list(keys), groups, counter[1] if counter else b"", decode=decode)
 
 
 @dataclass(frozen=True, slots=True)

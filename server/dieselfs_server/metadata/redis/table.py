@@ -8,6 +8,7 @@ reader sets a hold, which makes uploads wait, and reads again. A hold expires un
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -131,13 +132,13 @@ def _adds_up(table: EntryTable) -> bool:
     )
 
 
+@dataclass(eq=False)
 class _Hold:
     """Makes new applications of chunks wait until it is released, or has expired."""
 
-    def __init__(self, client: RedisCalls, keys: DatasetKeys) -> None:
-        self._client = client
-        self._keys = keys
-        self._is_set = False
+    _client: RedisCalls
+    _keys: DatasetKeys
+    _is_set: bool = False
 
     def renew(self) -> None:
         self._put(os.urandom(SEAL_BYTES))
@@ -160,15 +161,17 @@ _Folder = tuple[bytes, list[bytes]]
 """Path and members."""
 
 
+@dataclass(eq=False)
 class _Reading:
     """One pass over all buckets."""
 
-    def __init__(self, client: RedisCalls, keys: DatasetKeys, hold: _Hold | None) -> None:
-        self._client = client
-        self._keys = keys
-        self._hold = hold
-        # By path, version and size; the values by place and length.
-        self._extents: defaultdict[tuple[bytes, int, int], dict[tuple[int, int], bytes]] = defaultdict(dict)
+    _client: RedisCalls
+    _keys: DatasetKeys
+    _hold: _Hold | None
+    _extents: defaultdict[tuple[bytes, int, int], dict[tuple[int, int], bytes]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """By path, version and size; the values by place and length."""
 
     def read(self, record: DatasetRecord) -> EntryTable | None:
         """None if a bucket has lost changes."""
