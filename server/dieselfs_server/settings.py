@@ -1,13 +1,6 @@
 """What a server is told: options, a TOML file, and etcd, with the same names. This module opens files and sockets.
 
-listen = ["tcp://10.0.0.5:7070", "unix:/run/dieselfs/server.sock"]
-store = "posix:///lustre/dieselfs"
-metadata = "sqlite:///var/lib/dieselfs/metadata.db"
-state = "/var/lib/dieselfs"              # snapshots and the like; can be lost
-tls_certificate = "/etc/dieselfs/server.pem"
-tls_key = "/etc/dieselfs/server.key"
-etcd = "10.0.0.1:2379,10.0.0.2:2379"     # register there; what is not set here is taken from there
-advertise = ["tcp://storage-1:7070"]     # as what; otherwise the addresses of `listen`
+`docs/reference/settings.md` lists the names, with where each can be set.
 """
 
 from collections.abc import Sequence

@@ -52,7 +52,7 @@ class SnapshotCache:
             raise kind(
                 f"the server cannot write a snapshot in {self._folder}: {error.strerror}; free space there, then retry"
             ) from None
-        self._remove_old(dataset.dataset_id)
+        self.drop(dataset.dataset_id, GENERATIONS_KEPT)
         self._open[path] = Snapshot.open(path)
         return self._open[path]
 
@@ -99,18 +99,9 @@ class SnapshotCache:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _remove_old(self, dataset_id: bytes) -> None:
-        for path in self._files(dataset_id)[:-GENERATIONS_KEPT]:
-            self._remove(path)
-
-    def drop(self, dataset_id: bytes) -> None:
-        """Remove all snapshots of a dataset. Blocks."""
-        for path in self._files(dataset_id):
-            self._remove(path)
-
-    def _files(self, dataset_id: bytes) -> list[Path]:
-        return sorted(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"))
-
-    def _remove(self, path: Path) -> None:
-        self._open.pop(path, None)
-        path.unlink(missing_ok=True)
+    def drop(self, dataset_id: bytes, kept: int = 0) -> None:
+        """Remove the snapshots of a dataset, except the `kept` newest. Blocks."""
+        paths = sorted(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"), reverse=True)
+        for path in paths[kept:]:
+            self._open.pop(path, None)
+            path.unlink(missing_ok=True)

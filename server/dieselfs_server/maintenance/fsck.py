@@ -5,8 +5,7 @@ the files that need them; these cannot be repaired.
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,7 +46,12 @@ def fsck(
     `scratch` is a folder with room for a copy of the metadata. A concurrent write can be reported as a difference.
     """
     check = _Check(store, metadata, dataset, now_ns, is_deep, is_repair)
-    with _temporary_store(scratch, dataset) as reference:
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (
+        TemporaryDirectory(prefix="fsck-", dir=scratch) as folder,
+        closing(SqliteMetadata(f"{folder}/reference.db")) as reference,
+    ):
+        reference.create_dataset(dataset.name, dataset.dataset_id)
         check.read_chunks(reference)
         check.compare_chunks()
         expected = reference.entry_table(dataset.dataset_id)
@@ -61,17 +65,6 @@ def fsck(
         check.unmended_count,
         tuple(check.problems),
     )
-
-
-@contextmanager
-def _temporary_store(scratch: Path, dataset: DatasetRecord) -> Iterator[SqliteMetadata]:
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (
-        TemporaryDirectory(prefix="fsck-", dir=scratch) as folder,
-        closing(SqliteMetadata(f"{folder}/reference.db")) as reference,
-    ):
-        reference.create_dataset(dataset.name, dataset.dataset_id)
-        yield reference
 
 
 @dataclass(eq=False)

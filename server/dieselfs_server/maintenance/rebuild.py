@@ -6,8 +6,6 @@ rebuild leaves a mark, and is run again.
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from dieselfs.errors import AlreadyExists, Damaged, NotFound
 from dieselfs.limits import REPORT_LINE_BYTES_MAX, REPORT_LINES_MAX
@@ -40,16 +38,18 @@ def rebuild(
         dataset = _emptied(metadata, name, dataset_id, dataset, now_ns)
     chunks = entries = 0
     damaged: list[str] = []
-    with _marked(metadata, dataset):
-        for chunk_id in store.list_chunks(dataset_id, since_s or 0):
-            try:
-                preamble, header = read_header(store, dataset_id, chunk_id)
-            except (Damaged, NotFound) as error:
-                log.error("rebuild of %s: %s", name, error)
-                damaged = [*damaged, report_line(str(error))][:REPORT_LINES_MAX]
-                continue
-            metadata.apply(dataset_id, preamble, header, now_ns, is_again=True)
-            chunks, entries = chunks + 1, entries + len(header)
+    # The mark of a dataset that is being rebuilt; an error leaves it.
+    put_pin(metadata, dataset_id, rebuild_pin(dataset))
+    for chunk_id in store.list_chunks(dataset_id, since_s or 0):
+        try:
+            preamble, header = read_header(store, dataset_id, chunk_id)
+        except (Damaged, NotFound) as error:
+            log.error("rebuild of %s: %s", name, error)
+            damaged = [*damaged, report_line(str(error))][:REPORT_LINES_MAX]
+            continue
+        metadata.apply(dataset_id, preamble, header, now_ns, is_again=True)
+        chunks, entries = chunks + 1, entries + len(header)
+    remove_pin(metadata, dataset_id, REBUILD_HOLDER)
     record = metadata.dataset(name)
     log.info("rebuilt %s: %d chunks, %d entries, %d files", name, chunks, entries, record.files)
     return RebuildReport(chunks, entries, record.files, record.generation, tuple(damaged))
@@ -80,11 +80,3 @@ def _emptied(
         return metadata.create_dataset(name, dataset_id, generation, max(updated_ns, now_ns))
     except AlreadyExists:  # another server rebuilds it too: applying twice is harmless
         return metadata.dataset(name)
-
-
-@contextmanager
-def _marked(metadata: MetadataStore, dataset: DatasetRecord) -> Iterator[None]:
-    """Mark the dataset as being rebuilt; an error leaves the mark."""
-    put_pin(metadata, dataset.dataset_id, rebuild_pin(dataset))
-    yield
-    remove_pin(metadata, dataset.dataset_id, REBUILD_HOLDER)

@@ -1,16 +1,9 @@
-"""The object store in a pool of a Ceph cluster.
-
-    records/...                          records: `rados_records.py`
-    <dataset ID, hex>/chunks/<name>      a chunk, or its first PIECE_BYTES; `name` is its ID as printed
-    <same>.<nonce>.<number>              the rest of a longer one; the attribute `pieces` says which
-    datasets                             keys: dataset IDs, hex
-    <dataset ID, hex>/times              keys: the first four characters of names
-    <dataset ID, hex>/times/<name[:4]>   keys: names; and <name>.<nonce>.<pieces> of chunks in pieces
+"""The object store in a pool of a Ceph cluster. `docs/guide/object-stores.md` lists the objects and the states.
 
 RADOS cannot list objects in an order, nor those of a dataset without looking at all; so the keys are kept, in objects
 of their own, each for the 256 seconds that four characters of a name are. They are written from the top down before
 the chunk, and removed from the bottom up after it: a crash leaves at most keys that lead to nothing, which listing
-skips, and never an object that no key leads to. `docs/guide/object-stores.md` lists the states.
+skips, and never an object that no key leads to.
 """
 
 import re

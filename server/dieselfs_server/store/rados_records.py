@@ -1,12 +1,8 @@
-"""The records of a server in a RADOS pool, and content that is longer than one RADOS object should be.
+"""The records of a server in a RADOS pool, and content that is longer than one RADOS object should be: pieces.
 
-    records            keys: names; and <name>.<nonce>.<pieces> of records in pieces
-    records/<name>     a zero byte and the content; or a one byte and what `Stripes` encodes; the content is in stripes
-    <object>.<nonce>.<number>    a piece, from 1 on; each writer has a new nonce, so that two never mix theirs
-
-The object `records/<name>` is replaced at once, so that a reader finds the old or the new content. The key of pieces is
+The object of a record is replaced at once, so that a reader finds the old or the new content. The key of pieces is
 entered before the first of them, and stays as long as any is there, so that what a crash leaves is found and removed
-with the object; the pieces of the old content go after the new one is there.
+with the object. The pieces of the old content go after the new one is there.
 """
 
 import re

@@ -58,11 +58,6 @@ def wait_before(failed_tries: int, patience: RetryPolicy, fraction: float) -> fl
     return full_s * (1 + fraction) / 2
 
 
-def is_passing(error: Unavailable) -> bool:
-    """Whether it may work next time, by the error that is the cause."""
-    return getattr(error.__cause__, "errno", None) not in LASTING
-
-
 class RetryingStore(StoreWrapper):
     """An `ObjectStore` over `store`. Raises what the last try raised.
 
@@ -93,7 +88,8 @@ class RetryingStore(StoreWrapper):
                 failed_tries += 1
                 wait_s = wait_before(failed_tries, self._patience, self._source.random())
                 is_late = self._clock() + wait_s - started_s > self._patience.duration_s_max
-                if failed_tries >= self._patience.tries_max or is_late or not is_passing(error):
+                is_lasting = getattr(error.__cause__, "errno", None) in LASTING
+                if failed_tries >= self._patience.tries_max or is_late or is_lasting:
                     raise
             self._sleep(wait_s)
 

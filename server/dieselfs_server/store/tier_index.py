@@ -75,15 +75,10 @@ class TierIndex:
         self._clock = clock
         self._datasets: OrderedDict[bytes, _Dataset] = OrderedDict()  # least recently read first
 
-    def found(self, dataset_id: bytes, chunk_id: bytes, length: int) -> None:
-        """Enter a copy that was there before us, of a dataset that nobody has read yet."""
-        self._enter(dataset_id, chunk_id, Copy(length, None), self._clock() - BUSY_S)
-
-    def add(self, dataset_id: bytes, chunk_id: bytes, fingerprint: Fingerprint) -> None:
-        self._enter(dataset_id, chunk_id, Copy(fingerprint.length, fingerprint), self._clock())
-
-    def _enter(self, dataset_id: bytes, chunk_id: bytes, copy: Copy, read_s: float) -> None:
+    def add(self, dataset_id: bytes, chunk_id: bytes, copy: Copy) -> None:
+        """Enter a copy; one that was there before us is of a dataset that nobody has read yet."""
         self.remove(dataset_id, chunk_id)
+        read_s = self._clock() - (BUSY_S if copy.fingerprint is None else 0)
         copies = self._datasets.setdefault(dataset_id, _Dataset(read_s)).copies
         copies[chunk_id] = copy
         self.used_bytes += copy.length

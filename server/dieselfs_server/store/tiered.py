@@ -17,7 +17,7 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.store.tier_filler import SLOW_SHARE, TierFiller
-from dieselfs_server.store.tier_index import Fingerprint, TierIndex
+from dieselfs_server.store.tier_index import Copy, Fingerprint, TierIndex
 from dieselfs_server.store.wrapper import StoreWrapper
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class TieredStore(StoreWrapper):
         fingerprint = Fingerprint.of(content)
         with self._lock:
             if self._index.holds(dataset_id, chunk_id):
-                self._index.add(dataset_id, chunk_id, fingerprint)
+                self._index.add(dataset_id, chunk_id, Copy(length, fingerprint))
         return fingerprint
 
     def _replace(self, dataset_id: bytes, chunk_id: bytes) -> None:
@@ -143,7 +143,7 @@ class TieredStore(StoreWrapper):
                 with suppress(NotFound):
                     length = self._fast.size(dataset_id, chunk_id)
                     if self._index.used_bytes + length <= self._index.capacity_bytes:
-                        self._index.found(dataset_id, chunk_id, length)
+                        self._index.add(dataset_id, chunk_id, Copy(length, None))
                     else:
                         self._fast.delete(dataset_id, chunk_id)
 
@@ -193,7 +193,7 @@ class TieredStore(StoreWrapper):
                 is_wanted = chunk in self._arriving
                 self._arriving.discard(chunk)
                 if is_there and is_wanted:
-                    self._index.add(dataset_id, chunk_id, Fingerprint.of(content))
+                    self._index.add(dataset_id, chunk_id, Copy(len(content), Fingerprint.of(content)))
         if not is_wanted:
             self._fast.delete(dataset_id, chunk_id)
 

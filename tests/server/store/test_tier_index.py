@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from dieselfs_server.store.tier_index import BLOCK_BYTES, BUSY_S, Fingerprint, TierIndex
+from dieselfs_server.store.tier_index import BLOCK_BYTES, BUSY_S, Copy, Fingerprint, TierIndex
 from tests.conformance.chunk_store_suite import chunk_at
 
 A, B, C = (bytes([number]) * 16 for number in range(3))
@@ -20,7 +20,8 @@ class Tier:
 
     def add(self, dataset_id: bytes, *numbers: int, length: int = 2) -> None:
         for number in numbers:
-            self.index.add(dataset_id, chunk_at(number), Fingerprint(length, array("Q")))
+            copy = Copy(length, Fingerprint(length, array("Q")))
+            self.index.add(dataset_id, chunk_at(number), copy)
 
     def victims(self, dataset_id: bytes, length: int) -> list[tuple[bytes, int]] | None:
         found = self.index.victims(dataset_id, length)
@@ -74,7 +75,7 @@ def test_a_dataset_does_not_push_out_its_own() -> None:
 
 def test_what_was_found_leaves_before_anything_else() -> None:
     tier = Tier()
-    tier.index.found(A, chunk_at(1), 8)
+    tier.index.add(A, chunk_at(1), Copy(8, None))
     assert tier.victims(B, 4) == [(A, 1)]
     copy = tier.index.read(A, chunk_at(1))
     assert copy is not None and copy.fingerprint is None and copy.length == 8

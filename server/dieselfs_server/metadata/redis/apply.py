@@ -1,14 +1,8 @@
 """Applies a chunk to the buckets of a dataset in Redis, so that an interrupted application can be finished.
 
-1. The chunk's header is written as pending. From here on, any server can finish: one that applies the same chunk again,
-   or one that reads the whole dataset.
-2. In each bucket, one swap writes the entries that count, with a receipt of its effects. A bucket with a receipt is not
-   changed again; the receipt has the effects.
-3. One last swap counts the sum of the receipts: it writes the chunk's record, the deletion bitmaps, the totals, the
-   folders and the next generation, and removes the pending header. It requires that there is no such record yet.
-
-So the totals are always the sum of the receipts of the recorded chunks. `docs/reference/metadata-keys.md` has the
-argument in full.
+The header is written as pending, so that any server can finish; one swap in each bucket writes the entries that count,
+with a receipt of its effects; one last swap counts the sum of the receipts. `docs/reference/metadata-keys.md` has the
+steps, and the argument why the totals are exact.
 """
 
 import time

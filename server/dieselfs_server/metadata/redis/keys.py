@@ -1,28 +1,7 @@
-"""All keys of the Redis metadata store; no other module makes one (`docs/reference/metadata-keys.md`). No I/O.
+"""All keys of the Redis metadata store; no other module makes one. No I/O.
 
-PREFIX is `dieselfs:` unless the URL sets another. T is the token of a dataset; each creation takes a new one, so that
-data of a dropped dataset is never read. NN is a bucket (00 to ff: the first byte of a folder's hash), H such a hash.
-Redis Cluster puts keys with the same text in braces on one node, where a script can change them together.
-
-    key                        kind    fields: name -> value
-    PREFIX{datasets}           hash    dataset name -> dataset ID, token;   / -> the newest token
-    PREFIX{T}:dataset          hash    record -> generation, time, totals;  versions -> last version;
-                                       hold -> a reader of the dataset;     NN -> least number of changes of bucket NN
-    PREFIX{T}:chunks           sorted  chunk ID -> time, lengths, checksum, entries, buckets
-    PREFIX{T}:deleted          hash    chunk ID -> time, deletion bitmap
-    PREFIX{T}:pending          hash    chunk ID -> header of a chunk that is being applied
-    PREFIX{T}:tree             sorted  folder NUL name -> number of entries in that folder, above 0
-    PREFIX{T}:tree:hidden      hash    the same, below 0 (only while chunks are being applied)
-    PREFIX{T}:notes            sorted  name of a note -> the note
-    PREFIX{T.NN}:changes       hash    changes -> number of changes in the bucket (plain decimal)
-    PREFIX{T.NN}:receipts      hash    chunk ID -> effects of the chunk's entries in this bucket
-    PREFIX{T.NN}:folders       hash    H -> path of the folder
-    PREFIX{T.NN}:pieces        sorted  path NUL version, size, place, length -> where the extent is
-    PREFIX{T.NN}:live:H        sorted  name -> the live entry
-    PREFIX{T.NN}:hidden:H      hash    name -> a tombstone, or a mark that only extents exist
-
-A sorted set holds `name NUL value` with score 0, so that names are in order; in a hash, names are fields. Every value
-but `changes` ends in a checksum of name and value, seeded with the key.
+`docs/reference/metadata-keys.md` lists the keys, with the names and values of their fields; a test compares them. A
+sorted set holds `name NUL value` with score 0, so that names are in order; in a hash, names are fields.
 """
 
 import struct

@@ -93,7 +93,9 @@ def apply_entries(
     losing = rivals.staged[~is_beaten]
     if len(losing):
         effects.kill([chunk] * len(losing), losing.tolist())
-        _unstage(connection, losing)
+        connection.execute(
+            "DELETE FROM staged WHERE entry IN (SELECT value FROM json_each(?))", (str(losing.tolist()),)
+        )
         whole = np.setdiff1d(whole, losing, assume_unique=True)
     beaten = rivals.take(is_beaten)
     _count(entries, whole, beaten, effects)
@@ -177,12 +179,6 @@ def _beaten(connection: sqlite3.Connection, entries: _Entries, rivals: _Rivals) 
             (rival_id,) = connection.execute(query, (rival_chunk,)).fetchone()
             is_beaten[tie] = entries.chunk_id > rival_id
     return is_beaten
-
-
-def _unstage(connection: sqlite3.Connection, losing: Numbers) -> None:
-    connection.execute(
-        "DELETE FROM staged WHERE entry IN (SELECT value FROM json_each(?))", (str(losing.tolist()),)
-    )
 
 
 def _count(entries: _Entries, whole: Numbers, beaten: _Rivals, effects: Effects[int]) -> None:
