@@ -5,8 +5,8 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
@@ -29,7 +29,7 @@ from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.opening import open_store
-from dieselfs_server.users import ALL_DATASETS, Right, Users, UserStore, with_grant, with_key
+from dieselfs_server.users import ALL_DATASETS, Right, UserStore, with_grant, with_key
 
 LOCK_TIMEOUT_S = 10.0
 """Timeout of an embedded server that waits for its predecessor to exit."""
@@ -84,31 +84,21 @@ def write_admin_key(users: UserStore, path: Path) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(key.text())
 
-    def add_admin(table: Users) -> Users:
-        return with_grant(with_key(table, key, int(time.time()), 0), "admin", ALL_DATASETS, Right.ADMIN)
-
-    users.change(add_admin)
+    now_s = int(time.time())
+    users.change(lambda table: with_grant(with_key(table, key, now_s, 0), "admin", ALL_DATASETS, Right.ADMIN))
     log.info("created user 'admin'; the key is in %s", path)
-
-
-@contextmanager
-def _locked_home(path: Path | None) -> Iterator[None]:
-    """Hold the lock of an embedded server's folder, against a second server. Raises Unavailable."""
-    with ExitStack() as stack:
-        if path is not None:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                stack.enter_context(locked(path, LOCK_TIMEOUT_S))
-            except BlockingIOError:
-                raise Unavailable(f"another server holds {path}") from None
-        yield
 
 
 @asynccontextmanager
 async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
     """Open the backends, apply chunks that a crash left unapplied, and listen; on exit, stop and close all."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(_locked_home(settings.lock))
+        if settings.lock is not None:  # of an embedded server's folder, against a second server
+            settings.lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                stack.enter_context(locked(settings.lock, LOCK_TIMEOUT_S))
+            except BlockingIOError:
+                raise Unavailable(f"another server holds {settings.lock}") from None
         tls = open_tls(settings)
         store = await trio.to_thread.run_sync(open_store, settings.store)
         stack.callback(store.close)
@@ -163,14 +153,10 @@ async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> N
                 etcd = Etcd(registry.etcd, registry.access)
                 nursery.start_soon(stay_registered, etcd, registry.addresses)
             ready()
-            nursery.start_soon(_stop_at_signal, signals, nursery.cancel_scope)
-
-
-async def _stop_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    async for number in signals:
-        log.info("stopping: %s", signal.Signals(number).name)
-        scope.cancel()
-        return
+            async for number in signals:
+                log.info("stopping: %s", signal.Signals(number).name)
+                nursery.cancel_scope.cancel()
+                return
 
 
 async def _stop_when_idle(

@@ -1,7 +1,6 @@
 """Answers the calls of authenticated clients, one at a time on each connection, with the handlers."""
 
 import logging
-from dataclasses import fields
 from typing import Any
 
 import trio
@@ -86,10 +85,11 @@ async def _send(connection: ClientConnection, method: str, sequence: int, reply:
 
 
 def as_struct(value: Any) -> Any:
-    """A record as its Thrift struct, also in a sequence or in another record; any other value as it is."""
+    """A record as its Thrift struct, also in a list, and in a tuple of another record; any other value as it is."""
     if isinstance(value, list | tuple):
         return [as_struct(each) for each in value]
     kind = _STRUCTS.get(type(value))
-    return (
-        value if kind is None else kind(**{f.name: as_struct(getattr(value, f.name)) for f in fields(value)})
-    )
+    if kind is None:
+        return value
+    columns = {name: getattr(value, name) for name in value.__slots__}
+    return kind(**{name: as_struct(v) if isinstance(v, tuple) else v for name, v in columns.items()})

@@ -98,18 +98,12 @@ class Catalog:
         """The ID of the dataset called `name`, from the headers of its chunks."""
         with self._lock:
             if self._clock() - self._scanned_s > SCAN_INTERVAL_S:
-                self._ids = self._scan()
+                names = {dataset_id: self._name_of(dataset_id) for dataset_id in self._store.list_datasets()}
+                self._ids = {found: dataset_id for dataset_id, found in names.items() if found}
                 self._scanned_s = self._clock()
             known = self._ids.get(name)
         # This or another server may have dropped it since the scan.
         return known if known is not None and any(self._store.list_chunks(known)) else None
-
-    def _scan(self) -> dict[str, bytes]:
-        return {
-            name: dataset_id
-            for dataset_id in self._store.list_datasets()
-            if (name := self._name_of(dataset_id))
-        }
 
     def _name_of(self, dataset_id: bytes) -> str | None:
         for chunk_id in self._store.list_chunks(dataset_id):

@@ -58,10 +58,13 @@ class RadosPool:
     ) -> None:
         self._librados = load_librados()
         self._pool = pool
+        timeouts = {
+            "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
+            "rados_mon_op_timeout": f"{operation_timeout_s:g}",
+            "rados_osd_op_timeout": f"{operation_timeout_s:g}",
+        }
         try:
-            self._cluster = self._librados.Rados(
-                conffile=conf, name=user, conf=_timeouts(operation_timeout_s)
-            )
+            self._cluster = self._librados.Rados(conffile=conf, name=user, conf=timeouts)
         except self._librados.Error as error:
             raise InvalidInput(f"cannot read the Ceph configuration {conf}: {_reason(error)}") from None
         try:
@@ -205,14 +208,6 @@ class RadosPool:
                 raise AlreadyExists(f"{where}: is there already") from None
             failure = StorageFull if number in _CAPACITY else Unavailable
             raise failure(f"{where}: {_reason(error)}") from error
-
-
-def _timeouts(operation_timeout_s: float) -> dict[str, str]:
-    return {
-        "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
-        "rados_mon_op_timeout": f"{operation_timeout_s:g}",
-        "rados_osd_op_timeout": f"{operation_timeout_s:g}",
-    }
 
 
 def _reason(error: Exception) -> str:

@@ -157,9 +157,11 @@ class TierFiller:
             is_done = chunk_id is None or not self._fetch_in_share(dataset_id, chunk_id)
         finally:
             if is_done:
+                now_s = self._clock()
                 with self._changed:
                     self._wanted.pop(dataset_id, None)
-                    self._rest(dataset_id)
+                    self._rested_s = {other: s for other, s in self._rested_s.items() if s > now_s}
+                    self._rested_s[dataset_id] = now_s + REFILL_PAUSE_S
 
     def _fetch_in_share(self, dataset_id: bytes, chunk_id: bytes) -> bool:
         """Copy one chunk; the next one has to wait until our share of the time allows it."""
@@ -170,8 +172,3 @@ class TierFiller:
             now_s = self._clock()
             with self._changed:
                 self._fetch_from_s = now_s + pause_after(now_s - started_s, self._slow_share)
-
-    def _rest(self, dataset_id: bytes) -> None:
-        now_s = self._clock()
-        self._rested_s = {other: until_s for other, until_s in self._rested_s.items() if until_s > now_s}
-        self._rested_s[dataset_id] = now_s + REFILL_PAUSE_S

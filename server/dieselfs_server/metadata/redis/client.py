@@ -105,7 +105,8 @@ class RedisClient:
                 ):
                     raise Unavailable(f"metadata in Redis at {self._location}: {trouble}; try again later")
                 time.sleep(REDIS_RETRY_S)
-                self._forget_slots()
+                with self._lock:
+                    self._node_of_slot = []
         self._away_since_s = None
         return replies
 
@@ -213,10 +214,6 @@ class RedisClient:
             with self._lock:
                 self._node_of_slot = nodes
         return nodes[key_slot(key)]
-
-    def _forget_slots(self) -> None:
-        with self._lock:
-            self._node_of_slot = []
 
     def _read_slots(self) -> list[_Node]:
         """The node of each slot. Raises redis' ConnectionError if no node of the cluster answers with all slots."""
