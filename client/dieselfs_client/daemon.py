@@ -248,7 +248,10 @@ class _MountService(Service):
                     )
                     if self.client is not None:
                         node.control.errors.trouble = self.client.trouble
-                    driver = self._open_driver(connection, node)
+                    user = os.getuid() if self.options.uid is None else self.options.uid
+                    group = os.getgid() if self.options.gid is None else self.options.gid
+                    parts = node.core, node.reads, node.control, user, group
+                    driver = driver_class(self.options.driver)(connection.device, *parts, is_taken_over)
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
                     nursery.start_soon(self._announce_mount, driver, connection, nursery.cancel_scope)
                     nursery.start_soon(self.keep_pinned)
@@ -262,12 +265,6 @@ class _MountService(Service):
                 buffer_pool.close()
             answering.cancel_scope.cancel()
         return driver.refusal
-
-    def _open_driver(self, connection: KernelConnection, node: Node) -> Driver:
-        user = os.getuid() if self.options.uid is None else self.options.uid
-        group = os.getgid() if self.options.gid is None else self.options.gid
-        parts = node.core, node.reads, node.control, user, group
-        return driver_class(self.options.driver)(connection.device, *parts, connection.is_taken_over)
 
     def _handover_state(self) -> HandoverState:
         """The state that the previous daemon handed over."""

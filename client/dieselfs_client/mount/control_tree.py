@@ -82,6 +82,7 @@ class ControlContents(Protocol):
 
 class _Text:
     def __init__(self, text: str) -> None:
+        self.text = text
         self._bytes = text.encode("utf-8", "surrogateescape")
         self.size_bytes = len(self._bytes)
 
@@ -108,10 +109,10 @@ class ControlFile:
     """One inode, for a daemon that takes over: with its text, or only its name if it is the list of an order."""
 
     inode: int
-    name: str
     mode: int
     size: int
     mtime_ns: int
+    name: str
     lookups: int
     text: str | None
 
@@ -238,17 +239,12 @@ class ControlTree:
         """The files that the kernel may still ask for."""
         return [
             ControlFile(
-                inode,
+                *file.attributes,
                 os.fsdecode(file.name),
-                file.attributes.mode,
-                file.attributes.size,
-                file.attributes.mtime_ns,
                 file.lookups,
-                file.content.read(0, file.attributes.size).decode("utf-8", "surrogateescape")
-                if isinstance(file.content, _Text)
-                else None,
+                file.content.text if isinstance(file.content, _Text) else None,
             )
-            for inode, file in self._files.items()
+            for file in self._files.values()
         ]
 
     def inherit(self, files: Iterable[ControlFile]) -> None:

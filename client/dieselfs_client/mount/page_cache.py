@@ -197,8 +197,7 @@ class PageCache:
 
 def largest_payload_bytes(snapshot: Snapshot) -> int:
     """Of all chunks; at least a page."""
-    lengths = snapshot.column("chunk_payload_lengths")
-    return max(int(lengths.max()) if len(lengths) else 0, PAGE_BYTES)
+    return int(snapshot.column("chunk_payload_lengths").max(initial=PAGE_BYTES))
 
 
 class _Helper:

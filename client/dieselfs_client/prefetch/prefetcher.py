@@ -235,7 +235,10 @@ class Prefetcher:
                     break
                 continue
             is_enough = self._has_its_part(window) or self._is_ahead_of_others(window)
-            span = None if is_enough else await self._next_span(window)
+            # Groups are worked out one by one, and others have their turn in between.
+            while not is_enough and window.gather(self._together_bytes(window)):
+                await trio.lowlevel.checkpoint()
+            span = None if is_enough else window.next_span(self._span_bytes())
             if span is None:
                 plan.is_ahead.set()
                 await moved.wait()
@@ -262,12 +265,6 @@ class Prefetcher:
                 self._forget(plan)
         if len(self._plans) >= PLANS_MAX and new.plan.spec not in self._plans:
             self._forget(min(self._plans.values(), key=lambda plan: plan.window.quiet_since_s))
-
-    async def _next_span(self, window: PlanWindow) -> Span | None:
-        """What to fetch next; groups are worked out one by one, and others have their turn in between."""
-        while window.gather(self._together_bytes(window)):
-            await trio.lowlevel.checkpoint()
-        return window.next_span(self._span_bytes())
 
     def _together_bytes(self, window: PlanWindow) -> int:
         """How much several groups may have that are fetched together."""
