@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -94,14 +95,11 @@ def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, objec
 
 def machine_facts(folder: Path, arguments: list[str]) -> dict[str, str]:
     """The machine, the software, the file system of `folder`, and the command."""
-    models = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
-    ]
-    model = models[0].partition(":")[2].strip() if models else platform.machine()
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "processors": f"{len(os.sched_getaffinity(0))} x {model}",
+        "processors": f"{len(os.sched_getaffinity(0))} x {model[1] if model else platform.machine()}",
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
         "file system": filesystem_type(folder),

@@ -65,10 +65,6 @@ def _watch(losing: "_ReadJob", keeping: "_ReadJob", chance: random.Random, how: 
     other = keeping.moments(keeping.nodes, lost_s - BEFORE_S)
     if how is not None:
         losing.bring_back(lost)
-    return _run(own, other, lost_s)
-
-
-def _run(own: Sequence[Moment], other: Sequence[Moment], lost_s: float) -> Run:
     verdict = verdict_of([*own, *other])
     if verdict.failures:
         raise RunFailed(f"{len(verdict.failures)} of {verdict.reads:,} reads failed: {verdict.failures[0]}")

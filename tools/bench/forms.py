@@ -31,6 +31,7 @@ from lab.namespace import wait_for
 from lab.server import upload
 
 DATASET = "bench"
+ENTRIES_PER_FOLDER = 1280
 MOUNT_MEMORY_BYTES = 2 << 30
 _START_TIMEOUT_S, _STOP_TIMEOUT_S = 30.0, 20.0
 
@@ -93,11 +94,15 @@ def store_tree(home: Home, folder: Path, size_bytes: int) -> None:
     assert stored_bytes == size_bytes, f"stored {stored_bytes} of {size_bytes} bytes"
 
 
-def store_entries(home: Home, entries: int, per_folder: int = 1280) -> None:
+def store_entries(home: Home, entries: int) -> None:
     """Fill a new dataset with files of one byte, in folders like those of ImageNet, without a source tree."""
     with home.dataset() as dataset:
         for number in range(entries):
-            path = b"train/n%08d/n%08d_%07d.JPEG" % (number // per_folder, number // per_folder, number)
+            path = b"train/n%08d/n%08d_%07d.JPEG" % (
+                number // ENTRIES_PER_FOLDER,
+                number // ENTRIES_PER_FOLDER,
+                number,
+            )
             dataset.put(path, b"\n", mtime_ns=1_600_000_000_000_000_000)
 
 
@@ -149,11 +154,8 @@ class SourceTree:
         return f"{self.files:,} files of {self.file_bytes:,} bytes"
 
     def paths(self) -> list[str]:
-        return [_file_path(number) for number in range(self.files)]
-
-
-def _file_path(number: int) -> str:
-    return f"n{number // FILES_PER_FOLDER:05}/n{number // FILES_PER_FOLDER:05}_{number:08}.jpg"
+        folders = (f"n{number // FILES_PER_FOLDER:05}" for number in range(self.files))
+        return [f"{folder}/{folder}_{number:08}.jpg" for number, folder in enumerate(folders)]
 
 
 def make_tree(folder: Path, files: int, file_bytes: int) -> SourceTree:
@@ -171,14 +173,8 @@ def shuffled(paths: Sequence[str]) -> list[str]:
 
 
 def filesystem_type(folder: Path) -> str:
-    """The type of the file system of `folder`: of the mount with the longest matching path."""
-    place, best = str(folder.resolve()), ("", "unknown")
-    for line in Path("/proc/self/mounts").read_text("utf-8", "surrogateescape").splitlines():
-        _, mountpoint, kind, *_ = line.split()
-        is_above = place == mountpoint or place.startswith(mountpoint.rstrip("/") + "/")
-        if is_above and len(mountpoint) >= len(best[0]):
-            best = (mountpoint, kind)
-    return best[1]
+    command = ["df", "--output=fstype", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1]
 
 
 def can_drop_caches() -> bool:

@@ -63,16 +63,11 @@ def trial_fields(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str,
     """A trial with every single run, for JSON."""
     sides = [
         {
-            "name": figure.side.name.strip(),
-            "amount": figure.side.amount,
-            "unit": figure.side.unit,
-            "size_bytes": figure.side.size_bytes,
-            "durations_s": figure.durations_s,
-            "duration_s": figure.duration_s,
-            "rate": figure.rate,
-            "ratio": figure.ratio,
+            **{name: getattr(figure.side, name) for name in ("name", "amount", "unit", "size_bytes")},
+            **{
+                name: getattr(figure, name) for name in ("durations_s", "duration_s", "rate", "ratio", "seen")
+            },
             "processor_s": figure.parts,
-            "seen": figure.seen,
             "series": [run.series for run in figure.runs if run.series],
         }
         for figure in figures

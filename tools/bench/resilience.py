@@ -19,6 +19,7 @@ from bench.figures import Run, RunFailed, Scale, Side, Trial
 from bench.forms import SMALL_FILE_BYTES, make_tree, mounted, running_home, store_tree
 from bench.readers import READ_TIMEOUT_S, ForkedProcess
 from dieselfs_client.supervision.status import supervision_of
+from lab.reader import read_and_drop
 
 READERS = 4
 FILES = 5000
@@ -86,12 +87,6 @@ def _kill(mountpoint: Path, duration_s: float) -> int:
 
 def _reads_right(path: str, expected: bytes) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            content = os.read(descriptor, len(expected) + 1)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-    except OSError:
+        return read_and_drop(path) == expected
+    except (AssertionError, OSError):
         return False
-    return content == expected

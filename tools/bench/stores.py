@@ -57,13 +57,9 @@ def _trials(store: ObjectStore, name: str, scale: Scale, raw: "_Dd | _RadosBench
     try:
         for title, run, raw_run in (("put", put, raw.write), ("get", get, raw.read)):
             amounts = (scale.chunks, "chunks", scale.chunks * CHUNK_TARGET_BYTES)
+            sides = [Side("store", run, *amounts), Side(raw.name, raw_run, *amounts)]
             title = f"{name}: {title} {scale.chunks} chunks of 4 MiB, {STREAMS} at once"
-            yield Trial(
-                title,
-                [Side("store", run, *amounts), Side(raw.name, raw_run, *amounts)],
-                scale.rounds,
-                raw.name,
-            )
+            yield Trial(title, sides, scale.rounds, raw.name)
     finally:
         store.delete_dataset(dataset_id)
         raw.clean()

@@ -148,7 +148,7 @@ class Job:
         for node in self.nodes:
             unmount(str(node.place))
         for node in self.nodes:
-            wait_for(partial(_has_no_process, node.host), f"{node.name} has no process")
+            wait_for(lambda: not node.host.processes(), f"{node.name} has no process")  # noqa: B023  # called here only
 
     def wait_until_complete(self, *nodes: JobNode) -> None:
         """Until the membership list of each of these nodes (default: all) names exactly these nodes."""
@@ -156,10 +156,6 @@ class Job:
         names = sorted(node.name for node in there)
         for node in there:
             wait_for(partial(_knows, node, names), f"{node.name} knows {names}")
-
-
-def _has_no_process(host: Host) -> bool:
-    return not host.processes()
 
 
 def _knows(node: JobNode, names: list[str]) -> bool:

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 BIN_S = 0.1
-FILE_BYTES_MAX = 1 << 20
 
 
 @dataclass
@@ -40,16 +39,23 @@ def content_of(name: str, length_bytes: int) -> bytes:
     return random.Random(name).randbytes(length_bytes)
 
 
-def read_once(mountpoint: str, name: str) -> None:
-    """Read a file and drop its pages. Raises AssertionError for wrong bytes, or OSError."""
-    descriptor = os.open(f"{mountpoint}/{name}", os.O_RDONLY)
+def read_and_drop(path: str) -> bytes:
+    """The content of a file, whose pages are dropped. Raises OSError, or AssertionError if it is cut short."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         length_bytes = os.fstat(descriptor).st_size
-        content = os.read(descriptor, FILE_BYTES_MAX)
+        content = os.read(descriptor, length_bytes + 1)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-    assert length_bytes > 0 and content == content_of(name, length_bytes), f"{name}: wrong bytes"
+    assert len(content) == length_bytes, f"{path}: {len(content)} of {length_bytes} bytes"
+    return content
+
+
+def read_once(mountpoint: str, name: str) -> None:
+    """Read a file and drop its pages. Raises AssertionError for wrong bytes, or OSError."""
+    content = read_and_drop(f"{mountpoint}/{name}")
+    assert content and content == content_of(name, len(content)), f"{name}: wrong bytes"
 
 
 def read_until(mountpoint: str, record: Path, stop: Path, seed: int, files_per_s: float = 0.0) -> None:
