@@ -136,7 +136,12 @@ class NodeConnection:
             ):
                 return NodeMembers(answer.version, None)
             if isinstance(answer, messages.MembersReply) and descriptor is not None:
-                return NodeMembers(answer.version, _read_members(descriptor, answer.length_bytes))
+                if answer.length_bytes > MEMBERSHIP_LIST_BYTES_MAX:
+                    raise ProtocolError(
+                        f"members in {answer.length_bytes} bytes, limit {MEMBERSHIP_LIST_BYTES_MAX}"
+                    )
+                encoded = map_sealed(descriptor, answer.length_bytes)[0 : answer.length_bytes]
+                return NodeMembers(answer.version, tuple(map(Member.of, decode_members(encoded))))
             raise ProtocolError(f"the daemon answers the request for members with {answer}")
         except DieselfsError:
             self.close()
@@ -178,13 +183,6 @@ class NodeConnection:
     def close(self) -> None:
         with suppress(OSError):
             self._socket.close()
-
-
-def _read_members(descriptor: int, length_bytes: int) -> tuple[Member, ...]:
-    if length_bytes > MEMBERSHIP_LIST_BYTES_MAX:
-        raise ProtocolError(f"members in {length_bytes} bytes, limit {MEMBERSHIP_LIST_BYTES_MAX}")
-    encoded = map_sealed(descriptor, length_bytes)[0:length_bytes]
-    return tuple(map(Member.of, decode_members(encoded)))
 
 
 class NodeClient:

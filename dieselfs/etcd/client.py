@@ -120,6 +120,9 @@ class Etcd:
 
     def _session(self, member: TcpAddress) -> contextlib.closing[Any]:
         credentials = self._tls_credentials()
+        password, file = None, self.access.password_file
+        if file is not None:
+            password = _read_file(file, is_secret=True).decode("utf-8", "replace").strip()
         endpoint = self._pyetcd.Endpoint(
             f"[{member.host}]" if ":" in member.host else member.host,
             member.port,
@@ -130,7 +133,7 @@ class Etcd:
         )
         try:
             session = self._pyetcd.MultiEndpointEtcd3Client(
-                [endpoint], ETCD_TIMEOUT_S, self.access.user, self._password()
+                [endpoint], ETCD_TIMEOUT_S, self.access.user, password
             )
         except BaseException:
             endpoint.close()
@@ -144,11 +147,6 @@ class Etcd:
             return None
         contents = [_read_file(name) if name else None for name in files]
         return self._grpc.ssl_channel_credentials(*contents)
-
-    def _password(self) -> str | None:
-        if self.access.password_file is None:
-            return None
-        return _read_file(self.access.password_file, is_secret=True).decode("utf-8", "replace").strip()
 
     def _raise_refusal(self, error: Exception) -> None:
         """Raise AccessDenied if a member refused the credentials."""

@@ -40,21 +40,15 @@ def connect_embedded(home: Path) -> socket.socket:
     return open_socket(address, None)
 
 
-def _accepts(address: UnixAddress) -> bool:
-    try:
-        open_socket(address, None).close()
-    except Unavailable:
-        return False
-    return True
-
-
 def _start_unless_accepting(home: Path, address: UnixAddress) -> None:
     """Start the server, one process at a time; it outlives this process. Raises Unavailable."""
     try:
         for folder in (home, home / "run", home / "log"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(home / "run" / "start.lock", START_TIMEOUT_S):
-            if not _accepts(address):
+            try:
+                open_socket(address, None).close()
+            except Unavailable:
                 _start(home)
     except BlockingIOError:
         raise Unavailable(

@@ -137,7 +137,7 @@ class Membership:
     def _on_failure(self, error: DieselfsError) -> None:
         """The last list stays in use."""
         if isinstance(error, AlreadyExists):
-            if not self._retry_s:
+            if not self._out:
                 _log.warning("job %s: this node is out, and will retry: %s", self._job_id.job, error)
             retry_s = 2 * max(self._retry_s, self._interval_s)
             self._retry_s = min(retry_s, max(self._interval_s, JOB_RETRY_S_MAX))
@@ -150,10 +150,9 @@ class Membership:
         """A server has answered; this node is a member."""
         if self._is_unavailable:
             _log.info("job %s: the server answers again", self._job_id.job)
-        if self._retry_s:
+        if self._out:
             _log.info("job %s: this node is back", self._job_id.job)
-        self._is_unavailable, self._retry_s = False, 0.0
-        self._out = ""
+        self._is_unavailable, self._retry_s, self._out = False, 0.0, ""
 
     def _take(self, sealed: tuple[bytes, ...]) -> None:
         opened: dict[bytes, Member] = {}
