@@ -73,6 +73,7 @@ system: system-demo  # and what the tests need
 	command -v strace >/dev/null || missing="$$missing strace"; \
 	command -v mkfs.xfs >/dev/null || missing="$$missing xfsprogs"; \
 	command -v mksquashfs >/dev/null || missing="$$missing squashfs-tools"; \
+	command -v fsck.erofs >/dev/null || missing="$$missing erofs-utils"; \
 	command -v squashfuse_ll >/dev/null || missing="$$missing squashfuse"; \
 	command -v memcached >/dev/null || missing="$$missing memcached"; \
 	command -v nutcracker >/dev/null || missing="$$missing nutcracker"; \

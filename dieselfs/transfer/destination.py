@@ -24,7 +24,7 @@ PERMISSIONS_KEPT = 0o777
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Destination:
@@ -107,7 +107,7 @@ class Destination:
         with self._replaced(path) as (descriptor, aside):
             file = os.open(aside, _NEW_FILE, 0o600, dir_fd=descriptor)
             try:
-                _write(file, content, 0)
+                write_at(file, content, 0)
                 _finish(file, status)
             finally:
                 os.close(file)
@@ -122,7 +122,7 @@ class Destination:
     def write_extent(self, path: bytes, aside: bytes, content: bytes | memoryview, place: int) -> None:
         """Write bytes to the file that was begun beside `path`, from `place` on."""
         with _room(self.folder), self._begun(path, aside) as file:
-            _write(file, content, place)
+            write_at(file, content, place)
 
     def finish_file(self, path: bytes, aside: bytes, status: Stat) -> None:
         """Set mode and time of the file that was begun beside `path`, and rename it to `path`."""
@@ -148,7 +148,8 @@ class Destination:
             os.unlink(aside, dir_fd=self._folder(split_path(path)[0]))
 
 
-def _write(file: int, content: bytes | memoryview, place: int) -> None:
+def write_at(file: int, content: bytes | memoryview, place: int) -> None:
+    """Write all of `content` to a descriptor, from the offset `place` on."""
     left = memoryview(content)
     while left:
         written = os.pwrite(file, left, place)
@@ -167,7 +168,7 @@ def aside_name() -> bytes:
 
 def _check_room(error: BaseException, folder: bytes) -> None:
     """Raises StorageFull if that is what the error says."""
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         raise StorageFull(
             f"{printable(folder)}: {os.strerror(error.errno)}: "
             "files written so far are whole; free some space and run the same command again"

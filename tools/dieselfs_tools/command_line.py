@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 VERBS = {
     "put": "Store files and folders in a dataset.",
     "get": "Write files of a dataset to this machine.",
+    "export": "Write a dataset as a file system image (EROFS).",
     "ls": "List datasets, or the content of a folder.",
     "stat": "Show type, size, mode and time of an entry.",
     "cat": "Write files to standard output.",

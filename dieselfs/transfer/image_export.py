@@ -1,0 +1,137 @@
+"""Writes a dataset, or a folder of one, as one EROFS image file. This module starts threads and writes files.
+
+Each chunk is fetched once, in storage order. The image is written beside its path and renamed when it is whole.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock
+
+import numpy as np
+
+from dieselfs.cache.policy import is_worth_whole
+from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull
+from dieselfs.names import printable
+from dieselfs.snapshot.erofs_image import Ownership, build_image
+from dieselfs.snapshot.reader import ROOT, ExtentRef
+from dieselfs.sources.server import ServerSource
+from dieselfs.transfer.destination import DISK_FULL, aside_name, write_at
+from dieselfs.transfer.download import DEFAULT_JOBS, plan_download
+from dieselfs.transfer.report import TransferReport
+
+IMAGE_MODE = 0o666
+"""Permission bits of the image file, without those of the umask."""
+
+
+class ImageExport:
+    """One export, by `run`. `report` has its progress, for any thread; it counts files when all their bytes are there.
+
+    `path`: of the image, as bytes or text; `folder`: the node that becomes the root of the image.
+    """
+
+    def __init__(
+        self, chunks: ServerSource, path: str | bytes, folder: int = ROOT, jobs: int = DEFAULT_JOBS
+    ) -> None:
+        """Raises InvalidInput if the image would be too large."""
+        self.report = TransferReport()
+        self._chunks = chunks
+        self._snapshot = chunks.snapshot
+        self._path = os.fsencode(path)
+        self._jobs = jobs
+        self._image = build_image(self._snapshot, Ownership(0, 0), folder)
+        self._plan = plan_download(self._snapshot, folder)
+        order = np.argsort(self._image.nodes)
+        places = np.searchsorted(self._image.nodes, self._plan.owners, sorter=order)
+        places_in_files = self._snapshot.column("extent_places")[self._plan.extents].astype(np.int64)
+        self._places = self._image.starts[order[places]] + places_in_files
+        self._ranges = zip(self._plan.starts[:-1], self._plan.starts[1:], strict=True)
+        self._is_ending = False
+        self._lock = Lock()  # guards the report and `_ranges`
+        self.report.found_files = self._plan.files
+        self.report.found_bytes = self._plan.total_bytes
+        self.report.is_all_found = True
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the image file."""
+        return self._image.size_bytes
+
+    def run(self, is_forced: bool = False) -> TransferReport:
+        """Write the image; `is_forced`: replace an existing file.
+
+        Raises AlreadyExists, Damaged (a chunk), Unavailable, StorageFull, or DieselfsError for a path that cannot be
+        written. After an error and when interrupted, there is no new file, and an existing one is as it was.
+        """
+        if not is_forced and os.path.lexists(self._path):
+            raise AlreadyExists(f"{printable(self._path)} exists; give -f to replace it")
+        aside = os.path.join(os.path.dirname(self._path), aside_name())
+        with self._errors():
+            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, IMAGE_MODE)
+            try:
+                try:
+                    os.ftruncate(file, self._image.size_bytes)
+                    write_at(file, self._image.metadata.data, 0)
+                    self._write_in_threads(file)
+                finally:
+                    os.close(file)
+                os.rename(aside, self._path)
+            except BaseException:
+                os.unlink(aside)
+                raise
+        self.report.done_files = self._plan.files
+        return self.report
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, DieselfsError):
+                raise
+            where, reason = printable(self._path), os.strerror(error.errno or 0)
+            if error.errno in DISK_FULL:
+                raise StorageFull(
+                    f"{where}: {reason}: the image needs up to {self._image.size_bytes} bytes; "
+                    "free some space and run the same command again"
+                ) from None
+            raise DieselfsError(f"{where}: cannot be written: {reason}") from None
+
+    def _write_in_threads(self, file: int) -> None:
+        with ThreadPoolExecutor(self._jobs, "dieselfs-export") as threads:
+            try:
+                for _ in threads.map(self._work, [file] * self._jobs):
+                    pass
+            finally:  # after an error or an interrupt, each thread ends after its chunk
+                self._is_ending = True
+
+    def _work(self, file: int) -> None:
+        """The loop of one thread."""
+        try:
+            while not self._is_ending:
+                with self._lock:
+                    first, last = next(self._ranges, (0, 0))
+                if first == last:
+                    return
+                self._write_chunk(file, first, last)
+        except BaseException:
+            self._is_ending = True
+            raise
+
+    def _write_chunk(self, file: int, first: int, last: int) -> None:
+        """Fetch the extents of a chunk, those of `plan.extents[first:last]`, and write each in its place."""
+        column = self._snapshot.column
+        rows = self._plan.extents[first:last]
+        names = ("places", "chunks", "offsets", "lengths", "checksums")
+        extents = list(map(ExtentRef, *(column(f"extent_{name}")[rows].tolist() for name in names)))
+        chunk, total_bytes = extents[0].chunk, sum(extent.length for extent in extents)
+        if is_worth_whole(total_bytes, self._snapshot.chunk_payload_length(chunk)):
+            payload = memoryview(self._chunks.fetch_chunk(chunk))
+            contents = [payload[extent.offset : extent.offset + extent.length] for extent in extents]
+        else:
+            contents = [memoryview(content) for content in self._chunks.fetch_extents(chunk, extents)]
+        for content, place in zip(contents, self._places[first:last].tolist(), strict=True):
+            write_at(file, content, place)
+        with self._lock:
+            self.report.done_bytes += total_bytes

@@ -1,0 +1,160 @@
+"""EROFS images: accepted by fsck.erofs, read by the kernel as the tree that they were made of."""
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dieselfs.errors import InvalidInput
+from dieselfs.snapshot import erofs_image
+from dieselfs.snapshot.erofs_image import BLOCK_BYTES, Ownership, build_image
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
+from tests.support.erofs import fsck, image_bytes, mounted_image, needs_fsck
+from tests.support.trees import odd_tree
+
+ROOT_OWNED = Ownership(0, 0)
+NAMES_AROUND_DOTS = (b"!", b"-a", b"-", b".!", b".-b", b".a", b"..x", b"...", b"a", b"\x01", b"\xff")
+
+
+def written(packed: PackedDataset, path: Path, ownership: Ownership = ROOT_OWNED, folder: int = 0) -> Path:
+    path.write_bytes(image_bytes(packed, build_image(packed.snapshot, ownership, folder)))
+    return path
+
+
+def described(root: Path) -> dict[bytes, tuple[int, int, bytes]]:
+    """Mode, time and content of everything below a folder."""
+    found = {}
+    top = os.fsencode(root)
+    for folder, folders, files in os.walk(top):
+        for path in (os.path.join(folder, name) for name in [*folders, *files]):
+            status, content = os.lstat(path), b""
+            if stat.S_ISLNK(status.st_mode):
+                content = os.readlink(path)
+            elif stat.S_ISREG(status.st_mode):
+                content = Path(os.fsdecode(path)).read_bytes()
+            found[path[len(top) + 1 :]] = (status.st_mode, status.st_mtime_ns, content)
+    return found
+
+
+@needs_fsck
+def test_the_kernel_reads_the_tree_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    root = odd_tree(tmp_path / "tree")
+    for name in NAMES_AROUND_DOTS:
+        Path(os.fsdecode(os.path.join(os.fsencode(root), name))).write_bytes(name)
+    for length in (1, 63, 64, 65, 448, 449, 4031, 4032, 4033, 4095):
+        (root / f"links/{length}").symlink_to("t" * length)
+    (root / "crowd").mkdir()
+    for number in range(3000):
+        (root / f"crowd/{number:0{20 + number % 180}}").write_bytes(b"x" * (number % 7))
+    image = written(pack_tree(root, chunk_bytes=50_000), tmp_path / "image")
+    assert fsck(image) == ""
+    with mounted_image(image, tmp_path / "mounted") as mounted:
+        assert described(mounted) == described(root)
+        for folder, folders, _ in os.walk(mounted):
+            assert os.lstat(folder).st_nlink == 2 + len(
+                [n for n in folders if not Path(folder, n).is_symlink()]
+            )
+        assert (os.stat(mounted).st_uid, os.stat(mounted / "sizes/4096").st_gid) == (0, 0)
+        assert os.statvfs(mounted).f_blocks * BLOCK_BYTES == image.stat().st_size
+
+
+@needs_fsck
+def test_owner_group_and_mode_of_the_root(tmp_path: Path) -> None:
+    packed = pack_entries([TreeEntry(b"file", 0o100644, 0, b"data")])
+    image = written(packed, tmp_path / "image", Ownership(1234, 70_000, 0o700))
+    assert fsck(image) == ""
+    with mounted_image(image, tmp_path / "mounted") as mounted:
+        for path, mode in ((mounted, 0o40700), (mounted / "file", 0o100644)):
+            status = path.stat()
+            assert (status.st_uid, status.st_gid, status.st_mode) == (1234, 70_000, mode)
+
+
+@needs_fsck
+def test_an_image_of_a_folder_has_what_is_below_it(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    root = odd_tree(tmp_path / "tree")
+    packed = pack_tree(root)
+    for name in ("names", "links", "empty", "d0/d1/d2"):
+        folder = packed.snapshot.require(name.encode())
+        image = written(packed, tmp_path / "image", folder=folder)
+        assert fsck(image) == ""
+        with mounted_image(image, tmp_path / name.replace("/", "-")) as mounted:
+            assert described(mounted) == described(root / name)
+
+
+def test_files_lie_in_the_order_of_chunks_at_block_borders(tmp_path: Path) -> None:
+    entries = [TreeEntry(b"%03d" % (7 * n % 100), 0o100644, 0, b"x" * (50 * n)) for n in range(100)]
+    packed = pack_entries(entries, chunk_bytes=20_000)
+    image, snapshot = build_image(packed.snapshot, ROOT_OWNED), packed.snapshot
+    assert sorted(image.nodes.tolist()) == [node for node in snapshot.walk() if snapshot.size(node)]
+    firsts = [snapshot.extents(node)[0] for node in image.nodes.tolist()]
+    assert [(e.chunk, e.offset) for e in firsts] == sorted((e.chunk, e.offset) for e in firsts)
+    assert not (image.starts % BLOCK_BYTES).any() and image.starts[0] == len(image.metadata)
+    ends = image.starts + snapshot.column("sizes")[image.nodes].astype(np.int64)
+    assert (ends[:-1] <= image.starts[1:]).all() and ends[-1] <= image.size_bytes
+
+
+def test_an_image_is_a_function_of_the_snapshot(tmp_path: Path) -> None:
+    packed = pack_tree(odd_tree(tmp_path))
+    first, second = (build_image(packed.snapshot, ROOT_OWNED) for _ in range(2))
+    assert first.metadata.tobytes() == second.metadata.tobytes() and first.size_bytes == second.size_bytes
+
+
+def test_a_dataset_without_entries(tmp_path: Path) -> None:
+    packed = pack_entries([])
+    image = written(packed, tmp_path / "image")
+    with mounted_image(image, tmp_path / "mounted") as mounted:
+        assert list(mounted.iterdir()) == []
+
+
+def test_an_image_beyond_the_block_addresses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pack_entries([TreeEntry(b"file", 0o100644, 0, b"x" * 3 * BLOCK_BYTES)])
+    blocks = build_image(packed.snapshot, ROOT_OWNED).size_bytes // BLOCK_BYTES
+    monkeypatch.setattr(erofs_image, "IMAGE_BLOCKS_MAX", blocks - 1)
+    with pytest.raises(InvalidInput, match=r"an EROFS image of packed would have \d+ bytes"):
+        build_image(packed.snapshot, ROOT_OWNED)
+
+
+_names = st.binary(min_size=1, max_size=12).filter(
+    lambda name: name not in (b".", b"..") and not set(name) & {0, ord("/")}
+)
+
+
+@st.composite
+def _trees(draw: st.DrawFn) -> dict[bytes, TreeEntry]:
+    entries: dict[bytes, TreeEntry] = {}
+    folders = [b""]
+    for name in draw(st.lists(_names, max_size=40)):
+        path = draw(st.sampled_from(folders)) + name
+        if path in entries:
+            continue
+        kind = draw(st.sampled_from(("file", "folder", "link")))
+        time_ns = draw(st.integers(-(10**18), 4 * 10**18))
+        if kind == "folder":
+            entries[path] = TreeEntry(path, 0o40750, time_ns, b"")
+            folders.append(path + b"/")
+        elif kind == "link":
+            entries[path] = TreeEntry(path, 0o120777, time_ns, b"t" * draw(st.integers(1, 4095)))
+        else:
+            size = draw(st.sampled_from([0, 1, 511, 4095, 4096, 4097, 9000]))
+            entries[path] = TreeEntry(path, 0o100640, time_ns, draw(st.binary(min_size=1, max_size=4)) * size)
+    return entries
+
+
+@needs_fsck
+@given(entries=_trees())
+@settings(max_examples=60, deadline=None)
+def test_random_trees(entries: dict[bytes, TreeEntry], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("image")
+    packed = pack_entries([entries[path] for path in sorted(entries)], chunk_bytes=5000)
+    image = written(packed, folder / "image")
+    assert fsck(image) == ""
+    with mounted_image(image, folder / "mounted") as mounted:
+        wanted = {path: (of.mode, of.mtime_ns, of.content) for path, of in entries.items()}
+        assert described(mounted) == wanted
+    image.unlink()
