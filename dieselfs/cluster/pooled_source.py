@@ -52,18 +52,26 @@ class RequestMetrics:
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
-
-        def both(extents: str, size: str, which: str) -> tuple[Metric, Metric]:
-            return (
-                metrics.counter(f"requested.{extents}", f"Extents and whole chunks {which}."),
-                metrics.counter(f"requested.{size}", f"Bytes {which}."),
-            )
-
-        self._all = both("extents", "bytes", "requested")
-        self.from_node = both("from_node", "node_bytes", "from the own node")
-        self.from_peers = both("from_peers", "peer_bytes", "from other nodes")
-        self.from_servers = both("from_servers", "server_bytes", "from servers")
-        self.failed = both("failed", "failed_bytes", "that came from nowhere")
+        self._all = (
+            metrics.counter("requested.extents", "Extents and whole chunks requested."),
+            metrics.counter("requested.bytes", "Bytes requested."),
+        )
+        self.from_node = (
+            metrics.counter("requested.from_node", "Extents and whole chunks from the own node."),
+            metrics.counter("requested.node_bytes", "Bytes from the own node."),
+        )
+        self.from_peers = (
+            metrics.counter("requested.from_peers", "Extents and whole chunks from other nodes."),
+            metrics.counter("requested.peer_bytes", "Bytes from other nodes."),
+        )
+        self.from_servers = (
+            metrics.counter("requested.from_servers", "Extents and whole chunks from servers."),
+            metrics.counter("requested.server_bytes", "Bytes from servers."),
+        )
+        self.failed = (
+            metrics.counter("requested.failed", "Extents and whole chunks that came from nowhere."),
+            metrics.counter("requested.failed_bytes", "Bytes that came from nowhere."),
+        )
 
     def count(self, way: tuple[Metric, Metric], extents: int, length_bytes: int) -> None:
         with self._metrics.lock:

@@ -3,7 +3,6 @@
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.snapshot.pin import node_name
 from dieselfs.units import count
 from dieselfs_client.mount.mount_table import dieselfs_mounts
 from dieselfs_tools import options
@@ -58,6 +57,8 @@ def rb(session: Session, dataset: str, with_tags: bool, is_dry_run: bool, is_con
 
 def _place(holder: str) -> str:
     """The place of a reader: its path on this machine, `NODE:PATH` on another."""
+    from dieselfs.snapshot.pin import node_name
+
     node, _, rest = holder.partition("/")[2].partition(" ")
     path = rest.partition(" ")[2]
     if not path:
