@@ -50,7 +50,7 @@ class _Sliceable(Protocol[_Content]):
 class FileReader:
     """Reads files of one snapshot. Blocks; safe to use from several threads, and after a fork.
 
-    A chunk of which much is requested, at once or in several requests, is fetched and held whole: readers of the
+    A chunk of which a large part is requested, in one or several requests, is fetched and held whole: readers of the
     chunk-wise order return to it. While it would be pinned, the second request is enough. Otherwise only extents are
     fetched: if a chunk is evicted before its next file is read, each file costs a whole chunk.
     """
@@ -61,19 +61,19 @@ class FileReader:
         memory_bytes: int = LIBRARY_MEMORY_BYTES,
         daemon: NodeClient | Attachment | None = None,
     ) -> None:
-        """`daemon`: of this node, which may have chunks in memory already, or what attaches this process to its job,
-        whose nodes may; `close` closes it.
+        """`daemon`: the client of this node's daemon, or the attachment to the job; both may have chunks in memory.
+        `close` closes it.
         """
         self.chunks = chunks
         self._snapshot = chunks.snapshot
         self._held = ThreadCache(chunks, memory_bytes, daemon)
         self._policy = self._held.policy
         self._known: dict[Path, int] = {}
-        self._known_bytes_left = self._held.budget.lookups  # guarded by the lock of what is held
+        self._known_bytes_left = self._held.budget.lookups  # guarded by the lock of `_held`
         self.metrics = self._held.metrics
         # Both are changed without a lock.
         self._hits = self.metrics.counter("files.hits", "Files whose bytes were in memory.")
-        self._misses = self.metrics.counter("files.misses", "Files that had to be waited for.")
+        self._misses = self.metrics.counter("files.misses", "Files whose bytes had to be mapped or fetched.")
         self.get = self._specialised()
 
     def _specialised(self) -> Callable[[Path], bytes]:

@@ -69,8 +69,8 @@ class RequestMetrics:
             metrics.counter("requested.server_bytes", "Bytes from servers."),
         )
         self.failed = (
-            metrics.counter("requested.failed", "Extents and whole chunks that came from nowhere."),
-            metrics.counter("requested.failed_bytes", "Bytes that came from nowhere."),
+            metrics.counter("requested.failed", "Extents and whole chunks that no source delivered."),
+            metrics.counter("requested.failed_bytes", "Bytes that no source delivered."),
         )
 
     def count(self, way: tuple[Metric, Metric], extents: int, length_bytes: int) -> None:
@@ -134,8 +134,8 @@ class PooledSource:
     ) -> Iterator[Arrival]:
         """The bytes of extents of many chunks, or for each chunk the error; concurrent requests, one to each owner.
 
-        A request has at most PEER_BATCH_BYTES; several to one owner follow each other. To close the iterator early
-        abandons what is in flight.
+        A request has at most PEER_BATCH_BYTES; several to one owner follow each other. Closing the iterator early
+        abandons the requests in flight.
         """
         groups: dict[Member | None, list[PeerRequest]] = {}
         for chunk, extents in wanted.items():

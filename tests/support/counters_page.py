@@ -16,9 +16,10 @@ _ROOT = DOCUMENTS.parent
 _KINDS = frozenset({"counter", "gauge", "histogram", "info"})
 _HEAD = """# Counters
 
-What dieselfs counts, since the process started. A mount shows its metrics in `.dieselfs/stats`, a program those of the
-library with `data.statistics()`, a server with `dlcmd server status --json`. In JSON, names nest at the dots, and a
-label is one level more. An info is text, a list or an object. The name in OpenMetrics is for an exporter.
+The metrics of dieselfs, counted since the start of the process. A mount shows its metrics in `.dieselfs/stats`, a
+program those of the library with `data.statistics()`, a server with `dlcmd server status --json`. In JSON, names nest
+at the dots, and a label is one more level. An info is text, a list or an object. The name in OpenMetrics is for an
+exporter.
 
 This page is made from the code: `python -m tests.support.counters_page`.
 
@@ -34,7 +35,7 @@ class Declaration:
 
 
 def declarations() -> Iterator[Declaration]:
-    """Every declaration in the product. Names and help are literals, labels keywords; else this raises."""
+    """Every declaration in the product. Raises unless names and help are literals, and labels keywords."""
     for folder in ("dieselfs", "server", "client", "tools/dieselfs_tools"):
         for path in sorted((_ROOT / folder).rglob("*.py")):
             if path == _ROOT / "dieselfs/metrics.py":
