@@ -122,7 +122,7 @@ class Call:
             found = await trio.to_thread.run_sync(look_up, name)
         except Unavailable as error:
             failure = error
-        await self.require_right(name, right)  # before any answer about the dataset
+        await self.require_right(name, right)  # before any reply about the dataset
         if failure is not None:
             raise failure
         if found is None:

@@ -1,6 +1,6 @@
-"""What a server is told: options, a TOML file, and etcd, with the same names. This module opens files and sockets.
+"""The settings of a server, from options, a TOML file and etcd. This module opens files and sockets.
 
-`docs/reference/settings.md` lists the names, with where each can be set.
+All three use the same names; `docs/reference/settings.md` lists them, with the places where each can be set.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from dieselfs.settings import DEFAULT_LISTEN, Place, check_known, read_config
 
 @dataclass(frozen=True, slots=True)
 class RegistrySettings:
-    """Where a server registers, and under which addresses clients reach it."""
+    """The registry of a server, and the addresses at which clients reach it."""
 
     etcd: EtcdAddress
     access: EtcdAccess
@@ -26,15 +26,13 @@ class RegistrySettings:
 
     @property
     def is_open(self) -> bool:
-        """Whether others on the network can do there what we can."""
+        """Whether other hosts can use etcd as this server does: without credentials, and not on loopback only."""
         return self.access == EtcdAccess() and not all(member.is_loopback for member in self.etcd.members)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`lock` and `idle_exit_s` are for the embedded server: one per home, gone when nobody has called for so
-    long.
-    """
+    """`lock` and `idle_exit_s` are for the embedded server: one per home, which exits when idle for `idle_exit_s`."""
 
     listen: Sequence[Address]
     store: str
@@ -60,7 +58,7 @@ class ServerSettings:
 
     @classmethod
     def load(cls, config: Path | None, options: dict[str, Any]) -> "ServerSettings":
-        """Settings from options, then the TOML file, then etcd, if either of these names one.
+        """Settings from options, then the TOML file, then etcd, if options or file name one.
 
         Options that are None or empty count as not given. Raises InvalidInput; Unavailable and AccessDenied for etcd.
         """
@@ -72,7 +70,7 @@ class ServerSettings:
             values = _read_etcd(etcd, access) | values
         for name in ("store", "metadata"):
             if name not in values:
-                raise InvalidInput(f"--{name} is missing: say where, for example {_EXAMPLES[name]}")
+                raise InvalidInput(f"--{name} is missing: give a URL, for example {_EXAMPLES[name]}")
         if bool(values.get("tls_certificate")) != bool(values.get("tls_key")):
             raise InvalidInput("TLS needs both --tls-certificate and --tls-key")
         state = values.get("state")
@@ -97,7 +95,7 @@ def _default_state(metadata: str) -> Path:
     """Beside the SQLite file."""
     scheme, path = split_url(metadata)
     if scheme != "sqlite" or path == ":memory:":
-        raise InvalidInput("--state is missing: say in which folder the server may keep snapshots")
+        raise InvalidInput("--state is missing: name a folder in which the server keeps snapshots")
     return Path(path).parent / "state"
 
 
@@ -106,19 +104,19 @@ def split_url(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     path = unquote(parts.netloc + parts.path)
     if not parts.scheme:
-        raise InvalidInput(f"{url!r} is no URL: write for example {_EXAMPLES['store']}")
+        raise InvalidInput(f"{url!r} is not a URL: give one, for example {_EXAMPLES['store']}")
     return parts.scheme, path
 
 
 def advertised(listen: Sequence[Address], advertise: Sequence[Address]) -> list[TcpAddress]:
-    """Under which addresses clients are to reach a server. Raises InvalidInput if they could not."""
+    """The addresses at which clients reach a server. Raises InvalidInput if there are none, or one is a wildcard."""
     addresses = [address for address in advertise or listen if isinstance(address, TcpAddress)]
     if not addresses:
         raise InvalidInput("--etcd is for servers that are reached by TCP: add --listen tcp://HOST:PORT")
     for address in addresses:
         if address.host in _WILDCARDS:
             raise InvalidInput(
-                f"{address} leads nowhere: say with --advertise tcp://HOST:PORT where clients reach this server"
+                f"clients cannot connect to {address}: give the server's address with --advertise tcp://HOST:PORT"
             )
     return addresses
 

@@ -88,7 +88,7 @@ class Caller:
 
 
 def with_key(users: Users, key: Key, now_s: int, expires_s: int) -> Users:
-    """`users` with one more key for `key.user`, who is created if missing. Raises InvalidInput at the limits."""
+    """`users` with one more key for `key.user`, which is created if missing. Raises InvalidInput at the limits."""
     user = users.get(check_user_name(key.user), User())
     if len(user.keys) >= KEYS_PER_USER_MAX:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The order of a commit: the chunk durable in the object store, its entries in the metadata store, the answer.
+"""The order of a commit: the chunk durable in the object store, its entries in the metadata store, the reply.
 
 A crash after the first step leaves a chunk that is stored but not applied; `catch_up` applies such chunks when a server
 starts. All functions block.
@@ -48,7 +48,7 @@ def commit_chunk(
     try:
         store.put(dataset_id, chunk_id, [data])
     except AlreadyExists:
-        # The answer to an earlier attempt may have been lost. The preamble has the checksums of all other bytes.
+        # The reply to an earlier attempt may have been lost. The preamble has the checksums of all other bytes.
         stored = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
         if stored != bytes(data[:PREAMBLE_BYTES]):
             raise

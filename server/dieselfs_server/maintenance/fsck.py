@@ -1,4 +1,4 @@
-"""Compares chunks, metadata and snapshots of a dataset with each other, and repairs what it can. Blocks.
+"""Compares chunks, metadata and snapshots of a dataset with each other, and repairs differences. Blocks.
 
 The reference is a temporary metadata store, made from the headers of all chunks. Unreadable chunks are reported with
 the files that need them; these cannot be repaired.
@@ -69,7 +69,7 @@ def fsck(
 
 @dataclass(eq=False)
 class _Check:
-    """One run of fsck, and what it has found so far."""
+    """One run of fsck, with its findings so far."""
 
     store: ObjectStore
     metadata: MetadataStore

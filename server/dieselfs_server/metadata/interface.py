@@ -72,7 +72,7 @@ class MetadataStore(Protocol):
         """Make a chunk's entries count. Atomic and idempotent: applying a chunk again changes nothing.
 
         A store that can lose a part of its data (a node of a cluster) checks only its record of the chunk, unless
-        `is_again`: then it checks every entry, and restores what is missing.
+        `is_again`: then it checks every entry, and restores missing ones.
 
         Returns the dataset's generation, which rises by one with each chunk that is applied for the first time; its
         `updated_ns` rises with it, to `now_ns` or, if that clock has stepped back, by one.
@@ -116,7 +116,7 @@ class MetadataStore(Protocol):
     def change_notes(self, dataset_id: bytes, /, changes: Sequence[NoteChange]) -> bool:
         """Change all notes at one instant if each has its expected value, else none; returns whether they changed.
 
-        If an answer of the store was lost, the result may be False although the notes have changed.
+        If a reply of the store was lost, the result may be False although the notes have changed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What every metadata store does alike: counts effects, makes files of extents, lists folders. No I/O."""
+"""The rules that all metadata stores share: effects of a chunk, files of extents, listings of folders. No I/O."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping

@@ -80,7 +80,9 @@ class RequestExecutor:
         """Ranges of a payload, in their order. Raises InvalidInput if one is outside of it, and as `payload`."""
         preamble = await self._preamble(dataset_id, chunk_id)
         if len(ranges) and int(ranges.sum(axis=1).max()) > preamble.payload_length:
-            raise InvalidInput(f"a range ends behind the payload of {preamble.payload_length} bytes")
+            raise InvalidInput(
+                f"a range ends after the end of the payload, which has {preamble.payload_length} bytes"
+            )
         if int(ranges[:, 1].sum(dtype=np.int64)) > CHUNK_OBJECT_BYTES_MAX:
             raise InvalidInput(f"the ranges together exceed {CHUNK_OBJECT_BYTES_MAX} bytes")
         return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]))

@@ -1,8 +1,8 @@
-"""Bounds how much is asked of a store at once, over all who use it.
+"""Limits the concurrent calls of a store, over all threads of the server.
 
-Large reads also take turns: one starts when another has ended, once `large_reads_max` are under way (the tokens of
-LMDBIO's staggering). A disk or an OSD serves a few long reads at full speed, and many at once by seeking between them;
-small reads go past, so that nobody waits for 64 MiB to read a preamble.
+Large reads have a separate limit, `large_reads_max`; further ones wait for their turn (the tokens of LMDBIO's
+staggering). A disk or an OSD serves a few long reads at full speed, but has to seek between many concurrent ones. Small
+reads do not wait for large ones, so reading a preamble never waits for 64 MiB.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ from dieselfs_server.store.wrapper import Arguments, Result, StoreWrapper
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many calls may be under way at once. Large reads count as reads too.
+    """Limits of concurrent calls. Large reads count as reads too.
 
-    A call that has waited for `wait_s_max` raises Unavailable: then the store hangs, or is far too slow.
+    A call that has waited for `wait_s_max` raises Unavailable: the store hangs, or is far too slow.
     """
 
     reads_max: int = 16
@@ -34,10 +34,10 @@ class Bounds:
 
 
 class LimitedStore(StoreWrapper):
-    """An `ObjectStore` that makes a thread wait whose call to `store` would be one too many.
+    """An `ObjectStore`. A call that would exceed a limit of `store` waits.
 
-    Looking things up and listing are not bounded: they are short, and few. To open a chunk is a small read; what is
-    read of the file afterwards is not bounded here: that takes no thread of this process.
+    Lookups and listings are not limited: they are short, and few. Opening a chunk is a small read; later reads of its
+    file are not limited, because they take no thread of this process.
     """
 
     def __init__(self, store: ObjectStore, bounds: Bounds) -> None:
@@ -56,7 +56,7 @@ class LimitedStore(StoreWrapper):
             return call(*args)
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
-        # First, so that who waits for it takes no place from small reads.
+        # First, so that a waiting large read holds no token that a small read could use.
         is_large = length >= self._bounds.large_read_bytes
         with self._holding(self._large_reads) if is_large else nullcontext():
             return super().get_range(dataset_id, chunk_id, offset, length)
@@ -65,7 +65,8 @@ class LimitedStore(StoreWrapper):
     def _holding(self, tokens: BoundedSemaphore) -> Iterator[None]:
         if not tokens.acquire(timeout=self._bounds.wait_s_max):
             raise Unavailable(
-                f"object store: busy for {self._bounds.wait_s_max:g} s with what was asked of it before"
+                f"object store: still busy with other calls after {self._bounds.wait_s_max:g} s; "
+                "it hangs or is overloaded: try again later"
             )
         try:
             yield

@@ -1,4 +1,4 @@
-"""The object store in memory: for tests, and for trying things out. Gone with the process."""
+"""The object store in memory, for tests and experiments. It is lost with the process."""
 
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -21,7 +21,7 @@ class MemoryStore:
         with self._lock:
             chunks = self._chunks.setdefault(dataset_id, {})
             if chunk_id in chunks:
-                raise AlreadyExists(f"chunk {chunk_name(chunk_id)} is stored already")
+                raise AlreadyExists(f"chunk {chunk_name(chunk_id)} already exists")
             chunks[chunk_id] = content
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
@@ -29,12 +29,12 @@ class MemoryStore:
         if offset + length > len(content):
             raise Damaged(
                 f"chunk {chunk_name(chunk_id)}: offset {offset}: "
-                f"{length} bytes wanted, but the object ends at {len(content)}"
+                f"{length} bytes requested, but the object ends at {len(content)}"
             )
         return content[offset : offset + length]
 
     def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        """There are no files."""
+        """None: there are no files."""
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         return len(self._get(dataset_id, chunk_id))

@@ -1,4 +1,4 @@
-"""Opens the object store that a URL names, with all that stands around it.
+"""Opens the object store of a URL, with limits and retries.
 
 posix:///PATH
 rados://POOL?conf=/etc/ceph/ceph.conf&user=client.dieselfs
@@ -26,23 +26,23 @@ DEFAULT_CEPH_CONF = "/etc/ceph/ceph.conf"
 DEFAULT_CEPH_USER = "client.dieselfs"
 
 assert RetryPolicy().duration_s_max + Bounds().wait_s_max + OPERATION_TIMEOUT_S < REQUEST_TIMEOUT_S
-"""A client hears of a store that hangs before it gives the server up."""
+"""A store that hangs is reported to the client before the request of the client times out."""
 
 FAST_WAIT_S_MAX = 0.5
-"""Who has waited this long for the fast tier of a tiered store asks the slow one."""
+"""Timeout of a call that waits for the fast tier; the slow one then serves it."""
 
 _TIER_OPTIONS = ("fast", "slow", "size")
 
 
 def open_store(url: str) -> ObjectStore:
-    """The object store at `url`, each backend bounded and tried again on its own.
+    """The object store at `url`; each backend has its own limits and retries.
 
-    Raises InvalidInput for a URL that is none, Unavailable or NotFound if the store cannot be used.
+    Raises InvalidInput for an invalid URL, Unavailable or NotFound if the store cannot be used.
     """
     scheme = urlsplit(url).scheme
     if scheme == "tiered":
         fast_url, slow_url, size_bytes = tier_options(url)
-        # What the fast tier cannot do at once, the slow one does: there is nothing to wait for.
+        # No retries: what the fast tier cannot serve at once, the slow one serves.
         fast = LimitedStore(_open_backend(fast_url), Bounds(wait_s_max=FAST_WAIT_S_MAX))
         try:
             slow = _guarded(_open_backend(slow_url))
@@ -54,7 +54,7 @@ def open_store(url: str) -> ObjectStore:
 
 
 def _guarded(store: ObjectStore) -> ObjectStore:
-    # A call that waits before it is tried again holds no place that others could use.
+    # Retries outside of the limits: a call that waits for its retry holds no token.
     return RetryingStore(LimitedStore(store, Bounds()), RetryPolicy(), random.Random())
 
 
@@ -69,8 +69,8 @@ def _open_backend(url: str) -> ObjectStore:
         case "rados" if path:
             return RadosStore(RadosPool(path, *_ceph_options(url)))
     raise InvalidInput(
-        f"store {url!r}: this version knows posix:///PATH, rados://POOL?conf=FILE&user=client.NAME, "
-        "tiered:fast=URL,slow=URL,size=200GiB and memory:"
+        f"store {url!r}: unknown kind of store; use posix:///PATH, rados://POOL?conf=FILE&user=client.NAME, "
+        "tiered:fast=URL,slow=URL,size=200GiB or memory:"
     )
 
 
@@ -78,7 +78,7 @@ def _ceph_options(url: str) -> tuple[str, str]:
     options = dict(parse_qsl(urlsplit(url).query))
     unknown = options.keys() - {"conf", "user"}
     if unknown:
-        raise InvalidInput(f"store {url!r}: unknown option {min(unknown)!r}; there are conf and user")
+        raise InvalidInput(f"store {url!r}: unknown option {min(unknown)!r}; use conf or user")
     user = options.get("user", DEFAULT_CEPH_USER)
     if not user.startswith("client."):
         raise InvalidInput(f"store {url!r}: user {user!r} must be a Ceph client, such as {DEFAULT_CEPH_USER}")
@@ -86,19 +86,19 @@ def _ceph_options(url: str) -> tuple[str, str]:
 
 
 def tier_options(url: str) -> tuple[str, str, int]:
-    """The URLs of the fast and of the slow store of a `tiered:` URL, and the bytes that the fast one may hold.
+    """The URLs of the fast and the slow store of a `tiered:` URL, and the capacity of the fast one in bytes.
 
-    URLs may hold commas. Raises InvalidInput unless each option is there once.
+    URLs may contain commas. Raises InvalidInput unless each option is given once.
     """
     texts = re.split(rf",(?=(?:{'|'.join(_TIER_OPTIONS)})=)", url.removeprefix("tiered:"))
     pairs = [(name, value) for name, _, value in (text.partition("=") for text in texts)]
     if sorted(name for name, _ in pairs) != sorted(_TIER_OPTIONS):
-        raise InvalidInput(f"store {url!r}: write tiered:fast=URL,slow=URL,size=200GiB")
+        raise InvalidInput(f"store {url!r}: give each option once: tiered:fast=URL,slow=URL,size=200GiB")
     options = dict(pairs)
     try:
         size_bytes = parse_size(options["size"])
     except InvalidInput as error:
         raise InvalidInput(f"store {url!r}: size: {error}") from None
     if size_bytes == 0:
-        raise InvalidInput(f"store {url!r}: size must be more than 0: write for example 200GiB")
+        raise InvalidInput(f"store {url!r}: size must be more than 0, for example 200GiB")
     return options["fast"], options["slow"], size_bytes

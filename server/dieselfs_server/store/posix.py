@@ -1,14 +1,13 @@
-"""The object store in a folder: a local disk, Lustre, or any other file system that keeps what it has fsynced.
+"""The object store in a folder of a local disk, Lustre, or any other file system with durable fsync.
 
     <root>/<dataset ID, hex>/<name[:3]>/<name[3:5]>/<name>     a chunk; `name` is its ID as printed
     <root>/<dataset ID, hex>/tmp/<name>.<random>               a chunk that is being written
     <root>/records/<record>                                    a record; .<record>.<random> while it is written
     <root>/dropped.<dataset ID, hex>.<random>/                 a dataset that is being removed
 
-Names begin with the time, so folders sort by it: five characters are four seconds, which bounds what one folder
-holds, and "everything since T" reads only folders from T on. No part of a path comes from anything but an ID. Several
-processes, also on several machines, may use one root. `docs/internals/durability.md` lists the states
-that a crash leaves.
+Names begin with the time, so folders sort by it. Five characters are four seconds, which bounds the size of a folder,
+and a listing since T reads only folders from T on. Paths of chunks are made from IDs only. Several processes, also on
+several machines, may use one root. `docs/internals/durability.md` lists the states after a crash.
 """
 
 import os
@@ -35,7 +34,7 @@ from dieselfs_server.store.posix_files import (
 )
 
 TEMPORARY_AGE_MAX_S = 3600.0
-"""A file that has been written aside for this long belongs to a writer that died."""
+"""An older temporary file belongs to a writer that died."""
 
 _TEMPORARY = "tmp"
 _RECORDS = "records"
@@ -45,23 +44,23 @@ _DATASET_FOLDER = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
 class PosixStore:
-    """An `ObjectStore`. Makes the folder `root` if it is missing, and clears up what dead writers left in it.
+    """An `ObjectStore`. Makes the folder `root` if it is missing, and cleans up after writers that died.
 
-    `clock` tells the time in seconds since 1970, as the file system stamps files with it.
+    `clock`: seconds since 1970; the clock of the time stamps of the file system.
     """
 
     def __init__(self, root: str | os.PathLike[str], clock: Callable[[], float] = time.time) -> None:
         self._root = os.path.abspath(root)
         with translated(self._root):
             self._folders = DurableFolders(self._root)
-            self._clear_up(clock() - TEMPORARY_AGE_MAX_S)
+            self._clean_up(clock() - TEMPORARY_AGE_MAX_S)
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         path = self._chunk_path(dataset_id, chunk_id)
         with translated(path):
             try:
                 self._put(dataset_id, chunk_id, parts)
-            except FileNotFoundError:  # the folders were removed behind our back: make them again, once
+            except FileNotFoundError:  # another process has removed the folders: make them again, once
                 self._folders.forget()
                 self._put(dataset_id, chunk_id, parts)
 
@@ -77,8 +76,8 @@ class PosixStore:
             try:
                 link_new_name(temporary, path)
             except FileExistsError:
-                sync_folder(folder)  # whoever hears "exists already" may count on it
-                raise AlreadyExists(f"chunk {chunk_name(chunk_id)} is stored already") from None
+                sync_folder(folder)  # after AlreadyExists, the chunk must be durable
+                raise AlreadyExists(f"chunk {chunk_name(chunk_id)} already exists") from None
             try:
                 sync_folder(folder)
             except OSError:
@@ -86,7 +85,7 @@ class PosixStore:
                 raise
         finally:
             with suppress(FileNotFoundError):
-                os.unlink(temporary)  # last: while it is there, the new name may not be durable
+                os.unlink(temporary)  # last: while it exists, the new name may not be durable
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         path = self._chunk_path(dataset_id, chunk_id)
@@ -95,7 +94,7 @@ class PosixStore:
         if len(data) != length:
             raise Damaged(
                 f"chunk {chunk_name(chunk_id)}: offset {offset}: "
-                f"{length} bytes wanted, but the object ends at {offset + len(data)}"
+                f"{length} bytes requested, but the object ends at {offset + len(data)}"
             )
         return data
 
@@ -110,7 +109,7 @@ class PosixStore:
             return os.lstat(path).st_size
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        """Folders stay when their last chunk goes: there is at most one for four seconds of writing."""
+        """Empty folders stay: there is at most one for each four seconds of writing."""
         path = self._chunk_path(dataset_id, chunk_id)
         with translated(path), suppress(FileNotFoundError):
             with suppress(FileNotFoundError):
@@ -126,7 +125,7 @@ class PosixStore:
                 yield dataset_id
 
     def delete_dataset(self, dataset_id: bytes) -> None:
-        """Here the chunks are gone all at once, by one rename; the space follows."""
+        """One rename removes all chunks at once; then the space is freed."""
         aside = os.path.join(self._root, f"{_DROPPED}{dataset_id.hex()}.{secrets.token_hex(8)}")
         with translated(self._root):
             with suppress(FileNotFoundError):
@@ -184,14 +183,14 @@ class PosixStore:
 
     def _record_path(self, name: str) -> str:
         if not _RECORD_NAME.fullmatch(name):
-            raise InvalidInput(f"{name!r} is not the name of a record")
+            raise InvalidInput(f"{name!r} is not a valid name of a record")
         return os.path.join(self._root, _RECORDS, name)
 
     def _dataset_ids(self) -> list[bytes]:
         return [bytes.fromhex(name) for name in _names(self._root) if _DATASET_FOLDER.fullmatch(name)]
 
-    def _clear_up(self, oldest_s: float) -> None:
-        """Finish what dead writers left: names that may not be durable, files written aside, datasets half removed."""
+    def _clean_up(self, oldest_s: float) -> None:
+        """Finish the work of dead writers: names that may not be durable, temporary files, partly removed datasets."""
         for dataset_id in self._dataset_ids():
             aside = os.path.join(self._dataset_path(dataset_id), _TEMPORARY)
             for name in _names(aside):
@@ -223,12 +222,12 @@ def _chunks_from(folder: str, first: str) -> Iterator[bytes]:
         for seconds in _time_folders(os.path.join(folder, hours), hours, 2, first):
             for name in _names(os.path.join(folder, hours, seconds)):
                 if name >= first and name.startswith(hours + seconds):
-                    with suppress(InvalidInput):  # no chunk: somebody put something else here
+                    with suppress(InvalidInput):  # not a chunk, but a file of another program
                         yield parse_chunk_name(name)
 
 
 def _time_folders(folder: str, prefix: str, characters: int, first: str) -> list[str]:
-    """The folders in `folder`, whose chunks begin with `prefix`, that can hold chunks not before `first`."""
+    """The folders in `folder` that can have chunks from `first` on; names of chunks in `folder` begin with `prefix`."""
     first = first[: len(prefix) + characters]
     return [name for name in _names(folder) if len(name) == characters and prefix + name >= first]
 

@@ -1,8 +1,8 @@
-"""Files and folders that survive a power cut: created aside, exclusive under their name, durable before anyone is told.
+"""Files and folders that survive a power cut: written under a temporary name, and durable before a reply.
 
-`docs/internals/durability.md` says why each step stands where it does. A failed fsync is never repeated, because the
-kernel may have dropped the pages and report success the second time: the file is thrown away, and whoever has the
-content writes it anew. All paths are absolute. Functions raise OSError; `translated` turns it into our errors.
+`docs/internals/durability.md` explains the order of the steps. A failed fsync is never repeated, because the kernel may
+have dropped the pages and report success the second time. The file is removed, and the writer writes its content again.
+All paths are absolute. Functions raise OSError; `translated` turns it into a DieselfsError.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _AT_FDCWD = -100
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Raise StorageFull or Unavailable, naming `path` and the cause, where the block raises OSError."""
+    """Turn an OSError of the block into StorageFull or Unavailable, with `path` and the cause."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def translated(path: str) -> Iterator[None]:
 
 
 def write_new_file(path: str, parts: Sequence[Buffer]) -> None:
-    """Create `path` from its parts, joined; its content is durable, its name not yet. If it fails, nothing is left."""
+    """Create `path` from its parts, joined; its content is durable, its name not yet. An error leaves no file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
@@ -65,7 +65,7 @@ def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
 def link_new_name(temporary: str, final: str) -> None:
     """Give the file the name `final` too. Raises FileExistsError if the name is taken.
 
-    Where the file system has no hard links, the file is renamed, which takes the temporary name away.
+    On a file system without hard links the file is renamed, which removes the temporary name.
     """
     try:
         os.link(temporary, final, follow_symlinks=False)
@@ -109,7 +109,7 @@ def sync_folder(path: str) -> None:
 
 
 def names_in(path: str) -> list[str]:
-    """Names in a folder, sorted; none if it is no folder."""
+    """Names in a folder, sorted; none if it is not a folder."""
     try:
         return sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -117,7 +117,7 @@ def names_in(path: str) -> list[str]:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder and all in it, without following links. Others may be removing it at the same time."""
+    """Remove a folder and its content, without following links. Other processes may remove it at the same time."""
     for folder, subfolders, files in os.walk(path, topdown=False, onerror=_raise_unless_gone):
         for name in files:
             with suppress(FileNotFoundError):
@@ -136,15 +136,15 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 class DurableFolders:
-    """Makes the folders below `root`, each durable in its parent, and remembers them: a folder costs one fsync, once.
+    """Makes the folders below `root`, each durable in its parent, and remembers them: a folder costs one fsync.
 
-    Safe to use from any number of threads.
+    Thread-safe.
     """
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._make_root(root)
-        self._remembered: set[str] = set()  # only ever single operations, each atomic in itself
+        self._remembered: set[str] = set()  # used without a lock: each operation on it is atomic
 
     def _make_root(self, path: str) -> None:
         if not os.path.isdir(path):
@@ -152,7 +152,7 @@ class DurableFolders:
             _make_folder(path)
 
     def make(self, path: str) -> None:
-        """Make `path` and the folders between it and the root, as far as they are missing."""
+        """Make `path` and the missing folders between it and the root."""
         if path == self._root or path in self._remembered:
             return
         self.make(os.path.dirname(path))
@@ -162,11 +162,11 @@ class DurableFolders:
         self._remembered.add(path)
 
     def forget(self) -> None:
-        """Make sure of every folder anew: somebody removed some."""
+        """Check every folder again at its next use, because another process has removed some."""
         self._remembered.clear()
 
 
 def _make_folder(path: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(path, FOLDER_MODE)
-    sync_folder(os.path.dirname(path))  # even if it was there: who made it may not have come this far
+    sync_folder(os.path.dirname(path))  # also if it existed: its maker may have died before this step

@@ -1,9 +1,9 @@
 """The object store in a pool of a Ceph cluster. `docs/guide/object-stores.md` lists the objects and the states.
 
-RADOS cannot list objects in an order, nor those of a dataset without looking at all; so the keys are kept, in objects
-of their own, each for the 256 seconds that four characters of a name are. They are written from the top down before
-the chunk, and removed from the bottom up after it: a crash leaves at most keys that lead to nothing, which listing
-skips, and never an object that no key leads to.
+RADOS cannot list objects in order, and lists those of one dataset only by a scan of the pool. So the store keeps
+indexes: objects whose keys are the names of chunks. Each has the chunks of 256 seconds, which share the first four
+characters of their names. Keys are written before the chunk, from the top of the index down, and removed after it, from
+the bottom up. So a crash can leave keys without an object, which listings skip, but never an object without a key.
 """
 
 import re
@@ -27,7 +27,7 @@ from dieselfs_server.store.rados_records import (
 )
 
 REGISTER_TRIES_MAX = 8
-"""How often a chunk is entered again after somebody removed its dataset at the same time."""
+"""Tries to enter a chunk while its dataset is being removed."""
 
 _TIME_CHARACTERS = 4
 _DATASETS = "datasets"
@@ -36,10 +36,10 @@ _DATASET_KEY = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
 class RadosStore(RadosRecords):
-    """An `ObjectStore`. The pool must be replicated: erasure-coded ones keep no keys.
+    """An `ObjectStore`. The pool must be replicated: erasure-coded pools have no keys.
 
-    Deleting a dataset while somebody puts into it may leave chunks that are not listed; the server drops the dataset's
-    metadata right after, so that nothing leads to them.
+    Removing a dataset during a put may leave chunks that are not listed. The server then drops the dataset's metadata,
+    so nothing refers to them.
     """
 
     def __init__(self, pool: RadosPool, piece_bytes: int = PIECE_BYTES) -> None:
@@ -55,10 +55,10 @@ class RadosStore(RadosRecords):
             else:
                 self._put_pieces(dataset_id, name, content)
         except AlreadyExists:
-            raise AlreadyExists(f"chunk {name} is stored already") from None
+            raise AlreadyExists(f"chunk {name} already exists") from None
 
     def _put_pieces(self, dataset_id: bytes, name: str, content: bytes) -> None:
-        """The first part goes last: with it the chunk is there."""
+        """Writes the first part last: the chunk exists once it does."""
         first = _chunk_object(dataset_id, name)
         pieces = Stripes.new(len(content), -(-len(content) // self._piece_bytes) - 1)
         self._register(dataset_id, name, pieces.key(name))
@@ -85,7 +85,7 @@ class RadosStore(RadosRecords):
         if len(data) != length:
             raise Damaged(
                 f"chunk {name}: offset {offset}: "
-                f"{length} bytes wanted, but the object ends at {offset + len(data)}"
+                f"{length} bytes requested, but the object ends at {offset + len(data)}"
             )
         return data
 
@@ -109,7 +109,7 @@ class RadosStore(RadosRecords):
         return bytes(data)
 
     def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        """There are no files."""
+        """None: there are no files."""
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         name = chunk_name(chunk_id)
@@ -124,7 +124,7 @@ class RadosStore(RadosRecords):
         try:
             return None if value is None else Stripes.decode(value)
         except ValueError:
-            raise Damaged(f"{first}: its attribute {_PIECES} says {value!r}") from None
+            raise Damaged(f"{first}: invalid attribute {_PIECES}: {value!r}") from None
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
         name = chunk_name(chunk_id)
@@ -173,7 +173,7 @@ class RadosStore(RadosRecords):
         self._pool.close()
 
     def _register(self, dataset_id: bytes, name: str, key: str) -> None:
-        """Enter `key` where listing finds it; what lies above is made as far as it is missing, from the top down."""
+        """Enter `key` into the index of its time, after the missing levels above it, from the top down."""
         time = _time_object(dataset_id, name)
         for _ in range(REGISTER_TRIES_MAX):
             with suppress(NotFound):
@@ -186,7 +186,7 @@ class RadosStore(RadosRecords):
                 self._pool.make_keys(times)
                 self._pool.add_key(times, name[:_TIME_CHARACTERS])
                 self._pool.make_keys(time)
-        raise Unavailable(f"chunk {name}: its dataset is being deleted")
+        raise Unavailable(f"chunk {name}: its dataset is being removed; try again later")
 
     def _remove_chunks(self, dataset_id: bytes, keys: Iterator[str] | Sequence[str]) -> None:
         for key in keys:
@@ -199,7 +199,7 @@ class RadosStore(RadosRecords):
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Say which chunk it is that is not found."""
+    """Name the chunk in a NotFound of the block."""
     try:
         yield
     except NotFound:

@@ -1,8 +1,8 @@
-"""One pool of a Ceph cluster, through librados: whole objects, ranges, and sorted keys kept in an object (its omap).
+"""One pool of a Ceph cluster, through librados: whole objects, ranges, and sorted keys in an object (its omap).
 
-The one place that knows librados, which ships no types. Every call that changes something returns once the change is
-on all replicas in service, and takes at most OPERATION_TIMEOUT_S, unless told otherwise. All methods block, and may be
-called from any number of threads.
+Only this module uses librados, which has no type annotations. A call that changes something returns when the change is
+on all replicas in service. It takes OPERATION_TIMEOUT_S at most, unless the caller sets another timeout. All methods
+block; thread-safe.
 """
 
 import errno
@@ -17,7 +17,7 @@ from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, 
 
 CONNECT_TIMEOUT_S = 10.0
 OPERATION_TIMEOUT_S = 10.0
-"""A cluster that hangs costs a caller this long, then Unavailable."""
+"""After this time without a reply of the cluster, a call raises Unavailable."""
 
 KEYS_PER_READ_MAX = 1000
 STATS_AT_ONCE_MAX = 128
@@ -25,13 +25,13 @@ STATS_AT_ONCE_MAX = 128
 _DEBIAN_PACKAGES = "/usr/lib/python3/dist-packages"
 _CAPACITY = (errno.ENOSPC, errno.EDQUOT)
 _MARK = "."
-"""The key that an object of keys always has; it tells one that was made from one that is gone."""
+"""A key that every object of keys has, so that a removed object is not created again by adding a key."""
 
 
 def load_librados() -> Any:
-    """The module `rados`. Debian installs it for its own Python only, so its folder is on the path for this import.
+    """The module `rados`. Debian installs it for its own Python only, so this import also looks in that folder.
 
-    Raises InvalidInput, naming the package, where it is missing.
+    Raises InvalidInput, with the name of the package, if it is missing.
     """
     path = list(sys.path)
     sys.path.append(_DEBIAN_PACKAGES)
@@ -71,18 +71,18 @@ class RadosPool:
             with self._translated("connect", is_pool=True):
                 self._cluster.connect()
                 self._objects = self._cluster.open_ioctx(pool)
-                self._objects.set_osdmap_full_try()  # a full pool refuses at once; without this it makes us wait
+                self._objects.set_osdmap_full_try()  # a full pool then refuses at once; by default calls wait
         except BaseException:
             self._cluster.shutdown()
             raise
 
     def close(self) -> None:
-        """Let go of the connection. The pool is of no further use."""
+        """Close the connection. The pool cannot be used afterwards."""
         self._objects.close()
         self._cluster.shutdown()
 
     def create(self, name: str, content: bytes, attributes: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Create an object with its attributes, all or nothing. Raises AlreadyExists."""
+        """Create an object with its attributes, atomically. Raises AlreadyExists."""
 
         def fill(operation: Any) -> None:
             operation.new(self._librados.LIBRADOS_CREATE_EXCLUSIVE)
@@ -93,11 +93,11 @@ class RadosPool:
         self._change(name, fill)
 
     def replace(self, name: str, content: bytes) -> None:
-        """Create an object, or replace all of it. Readers see the old or the new one, whole."""
+        """Create or replace an object, atomically: readers see the old or the new content."""
         self._change(name, lambda operation: operation.write_full(content))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to `length` bytes, more than none, from `offset` on; fewer only where the object ends. Raises NotFound."""
+        """Up to `length` bytes (at least 1) from `offset` on; fewer only at the end of the object. Raises NotFound."""
         with self._translated(name):
             content: bytes = self._objects.read(name, length, offset)
             return content
@@ -118,7 +118,7 @@ class RadosPool:
             return value
 
     def remove(self, name: str) -> None:
-        """Remove an object; without error if there is none."""
+        """Remove an object; no error if there is none."""
         try:
             with self._translated(name):
                 self._objects.remove_object(name)
@@ -126,7 +126,7 @@ class RadosPool:
             return
 
     def existing(self, names: Sequence[str]) -> list[bool]:
-        """Whether there is an object of each name. Asks for many at once."""
+        """Whether the object of each name exists; many concurrent requests."""
         found: list[bool] = []
         for start in range(0, len(names), STATS_AT_ONCE_MAX):
             with self._translated(names[start]):
@@ -145,7 +145,7 @@ class RadosPool:
         return result == 0
 
     def make_keys(self, name: str) -> None:
-        """Create an object of keys, without any. Without error if there is one."""
+        """Create an object of keys, which is empty. No error if there is one."""
 
         def fill(operation: Any) -> None:
             operation.new(self._librados.LIBRADOS_CREATE_IDEMPOTENT)
@@ -154,7 +154,7 @@ class RadosPool:
         self._change(name, fill)
 
     def add_key(self, name: str, key: str) -> None:
-        """Add a key. Raises NotFound if there is no such object of keys; it is never made on the way."""
+        """Add a key. Raises NotFound if there is no such object of keys, which this never creates."""
 
         def fill(operation: Any) -> None:
             operation.omap_cmp(_MARK, "1", self._librados.LIBRADOS_CMPXATTR_OP_EQ)
@@ -163,7 +163,7 @@ class RadosPool:
         self._change(name, fill)
 
     def remove_keys(self, name: str, keys: Sequence[str]) -> None:
-        """Remove keys, as far as there are such. Raises NotFound without such an object."""
+        """Remove keys, if they exist. Raises NotFound if there is no such object."""
 
         def fill(operation: Any) -> None:
             operation.omap_cmp(_MARK, "1", self._librados.LIBRADOS_CMPXATTR_OP_EQ)
@@ -172,7 +172,7 @@ class RadosPool:
         self._change(name, fill)
 
     def keys(self, name: str, after: str = "") -> Iterator[str]:
-        """The keys behind `after`, sorted as bytes; none if there is no such object. Reads as far as is asked."""
+        """The keys after `after`, sorted as bytes; none if there is no such object. Reads them on demand."""
         is_more = True
         while is_more:
             try:
@@ -196,7 +196,7 @@ class RadosPool:
 
     @contextmanager
     def _translated(self, name: str, is_pool: bool = False) -> Iterator[None]:
-        """Raise our errors, naming the object and the cause, where the block raises one of librados."""
+        """Turn an error of librados into a DieselfsError with the object and the cause."""
         try:
             yield
         except self._librados.Error as error:
@@ -205,7 +205,7 @@ class RadosPool:
             if number in (errno.ENOENT, errno.ECANCELED):  # cancelled: its comparison with the mark failed
                 raise NotFound(f"{where}: there is no such {'pool' if is_pool else 'object'}") from None
             if number == errno.EEXIST:
-                raise AlreadyExists(f"{where}: is there already") from None
+                raise AlreadyExists(f"{where}: already exists") from None
             failure = StorageFull if number in _CAPACITY else Unavailable
             raise failure(f"{where}: {_reason(error)}") from error
 

@@ -1,8 +1,8 @@
-"""The records of a server in a RADOS pool, and content that is longer than one RADOS object should be: pieces.
+"""The records of a server in a RADOS pool, and pieces: the parts of content that is too long for one RADOS object.
 
-The object of a record is replaced at once, so that a reader finds the old or the new content. The key of pieces is
-entered before the first of them, and stays as long as any is there, so that what a crash leaves is found and removed
-with the object. The pieces of the old content go after the new one is there.
+The object of a record is replaced atomically, so a reader gets the old or the new content. The key of the pieces is
+entered before the first of them, and removed after the last. So pieces that a crash leaves are removed with the object.
+The pieces of the old content are removed after the new content is stored.
 """
 
 import re
@@ -17,13 +17,13 @@ from dieselfs.limits import MIB
 from dieselfs_server.store.rados_pool import RadosPool
 
 READ_TRIES_MAX = 8
-"""How often a record is read again that is replaced while it is read."""
+"""Tries to read a record that is replaced meanwhile."""
 
 _KEYS = "records"
 _RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
 _WHOLE, _IN_PIECES = b"\0", b"\1"
 _HEAD_BYTES_MAX = 128
-"""Enough for what says where pieces are."""
+"""Enough for the encoded `Stripes` in the object of a record."""
 
 PIECE_BYTES = 64 * MIB
 """Ceph takes at most 90 MiB in one write (osd_max_write_size), and objects of at most 128 MiB (osd_max_object_size)."""
@@ -31,7 +31,7 @@ PIECE_BYTES = 64 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Stripes:
-    """Which pieces belong together; `count` is the number of the last one."""
+    """The pieces of one content of `length` bytes, numbered from 1 to `count`. `nonce` is random, for their names."""
 
     nonce: str
     length: int
@@ -59,13 +59,13 @@ class Stripes:
 
 
 def pieces_of_key(key: str) -> Stripes:
-    """What a key tells of its pieces; not their length."""
+    """The pieces of a key; their `length` is unknown, and 0."""
     _, nonce, count = key.split(".")
     return Stripes(nonce, 0, int(count))
 
 
 def write_pieces(pool: RadosPool, base: str, pieces: Stripes, content: memoryview, piece_bytes: int) -> None:
-    """Write `content`, which fills the pieces one after the other."""
+    """Write `content` into the pieces, in order."""
     for number, name in enumerate(pieces.objects(base)):
         pool.create(name, bytes(content[number * piece_bytes : (number + 1) * piece_bytes]))
 
@@ -76,7 +76,10 @@ def remove_pieces(pool: RadosPool, base: str, pieces: Stripes) -> None:
 
 
 def just_before(key: str) -> str:
-    """What sorts behind all that sorts before `key`, which is not empty: from there on, `key` and what follows it."""
+    """A text after all keys that are smaller than `key`, so that `keys(after=...)` begins with `key`, if it exists.
+
+    `key` is not empty.
+    """
     return f"{key[:-1]}{chr(ord(key[-1]) - 1)}\x7f"
 
 
@@ -119,16 +122,16 @@ class RadosRecords:
                 return head[1:]
             pieces = _decode(place, head)
             if pieces == before:
-                raise Damaged(f"{place}: offset 0: pieces are missing of what it names")
-            with suppress(NotFound):  # perhaps it was replaced meanwhile
+                raise Damaged(f"{place}: offset 0: some of its pieces are missing")
+            with suppress(NotFound):  # the record may have been replaced meanwhile
                 return self._join(place, pieces)
             before = pieces
-        raise Unavailable(f"record {name}: it is replaced all the time")
+        raise Unavailable(f"record {name}: replaced during each of {READ_TRIES_MAX} reads; try again")
 
     def _join(self, place: str, pieces: Stripes) -> bytes:
         content = b"".join(self._pool.read(part, 0, self._piece_bytes) for part in pieces.objects(place))
         if len(content) != pieces.length:
-            raise Damaged(f"{place}: {len(content)} bytes in its pieces, not {pieces.length}")
+            raise Damaged(f"{place}: {len(content)} bytes in its pieces, {pieces.length} expected")
         return content
 
     def list_records(self, prefix: str) -> list[str]:
@@ -147,7 +150,7 @@ class RadosRecords:
             self._pool.remove_keys(_KEYS, [*keys, name])
 
     def _record_pieces(self, place: str) -> Stripes | None:
-        """The pieces of what is there now, if it is in pieces."""
+        """The pieces of the present content; None without a record, or if its content is in its object."""
         try:
             head = self._pool.read(place, 0, _HEAD_BYTES_MAX)
         except NotFound:
@@ -166,10 +169,10 @@ def _decode(place: str, head: bytes) -> Stripes:
     try:
         return Stripes.decode(head.removeprefix(_IN_PIECES))
     except ValueError:
-        raise Damaged(f"{place}: offset 0: this is no record") from None
+        raise Damaged(f"{place}: offset 0: not a record") from None
 
 
 def _record_object(name: str) -> str:
     if not _RECORD_NAME.fullmatch(name):
-        raise InvalidInput(f"{name!r} is not the name of a record")
+        raise InvalidInput(f"{name!r} is not a valid name of a record")
     return f"{_KEYS}/{name}"

@@ -1,8 +1,8 @@
-"""Tries again what a store could not do just now: a bounded number of times, in bounded time, never all at one moment.
+"""Retries failed calls of a store: a bounded number of times, in bounded time, with random pauses.
 
-Only Unavailable is tried again, and not where its cause will be the same next time, such as a missing permission.
-All calls of an `ObjectStore` may be repeated. A put whose first try did reach the store raises AlreadyExists, as the
-contract has it for every repeated put.
+Only Unavailable is retried, and not for a lasting cause, such as a missing permission. All calls of an `ObjectStore`
+may be repeated. If the first attempt of a put has reached the store, the retry raises AlreadyExists, as every repeated
+put.
 """
 
 import errno
@@ -32,15 +32,15 @@ LASTING = frozenset(
         errno.EFBIG,
     )
 )
-"""Causes that waiting does not change."""
+"""Causes that a retry does not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and for how long, a call is tried.
+    """Limits of the attempts of a call.
 
-    Before try n + 1 it waits a random time between half and all of `first_wait_s` doubled n times, at most
-    `wait_s_max`. After `duration_s_max` no further try is begun.
+    Before attempt n + 1 the call waits a random time between half and all of `first_wait_s` x 2^(n - 1), `wait_s_max`
+    at most. No attempt begins after `duration_s_max`.
     """
 
     tries_max: int = 5
@@ -52,28 +52,29 @@ class RetryPolicy:
         assert self.tries_max > 0 and self.duration_s_max < REQUEST_TIMEOUT_S
 
 
-def wait_before(failed_tries: int, patience: RetryPolicy, fraction: float) -> float:
-    """Seconds to wait after so many failed tries; `fraction`, in [0, 1), is the random part."""
-    full_s = min(patience.first_wait_s * 2.0 ** (failed_tries - 1), patience.wait_s_max)
+def wait_before(failed_tries: int, policy: RetryPolicy, fraction: float) -> float:
+    """Seconds to wait after `failed_tries` attempts; `fraction`, in [0, 1), is the random part."""
+    full_s = min(policy.first_wait_s * 2.0 ** (failed_tries - 1), policy.wait_s_max)
     return full_s * (1 + fraction) / 2
 
 
 class RetryingStore(StoreWrapper):
-    """An `ObjectStore` over `store`. Raises what the last try raised.
+    """An `ObjectStore` over `store`. Raises the error of the last attempt.
 
-    `clock` and `sleep` count seconds; `source` makes those who failed together not come back together.
+    `clock` and `sleep` are in seconds; `source` makes the pauses random, so that calls that failed together are not
+    retried together.
     """
 
     def __init__(
         self,
         store: ObjectStore,
-        patience: RetryPolicy,
+        policy: RetryPolicy,
         source: random.Random,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(store)
-        self._patience = patience
+        self._policy = policy
         self._source = source
         self._clock = clock
         self._sleep = sleep
@@ -86,15 +87,15 @@ class RetryingStore(StoreWrapper):
                 return call(*args)
             except Unavailable as error:
                 failed_tries += 1
-                wait_s = wait_before(failed_tries, self._patience, self._source.random())
-                is_late = self._clock() + wait_s - started_s > self._patience.duration_s_max
+                wait_s = wait_before(failed_tries, self._policy, self._source.random())
+                is_late = self._clock() + wait_s - started_s > self._policy.duration_s_max
                 is_lasting = getattr(error.__cause__, "errno", None) in LASTING
-                if failed_tries >= self._patience.tries_max or is_late or is_lasting:
+                if failed_tries >= self._policy.tries_max or is_late or is_lasting:
                     raise
             self._sleep(wait_s)
 
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
-        """Goes on behind the last ID that was seen."""
+        """A retry continues after the last listed ID."""
         seen: bytes | None = None
         chunk_ids = self.store.list_chunks(dataset_id, since_s)
 

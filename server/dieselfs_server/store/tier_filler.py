@@ -1,7 +1,7 @@
-"""Copies chunks into the fast tier, in a thread of its own: what was just put, and the datasets that are being read.
+"""Copies chunks into the fast tier, in its own thread: new chunks, and the datasets that are being read.
 
-What was put is at hand and is copied at once. Reading datasets from the slow tier takes it at most SLOW_SHARE of the
-time, so that who waits for a miss finds it free.
+New chunks are in memory and are copied at once. The copies of datasets use the slow tier for SLOW_SHARE of the time at
+most, so that readers that miss the fast tier rarely wait for them.
 """
 
 import logging
@@ -15,32 +15,32 @@ from dieselfs.errors import DieselfsError
 from dieselfs.limits import MIB
 
 SLOW_SHARE = 0.25
-"""Of the time, how much the slow tier may be busy with reading for the fast one."""
+"""Largest share of the time in which the slow tier is read for the fast one."""
 
 PENDING_BYTES_MAX = 64 * MIB
-"""What was put and waits to be copied. What comes on top is not copied now, but when its dataset is read."""
+"""Limit of new chunks that wait to be copied. Further ones are copied only when their dataset is read."""
 
 DATASETS_WAITING_MAX = 64
 LOST_MAX = 4096
-"""Chunks whose copies turned out bad, and wait to be copied again."""
+"""Limit of chunks that wait to be copied again because their copies were damaged or lost."""
 
 REFILL_PAUSE_S = 60.0
-"""After a dataset was copied as far as it fits, nothing more of it is looked for this long."""
+"""After a dataset was copied as far as it fits, its missing chunks are not looked for again for this time."""
 
 log = logging.getLogger(__name__)
 
 
 def pause_after(duration_s: float, share: float) -> float:
-    """How long to leave the slow tier alone after it was busy for `duration_s`."""
+    """The pause after a read of the slow tier of `duration_s`, in seconds."""
     return duration_s * (1 - share) / share
 
 
 class TierFiller:
     """Runs until it is closed.
 
-    `admit` copies content; `chunks` lists what a dataset lacks; `fetch` copies one chunk from the slow tier, and
-    returns False if there is no room for more of its dataset. A DieselfsError of theirs is logged, and ends the
-    dataset's turn.
+    `admit` copies content; `chunks` lists the missing chunks of a dataset; `fetch` copies one chunk from the slow tier,
+    and returns False if there is no room for more of its dataset. Their DieselfsErrors are logged, and end the copy of
+    the dataset.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class TierFiller:
         self._admit, self._chunks, self._fetch = admit, chunks, fetch
         self._slow_share = slow_share
         self._clock = clock
-        self._changed = Condition()  # guards all below
+        self._changed = Condition()  # guards all below, except the thread
         self._put: deque[tuple[bytes, bytes, bytes]] = deque()
         self._put_bytes = 0
         self._wanted: OrderedDict[bytes, Iterator[bytes]] = OrderedDict()  # the last is copied first
-        self._lost: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()  # go before whole datasets
-        self._rested_s: dict[bytes, float] = {}  # when a dataset may be looked at again
+        self._lost: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()  # copied before whole datasets
+        self._rested_s: dict[bytes, float] = {}  # from when on a dataset may be copied again
         self._fetch_from_s = float("-inf")
         self._is_busy = False
         self._is_closed = False
@@ -68,7 +68,7 @@ class TierFiller:
         self._thread.start()
 
     def offer(self, dataset_id: bytes, chunk_id: bytes, content: bytes) -> None:
-        """Copy what was just put, soon; or not, if too much waits already."""
+        """Copy a new chunk soon; not if PENDING_BYTES_MAX already wait."""
         with self._changed:
             if self._put_bytes + len(content) <= PENDING_BYTES_MAX:
                 self._put.append((dataset_id, chunk_id, content))
@@ -76,30 +76,30 @@ class TierFiller:
                 self._changed.notify_all()
 
     def want(self, dataset_id: bytes) -> None:
-        """Begin to copy a dataset; without effect if that is under way, or was done a moment ago."""
+        """Start to copy a dataset; no effect if its copy is in progress, or ended less than REFILL_PAUSE_S ago."""
         with self._changed:
             is_new = dataset_id not in self._wanted and len(self._wanted) < DATASETS_WAITING_MAX
             if is_new and self._clock() >= self._rested_s.get(dataset_id, float("-inf")):
                 self._wanted[dataset_id] = self._chunks(dataset_id)
                 self._changed.notify_all()
 
-    def mend(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        """Copy one chunk again, whose copy is lost."""
+    def copy_again(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """Copy a chunk again whose copy is damaged or lost."""
         with self._changed:
             if len(self._lost) < LOST_MAX:
                 self._lost[dataset_id, chunk_id] = None
                 self._changed.notify_all()
 
     def forget(self, dataset_id: bytes) -> None:
-        """The dataset is being removed."""
+        """Stop copying a dataset, because it is being removed."""
         with self._changed:
             self._wanted.pop(dataset_id, None)
             self._lost = OrderedDict.fromkeys(chunk for chunk in self._lost if chunk[0] != dataset_id)
             self._put = deque(item for item in self._put if item[0] != dataset_id)
             self._put_bytes = sum(len(content) for _, _, content in self._put)
 
-    def resolve(self) -> None:
-        """Wait until there is nothing left to copy."""
+    def wait_until_idle(self) -> None:
+        """Wait until nothing is left to copy."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_closed or not (self._is_busy or self._put or self._has_fetches)
@@ -128,7 +128,7 @@ class TierFiller:
                     self._changed.notify_all()
 
     def _next_step(self) -> Callable[[], object] | None:
-        """Wait for something to do; None when closed."""
+        """Wait for the next copy; None when closed."""
         with self._changed:
             while not self._is_closed:
                 pause_s = self._fetch_from_s - self._clock()
@@ -147,9 +147,9 @@ class TierFiller:
         if self._lost:
             chunk, _ = self._lost.popitem(last=False)
             return partial(self._fetch_in_share, *chunk)
-        return partial(self._go_on, *next(reversed(self._wanted.items())))
+        return partial(self._copy_next, *next(reversed(self._wanted.items())))
 
-    def _go_on(self, dataset_id: bytes, chunk_ids: Iterator[bytes]) -> None:
+    def _copy_next(self, dataset_id: bytes, chunk_ids: Iterator[bytes]) -> None:
         """Copy the next chunk of a dataset."""
         is_done = True
         try:
@@ -164,7 +164,7 @@ class TierFiller:
                     self._rested_s[dataset_id] = now_s + REFILL_PAUSE_S
 
     def _fetch_in_share(self, dataset_id: bytes, chunk_id: bytes) -> bool:
-        """Copy one chunk; the next one has to wait until our share of the time allows it."""
+        """Copy one chunk; the next copy waits until the share of the time allows it."""
         started_s = self._clock()
         try:
             return self._fetch(dataset_id, chunk_id)

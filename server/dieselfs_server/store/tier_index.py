@@ -1,9 +1,9 @@
-"""What the fast tier holds, and what has to leave it for something else. No I/O; for one thread at a time.
+"""The content of the fast tier, and its evictions. No I/O; for one thread at a time.
 
-The policy: whole chunks; of the dataset that has not been read for longest; in it the chunk that has not been read for
-longest. Never a chunk of the dataset that the room is for: an epoch reads each chunk once, so every one would be pushed
-out before it is read again. And none of a dataset that was read within BUSY_S: two jobs would push each other out. So
-what is in stays in while it is used, and of a dataset that is too large a part is fast.
+The policy evicts whole chunks: from the least recently used dataset, and in it the least recently used chunk. It never
+evicts from the dataset that needs the room: an epoch reads each chunk once, so each would be evicted before it is read
+again. It evicts nothing from a dataset that was read within BUSY_S, because two jobs would evict each other's chunks.
+So chunks in use stay, and a part of a dataset that is too large is fast.
 """
 
 from array import array
@@ -17,9 +17,10 @@ from dieselfs.limits import KIB
 from dieselfs_server.store.interface import Buffer
 
 BUSY_S = 300.0
+"""A dataset is in use for this time after a read; nothing of it is evicted."""
 
 BLOCK_BYTES = 64 * KIB
-"""A read is widened to whole blocks. A chunk of 4 MiB costs half a kilobyte of memory in checksums."""
+"""Unit of checksums: a read is extended to whole blocks. The checksums of a chunk of 4 MiB take 512 bytes of memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,13 +38,13 @@ class Fingerprint:
         )
 
     def blocks_around(self, offset: int, length: int) -> tuple[int, int]:
-        """Start and end of the whole blocks that hold a range, which must lie inside."""
+        """Start and end of the whole blocks that contain a range, which must be inside the content."""
         start = offset - offset % BLOCK_BYTES
         end = -(-(offset + length) // BLOCK_BYTES) * BLOCK_BYTES
         return start, min(end, self.length)
 
     def is_intact(self, start: int, data: Buffer) -> bool:
-        """Whether `data` is what lies from `start` on, the first byte of a block. It ends with a block."""
+        """Whether `data`, whole blocks from `start` on, matches the checksums."""
         view, first = memoryview(data), start // BLOCK_BYTES
         return all(
             xxh3_64_intdigest(view[place : place + BLOCK_BYTES])
@@ -54,7 +55,7 @@ class Fingerprint:
 
 @dataclass(slots=True)
 class Copy:
-    """A chunk in the fast tier. Without a fingerprint it was found there, and nobody has looked at it yet."""
+    """A chunk in the fast tier. Without a fingerprint it was found there at the start, and is not verified yet."""
 
     length: int
     fingerprint: Fingerprint | None
@@ -76,7 +77,7 @@ class TierIndex:
         self._datasets: OrderedDict[bytes, _Dataset] = OrderedDict()  # least recently read first
 
     def add(self, dataset_id: bytes, chunk_id: bytes, copy: Copy) -> None:
-        """Enter a copy; one that was there before us is of a dataset that nobody has read yet."""
+        """Enter a copy; one that was found at the start does not count as a read of its dataset."""
         self.remove(dataset_id, chunk_id)
         read_s = self._clock() - (BUSY_S if copy.fingerprint is None else 0)
         copies = self._datasets.setdefault(dataset_id, _Dataset(read_s)).copies
@@ -84,7 +85,7 @@ class TierIndex:
         self.used_bytes += copy.length
 
     def read(self, dataset_id: bytes, chunk_id: bytes) -> Copy | None:
-        """The copy, which is being read now; None if there is none."""
+        """The copy of a chunk, None if there is none; counts as a read of the dataset."""
         dataset = self._datasets.get(dataset_id)
         if dataset is None:
             return None
@@ -99,7 +100,7 @@ class TierIndex:
         return dataset is not None and chunk_id in dataset.copies
 
     def remove(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        """Forget a copy; without effect if there is none."""
+        """Remove a copy, if there is one."""
         dataset = self._datasets.get(dataset_id)
         copy = dataset.copies.pop(chunk_id, None) if dataset else None
         if dataset is not None and copy is not None:
@@ -113,9 +114,8 @@ class TierIndex:
             self.used_bytes -= sum(copy.length for copy in dataset.copies.values())
 
     def victims(self, dataset_id: bytes, length: int) -> list[tuple[bytes, bytes]] | None:
-        """Dataset and chunk ID of the copies that must go to make room for `length` bytes of a dataset.
-
-        None if there cannot be room; then nothing has to go.
+        """Dataset and chunk ID of the copies to evict, to make room for `length` bytes of a dataset; None if evictions
+        cannot make enough room.
         """
         missing = self.used_bytes + length - self.capacity_bytes
         leaving = []

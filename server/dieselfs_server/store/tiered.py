@@ -1,9 +1,9 @@
-"""A fast store in front of a slow one: what is read comes from the fast one as far as it is there.
+"""A fast store as a cache of a slow one.
 
-The slow store is the truth: a put is acknowledged when it is there, and lists, sizes and records are always its own.
-The fast store may be lost, truncated, out of date, or hold what somebody else put there, at any time. So what it gives
-is checked against checksums taken when the copy was made, or (for copies found at the start) when it is first used; a
-bad copy is dropped, and the bytes come from the slow store. `tier_index.py` says what leaves when the tier is full.
+The slow store is the truth: it has every chunk before its put is acknowledged, and supplies lists, sizes and records.
+The fast store may be lost, truncated, out of date, or contain foreign objects, at any time. So every read of it is
+verified, against checksums of the copied content. A copy that was found at the start is verified as a whole when it is
+first used. A damaged copy is dropped, and the slow store supplies the bytes. `tier_index.py` has the evictions.
 """
 
 import logging
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 def check_chunk(dataset_id: bytes, chunk_id: bytes, content: Buffer) -> None:
-    """Raise Damaged unless `content` is this chunk of this dataset, all of it."""
+    """Raise Damaged unless `content` is this whole chunk of this dataset."""
     decode_chunk(content, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)
 
 
 class TieredStore(StoreWrapper):
-    """An `ObjectStore` that is `slow`, with copies in `fast`, which nobody else uses, of `capacity_bytes` at most.
+    """The `ObjectStore` `slow`, with copies of up to `capacity_bytes` in `fast`, which must have no other user.
 
     `check` raises Damaged for content that must not be copied. Starts a thread, which ends with `close`.
     """
@@ -48,8 +48,8 @@ class TieredStore(StoreWrapper):
         self._check = check
         self._lock = Lock()  # guards the two below
         self._index = TierIndex(capacity_bytes, clock)
-        self._arriving: set[tuple[bytes, bytes]] = set()  # being copied; taken out if deleted meanwhile
-        self._take_stock()
+        self._arriving: set[tuple[bytes, bytes]] = set()  # being copied, and not deleted meanwhile
+        self._enter_found()
         self._filler = TierFiller(self._admit, self._lacking, self._fetch, slow_share, clock)
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
@@ -64,7 +64,7 @@ class TieredStore(StoreWrapper):
         return data
 
     def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        """No file: copies are checked here before anybody gets them, and what is read decides what is copied."""
+        """None: copies are verified here before they are sent, and the reads decide what is copied."""
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
         self.store.delete(dataset_id, chunk_id)
@@ -76,12 +76,12 @@ class TieredStore(StoreWrapper):
         with self._lock:
             self._index.remove_dataset(dataset_id)
             self._arriving = {chunk for chunk in self._arriving if chunk[0] != dataset_id}
-        with suppress(DieselfsError):  # what stays is out of date, and found out when it is read
+        with suppress(DieselfsError):  # a copy that stays is out of date; its verification fails
             self._fast.delete_dataset(dataset_id)
 
-    def resolve(self) -> None:
-        """Wait until everything that is to be copied has been."""
-        self._filler.resolve()
+    def wait_until_idle(self) -> None:
+        """Wait until nothing is left to copy."""
+        self._filler.wait_until_idle()
 
     def close(self) -> None:
         self._filler.close()
@@ -91,12 +91,12 @@ class TieredStore(StoreWrapper):
     # -- reading -----------------------------------------------------------------------------------------
 
     def _from_copy(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes | None:
-        """A range out of the fast tier; None if it has to come from the slow one."""
+        """A range from the fast tier; None if the slow one must supply it."""
         with self._lock:
             copy = self._index.read(dataset_id, chunk_id)
         if copy is None or length == 0 or offset + length > copy.length:
             return None
-        fingerprint = copy.fingerprint or self._adopt(dataset_id, chunk_id)
+        fingerprint = copy.fingerprint or self._verify_found(dataset_id, chunk_id)
         if fingerprint is None:
             return None
         start, end = fingerprint.blocks_around(offset, length)
@@ -104,12 +104,14 @@ class TieredStore(StoreWrapper):
             data = self._fast.get_range(dataset_id, chunk_id, start, end - start)
             if fingerprint.is_intact(start, data):
                 return data if len(data) == length else data[offset - start : offset - start + length]
-        log.warning("fast tier: the copy of chunk %s is damaged or gone", chunk_name(chunk_id))
+        log.warning("fast tier: the copy of chunk %s is damaged or missing", chunk_name(chunk_id))
         self._replace(dataset_id, chunk_id)
         return None
 
-    def _adopt(self, dataset_id: bytes, chunk_id: bytes) -> Fingerprint | None:
-        """Look at a copy that was found; drop it unless it is the whole chunk, which the slow tier still has."""
+    def _verify_found(self, dataset_id: bytes, chunk_id: bytes) -> Fingerprint | None:
+        """Verify a copy that was found at the start. Drop it, and return None, unless it is the whole chunk, and the
+        slow tier still has that.
+        """
         try:
             length = self.store.size(dataset_id, chunk_id)
         except NotFound:
@@ -121,7 +123,7 @@ class TieredStore(StoreWrapper):
                 raise Damaged(f"chunk {chunk_name(chunk_id)}: the copy is longer than {length} bytes")
             self._check(dataset_id, chunk_id, content)
         except DieselfsError as error:
-            log.warning("fast tier: the copy is no good: %s", error)
+            log.warning("fast tier: an invalid copy is dropped: %s", error)
             self._replace(dataset_id, chunk_id)
             return None
         fingerprint = Fingerprint.of(content)
@@ -132,12 +134,12 @@ class TieredStore(StoreWrapper):
 
     def _replace(self, dataset_id: bytes, chunk_id: bytes) -> None:
         self._drop(dataset_id, chunk_id)
-        self._filler.mend(dataset_id, chunk_id)
+        self._filler.copy_again(dataset_id, chunk_id)
 
     # -- copying -----------------------------------------------------------------------------------------
 
-    def _take_stock(self) -> None:
-        """Enter what is in the fast tier already, as far as there is room; the rest is removed."""
+    def _enter_found(self) -> None:
+        """Enter the copies that the fast tier already has, as far as there is room, and remove the rest."""
         for dataset_id in list(self._fast.list_datasets()):
             for chunk_id in list(self._fast.list_chunks(dataset_id)):
                 with suppress(NotFound):
@@ -173,7 +175,7 @@ class TieredStore(StoreWrapper):
         return victims is not None
 
     def _admit(self, dataset_id: bytes, chunk_id: bytes, content: bytes) -> None:
-        """Copy content into the fast tier, if there is room. Raises Damaged, and what the fast store raises."""
+        """Copy a chunk into the fast tier, if there is room. Raises Damaged, and the errors of the fast store."""
         self._check(dataset_id, chunk_id, content)
         if not self._make_room(dataset_id, len(content)):
             return
@@ -184,7 +186,7 @@ class TieredStore(StoreWrapper):
         try:
             try:
                 self._fast.put(dataset_id, chunk_id, [content])
-            except AlreadyExists:  # not ours, or we would know it
+            except AlreadyExists:  # a foreign object: the index has no such copy
                 self._fast.delete(dataset_id, chunk_id)
                 self._fast.put(dataset_id, chunk_id, [content])
             is_there = True
@@ -198,9 +200,9 @@ class TieredStore(StoreWrapper):
             self._fast.delete(dataset_id, chunk_id)
 
     def _drop(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        """Remove a copy from the fast tier, or stop it from getting there."""
+        """Remove a copy from the fast tier; one that is being made is removed at its end."""
         with self._lock:
             self._index.remove(dataset_id, chunk_id)
             self._arriving.discard((dataset_id, chunk_id))
-        with suppress(DieselfsError):  # what stays is out of date, and found out when it is read
+        with suppress(DieselfsError):  # a copy that stays is out of date; its verification fails
             self._fast.delete(dataset_id, chunk_id)

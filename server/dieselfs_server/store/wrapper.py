@@ -1,4 +1,4 @@
-"""A store around a store: passes every call on. What limits, repeats or counts changes the calls that it is about."""
+"""A store that forwards every call to another store: the base of stores that limit, retry or count calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, TypeVarTuple
@@ -10,13 +10,13 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class StoreWrapper:
-    """An `ObjectStore` that is `store`; closing it closes that."""
+    """An `ObjectStore` over `store`; closing it also closes `store`."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
 
     def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-        """Every call of a method of `store`, except `close`."""
+        """Forwards one call of a method of `store`; all methods but `close` use it."""
         return call(*args)
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:

@@ -72,7 +72,7 @@ async def test_requests_of_many_clients_cost_few_reads(store: CountingStore) -> 
 async def test_what_lies_outside_is_refused(store: CountingStore) -> None:
     executor = RequestExecutor(store)
     for wanted in (ranges((len(PAYLOAD), 1)), ranges((0, 1), (5, len(PAYLOAD)))):
-        with pytest.raises(InvalidInput, match="behind the payload"):
+        with pytest.raises(InvalidInput, match="after the end of the payload"):
             await executor.ranges(DATASET_ID, CHUNK_ID, wanted)
     with pytest.raises(InvalidInput, match="together"):
         await executor.ranges(DATASET_ID, CHUNK_ID, ranges(*[(0, len(PAYLOAD))] * 200))

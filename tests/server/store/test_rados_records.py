@@ -42,13 +42,13 @@ def test_damage_is_told_from_replacement(ceph: RunningCeph, pool: RadosPool) -> 
     records = RadosRecords(pool, PIECE_BYTES)
     records.put_record("large", LARGE)
     pool.replace(objects(ceph)[-1], b"short")
-    with pytest.raises(Damaged, match="records/large: 2005 bytes in its pieces, not 2500"):
+    with pytest.raises(Damaged, match="records/large: 2005 bytes in its pieces, 2500 expected"):
         records.get_record("large")
     pool.remove(objects(ceph)[-1])
-    with pytest.raises(Damaged, match="records/large: offset 0: pieces are missing"):
+    with pytest.raises(Damaged, match="records/large: offset 0: some of its pieces are missing"):
         records.get_record("large")
     pool.replace("records/large", b"\7")
-    with pytest.raises(Damaged, match="records/large: offset 0: this is no record"):
+    with pytest.raises(Damaged, match="records/large: offset 0: not a record"):
         records.get_record("large")
 
 

@@ -60,11 +60,11 @@ def fetches(dataset_id: bytes, *numbers: int) -> list[tuple[str, bytes, int]]:
 def test_a_dataset_is_copied_once_in_a_while(work: Work) -> None:
     for _ in range(2):
         work.filler.want(A)
-        work.filler.resolve()
+        work.filler.wait_until_idle()
     assert work.done == fetches(A, 0, 1, 2)
     work.now_s = REFILL_PAUSE_S
     work.filler.want(A)
-    work.filler.resolve()
+    work.filler.wait_until_idle()
     assert len(work.done) == 6
 
 
@@ -73,10 +73,10 @@ def test_what_was_put_goes_first_and_the_newest_wish_next(work: Work) -> None:
     work.filler.offer(A, chunk_at(7), b"x")
     work.filler.want(A)
     work.filler.want(B)
-    work.filler.mend(B, chunk_at(9))
+    work.filler.copy_again(B, chunk_at(9))
     work.filler.offer(A, chunk_at(8), b"x")
     work.go.set()
-    work.filler.resolve()
+    work.filler.wait_until_idle()
     assert work.done[:2] == [("put", A, 7), ("put", A, 8)]
     assert work.done[2:] == [*fetches(B, 9), *fetches(B, 0, 1, 2), *fetches(A, 0, 1, 2)]
 
@@ -87,7 +87,7 @@ def test_too_much_that_was_put_is_left_for_later(work: Work) -> None:
     for number in range(5):
         work.filler.offer(A, chunk_at(number), half)
     work.go.set()
-    work.filler.resolve()
+    work.filler.wait_until_idle()
     assert 2 <= len(work.done) <= 3  # one may have been taken before the next came
 
 
@@ -96,17 +96,17 @@ def test_a_failure_ends_the_turn_of_its_dataset_only(work: Work) -> None:
     work.failures = [Unavailable("x")]
     work.filler.want(A)
     work.go.set()
-    work.filler.resolve()
+    work.filler.wait_until_idle()
     work.filler.want(A)
     work.filler.want(B)
-    work.filler.resolve()
+    work.filler.wait_until_idle()
     assert work.done == [*fetches(A, 0), *fetches(B, 0, 1, 2)]
 
 
 def test_without_room_the_rest_is_not_even_tried(work: Work) -> None:
     work.room = 2
     work.filler.want(A)
-    work.filler.resolve()
+    work.filler.wait_until_idle()
     assert work.done == fetches(A, 0, 1)
 
 
@@ -116,7 +116,7 @@ def test_a_dataset_that_is_removed_is_forgotten(work: Work) -> None:
     work.filler.offer(A, chunk_at(1), b"x")
     work.filler.forget(B)
     work.go.set()
-    work.filler.resolve()
+    work.filler.wait_until_idle()
     assert fetches(B, 1)[0] not in work.done and fetches(B, 2)[0] not in work.done
 
 

@@ -63,14 +63,14 @@ class Tiers:
 
     def put(self, chunk_id: bytes, content: bytes = CONTENT, dataset_id: bytes = DATASET_ID) -> None:
         self.store.put(dataset_id, chunk_id, [content])
-        self.store.resolve()
+        self.store.wait_until_idle()
 
     def read(self, chunk_id: bytes, content: bytes = CONTENT, dataset_id: bytes = DATASET_ID) -> bool:
         """Read a chunk, which must be right; whether it came from the fast tier."""
         before = self.slow.metrics.numbers()["store.reads"]
         assert self.store.get_range(dataset_id, chunk_id, 0, len(content)) == content
         came_from_fast = self.slow.metrics.numbers()["store.reads"] == before
-        self.store.resolve()
+        self.store.wait_until_idle()
         return came_from_fast
 
     def path(self, chunk_id: bytes, dataset_id: bytes = DATASET_ID) -> Path:
@@ -296,7 +296,7 @@ def test_readers_are_right_while_copies_are_spoilt_under_them(tiers: Tiers) -> N
         assert [reader.result() for reader in readers] == [0, 1, 2, 3]
     assert tiers.fast.metrics.numbers()["store.reads"] > 0 and tiers.slow.metrics.numbers()["store.reads"] > 0
     for _ in range(3):
-        tiers.store.resolve()
+        tiers.store.wait_until_idle()
         tiers.now_s += 1000
         came_from_fast = [tiers.read(chunk_id, contents[chunk_id]) for chunk_id in chunk_ids]
     assert all(came_from_fast)

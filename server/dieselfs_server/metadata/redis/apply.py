@@ -71,7 +71,7 @@ class ChunkApplication:
     header: ChunkHeader
     now_ns: int
     is_again: bool = False
-    """Check every entry, despite record and receipts, and restore what is missing; nothing is counted twice."""
+    """Check every entry, despite record and receipts, and restore missing ones; nothing is counted twice."""
 
     def apply(self) -> int:
         """Returns the dataset's new generation. Raises DatasetGone, Damaged, and as `RedisCalls.execute`."""

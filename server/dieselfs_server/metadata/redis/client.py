@@ -1,6 +1,6 @@
 """Connections to Redis, one server or a cluster: sends calls in one batch for each node.
 
-Every wait is bounded, and every error of Redis becomes a DieselfsError. A call is sent again if its answer was lost,
+Every wait is bounded, and every error of Redis becomes a DieselfsError. A call is sent again if its reply was lost,
 although Redis may have executed it: all calls must be idempotent. `_lock` guards all shared state except the connection
 pools, which are thread-safe.
 """
@@ -145,7 +145,7 @@ class RedisClient:
         return again, trouble
 
     def _send(self, node: _Node, calls: _Calls) -> Callable[[], Iterator[_Answer]]:
-        """Send calls to a node; the returned function waits for the answers. So the nodes work in parallel."""
+        """Send calls to a node; the returned function waits for the replies. So the nodes work in parallel."""
         pool = self._pool(node)
         connection = None
         try:
@@ -171,7 +171,7 @@ class RedisClient:
                 if lost is None:
                     found = _load_scripts(connection, found)
             except BaseException:
-                connection.disconnect()  # answers may be unread
+                connection.disconnect()  # replies may be unread
                 raise
             finally:
                 pool.release(connection)
@@ -263,7 +263,7 @@ def _read(connection: Any) -> Any:
 def _load_scripts(connection: Any, found: Sequence[_Answer]) -> list[_Answer]:
     """Load the scripts that a server does not have, as after its start or SCRIPT FLUSH.
 
-    Returns the answers; an error of loading replaces the answer of each call of that script.
+    Returns the replies; an error of loading replaces the reply of each call of that script.
     """
     unknown = {call.script for _, call, reply in found if call.script and isinstance(reply, NoScriptError)}
     errors: dict[Script | None, Any] = {}

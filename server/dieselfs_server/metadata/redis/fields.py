@@ -149,7 +149,7 @@ SCAN = Script.of(_SCAN)
 
 @dataclass(frozen=True, eq=False)
 class Call(Generic[Result]):
-    """A command for the node that has `key`, and what decodes its reply; with a script, EVALSHA of its digest."""
+    """A command for the node that has `key`, and the decoder of its reply; with a script, EVALSHA of its digest."""
 
     key: bytes
     arguments: tuple[bytes | int | str, ...]

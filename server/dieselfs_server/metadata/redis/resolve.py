@@ -1,7 +1,7 @@
 """Decides the new states of the paths of one bucket when a chunk is applied. No I/O.
 
 A path that was not read yet is assumed to have no entry: most uploads are new, and the swap detects a wrong assumption.
-Where extents are involved, `resolve` returns what must be read first. The rules of what counts are in `interface.py`;
+Where extents are involved, `resolve` returns the necessary reads first. The rules of precedence are in `interface.py`;
 the state of a path depends only on the set of entries that were applied to it, not on their order or number.
 """
 
@@ -110,7 +110,7 @@ def split_by_bucket(keys: DatasetKeys, paths: Sequence[bytes]) -> list[BucketEnt
 
 @dataclass(eq=False)
 class Seen:
-    """What was read of a bucket so far: `extents` by name, and the `files` of which all extents were read.
+    """The values read from a bucket so far: `extents` by name, and the `files` of which all extents were read.
 
     `receipt` is set only if entries are checked again despite it; it is then kept as it is.
     """
@@ -133,7 +133,7 @@ class Seen:
 
 @dataclass(eq=False)
 class Needs:
-    """What must be read before a decision."""
+    """The reads that a decision needs."""
 
     path_states: list[tuple[KeyPair, bytes]] = field(default_factory=list)
     extents: list[bytes] = field(default_factory=list)
@@ -170,7 +170,7 @@ class Resolved:
 
 
 def resolve(part: BucketEntries, chunk: ChunkEntries, seen: Seen) -> Resolved | Needs:
-    """The fields to change, with the receipt, and the effects; or what must be read first."""
+    """The fields to change, with the receipt, and the effects; or the reads that are needed first."""
     effects: Effects[bytes] = Effects()
     needs = Needs()
     extents = Change(part.keys.extents)
@@ -278,7 +278,7 @@ File = tuple[bytes, int, int]
 
 
 class _MustRead(Exception):
-    """`needs` has what must be read before the path can be resolved."""
+    """`needs` has the reads without which the path cannot be resolved."""
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """The values in Redis, each sealed with a checksum: bytes in, records out. No I/O.
 
 A seal is the xxh3 of `name NUL body`, seeded with the key. Reading detects a value that was altered, or that is under
-another key or name. In a conditional change, the seal stands for the value.
+another key or name. In a conditional change, the seal represents the value.
 """
 
 import struct
