@@ -1,1 +1,1 @@
-"""The figures of docs/internals/performance.md: what `make bench` runs. Not part of what is installed."""
+"""The benchmarks of `make bench`, with the figures of docs/internals/performance.md. Not installed."""

@@ -30,7 +30,7 @@ from lab.reader import BIN_S, Moment
 NODES = 4
 FILES, FILE_BYTES, FILES_PER_CHUNK = 1536, 16_384, 8
 MEMORY = "24MiB"
-"""Of each node: the size of the dataset, mostly for owned chunks, so nearly every read asks another node."""
+"""Of each node: the size of the dataset, mostly for owned chunks, so most reads send a request to another node."""
 READERS_EACH = 2
 FILES_PER_S = 20.0
 """Of each reader: below the limit, so a lost node leaves no processor time that speeds up the others."""
@@ -49,7 +49,7 @@ def failover(folder: Path, scale: Scale) -> Generator[Trial]:
         losing = stack.enter_context(_read_job(cluster, "losing", 0))
         keeping = stack.enter_context(_read_job(cluster, "keeping", 1000))
         watch = partial(_watch, losing, keeping, chance)
-        yield Trial(title, [Side("nobody is lost", partial(watch, None), 1, "")], max(rounds // 2, 1))
+        yield Trial(title, [Side("no node is lost", partial(watch, None), 1, "")], max(rounds // 2, 1))
         yield Trial(title, [Side(name, partial(watch, how), 1, "") for name, how in WAYS.items()], rounds)
 
 

@@ -91,12 +91,12 @@ def balance(nodes: int, chunks: int) -> Row:
 
 
 class Servers(RemoteRegistry):
-    """All servers of a job: one metadata store; calls by second, and bytes of the answers."""
+    """All servers of a job: one metadata store; calls by second, and bytes of the replies."""
 
     def __init__(self, metadata: SqliteMetadata) -> None:
         self._metadata = metadata
         self.calls: Counter[int] = Counter()
-        self.told_bytes = 0
+        self.list_bytes = 0
         self.working_s = 0.0
         self._make_dataset()
 
@@ -113,11 +113,11 @@ class Servers(RemoteRegistry):
         node, now_ns = Member.of(sealed[SEAL_BYTES:]).node, int((1_800_000_000 + trio.current_time()) * 10**9)
         request = JoinRequest(sealed, node, TERMS.generation, TERMS.digest, known_version)
         begun_s = time.process_time()
-        told = self._job_members.renew(request, now_ns) or self._job_members.admit(request, now_ns)
+        members = self._job_members.renew(request, now_ns) or self._job_members.admit(request, now_ns)
         self.working_s += time.process_time() - begun_s
         self.calls[int(trio.current_time())] += 1
-        self.told_bytes += len(encode_members(told.members or ()))
-        return told
+        self.list_bytes += len(encode_members(members.members or ()))
+        return members
 
     async def leave(self, sealed: bytes) -> None:
         """Simulated nodes are killed and do not leave."""
@@ -169,7 +169,7 @@ class JobSimulation:
     async def _until(self, what: str, nodes: set[str] | None = None) -> Row:
         """Wait until these nodes know each other (without nodes, for STEADY_S); the time, and calls meanwhile."""
         servers, begun_s = self._servers, trio.current_time()
-        working_s, calls, told_bytes = servers.working_s, servers.calls.total(), servers.told_bytes
+        working_s, calls, list_bytes = servers.working_s, servers.calls.total(), servers.list_bytes
         while trio.current_time() < begun_s + STEADY_S if nodes is None else not self._is_known(nodes):
             assert trio.current_time() - begun_s < LIMIT_S, f"{what}: the nodes do not agree"
             await trio.sleep(0.1)
@@ -181,7 +181,7 @@ class JobSimulation:
             "until all know": (took_s, "{:.1f} s"),
             "calls per s": (made / max(took_s, 1.0), "{:.0f}"),
             "in the worst second": max(servers.calls[second] for second in seconds),
-            "told": ((servers.told_bytes - told_bytes) / 1e6, "{:.2f} MB"),
+            "lists": ((servers.list_bytes - list_bytes) / 1e6, "{:.2f} MB"),
             "server's work per call": ((servers.working_s - working_s) / max(made, 1) * 1000, "{:.2f} ms"),
         }
 

@@ -1,4 +1,4 @@
-"""Listing through the mount: `ls -lR`, `ls -R` and `find`, cold and warm, beside the same on the local file system.
+"""Listing through the mount: `ls -lR`, `ls -R` and `find`, cold and warm, compared with the local file system.
 
 Cold: a new mount, and the kernel's caches dropped on both sides. Warm: after the same command on the same mount.
 """

@@ -1,4 +1,4 @@
-"""The memory of a job beside memcached, nutcracker, Redis and LMDB, on 1 to 8 nodes of a network.
+"""The memory of a job compared with memcached, nutcracker, Redis and LMDB, on 1 to 8 nodes of a network.
 
 docs/internals/performance.md has the method. Loading, with cold kernel caches: the job fetches chunks from its server;
 each node puts its share of the files into memcached, from the local file system. Recovery: the daemon or memcached of
@@ -69,7 +69,7 @@ def pool(folder: Path, scale: Scale) -> Generator[Trial]:
             yield from _reading(stage, folder / "data.mdb", rounds)
             yield _beside_memcached(stage, "loaded, cold", _load_job, _load_memcached, rounds)
             if nodes > 1:
-                what = f"read once by {nodes - 1} when one has gone"
+                what = f"read once by {nodes - 1} after the loss of one"
                 yield _beside_memcached(stage, what, _recover_job, _recover_memcached, rounds)
 
 

@@ -125,7 +125,7 @@ def running_job(stage: Stage, memory_bytes: int) -> Iterator[RunningJob]:
 
 
 def _members(stage: Stage, host: Host, job: Job, secret: JobSecret) -> Sequence[Member]:
-    """That the daemon of a host knows."""
+    """The members that the daemon of a host knows."""
     folder, digest = runtime_folder(host.environment()), stage.snapshot.digest
     path = job_socket_path(folder, DATASET, digest, job, secret.fingerprint())
     with closing(NodeClient(path, digest)) as node:
@@ -154,8 +154,8 @@ def on_host(host: Host, reader: Reader) -> Work:
 def library_reads(
     job: RunningJob, memory_bytes: int, batch: int, is_again: bool, paths: Sequence[str]
 ) -> Work:
-    """`batch` files a call (1: `get`). `is_again`: all files were read before, and the library keeps what fits; else
-    its memory is empty, and the machine has free pages for all of it.
+    """`batch` files a call (1: `get`). `is_again`: all files were read before, and the library has kept those that fit.
+    Otherwise its memory is empty, and the machine has free pages for all of it.
     """
     dataset = _opened(job, memory_bytes)
     if batch == 1:
@@ -163,7 +163,7 @@ def library_reads(
     else:
         work = partial(get_batches, dataset.get_many, batch, paths)
     if not is_again:
-        return _with_memory_at_hand(min(memory_bytes, job.stage.tree.size_bytes), work)
+        return _with_free_pages(min(memory_bytes, job.stage.tree.size_bytes), work)
     get_batches(dataset.get_many, FILL_FILES, paths)
     return work
 
@@ -185,7 +185,7 @@ def _opened(job: RunningJob, memory_bytes: int) -> Dataset:
     return dataset
 
 
-def _with_memory_at_hand(length_bytes: int, work: Work) -> Work:
+def _with_free_pages(length_bytes: int, work: Work) -> Work:
     """Free pages of a virtual machine return to its host within half a second, and then cost twenty times as much; the
     rivals took their memory when they were filled.
     """

@@ -218,7 +218,7 @@ def owned(nodes: int, chunks: int) -> Shares:
 
 
 def inherited(nodes: int, chunks: int, lost: int) -> Shares:
-    """What each node fetches after the loss of the first `lost` nodes of a warm job."""
+    """The chunks that each node fetches after the loss of the first `lost` nodes of a warm job."""
     before = owners_of(nodes, chunks)
     moved = np.flatnonzero(before < lost)
     members = members_of(nodes)

@@ -127,7 +127,7 @@ def _read(reader: Reader, pipe: Connection) -> None:
 
 
 class ForkedProcess:
-    """A function in a process of its own, which sends messages through a pipe."""
+    """A function in its own process, which sends messages through a pipe."""
 
     def __init__(self, serve: Callable[[Connection], None]) -> None:
         self.pipe, theirs = _forks.Pipe()

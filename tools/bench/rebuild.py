@@ -1,4 +1,4 @@
-"""Rebuild of metadata from chunk headers without a server, beside reading and decoding the headers alone."""
+"""Rebuild of metadata from chunk headers without a server, compared with reading and decoding the headers alone."""
 
 from collections.abc import Generator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""What the request executor saves: reads of the store, and bytes read, for each requested file.
+"""The savings of the request executor: reads of the store, and bytes read, for each requested file.
 
 Eight clients request chunks in one order, like the nodes of a job: first each its share of the files of each chunk,
 then each all files. File by file issues a read for each file; by request merges the ranges of each request; the

@@ -39,7 +39,7 @@ def resilience(folder: Path, scale: Scale) -> Generator[Trial]:
             read = partial(_slowest_read, folder / "mount", expected)
             killed = f"daemon killed every {KILL_EVERY_S * 1000:.0f} ms"
             sides = [
-                Side("nobody is killed", lambda: read(duration_s * CALM_SHARE, False), 1, ""),
+                Side("no daemon is killed", lambda: read(duration_s * CALM_SHARE, False), 1, ""),
                 Side(killed, lambda: read(duration_s, True), 1, ""),
             ]
             yield Trial(f"The slowest read of {READERS} readers, {duration_s:g} s", sides, rounds=1)

@@ -1,6 +1,6 @@
-"""What the nodes of a job request from each other under a plan: the real order, partition and placement.
+"""The requests between the nodes of a job under a plan: the real order, partition and placement.
 
-Simulated: a dataset of files of one size, and the cost on links and processors. A few groups stand for an epoch.
+Simulated: a dataset of files of one size, and the cost on links and processors. A few groups represent an epoch.
 """
 
 import time
@@ -81,9 +81,9 @@ def groups_together(nodes: int, group_chunks: int = DEFAULT_GROUP_CHUNKS) -> int
 def traffic(nodes: int, file_bytes: int, groups: int, group_chunks: int = DEFAULT_GROUP_CHUNKS) -> Row:
     """Requests between nodes that read at READ_BYTES_PER_S and fetch `groups` groups together.
 
-    Of one node and one span, as means over the nodes, without what a node reads from its own chunks. `of chunks`: that
-    it gets extents of; `the order`: the share of a core that computes it; `busiest`: the most that a node sends,
-    divided by the mean.
+    Of one node and one span, as means over the nodes, without reads of a node's own chunks. `of chunks`: the number of
+    chunks of which it gets extents; `the order`: the share of a core that computes it; `busiest`: the most that a node
+    sends, divided by the mean.
     """
     spans: list[Numbers] = []
     chunks = 0

@@ -63,7 +63,7 @@ class Recovery:
     """Seconds for each remaining node; counts for each whole second.
 
     - `known_s`: until it suspected all lost nodes; `stalled_s`: waits of its readers; `trusted_s`: until it asked again
-    - `server_requests`: for extents that a lost node was asked for before it was suspected; `pings`: to lost nodes
+    - `server_requests`: for extents requested from a lost node before it was suspected; `pings`: to lost nodes
     - `heir_loads`: chunks that other nodes fetched instead; `own_loads`: that the lost nodes fetched after their return
     """
 
@@ -96,7 +96,7 @@ def _patterns(loss: Loss) -> Iterator[tuple[int, dict[int, list[int]]]]:
 
 
 class _World:
-    """The network, and what all nodes share."""
+    """The network and the common state of all nodes."""
 
     def __init__(self, loss: Loss, uniform: random.Random) -> None:
         self.loss, self.random = loss, uniform
@@ -214,7 +214,7 @@ class _Node:
     async def _probe(self) -> None:
         world = self._world
         while True:
-            for node in [*self._suspicion.due(), *self._unheard()]:
+            for node in [*self._suspicion.due(), *self._silent()]:
                 if node in self._pinged:
                     continue
                 world.found.pings[int(trio.current_time())] += 1
@@ -228,8 +228,8 @@ class _Node:
                         world.found.trusted_s.append(trio.current_time() - world.loss.back_s)
             await trio.sleep(PEER_PROBE_INTERVAL_S)
 
-    def _unheard(self) -> list[str]:
-        """As `PeerClient.unheard`; all remaining nodes have just answered."""
+    def _silent(self) -> list[str]:
+        """As `PeerClient.silent`; all remaining nodes have just answered."""
         has_failed, self._has_failed = self._has_failed, False
         silent = self._world.lost if has_failed and self._world.loss.is_silent else ()
         return [node for node in silent if self._world.is_lost(node) and self._suspicion.share(node) > 0]

@@ -1,4 +1,4 @@
-"""Chunks put to and read from object stores, beside the backend alone. This module runs dd and rados.
+"""Chunks put to and read from object stores, compared with the backend alone. This module runs dd and rados.
 
 A folder is compared with dd: equal bytes in equal streams, each block of 4 MiB synced. A Ceph pool is compared with
 `rados bench`. The environment variable DIESELFS_BENCH_STORES names further stores, separated by spaces:

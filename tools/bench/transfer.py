@@ -1,4 +1,4 @@
-"""Extents and chunks from one node of a job to another, beside what plain sockets move between two Python processes.
+"""Extents and chunks from one node of a job to another, compared with plain sockets between two Python processes.
 
 The peer has all chunks in memory and runs in its own process; this process requests and verifies as a node does. Plain
 sockets move equal blocks from memory, with `send` and with `sendfile`, into allocated memory, unverified. All over
@@ -100,7 +100,7 @@ def _run(work: Callable[[], int], size_bytes: int, other_end: int) -> Run:
     moved_bytes: list[int] = []
     run = measure(lambda: moved_bytes.extend(work() for _ in range(PASSES)), {"other end": [other_end]})
     if moved_bytes != [size_bytes] * PASSES:
-        raise RunFailed(f"{moved_bytes} bytes came, {size_bytes} were expected each time")
+        raise RunFailed(f"{moved_bytes} bytes received, {size_bytes} expected each time")
     return run
 
 
@@ -148,7 +148,7 @@ class AskingNode:
         return figures
 
     def run(self, ask: Callable[[], int]) -> Run:
-        """Raises RunFailed if a byte came from another source than the peer."""
+        """Raises RunFailed if a byte was not from the peer."""
         run = _run(ask, self.size_bytes, self._process)
         figures = self.figures()
         if figures["from_peers"] != figures["extents"]:

@@ -1,4 +1,4 @@
-"""Upload as `dlcmd put -r` does, with an embedded server, beside `cp -r` to the same file system.
+"""Upload as by `dlcmd put -r`, with an embedded server, compared with `cp -r` to the same file system.
 
 The source is warm. dieselfs has synced everything when it answers, unlike `cp`: another copy is followed by `sync`.
 Copies stay until the end, as some file systems are slow to reuse the inodes of removed files.
