@@ -56,7 +56,7 @@ class Cursor:
         match = _CURSOR.fullmatch(text)
         if match is None:
             raise InvalidInput(
-                f"{text!r} is no cursor: one looks like order1.DIGEST.s1.e0.g100.p4096.CHECKSUM"
+                f"{text!r} is not a cursor: a cursor looks like order1.DIGEST.s1.e0.g100.p4096.CHECKSUM"
             )
         version, snapshot, seed, epoch, group_chunks, position, skips, check_sum = match.groups()
         policy = NAME_BY_VERSION.get(int(version))
@@ -66,18 +66,18 @@ class Cursor:
                 f"the cursor is of order {version}, this version of dieselfs has order {known}"
             )
         if check_sum != _check_sum(text[: match.start(8) - 1]):
-            raise InvalidInput(f"{text!r}: the check sum does not fit: the cursor was cut short or changed")
+            raise InvalidInput(f"{text!r}: the checksum does not match: the cursor was truncated or changed")
         ranges = [one.split("-") for one in skips.split(".x")[1:]]
         skipped = Skips(range(int(first), int(last) + 1) for first, last in ranges)
         if max(int(position), skipped.end) > COUNT_MAX:
-            raise InvalidInput(f"{text!r} is no cursor: a position is too large")
+            raise InvalidInput(f"{text!r} is not a cursor: a position is too large")
         try:
             spec = PlanSpec(int(seed), int(epoch), int(group_chunks), skipped, policy=policy)
         except InvalidInput as error:
-            raise InvalidInput(f"{text!r} is no cursor: {error}") from None
+            raise InvalidInput(f"{text!r} is not a cursor: {error}") from None
         cursor = cls(snapshot, spec, int(position))
         if str(cursor) != text:  # so that equal cursors have equal texts
-            raise InvalidInput(f"{text!r} is no cursor: the skips are out of order")
+            raise InvalidInput(f"{text!r} is not a cursor: the skips are out of order")
         return cursor
 
     def skipping(self, ranges: Iterable[range]) -> "Cursor":

@@ -89,7 +89,7 @@ class Plan:
             where = f", folder {printable(folder)}" if folder else ""
             raise InvalidInput(
                 f"the cursor is of snapshot {cursor.snapshot}, not of {digest} (dataset {snapshot.dataset}{where}, "
-                f"generation {snapshot.generation}): open what the job began with: generation or tag, and folder"
+                f"generation {snapshot.generation}): open the generation (or tag) and folder of that job"
             )
         self._check(cursor.position)
 
@@ -107,7 +107,7 @@ class Plan:
         return Cursor(self._digest(), replace(self.spec, folder=b""), position)
 
     def _digest(self) -> str:
-        """The digest in a cursor. A folder has a digest of its own, because its order differs."""
+        """The digest in a cursor. A folder has its own digest, because its order differs."""
         digest, folder = self.snapshot.digest, self.spec.folder
         return (sha256(digest + folder).digest() if folder else digest).hex()[:DIGEST_CHARACTERS]
 

@@ -21,7 +21,7 @@ _RANGE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 class ShareName:
     """The share that a name selects. `parse` reads these keys, in any order, all with defaults:
 
-    - `folder`: only the files below it; as in URLs, `%2F` stands for a slash, `%2C` for a comma
+    - `folder`: only the files below it; as in URLs, `%2F` is a slash, `%2C` a comma
     - `seed`, `epoch`, `group`, `policy`: the order; `skip`: positions to leave out
     - `rank`, `world`, `batch`, `start`, `worker`, `workers`, `drop_last`: the part of a reader, as in `ReaderSpec`
     - `cursor`: the order and the start, instead of the keys for them
@@ -43,7 +43,7 @@ class ShareName:
             parse = _PARSERS.get(key)
             if parse is None or not is_assigned:
                 raise InvalidInput(
-                    f"{part!r} is no KEY=VALUE of a shuffle; the keys are {', '.join(_PARSERS)}"
+                    f"{part!r} is not a KEY=VALUE of a shuffle; the keys are {', '.join(_PARSERS)}"
                 )
             if key in values:
                 raise InvalidInput(f"{key} is given twice")
@@ -53,7 +53,9 @@ class ShareName:
                 raise InvalidInput(f"{part}: {error}") from None
         cursor = values.pop("cursor", None)
         if cursor is not None and (doubled := values.keys() & _IN_CURSOR):
-            raise InvalidInput(f"the cursor says already what {', '.join(sorted(doubled))} would")
+            raise InvalidInput(
+                f"the cursor already contains {', '.join(sorted(doubled))}: leave out these keys"
+            )
         plan = {field: values.pop(key) for key, field in _PLAN_FIELDS.items() if key in values}
         is_null = values.pop("null", False)
         if cursor is None:

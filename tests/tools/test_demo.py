@@ -41,7 +41,7 @@ def test_the_main_job_in_numbered_steps(tmp_path: Path) -> None:
     assert [line.partition(".")[0] for line in steps] == ["1", "2", "3", "4", "5"]
     assert [line.split()[1] for line in steps] == ["Upload,", "Mount", "Compare", "Read", "Unmount:"]
     assert all("files/s" in steps[number] for number in (0, 2, 3))
-    assert done.stdout.splitlines()[-1].startswith("Everything was as it should be.")
+    assert done.stdout.splitlines()[-1].startswith("All steps succeeded.")
     assert done.stderr == ""
 
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_uploaded_is_a_failure(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tree" / "pipe")
     done = demo(tmp_path, tmp_path / "tree", exit_code=EXIT_PARTIAL)
     assert "pipe: neither file nor folder nor link" in done.stderr
-    assert "as it should be" not in done.stdout
+    assert "All steps succeeded" not in done.stdout
 
 
 def test_bad_arguments_are_one_line(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_nodes_that_are_missing_are_a_warning(capsys: pytest.CaptureFixture[str]
     fields = report(Output(is_quiet=True), "train", 3, ["b", "a"])
     assert fields == {"job": "train", "nodes": 3, "members": ["a", "b"]}
     said = capsys.readouterr().err
-    assert said.startswith("dlcmd: of 3 nodes of job train 2 are here: a, b; the others come too late, ")
+    assert said.startswith("dlcmd: of 3 nodes of job train 2 are here: a, b; the others are late, ")
     assert "another secret" in said
 
 

@@ -1,1 +1,1 @@
-"""`dlcmd`, the demonstration, and the benchmarks: what people type."""
+"""The commands for users: `dlcmd` and the demonstration."""

@@ -197,7 +197,7 @@ def _end(session: Session, error: BaseException) -> int:
 
 
 def described(error: BaseException, verb: str = "") -> tuple[str, int]:
-    """An error as one line (what failed, on what, what to do next), and its exit code."""
+    """An error as one line (failure, object, what to do next), and its exit code."""
     if isinstance(error, click.Abort | KeyboardInterrupt):
         signum = error.args[0] if error.args and isinstance(error, KeyboardInterrupt) else signal.SIGINT
         again = "; the same command, run again, continues" if verb in _RESUMABLE else ""

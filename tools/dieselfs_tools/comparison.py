@@ -13,7 +13,7 @@ DIFFERENCES_KEPT_MAX = 20
 
 @dataclass
 class Comparison:
-    """Numbers of what was compared, and the differences, of which `shown` has at most 20."""
+    """The numbers of compared entries and of differences; `shown` has the first 20 differences."""
 
     files: int = 0
     folders: int = 0

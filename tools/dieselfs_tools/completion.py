@@ -1,6 +1,6 @@
 """Shell completion: verbs, options, datasets, their paths and tags, mount points.
 
-This module asks the server, for TIMEOUT_S at most. After a failure nothing is offered and nothing is printed.
+This module sends requests to the server, for TIMEOUT_S at most. After a failure it prints nothing.
 """
 
 import os

@@ -34,11 +34,11 @@ _INSTALLED = frozenset([b"site-packages", b"dist-packages"])
 
 
 class Failure(DieselfsError):
-    """A step had another result than it must have."""
+    """A step had a wrong result."""
 
 
 def main() -> NoReturn:
-    # The source may be the standard library: no process of the demo may write compiled modules into it.
+    # The source may be the standard library, so no process of the demo may write compiled modules into it.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up too
@@ -48,7 +48,7 @@ def main() -> NoReturn:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("demo: interrupted; what it had made is removed", file=sys.stderr)
+        print("demo: interrupted; its files and mounts are removed", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK)
 
@@ -66,20 +66,20 @@ def chosen_source(arguments: list[str]) -> tuple[Path, frozenset[bytes]]:
 
 
 def demonstrate(source: Path, left_out: frozenset[bytes]) -> None:
-    """All steps. Raises Failure, and what the library raises."""
+    """All steps. Raises Failure, and the errors of the library."""
     if not os.path.exists(DEVICE):
         raise InvalidInput(
             f"this machine has no {DEVICE}, which a mount needs: as root, run 'modprobe fuse'; "
             "a container has to be started with --device /dev/fuse --cap-add SYS_ADMIN"
         )
     print("dieselfs packs many small files into few large chunks, and shows them as a folder of files again.")
-    print(f"Example: {source}. What is made of it lies in a temporary folder.\n", flush=True)
+    print(f"Example: {source}. All new files are in a temporary folder.\n", flush=True)
     with private_home() as home, dieselfs.connect(DATASET, server=EMBEDDED, home=home, create=True) as data:
         upload(data, source, left_out)
         with mounted(data, home) as mountpoint:
             compare(source, mountpoint, left_out)
             read_shuffled(data, mountpoint)
-    print("\nEverything was as it should be. Nothing of this is left on the machine.")
+    print("\nAll steps succeeded. All files of the demo are removed.")
 
 
 class Step:

@@ -20,6 +20,6 @@ def report(output: Output, name: str, nodes: int, members: Collection[str] | Non
     if members is not None and len(members) < nodes:
         output.error(
             f"of {nodes} nodes of job {name} {len(members)} are here: {', '.join(sorted(members)) or 'none'}; "
-            "the others come too late, are not started, or know another secret"
+            "the others are late, not started, or have another secret"
         )
     return {"job": name, "nodes": nodes, "members": None if members is None else sorted(members)}

@@ -74,10 +74,10 @@ def location(text: str) -> Location:
 
 
 def changeable_location(text: str) -> Location:
-    """`dl://dataset/path`. Raises InvalidInput for a tag: what it names never changes."""
+    """`dl://dataset/path`. Raises InvalidInput for a tag, whose content never changes."""
     location = parse_location(text)
     if location.tag:
-        raise InvalidInput(f"{location}: what a tag names cannot be changed; leave out @{location.tag}")
+        raise InvalidInput(f"{location}: the content of a tag cannot be changed; leave out @{location.tag}")
     return location
 
 
@@ -95,7 +95,7 @@ DURATION = Parsed("DURATION", parse_duration)
 
 
 def common_options() -> list[click.Parameter]:
-    """Options of all verbs. They are set in the session, so they may stand before or after the verb."""
+    """Options of all verbs. They are set in the session, so they may precede or follow the verb."""
 
     def option(*names: str, of_output: str = "", **attributes: Any) -> click.Option:
         def keep(context: click.Context, param: click.Parameter, value: Any) -> None:
@@ -154,7 +154,7 @@ def flag(*names: str, text: str, **attributes: Any) -> Callable[[Function], Func
     return click.option(*names, is_flag=True, help=text, **attributes)
 
 
-dry_run = flag("-n", "--dry-run", "is_dry_run", text="Print what would be done, and do nothing.")
+dry_run = flag("-n", "--dry-run", "is_dry_run", text="Only print the changes, without making them.")
 recursive = flag("-r", "--recursive", "is_recursive", text="Folders with all their content.")
 yes = flag("-y", "--yes", "is_confirmed", text="Do not ask for confirmation.")
 human = flag("-h", "--human", expose_value=False, text="Print sizes as 4.0 MiB (the default).")

@@ -80,7 +80,7 @@ class OrderOptions:
         return ReaderSpec(self.rank or 0, world, self.batch, start, drop_last=drop_last)
 
     def plan(self, session: Session, location: Location) -> tuple[Plan, int]:
-        """The plan of a dataset, or of a folder in it, and the position that the cursor stands at (else 0)."""
+        """The plan of a dataset, or of a folder in it, and the position of the cursor (0 without one)."""
         data = session.dataset(location.state)
         if self.cursor is not None:
             whole = data.plan_at(self.cursor, location.path)

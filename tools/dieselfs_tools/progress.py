@@ -124,7 +124,7 @@ def _columns(stream: TextIO) -> int:
 
 
 def outcome(output: Output, report: TransferReport, done: str, already: str, elapsed_s: float) -> str:
-    """What a transfer has done, as text. Prints its failures."""
+    """The outcome of a transfer as text. Prints its failures."""
     output.failures(report.failures, report.failed_files)
     parts = [f"{done} ({output.size(report.done_bytes)})"]
     if report.skipped_files:

@@ -1,4 +1,4 @@
-"""What the verbs of one run of dlcmd share: output and server. This module opens connections."""
+"""The output and the server of one run of dlcmd. This module opens connections."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The sources of `put`, and their paths in the dataset. This module looks at files."""
+"""The sources of `put`, and their paths in the dataset. This module lists folders."""
 
 import os
 import re
@@ -24,7 +24,7 @@ class Source:
 def place_of(source: bytes, is_folder: bool, destination: Location, is_into: bool) -> bytes:
     """The path of a source in the dataset, by the rules of rsync.
 
-    A folder goes into the destination; with a slash at its end, its content does. A file goes into a destination that
+    A folder is put into the destination; with a slash at its end, its content is. A file is put into a destination that
     is a folder (`is_into`); otherwise the destination is its new name.
     """
     name = os.path.basename(source.rstrip(b"/"))

@@ -1,7 +1,7 @@
 """A network on one machine: hosts as network namespaces, joined by a switch, with rates, losses and partitions.
 
-Needs root and iproute2. Its processes, mounts and files are removed at the end of the block. What a killed program left
-is removed by the next network on the machine (`sweep`).
+Needs root and iproute2. Its processes, mounts and files are removed at the end of the block. The next network on the
+machine removes those of a killed program (`sweep`).
 """
 
 import os
@@ -36,7 +36,7 @@ _numbers = count(1)
 
 
 class Unsuitable(Exception):
-    """What this machine lacks for a network or its programs."""
+    """The reason why this machine cannot run a network or its programs."""
 
 
 class Host(Namespace):
@@ -159,7 +159,7 @@ class Network:
         return host
 
     def rate(self, host: Host, bytes_per_s: int | None) -> None:
-        """Limit what a host sends, and what it receives; None: no limit."""
+        """Limit the rates at which a host sends and receives; None: no limit."""
         for place, device in ((host.inside, "eth0"), (self._switch.inside, host.port)):
             with place():
                 if bytes_per_s is None:

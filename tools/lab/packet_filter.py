@@ -10,7 +10,7 @@ from ipaddress import IPv4Address
 PASS, DROP = 0xFFFFFFFF, 2
 """TC_ACT_UNSPEC, TC_ACT_SHOT."""
 
-_DESTINATION_OFFSET = 14 + 16  # behind the Ethernet header, in that of IPv4
+_DESTINATION_OFFSET = 14 + 16  # after the Ethernet header, in that of IPv4
 _RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM: loads 32 random bits
 
 _LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06

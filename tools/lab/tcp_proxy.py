@@ -1,6 +1,7 @@
-"""A TCP proxy that delays, stalls, cuts and alters what a server sends to its clients.
+"""A TCP proxy that delays, stalls, cuts and alters the bytes that a server sends to its clients.
 
-It runs in a thread, in the network namespace that the block is entered in. Each call returns when its fault holds.
+It runs in a thread, in the network namespace of the thread that enters the block. Each call returns when its fault is
+in effect.
 """
 
 import socket
@@ -31,8 +32,8 @@ class Faults:
 
     - `delay_s`: of each block of BLOCK_BYTES, both ways
     - `is_stalled`: no byte passes, either way; connections stay open, and new ones are accepted
-    - `cut_after_bytes`: the connection is reset behind these, once
-    - `alter_after_bytes`: one bit of the byte behind these is flipped, once
+    - `cut_after_bytes`: the connection is reset after these, once
+    - `alter_after_bytes`: one bit of the byte after these is flipped, once
     """
 
     delay_s: float = 0.0
@@ -163,7 +164,7 @@ class TcpProxy:
             connection.cut()
 
     def _damaged(self, block: bytes) -> bytes:
-        """What of a block is sent to the client; shorter if the connection is to be reset behind it."""
+        """The bytes to send to the client for a block; fewer if the connection is then to be reset."""
         faults, passing = self._faults, bytearray(block)
         if faults.alter_after_bytes is not None and faults.alter_after_bytes < len(block):
             passing[faults.alter_after_bytes] ^= 1

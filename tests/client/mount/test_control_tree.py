@@ -230,7 +230,7 @@ async def test_the_reason_of_a_refusal_stands_in_errors(tree: ControlTree) -> No
     with pytest.raises(InvalidInput):
         await tree.lookup_shuffle(b"rank=8,world=8")
     first, second = tree.errors.text().splitlines()
-    assert ".dieselfs/shuffle/sed=1\t'sed=1' is no KEY=VALUE" in first
+    assert ".dieselfs/shuffle/sed=1\t'sed=1' is not a KEY=VALUE" in first
     assert ".dieselfs/shuffle/rank=8,world=8\trank is 8: " in second
 
 

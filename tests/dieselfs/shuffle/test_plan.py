@@ -171,7 +171,7 @@ def test_a_cursor_fits_its_folder_only() -> None:
     cursor = Plan(SNAPSHOT, PlanSpec(3, folder=layout.folder), layout).cursor(7)
     assert cursor.snapshot == sha256(SNAPSHOT.digest + b"d3").hexdigest()[:24]
     assert Plan.at(SNAPSHOT, cursor, layout).spec.folder == b"d3"
-    with pytest.raises(InvalidInput, match="what the job began with"):
+    with pytest.raises(InvalidInput, match="open the generation"):
         Plan.at(SNAPSHOT, cursor)
     with pytest.raises(InvalidInput, match=r"\(dataset packed, folder d4, generation"):
         Plan.at(SNAPSHOT, cursor, Layout.of(SNAPSHOT, b"d4"))

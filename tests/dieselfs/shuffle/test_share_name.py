@@ -53,9 +53,9 @@ def test_a_cursor_gives_the_order_and_the_start() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        (b"sed=1", "'sed=1' is no KEY=VALUE of a shuffle; the keys are seed"),
-        (b"seed", "'seed' is no KEY=VALUE"),
-        (b"seed=1,", "'' is no KEY=VALUE"),
+        (b"sed=1", "'sed=1' is not a KEY=VALUE of a shuffle; the keys are seed"),
+        (b"seed", "'seed' is not a KEY=VALUE"),
+        (b"seed=1,", "'' is not a KEY=VALUE"),
         (b"seed=\xff", "write a number"),
         (b"seed=", "write a number"),
         (b"seed=-1", "write a number"),
@@ -69,8 +69,11 @@ def test_a_cursor_gives_the_order_and_the_start() -> None:
         (b"skip=1-2+", "write the first and the last position"),
         (b"skip=" + b"+".join(b"%d-%d" % (10 * i, 10 * i) for i in range(9)), "9 ranges"),
         (b"seed=1,seed=1", "seed is given twice"),
-        (b"cursor=order1", "cursor=order1: 'order1' is no cursor"),
-        (f"cursor={CURSOR},start=4,seed=1".encode(), "the cursor says already what seed, start would"),
+        (b"cursor=order1", "cursor=order1: 'order1' is not a cursor"),
+        (
+            f"cursor={CURSOR},start=4,seed=1".encode(),
+            "the cursor already contains seed, start: leave out these keys",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(name: bytes, reason: str) -> None:

@@ -176,7 +176,7 @@ def test_a_state_of_something_else_is_refused() -> None:
         sampler_state.load_state_dict(SamplerState(other, 10, rank=0, world=1).state_dict())
     with pytest.raises(InvalidInput, match="of snapshot"):
         sampler_state.load_state_dict({"cursor": str(Plan(FOLDER.snapshot, PlanSpec()).cursor(0))})
-    with pytest.raises(InvalidInput, match="no cursor"):
+    with pytest.raises(InvalidInput, match="not a cursor"):
         sampler_state.load_state_dict({"cursor": "something"})
 
 

@@ -1,4 +1,4 @@
-"""dlcmd fsck: clean, mended, or damaged."""
+"""dlcmd fsck: clean, repaired, or damaged."""
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND
 from tests.support.dlcmd import Dlcmd

@@ -83,7 +83,7 @@ def test_a_cursor_and_skipped_steps(dlcmd: Dlcmd, data: Dataset) -> None:
     assert "before position 10 of the cursor" in behind.stderr
     for contradiction in (("--seed", "1"), ("--start", "3")):
         dlcmd("shuffle", data.name, "--cursor", cursor, *contradiction, exit_code=EXIT_USAGE)
-    assert "no cursor" in dlcmd("shuffle", data.name, "--cursor", cursor[:-1], exit_code=EXIT_USAGE).stderr
+    assert "not a cursor" in dlcmd("shuffle", data.name, "--cursor", cursor[:-1], exit_code=EXIT_USAGE).stderr
 
 
 def test_a_folder_has_an_order_of_its_own(dlcmd: Dlcmd, data: Dataset) -> None:

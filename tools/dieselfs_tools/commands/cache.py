@@ -90,5 +90,5 @@ def _shared(session: Session, data: "Dataset", terms: "PoolConfig | None") -> "S
     found = [snapshot for snapshot in snapshots if control.find_cache(snapshot, terms) is not None]
     if len(found) > 1:
         there = ", ".join(str(number) for number in sorted(snapshot.generation for snapshot in found))
-        raise InvalidInput(f"generations {there} of {data.name} are shared: say which with --generation")
+        raise InvalidInput(f"generations {there} of {data.name} are shared: choose one with --generation")
     return found[0] if found else data.snapshot

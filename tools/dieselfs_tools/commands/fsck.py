@@ -13,11 +13,11 @@ from dieselfs_tools.session import Session
 @options.verb(
     "fsck",
     "dlcmd fsck dl://pets                  # headers and sizes of all chunks, metadata, snapshot",
-    "dlcmd fsck --deep --repair dl://pets  # every byte; repair what is possible",
+    "dlcmd fsck --deep --repair dl://pets  # every byte; repair if possible",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 @click.option("--deep", "is_deep", is_flag=True, help="Read every byte of every chunk.")
-@click.option("--repair", "is_repair", is_flag=True, help="Repair what is possible from the chunks.")
+@click.option("--repair", "is_repair", is_flag=True, help="Repair metadata and snapshot from the chunks.")
 def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
     """Compare chunks, metadata and snapshot with each other.
 
@@ -25,10 +25,10 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
     """
     report, output = session.client.fsck(dataset, is_deep, is_repair), session.output
     for problem in report.problems:
-        mended = "mended: " if problem.is_mended else ""
-        output.record("problem", f"{mended}{problem.what}", asdict(problem))
+        repaired = "repaired: " if problem.is_mended else ""
+        output.record("problem", f"{repaired}{problem.what}", asdict(problem))
     found, unmended = report.problem_count, report.unmended_count
-    verdict = f"{count(found, 'problem')}, {found - unmended:,} mended" if found else "clean"
+    verdict = f"{count(found, 'problem')}, {found - unmended:,} repaired" if found else "clean"
     text = (
         f"checked {count(report.chunks, 'chunk')} ({output.size(report.total_bytes)}) and "
         f"{report.entries:,} entries: {verdict}"
@@ -46,9 +46,9 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
     exit_code = EXIT_OK
     if unmended:
         exit_code = EXIT_DAMAGED
-        hint = "" if is_repair else "; --repair mends what can be mended"
-        output.error(f"dl://{dataset}: {count(unmended, 'problem')} not mended{hint}")
+        hint = "" if is_repair else "; --repair restores metadata and snapshot"
+        output.error(f"dl://{dataset}: {count(unmended, 'problem')} not repaired{hint}")
     elif found:
         exit_code = EXIT_PARTIAL
-        output.error(f"dl://{dataset}: {count(found, 'problem')} found, all of them mended")
+        output.error(f"dl://{dataset}: {count(found, 'problem')} found, all of them repaired")
     return output.summary(text, fields, exit_code)

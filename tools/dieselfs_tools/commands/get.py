@@ -25,9 +25,9 @@ from dieselfs_tools.session import Session
 def get(session: Session, **chosen: Any) -> int:
     """Write files of a dataset to DESTINATION. [this folder; '-': standard output]
 
-    A stored folder with a slash at its end stands for its content, without one for the folder itself; a dataset
-    (dl://DATASET) always stands for its content. A single file goes into a DESTINATION that is a folder or ends in a
-    slash; otherwise DESTINATION is its new name.
+    A stored folder with a slash at its end means its content, without one the folder itself; a dataset (dl://DATASET)
+    always means its content. A single file is written into a DESTINATION that is a folder or ends with a slash;
+    otherwise DESTINATION is its new name.
 
     Files that already exist (same size and time) are skipped, so the same command continues an interrupted download.
     Damaged files are listed at the end, and the rest is written (exit code 5).

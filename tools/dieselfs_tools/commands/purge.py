@@ -11,8 +11,8 @@ from dieselfs_tools.session import Session
 
 @options.verb(
     "purge",
-    "dlcmd purge -n dl://pets              # print what would be freed",
-    "dlcmd purge --grace 7d dl://pets      # keep what mounts of the last week read",
+    "dlcmd purge -n dl://pets              # only print the space that would be freed",
+    "dlcmd purge --grace 7d dl://pets      # keep files that were deleted within the last week",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 @click.option(

@@ -20,7 +20,7 @@ from dieselfs_tools.session import Session
 @click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET/PATH")
 @options.recursive
 @options.dry_run
-@options.flag("-f", "--force", "is_forced", text="Also store what is already stored.")
+@options.flag("-f", "--force", "is_forced", text="Also store files that are already stored.")
 @click.option(
     "--exclude", "excludes", multiple=True, metavar="PATTERN", help="Skip matching paths, as '*.tmp'."
 )
@@ -43,8 +43,8 @@ from dieselfs_tools.session import Session
 def put(session: Session, **chosen: Any) -> int:
     """Store files in a dataset; a dataset that does not exist is created.
 
-    A SOURCE folder with a slash at its end stands for its content, without one for the folder itself. A destination
-    with a slash at its end is a folder; otherwise it is the new name of a single file.
+    A SOURCE folder with a slash at its end means its content, without one the folder itself. A destination with a slash
+    at its end is a folder; otherwise it is the new name of a single file.
 
     Files that are already stored (same size, time and mode) are skipped, so the same command continues an interrupted
     upload. Unreadable files are listed at the end, and the rest is stored (exit code 2).

@@ -13,7 +13,7 @@ from dieselfs_tools.session import Session
 @options.verb(
     "rb",
     "dlcmd rb dl://old-set          # asks you to type old-set",
-    "dlcmd rb -n dl://old-set       # print what would be removed: files, tags, mounts",
+    "dlcmd rb -n dl://old-set       # only print its files, tags and mounts",
     "dlcmd rb -y dl://old-set       # for scripts",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @options.verb(
     "rm",
     "dlcmd rm dl://pets/train/blurred.jpg",
-    "dlcmd rm -r -n dl://pets/old/                  # say what would go",
+    "dlcmd rm -r -n dl://pets/old/                  # only print the entries",
 )
 @click.argument("locations", nargs=-1, required=True, type=options.CHANGEABLE, metavar="dl://DATASET/PATH...")
 @options.recursive

@@ -16,7 +16,7 @@ from dieselfs_tools.session import Session
 @options.verb(
     "shuffle",
     "dlcmd shuffle dl://imagenet --seed 1 --epoch 0 > epoch-0.txt",
-    "dlcmd shuffle dl://imagenet/train --seed 1 --rank 7 --world 64 --batch 1024   # what one reader reads",
+    "dlcmd shuffle dl://imagenet/train --seed 1 --rank 7 --world 64 --batch 1024   # the files of one reader",
     "dlcmd shuffle dl://imagenet --group 500 --quality      # how random groups of 500 chunks are",
 )
 @order_options
@@ -71,7 +71,7 @@ def _show_quality(session: Session, dataset: Location, plan: Plan) -> int:
         f"folder repeats  {found.folder_repeats:.1%} of files follow one of their folder, in a full shuffle "
         f"{found.folder_repeats_expected:.1%}",
         f"memory          {output.size(found.group_bytes_max)} for the largest group, "
-        f"{output.size(round(found.group_bytes_mean))} on average; a mount holds two groups",
+        f"{output.size(round(found.group_bytes_mean))} on average; a mount keeps two groups in memory",
     )
     fields = {**plan_fields(dataset, plan), "groups": plan.group_count, **asdict(found)}
     return output.summary("\n".join(lines), fields)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dieselfs_client.mount.warm_control import MountWarmth
 
 POLL_S = 0.25
-"""Between two requests to the mount, which asks the nodes of a job once a second at most."""
+"""Between two requests to the mount, which polls the nodes of a job once a second at most."""
 
 
 def parse_share(text: str) -> float:
@@ -38,14 +38,14 @@ def parse_share(text: str) -> float:
     "--wait",
     "share",
     type=options.Parsed("PERCENT", parse_share),
-    help="Wait until this share of what memory can keep is loaded, on all nodes of the job together.",
+    help="Wait until this share of the chunks that fit into memory is loaded, on all nodes of the job together.",
 )
 @click.option("--timeout", "timeout_s", type=options.DURATION, help="Limit of the --wait. [no limit]")
 @options.dry_run
 def warm(
     session: Session, mountpoint: str, share: float | None, timeout_s: float | None, is_dry_run: bool
 ) -> int:
-    """Load what the memory of a mount can keep, before it is read; in a job, on all nodes.
+    """Load the chunks that fit into the memory of a mount, before they are read; in a job, on all nodes.
 
     Loading runs in the background, and readers have priority. Without --wait, the command returns at once.
     """
@@ -88,7 +88,7 @@ def _wait(
 
 
 def rest_of(output: Output, found: "MountWarmth") -> str:
-    """Describes the rest of a dataset that memory cannot hold; empty while a node does not answer."""
+    """Describes the part of a dataset that does not fit into memory; empty while a node does not answer."""
     dataset_bytes = found.dataset_bytes or 0
     if found.unknown or dataset_bytes <= found.whole.wanted_bytes:
         return ""

@@ -50,7 +50,9 @@ def which(
     if step is not None and order.batch is None:
         raise InvalidInput("--step needs --batch: how many files all readers together read in one step")
     if positions is not None and order.rank is not None:
-        raise InvalidInput("--position does not go with --rank: a position is read by one rank; try --step")
+        raise InvalidInput(
+            "--position cannot be used with --rank, because one rank reads a position: use --step"
+        )
     plan, _ = order.plan(session, dataset)
     if positions is None:
         assert step is not None
