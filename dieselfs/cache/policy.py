@@ -1,8 +1,8 @@
 """Which chunks stay in memory, which are evicted, and when a whole chunk is fetched. No I/O.
 
-If each chunk is read once in an epoch, no policy, not even one that knows the future, gets more hits out of the same
-memory than one that never evicts. So the first chunks are *pinned*, as many as fit. The rest is *evictable*: a group
-of the chunk-wise order stays until its files were read.
+If each chunk is read once in an epoch, no policy gets more hits from the same memory than one that never evicts, not
+even with knowledge of the future reads. So the first chunks are *pinned*, as many as fit. The rest is *evictable*: a
+group of the chunk-wise order stays until its files were read.
 """
 
 from collections import OrderedDict
@@ -59,7 +59,7 @@ class CacheBudget:
 
 
 class CachePolicy(Generic[Key, Held]):
-    """What is held, by its key, within a budget of pinned and one of evictable bytes.
+    """Held values by their keys, within a budget of pinned and one of evictable bytes.
 
     Keys that were handed out completely are evicted first, as they are not read again in this epoch; then the least
     recently used. The newest stays, even if it is larger than the budget. Used by one thread at a time; only `pinned`
@@ -97,7 +97,7 @@ class CachePolicy(Generic[Key, Held]):
         return key in self.pinned or key in self._evictable
 
     def get(self, key: Key) -> Held | None:
-        """What is held of a key; counts as a use."""
+        """The value of a key, None if it is not held; counts as a use."""
         held = self.pinned.get(key)
         if held is None and (held := self._evictable.get(key)) is not None:
             self._evictable.move_to_end(key)
@@ -180,7 +180,7 @@ class CachePolicy(Generic[Key, Held]):
             self._finished[key] = None
 
     def clear(self) -> None:
-        """Hold nothing, and have no room for anything from now on."""
+        """Drop everything, and accept nothing more."""
         self.pinned_max_bytes = self.evictable_max_bytes = 0
         for of_key in (self.pinned, self._evictable, self._handed_out, self._finished):
             of_key.clear()

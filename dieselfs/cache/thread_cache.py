@@ -53,7 +53,7 @@ class ThreadCache:
     def __init__(
         self, reader: ServerSource, memory_bytes: int, daemon: NodeClient | Attachment | None = None
     ) -> None:
-        """`daemon`: of this node, or what attaches this process to a job; `close` closes it."""
+        """`daemon`: the client of this node's daemon, or the attachment to a job; `close` closes it."""
         self._reader = reader
         self._snapshot = reader.snapshot
         self._daemon = daemon
@@ -61,7 +61,7 @@ class ThreadCache:
         self._memory_bytes = memory_bytes
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype="int64"))
         self.budget = CacheBudget.of(memory_bytes, dataset_bytes)
-        self.lock = Lock()  # guards all below, but looking into what is pinned, `memories` and `views`
+        self.lock = Lock()  # guards all below; lookups in pinned chunks, `memories` and `views` need no lock
         self.policy: CachePolicy[int, Payload] = CachePolicy(
             self._snapshot.chunk_payload_length, self.budget.pinned, self.budget.evictable
         )
@@ -103,7 +103,7 @@ class ThreadCache:
     ) -> tuple[dict[ExtentRef, bytes], set[int]]:
         """The bytes of extents, and the chunks of them that were not in memory. Each chunk is requested once.
 
-        `is_shared_plan`: other processes of the job will soon want the rest of these chunks.
+        `is_shared_plan`: other processes of the job will soon request the rest of these chunks.
         Raises Damaged, Unavailable.
         """
         contents: dict[ExtentRef, bytes] = {}
@@ -258,7 +258,7 @@ class ThreadCache:
         if is_shared and (would_pin or is_shared_plan):
             return True
         if is_shared_plan and self._job is not None:
-            # Of n readers each wants an n-th: whole, the job would send every chunk n times.
+            # Each of n readers needs an n-th of it. If all fetched it whole, each chunk would be sent n times.
             return is_worth_whole(wanted_bytes, payload_bytes)
         if would_pin and chunk in self._recent:
             self._recent.forget(chunk)

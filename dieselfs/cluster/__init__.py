@@ -1,1 +1,1 @@
-"""The nodes of a job as one cache: who belongs to it, which node owns which chunk, and how nodes ask each other."""
+"""The nodes of a job as one cache: its members, the owners of chunks, and the requests between nodes."""

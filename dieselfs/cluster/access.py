@@ -22,7 +22,7 @@ from dieselfs.sources.server import ServerSource
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """What this process needs to take part in its job. `location`: the dataset, as daemons open it."""
+    """The identity and the secret with which this process takes part in its job. `location`: as daemons open it."""
 
     settings: Settings
     location: str

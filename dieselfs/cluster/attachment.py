@@ -61,7 +61,7 @@ class _Parts:
 class Attachment:
     """Blocks, each wait bounded; thread-safe, also after a fork.
 
-    Before the first use there are no requests and no threads. The first use waits for a master, and for its answer
+    Before the first use there are no requests and no threads. The first use waits for a master, and for its reply
     (at most NODE_HELLO_TIMEOUT_S); later refreshes run in the background.
     """
 

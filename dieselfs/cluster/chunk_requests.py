@@ -119,7 +119,7 @@ def decode_requests(arguments: Any, snapshot: Snapshot) -> list[ReceivedRequest]
         raise InvalidInput(f"the snapshot has no chunk {max(chunks)}")
     payload_lengths = [*map(snapshot.chunk_payload_length, chunks)]
     if (ranges.sum(axis=1) > np.repeat(payload_lengths, counts)).any():
-        raise InvalidInput("malformed request: a range ends behind its payload")
+        raise InvalidInput("malformed request: a range ends after the end of its payload")
     bytes_before = [0, *accumulate(ranges[:, 1].tolist())]
     is_shared_plan = bool(arguments.is_shared_plan)
     requests = []

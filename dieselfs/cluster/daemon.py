@@ -7,8 +7,8 @@ program of the job has run on the node for JOB_IDLE_S, and programs start anothe
 the name of its module, so the layers stay apart.
 
 A master that is stopped, or hangs, keeps its lock: no other process can become the master, and attached processes run
-into timeouts. A second master beside it would make two once it wakes. So an attached process that gets no answer for
-MASTER_SILENCE_S kills it, as a supervisor does with a daemon that hangs; then the lock is free.
+into timeouts. If another process took its place, there would be two masters once it wakes. So an attached process that
+gets no answer for MASTER_SILENCE_S kills it, as a supervisor kills a daemon that hangs; then the lock is free.
 """
 
 import logging
@@ -65,11 +65,11 @@ class MasterWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`path`: the master's socket (`job_socket_path`); `digest`: of its snapshot; `silence_s`: a master that does
-        not answer for this long is killed. After a longer pause between two looks the count starts again: the master
-        may have answered other processes meanwhile, or have been stopped together with this one.
+        not answer for this time is killed. After a longer pause between two calls of `look` the time starts again: the
+        master may have answered other processes meanwhile, or have been stopped together with this one.
         """
         self.interval_s = silence_s / (_LOOKS_MIN + 1)
-        """How often `look` should be called."""
+        """Interval of calls of `look`."""
         self._path = path
         self._digest = digest
         self._silence_s = silence_s
@@ -83,7 +83,7 @@ class MasterWatch:
         return 0.0 if silence is None else self._clock() - silence.since_s
 
     def look(self) -> bool:
-        """Greet the master; returns whether it welcomes us. Waits NODE_HELLO_TIMEOUT_S at most."""
+        """Greet the master; returns whether it replies with a welcome. Waits NODE_HELLO_TIMEOUT_S at most."""
         now_s = self._clock()
         process, is_welcome = self._greet()
         silence = self._silence
@@ -107,7 +107,7 @@ class MasterWatch:
         self._silence = None
 
     def _greet(self) -> tuple[int | None, bool]:
-        """The process of a master that does not answer, if there is one; and whether we are welcome."""
+        """The process of a master that does not answer, if there is one; and whether a master welcomes this process."""
         silence = self._silence
         process = None
         try:
@@ -139,7 +139,7 @@ class MasterWatch:
 
 
 JOB_START_INTERVAL_S = 5.0
-"""The programs of a node start a daemon at most once in this time; a running daemon holds a lock of its own."""
+"""The programs of a node start a daemon at most once in this time; a running daemon is known by its lock."""
 
 _DOUBLINGS_MAX = 4
 """After each failed start the pause before the next one doubles, up to this many times."""

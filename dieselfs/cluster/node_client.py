@@ -87,7 +87,7 @@ class NodeConnection:
     """
 
     def __init__(self, path: Path, digest: bytes) -> None:
-        """Raises Unavailable without an answer, AccessDenied if the daemon runs as another user, InvalidInput if it has
+        """Raises Unavailable without a reply, AccessDenied if the daemon runs as another user, InvalidInput if it has
         another snapshot, and ProtocolError.
         """
         self._numbers = count(1)

@@ -97,7 +97,7 @@ class NodeLock:
                 self._path.unlink()
         self.close()
 
-    # -- what this process is ----------------------------------------------------------------------------
+    # -- the role of this process ------------------------------------------------------------------------
 
     def be_candidate(self, rank: int) -> None:
         self._try_lock(fcntl.F_RDLCK, _CANDIDATES + rank)  # shared: always granted

@@ -38,7 +38,7 @@ class MembersRequest(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The answer to `Hello`: the daemon has the same snapshot."""
+    """The reply to `Hello`: the daemon has the same snapshot."""
 
     version: int = PROTOCOL_VERSION
 

@@ -1,4 +1,4 @@
-"""Warmth: how much of what memory can pin is loaded. No I/O."""
+"""Warmth: the loaded share of the chunks that memory can pin. No I/O."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

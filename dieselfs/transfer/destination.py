@@ -85,7 +85,7 @@ class Destination:
 
     @contextmanager
     def _replaced(self, path: bytes) -> Iterator[tuple[int, bytes]]:
-        """A folder and a name in it. What the context makes there replaces `path`, or after an error is removed."""
+        """A folder and a temporary name in it. The file or link made there replaces `path`; an error removes it."""
         folder, name = split_path(check_path(path))
         descriptor, aside = self._folder(folder), aside_name()
         try:
@@ -167,7 +167,7 @@ def aside_name() -> bytes:
 
 
 def _check_room(error: BaseException, folder: bytes) -> None:
-    """Raises StorageFull if that is what the error says."""
+    """Raise StorageFull if the error means a full disk."""
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         raise StorageFull(
             f"{printable(folder)}: {os.strerror(error.errno)}: "

@@ -392,7 +392,7 @@ def reason_of(error: OSError | DieselfsError) -> str:
     if isinstance(error, DieselfsError):
         return str(error)
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return "a link or a file is in the way of a folder"
+        return "a link or a file exists where a folder must be"
     if error.errno == errno.EISDIR:
-        return "a folder is in the way"
+        return "a folder with this name exists"
     return error.strerror or str(error)

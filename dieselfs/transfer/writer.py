@@ -15,7 +15,7 @@ DEFAULT_FOLDER_MODE = 0o755
 class DatasetWriter:
     """Collects entries and sends full chunks. Entries are durable when `flush` returns.
 
-    Safe to use from several threads. Of two puts of one path, the later one counts.
+    Thread-safe. Of two puts of one path, the later one counts.
     """
 
     def __init__(self, sender: ChunkSender) -> None:

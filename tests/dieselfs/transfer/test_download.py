@@ -162,9 +162,9 @@ def test_what_is_in_the_way_is_reported_and_the_rest_goes_on(data: Dataset, tmp_
     (back / "a").symlink_to(outside)
     report = download(data.chunks, back)
     assert dict(report.failures) == {
-        "a": "a link or a file is in the way of a folder",
-        "a/f": "a link or a file is in the way of a folder",
-        "b": "a folder is in the way",
+        "a": "a link or a file exists where a folder must be",
+        "a/f": "a link or a file exists where a folder must be",
+        "b": "a folder with this name exists",
     }
     assert not report.is_damaged
     assert (os.listdir(outside), (back / "c").read_text()) == ([], "c")
