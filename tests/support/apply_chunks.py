@@ -1,4 +1,4 @@
-"""A program that applies chunks to an SQLite metadata store, and says each one's number once it counts.
+"""A program that applies chunks to an SQLite metadata store, and prints the number of each chunk after its commit.
 
 python -m tests.support.apply_chunks DATABASE
 """

@@ -1,8 +1,8 @@
-"""A program of a job that is attached to the master of its node: reads all chunks, and stays until its input ends.
+"""A program of a job that is attached to the master of its node: reads all chunks, and runs until its input ends.
 
     python -m tests.support.attached_reader SERVER DATASET JOB NODE SECRET-FILE RUNTIME-FOLDER
 
-Prints its figures as JSON, one line, when it has read everything.
+After the last read it prints its figures as one line of JSON.
 """
 
 import json

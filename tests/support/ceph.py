@@ -1,6 +1,6 @@
-"""A real Ceph cluster of one monitor and one OSD in memory, on loopback: up in a few seconds, always stopped again.
+"""A real Ceph cluster of one monitor and one OSD in memory, on loopback. It starts in a few seconds, and always ends.
 
-What is stored is gone when it stops. Needs Debian's packages ceph-mon, ceph-osd and python3-rados.
+Its content is lost when it ends. Needs Debian's packages ceph-mon, ceph-osd and python3-rados.
 """
 
 import os
@@ -30,7 +30,7 @@ _PROGRAMS = (
     ("ceph", "ceph-common"),
     ("setpriv", "util-linux"),
 )
-"""What has to be there, and the Debian package that has it."""
+"""Required programs, each with its Debian package."""
 
 _SETTINGS = """\
 [global]
@@ -87,7 +87,7 @@ class RunningCeph:
 
     @contextmanager
     def hung(self) -> Iterator[None]:
-        """The OSD does not answer in this block, but its connections stay."""
+        """In this block the OSD does not answer; its connections stay open."""
         self.osd.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.osd.pid, os.WSTOPPED | os.WNOWAIT)  # until then, some threads still answer
         try:
@@ -97,7 +97,7 @@ class RunningCeph:
 
 
 def missing_ceph() -> str | None:
-    """What is missing here for a cluster, None if nothing is."""
+    """The reason why no cluster can run here; None if one can."""
     for program, package in _PROGRAMS:
         if shutil.which(program) is None:
             return f"{program} is not installed (package {package})"
@@ -115,7 +115,7 @@ needs_ceph = pytest.mark.skipif(missing_ceph() is not None, reason=missing_ceph(
 def running_ceph(
     folder: Path, authentication: str = NONE, capacity_bytes: int = 1 << 30
 ) -> Iterator[RunningCeph]:
-    """A cluster that is stopped in the end, whatever happens. `folder` must be new or empty."""
+    """A cluster, which is always stopped at the end of the block. `folder` must be new or empty."""
     identity, osd_identity, port = str(uuid.uuid4()), str(uuid.uuid4()), free_port()
     for place in (folder, folder / "mon", folder / "osd"):
         place.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def _make_keys(keyring: Path) -> None:
     keyring.touch(mode=0o600)
     for name, caps in rights.items():
         _run(["ceph-authtool", str(keyring), "--gen-key", "-n", name, *caps])
-    # The monitor takes the users over from here when it makes its store.
+    # The monitor reads the users from here when it makes its store.
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Control groups with a limit of memory, of either version, for tests; always removed again."""
+"""Control groups with a memory limit, of either version, for tests; always removed at the end."""
 
 import os
 import time
@@ -16,7 +16,7 @@ class ControlGroup:
     folder: Path
 
     def enter(self) -> None:
-        """Put the calling process into the group; what it starts will be in it, too."""
+        """Put the calling process into the group; its child processes will also be in it."""
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def peak_bytes(self) -> int:
@@ -25,7 +25,7 @@ class ControlGroup:
 
 
 def why_not() -> str:
-    """Why there can be no control group with a limit here; empty if there can."""
+    """The reason why no control group can limit memory here; empty if one can."""
     parent, limit = _place()
     if not os.access(parent, os.W_OK):
         return "needs the right to make control groups"
@@ -48,7 +48,7 @@ def _place() -> tuple[Path, str]:
 
 @contextmanager
 def limited_group(name: str, limit_bytes: int) -> Iterator[ControlGroup]:
-    """A group whose processes, together with the page cache that they fill, may take `limit_bytes`."""
+    """A group whose processes and their page cache may together use `limit_bytes`."""
     parent, limit = _place()
     folder = parent / f"dieselfs-{name}-{os.getpid()}"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Chunks made by hand: any header at all, with a preamble whose checksums are right."""
+"""Chunks with any header, also an invalid one, and a preamble with correct checksums."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def with_number(fields: dict[str, Any], name: str, entry: int, value: int) -> di
 def chunk_object(
     fields: dict[str, Any] | bytes, payload: bytes = b"meow\n", chunk_id: bytes = CHUNK_ID
 ) -> bytes:
-    """A chunk with this header (given packed, or as fields) and this payload, all checksums right."""
+    """A chunk with this header (packed, or as fields) and this payload; all checksums are correct."""
     header = fields if isinstance(fields, bytes) else msgpack.packb(fields)
     preamble = Preamble(
         chunk_id, len(header), len(payload), xxh3_128_intdigest(payload), xxh3_64_intdigest(header)

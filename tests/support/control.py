@@ -1,4 +1,4 @@
-"""A control tree over the simplest contents that there can be."""
+"""A control tree over simple contents."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from dieselfs_client.mount.error_log import ErrorLog
 
 
 class SimpleContents:
-    """Shows `counts` and `texts`, and remembers what was `declared`. Nobody waits unless `is_ahead` is made anew."""
+    """Shows `counts` and `texts`, and records `declared` plans. Readers wait only if a test replaces `is_ahead`."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A server that takes in a call and hangs up: whether it did what it was asked for, nobody knows."""
+"""A server that receives a call and closes the connection without a reply, so the outcome of the call is unknown."""
 
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A dataset without a server: trees packed into chunks with the real builder, the snapshot built from their headers.
 
-`pack_tree` packs a folder of the local file system; `PackedDataset.source` hands the chunks out, checked the way that
-the real reader checks them, and can be told to damage them.
+`pack_tree` packs a folder of the local file system. `PackedDataset.source` returns the chunks, verified as by the real
+reader; tests can damage them.
 """
 
 import os
@@ -63,10 +63,9 @@ def read_tree(root: str | Path) -> Iterator[TreeEntry]:
 
 
 class MemoryChunkSource:
-    """Hands out the chunks of a dataset from memory, verified against the snapshot as the real reader verifies them.
+    """The chunks of a dataset in memory, verified against the snapshot as by the real reader.
 
-    `payloads` may be changed by tests, to damage a chunk. Counts what was fetched. Pickles, for mounts in processes of
-    their own.
+    Tests may change `payloads`, to damage a chunk. Counts fetches. Can be pickled, for mounts in other processes.
     """
 
     def __init__(self, snapshot: Snapshot, payloads: dict[int, bytearray]) -> None:
@@ -113,7 +112,7 @@ class MemoryChunkSource:
 
 @dataclass(frozen=True)
 class PackedDataset:
-    """Chunk objects in the order of their IDs, and the snapshot that they give."""
+    """Chunk objects in the order of their IDs, and their snapshot."""
 
     objects: list[bytes]
     snapshot: Snapshot
@@ -127,14 +126,14 @@ class PackedDataset:
 
 
 def pack_tree(root: str | Path, name: str = "packed", chunk_bytes: int = CHUNK_TARGET_BYTES) -> PackedDataset:
-    """Pack the folder `root`. The same tree always gives the same chunks."""
+    """Pack the folder `root`. Equal trees give equal chunks."""
     return pack_entries(sorted(read_tree(root), key=lambda entry: entry.path), name, chunk_bytes)
 
 
 def pack_entries(
     entries: Iterable[TreeEntry], name: str = "packed", chunk_bytes: int = CHUNK_TARGET_BYTES
 ) -> PackedDataset:
-    """Pack entries in the order given, cutting files at the end of a chunk."""
+    """Pack entries in this order; a file that does not fit into a chunk is split into extents."""
     objects: list[bytes] = []
     builder = ChunkBuilder(chunk_bytes)
 
@@ -163,7 +162,7 @@ def pack_entries(
 
 
 def _pieces(entry: TreeEntry, builder: ChunkBuilder) -> Iterator[tuple[int, bytes]]:
-    """The content of a file, cut where the chunk in the builder has no more room; looks again after each piece."""
+    """The extents of a file, as `(place, bytes)`. Each fills the chunk in the builder, which may change after each."""
     if stat.S_ISREG(entry.mode):
         place = 0
         while place < len(entry.content) or place == 0:
@@ -173,7 +172,7 @@ def _pieces(entry: TreeEntry, builder: ChunkBuilder) -> Iterator[tuple[int, byte
 
 
 def snapshot_of(objects: list[bytes], name: str = "packed") -> Snapshot:
-    """The snapshot of a dataset that consists of these chunk objects, in the order of their IDs, each path put once."""
+    """The snapshot of a dataset of these chunk objects, in the order of their IDs. Each path has one version."""
     records: list[ChunkRecord] = []
     pieces: dict[bytes, list[tuple[int, int, ChunkHeader]]] = {}
     for index, data in enumerate(objects):

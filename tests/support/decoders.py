@@ -1,4 +1,4 @@
-"""What every decoder must do with bytes that are cut short or go on too long."""
+"""The behaviour of every decoder with bytes that are truncated or too long."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from dieselfs.errors import Damaged
 
 
 def check_decoder(decode: Callable[[bytes], object], data: bytes, source: str) -> None:
-    """`decode` takes `data` whole, and refuses every beginning of it and anything behind it, naming `source`."""
+    """Assert that `decode` accepts `data`, and refuses each of its prefixes and extra bytes, naming `source`."""
     decode(data)
     for length in range(len(data)):
         refused(decode, data[:length], source)

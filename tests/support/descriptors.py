@@ -5,6 +5,6 @@ import os
 
 
 def descriptor_count() -> int:
-    """How many are open, once those of garbage are closed: else they would vanish in the middle of a test."""
+    """The number of open descriptors, after a garbage collection, which could close some during a test."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""A disk of its own for a test: XFS in a file, whose power can really be cut."""
+"""A separate disk for a test: XFS in a file, with real power cuts."""
 
 import os
 import shutil
@@ -27,10 +27,10 @@ class Disk:
         _run("umount", str(self.folder))
 
     def cut_power(self) -> None:
-        """Everything that was not written to the disk is gone, at once; then the disk comes back."""
+        """Lose everything that was not written to the disk, at one moment; then mount the disk again."""
         _run("xfs_io", "-x", "-c", "shutdown", str(self.folder))
         _run("umount", "-l", str(self.folder))
-        # A lazy unmount lets go of the device when the last file is closed; the processes have been killed by now.
+        # A lazy unmount releases the device when the last file is closed; the processes were killed before.
         self.mount()
 
 
@@ -41,10 +41,10 @@ def _run(*command: str) -> None:
 
 @contextmanager
 def xfs_disk(folder: Path) -> Iterator[Disk]:
-    """A fresh disk, unmounted in the end whatever happens. Skips where loop devices or XFS cannot be used."""
+    """A new disk, always unmounted at the end. Skips the test if loop devices or XFS cannot be used."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if os.geteuid() != 0 or missing:
-        pytest.skip(f"a power cut needs root and {', '.join(missing) or 'nothing else'}")
+        pytest.skip(f"a power cut needs root{''.join(f', {name}' for name in missing)}")
     image, mountpoint = folder / "disk.img", folder / "disk"
     mountpoint.mkdir()
     with image.open("wb") as file:

@@ -1,4 +1,4 @@
-"""`dlcmd` as users run it: a process of its own, over an embedded home or against a server."""
+"""`dlcmd` as users run it: in its own process, with an embedded home or with a server."""
 
 import json
 import multiprocessing
@@ -22,7 +22,7 @@ COMMAND = (sys.executable, "-m", "dieselfs_tools.dlcmd")
 
 _STRUCK = """
 import itertools, os, pkgutil, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
 owner, _, name = "{function}".rpartition(".")
 owner, calls = pkgutil.resolve_name(owner), itertools.count(1)
 original = getattr(owner, name)
@@ -34,14 +34,14 @@ def call(*arguments, **more):
 setattr(owner, name, call)
 """
 
-# Forked from a process that has imported everything: otherwise most of the time of the tests would go into imports.
+# Forked from a process that has imported everything, because imports would take most of the time of the tests.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["dieselfs.dataset", *(f"dieselfs_tools.commands.{verb}" for verb in VERBS)])
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command did."""
+    """The result of a command."""
 
     exit_code: int | None
     stdout: bytes
@@ -57,7 +57,7 @@ class Ran:
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """What `--json` printed, but for the summary."""
+        """The objects that `--json` printed, without the summary."""
         return self._all_objects()[:-1]
 
     @property
@@ -73,7 +73,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Dlcmd:
-    """Runs commands in `folder`, with a configuration of its own. `home` is the DIESELFS_HOME."""
+    """Runs commands in `folder`, with a separate configuration. `home` is the DIESELFS_HOME."""
 
     home: Path
     folder: Path
@@ -92,7 +92,7 @@ class Dlcmd:
         }
 
     def __call__(self, *arguments: str | bytes | Path, exit_code: int = 0, stdin: bytes = b"") -> Ran:
-        """Run one command to its end, which is to be `exit_code`; an error is to be said in clear lines."""
+        """Run one command and require `exit_code`; an error must be printed in clear lines."""
         words = [os.fsdecode(argument) for argument in arguments]
         with tempfile.TemporaryDirectory() as folder:
             streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
@@ -112,7 +112,7 @@ class Dlcmd:
         return ran
 
     def changed(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end, in a Python that has run `code` before."""
+        """Run one command, in a Python that has run `code` before."""
         program = f"{code}\nimport sys\nsys.argv[0] = 'dlcmd'\nfrom dieselfs_tools.dlcmd import main\nmain()"
         return subprocess.run(
             [sys.executable, "-c", program, *arguments],
@@ -128,20 +128,20 @@ class Dlcmd:
     def struck(
         self, signum: signal.Signals, process: int, function: str, times: int, *arguments: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run one command in whose middle a process gets a signal (0: the command itself): when `function` (such as
-        `module:Class.method`) has returned so many times.
+        """Run one command, and send a signal to a process (0: the command itself) when `function` (such as
+        `module:Class.method`) has returned `times` times.
         """
         code = _STRUCK.format(signum=signum, process=process, function=function, times=times)
         return self.changed(code, *arguments)
 
     def start(self, *arguments: str | bytes | Path, **options: Any) -> "subprocess.Popen[bytes]":
-        """Start one command as a shell does, for those who want to meddle with it."""
+        """Start one command as a shell does, for tests that disturb it."""
         options = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL, **options}
         return subprocess.Popen([*COMMAND, *arguments], **options)
 
 
 def _run(words: list[str], folder: Path, environment: dict[str, str], streams: list[Path]) -> None:
-    """What the shell does for a command, then the command."""
+    """Set up a command as the shell does, and run it."""
     flags = (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
     for number, (stream, access) in enumerate(zip(streams, flags, strict=True)):
         descriptor = os.open(stream, access)
@@ -156,8 +156,8 @@ def _run(words: list[str], folder: Path, environment: dict[str, str], streams: l
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Ask again and again until it is so; not for ever."""
+    """Poll until the condition holds. Raises AssertionError after a timeout."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline_s, "it does not come to be so"
+        assert time.monotonic() < deadline_s, "the condition does not become true"
         time.sleep(0.005)

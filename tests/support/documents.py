@@ -1,4 +1,4 @@
-"""What the documents of the formats say, read out of them."""
+"""Reads hex dumps and tables from the documents of the formats."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def hex_dump(document: str) -> bytes:
     data = b""
     for line in block.splitlines():
         match = _LINE.fullmatch(line)
-        assert match, f"{document}: no line of a hex dump: {line!r}"
+        assert match, f"{document}: not a line of a hex dump: {line!r}"
         offset, text = match.groups()
         assert int(offset, 16) == len(data), (
             f"{document}: {line!r} does not begin where the line before it ends"

@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def image_bytes(packed: PackedDataset, image: ErofsImage) -> bytes:
-    """The whole image: each file in the place that the image gives it, and zeros between them."""
+    """The whole image: each file at its place in the image, and zeros between them."""
     data = np.zeros(image.size_bytes, np.uint8)
     data[: len(image.metadata)] = image.metadata
     payloads = packed.source().payloads

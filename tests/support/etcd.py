@@ -1,4 +1,4 @@
-"""A real etcd of one member for tests, on loopback and in a folder of its own, always stopped again."""
+"""A real etcd of one member for tests, on loopback and in its own folder; always stopped at the end."""
 
 import shutil
 import subprocess
@@ -22,8 +22,8 @@ _POLL_S = 0.05
 
 @dataclass
 class RunningEtcd:
-    """`start` and `kill` may take turns; its content stays. With a certificate and its key, it speaks TLS with those
-    who show the same one.
+    """`start` and `kill` may be called in turn; the content stays. With a certificate and its key it uses TLS, and
+    accepts only clients with the same certificate.
     """
 
     folder: Path
@@ -84,15 +84,15 @@ class RunningEtcd:
         return True
 
     def kill(self) -> None:
-        """As a power cut does it."""
+        """Kill it, as in a power cut."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(STOP_TIMEOUT_S)
             self.process = None
 
     def require_users(self, *others: tuple[str, str, dict[str, str]]) -> None:
-        """From now on only those who are known are let in: `root`, whose password is `word`, and `others`, each with a
-        password and with the permission (`READ`, `READWRITE`) that they have on each prefix.
+        """Enable authentication: `root` has the password `word`; each of `others` is a user with a password and a
+        permission (`READ`, `READWRITE`) for each prefix.
         """
         import pyetcd
         from pyetcd import etcdrpc
@@ -117,7 +117,7 @@ class RunningEtcd:
 
 @contextmanager
 def running_etcd(folder: Path, certificate: tuple[Path, Path] | None = None) -> Iterator[RunningEtcd]:
-    """etcd over `folder`, stopped in the end, whatever happens. Skips the test where there is no etcd."""
+    """etcd with its data in `folder`, always stopped at the end. Skips the test if etcd is not installed."""
     if shutil.which("etcd") is None:
         pytest.skip("needs etcd: apt-get install etcd-server")
     pytest.importorskip("pyetcd", reason="needs the extra 'etcd'")

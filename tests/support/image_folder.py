@@ -1,4 +1,4 @@
-"""A PyTorch `Dataset` as anybody writes one: it opens paths, and has never heard of dieselfs."""
+"""A usual PyTorch `Dataset`: it opens paths, and does not use dieselfs."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Daemons of jobs that programs have started: nobody else knows that they are there."""
+"""Finds and ends the daemons of jobs that programs have started; no other process ends them."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 def job_daemons(runtime: Path) -> dict[str, int]:
     """The process of each daemon without a mount that takes part in a job, by the name of its lock.
 
-    `runtime`: what XDG_RUNTIME_DIR is where they run.
+    `runtime`: the XDG_RUNTIME_DIR of the daemons.
     """
     daemons = {}
     for path in (runtime / "dieselfs").glob("*.job"):
@@ -26,7 +26,7 @@ def job_daemons(runtime: Path) -> dict[str, int]:
 
 
 def end_job_daemons(runtime: Path) -> None:
-    """Have them end, and wait until they have."""
+    """End the daemons, and wait for their end."""
     for process in job_daemons(runtime).values():
         os.kill(process, signal.SIGTERM)
     end_s = time.monotonic() + PATIENCE_S

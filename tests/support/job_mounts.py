@@ -1,4 +1,4 @@
-"""Mounts of one job on one machine, each as on a node of its own, or several on the same one."""
+"""Mounts of one job on one machine, each with its own node name, or several with the same one."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ JOB = "training"
 def job_mounts(
     server: RunningServer, dataset: str, folder: Path, nodes: Sequence[str], **more: Any
 ) -> Iterator[list[Path]]:
-    """A mount for each of these nodes, in `folder`, which is empty; they wait for each other. `more`: options."""
+    """A mount for each of these nodes, in `folder`, which is empty; mounts wait for each other. `more`: options."""
     secret = folder / "secret"
     secret.touch(0o600)
     secret.write_text("0123456789abcdef" * 4)
@@ -51,12 +51,12 @@ def job_mounts(
 
 
 def stats_of(place: Path) -> dict[str, Any]:
-    """What a mount tells in `.dieselfs/stats`."""
+    """The `.dieselfs/stats` of a mount."""
     stats: dict[str, Any] = json.loads((place / ".dieselfs/stats").read_text())
     return stats
 
 
 def loads(places: Sequence[Path]) -> int:
-    """Chunks, and pieces of chunks, that left the server for the job."""
+    """Chunks, and extents of chunks, that the server sent to the job."""
     jobs = [stats_of(place) for place in places]
     return sum(job["node_cache"]["fetched_chunks"] + job["requested"]["from_servers"] for job in jobs)

@@ -1,8 +1,8 @@
-"""The commands and programs of a Markdown page, in the order in which they stand there.
+"""The commands and programs of a Markdown page, in their order.
 
-A fenced block of `sh`, `console` or `python` is run as it is, unless the line above it is a comment that says why not:
-`<!-- not run: needs Slurm -->`. A comment `<!-- before: ... -->` has commands for the shell that prepare what follows,
-and are none of the reader's business.
+A fenced block of `sh`, `console` or `python` is run as it is, unless the line above it is a comment with a reason:
+`<!-- not run: needs Slurm -->`. A comment `<!-- before: ... -->` has commands for the shell that prepare the next
+blocks, and that readers do not need.
 """
 
 import re
@@ -21,7 +21,7 @@ _REASON_CHARACTERS_MIN = 8
 
 @dataclass(frozen=True)
 class Block:
-    """`language` "before": commands that the page does not show. `reason`: why it is not run, if it is not."""
+    """`language` "before": commands that the page does not show. `reason`: of a block that is not run."""
 
     line: int
     language: str
@@ -29,14 +29,14 @@ class Block:
     reason: str = ""
 
     def expectations(self) -> Iterator[tuple[str, str]]:
-        """Of a `console` block: each command with what it prints."""
+        """Of a `console` block: each command with its output."""
         for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             yield command, output
 
 
 def blocks(page: str) -> list[Block]:
-    """The blocks that tests run or that say why they are not run. Raises ValueError for a reason that is none."""
+    """The blocks that tests run, and those with a reason not to. Raises ValueError for an empty reason."""
     found = []
     for part in _PART.finditer(page):
         line = page.count("\n", 0, part.start()) + 1

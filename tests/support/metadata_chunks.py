@@ -16,7 +16,7 @@ NOW_NS = 1_700_000_000_000_000_000
 
 @dataclass(frozen=True)
 class Put:
-    """An entry to pack; what the operation has no use for is left out. `place` and `length` make it a piece."""
+    """An entry to pack, without the fields that its operation does not use. `place` and `length` make it an extent."""
 
     path: bytes
     version: int
@@ -38,7 +38,7 @@ def chunk_id(number: int, time_s: int = 1_700_000_000) -> bytes:
 
 
 def encode(puts: Sequence[Put], identity: bytes, dataset_id: bytes = DATASET_ID) -> bytes:
-    """The object of a chunk that holds `puts`."""
+    """The object of a chunk with `puts`."""
     builder = ChunkBuilder()
     for put in puts:
         match put.op:
@@ -58,7 +58,7 @@ def encode(puts: Sequence[Put], identity: bytes, dataset_id: bytes = DATASET_ID)
 def pack(
     puts: Sequence[Put], identity: bytes, dataset_id: bytes = DATASET_ID
 ) -> tuple[Preamble, ChunkHeader]:
-    """What a store applies of a chunk that holds `puts`."""
+    """The preamble and header of a chunk with `puts`, as a store applies them."""
     preamble, header, _ = decode_chunk(encode(puts, identity, dataset_id), "chunk", identity, dataset_id)
     return preamble, header
 
@@ -68,7 +68,7 @@ def apply(store: MetadataStore, puts: Sequence[Put], identity: bytes, dataset_id
 
 
 def list_all(store: MetadataStore, folder: bytes, limit: int = 1000) -> list[FileRecord]:
-    """A folder's content, asked for `limit` entries at a time."""
+    """A folder's content, listed `limit` entries at a time."""
     records: list[FileRecord] = []
     after = b""
     while page := store.list_folder(DATASET_ID, folder, after, limit):
@@ -87,7 +87,7 @@ def deleted_entries(record: ChunkRecord) -> list[int]:
 
 
 def table_records(table: EntryTable) -> dict[bytes, FileRecord]:
-    """The rows of an entry table as records, by path (their version, which a table does not tell, is 0)."""
+    """The rows of an entry table as records, by path. Their version, which a table does not have, is 0."""
     keys = list(zip(table.folders, table.names, strict=True))
     assert keys == sorted(set(keys)), "rows are not ordered by folder and name"
     ids = [chunk.chunk_id for chunk in table.chunk_table]

@@ -1,6 +1,6 @@
-"""The rule of `metadata/interface.py` in its plainest form: keep every chunk, work out from all of them what is live.
+"""The rule of `metadata/interface.py` in its simplest form: keep every chunk, and compute the live entries from all.
 
-Slow, and without memory of the order in which chunks came; so a store that agrees with it does not depend on the order.
+Slow, and independent of the order in which chunks are applied. So a store that agrees with it is independent too.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from dieselfs.records import Extent, FileRecord
 
 
 class _Place(NamedTuple):
-    """Where an entry stands. The order is that of age."""
+    """The place of an entry. The order is that of age."""
 
     chunk_id: bytes
     entry: int
@@ -25,7 +25,7 @@ class _PathState(NamedTuple):
 
 
 class MetadataModel:
-    """What a dataset is once `headers` (by chunk ID) are applied."""
+    """The state of a dataset after `headers` (by chunk ID) are applied."""
 
     def __init__(self, headers: dict[bytes, ChunkHeader]) -> None:
         self._headers = headers
@@ -66,7 +66,7 @@ class MetadataModel:
     def _decide(self, path: bytes, places: list[_Place]) -> _PathState:
         whole: dict[tuple[int, ...], _Place] = {}
         pieces: defaultdict[tuple[int, ...], dict[tuple[int, int], _Place]] = defaultdict(dict)
-        for place in places:  # from old to new: of equals, the last one stays
+        for place in places:  # from old to new: of equal ones, the last one counts
             version, size, start, length = self._numbers(place)
             if self._headers[place.chunk_id].ops[place.entry] == Op.FILE and length != size:
                 pieces[version, 0, size][start, length] = place
@@ -115,7 +115,7 @@ class MetadataModel:
 
 
 def _way(parts: Iterable[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]] | None:
-    """Parts `(place, length)` from `start` to `end`, the longest first at each place; None if there is no way."""
+    """A chain of parts `(place, length)` from `start` to `end`, the longest at each place; None if there is none."""
     if start == end:
         return []
     for length in sorted((length for place, length in parts if place == start), reverse=True):

@@ -1,4 +1,4 @@
-"""What metadata stores are tried with: random chunks, and scenarios in which the order could matter."""
+"""Chunks for tests of metadata stores: random ones, and scenarios in which the order could matter."""
 
 from itertools import pairwise
 
@@ -8,11 +8,12 @@ from dieselfs.chunk.format import Op
 from tests.support.metadata_chunks import Put, delete
 
 PATHS = [b"a", b"a/b", b"a/b/c", b"a-", b"x/d/\xff\n", b"x/d/f", b"x/d"]
-"""Files that are folders to others, a name that sorts between a folder and its content, bytes that are no text."""
+"""Files that are also folders of other paths, a name that sorts between a folder and its content, and no valid UTF-8.
+"""
 
 
 def pieces_of(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, int, int]]:
-    """`(size, place, length)` of a piece, now and then a whole file."""
+    """`(size, place, length)` of an extent, sometimes of a whole file."""
     return sizes.flatmap(
         lambda size: st.integers(0, size - 1).flatmap(
             lambda place: st.integers(1, size - place).map(lambda length: (size, place, length))
@@ -46,7 +47,7 @@ CHUNKS = st.lists(st.lists(PUTS, max_size=6), min_size=1, max_size=6)
 
 @st.composite
 def cut_files(draw: st.DrawFn) -> list[list[Put]]:
-    """Chunks in which one path is put again and again, mostly in pieces that do cover the file."""
+    """Chunks in which one path is put many times, mostly in extents that cover the file."""
     puts: list[Put] = []
     for _ in range(draw(st.integers(1, 5))):
         version, size = draw(st.integers(1, 3)), draw(st.sampled_from([2, 3, 3, 4]))
@@ -81,23 +82,23 @@ def _piece(version: int, size: int, place: int, length: int, mode: int = 0o644) 
 
 
 SCENARIOS: dict[str, list[list[Put]]] = {
-    "pieces end a deletion, and are deleted": [
+    "extents end a deletion, and are deleted": [
         [delete(b"x/d/f", 1)],
         [_piece(2, 5, 0, 2)],
         [_piece(2, 5, 2, 3)],
         [delete(b"x/d/f", 3)],
     ],
-    "a file cut in two ways is read in the longest pieces": [
+    "a file cut in two ways is read from the longest extents": [
         [_piece(1, 4, 0, 1), _piece(1, 4, 1, 1), _piece(1, 4, 2, 2)],
         [_piece(1, 4, 0, 2)],
         [_piece(1, 4, 0, 3), _piece(1, 4, 3, 1)],
     ],
-    "a way that has a gap is no way": [
+    "a chain with a gap does not count": [
         [_piece(1, 4, 0, 3)],
         [_piece(1, 4, 0, 2), _piece(1, 4, 1, 3)],
         [_piece(1, 4, 2, 2)],
     ],
-    "a whole entry goes before pieces of its version": [
+    "a whole entry precedes extents of its version": [
         [_piece(1, 4, 0, 2), _piece(1, 4, 2, 2)],
         [Put(b"x/d/f", 1, size=4)],
         [_piece(1, 4, 0, 2, mode=0o600)],
@@ -107,16 +108,16 @@ SCENARIOS: dict[str, list[list[Put]]] = {
         [_piece(1, 3, 0, 1), _piece(1, 3, 1, 2)],
         [_piece(1, 2, 1, 1)],
     ],
-    "two versions in pieces in one chunk": [
+    "extents of two versions in one chunk": [
         [_piece(2, 2, 0, 1), _piece(1, 2, 0, 1), _piece(1, 2, 1, 1), _piece(2, 2, 1, 1)],
         [_piece(1, 2, 1, 1)],
     ],
-    "the newest copy of the first piece lends mode and time": [
+    "mode and time are those of the newest copy of the first extent": [
         [_piece(1, 2, 0, 1, mode=0o600)],
         [_piece(1, 2, 0, 1, mode=0o640), _piece(1, 2, 1, 1, mode=0o400)],
         [_piece(1, 2, 1, 1, mode=0o444)],
     ],
-    "several members come and go at once": [
+    "several members appear and disappear at once": [
         [Put(b"x/d/f", 1), Put(b"x/d/g", 2), Put(b"x/d/h/i", 3)],
         [delete(b"x/d/f", 4), delete(b"x/d/g", 5)],
         [delete(b"x/d/h/i", 6), Put(b"x/d/k", 7, Op.SYMLINK, target=b"t")],

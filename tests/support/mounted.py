@@ -1,7 +1,7 @@
-"""Real mounts for tests: served by a process of its own, unmounted whatever happens.
+"""Real mounts for tests, served by a separate process, and always unmounted.
 
-A process of its own, because a test that waits for a page of a mount which its own process serves would wait for ever
-(a page fault does not let go of the interpreter lock).
+A test that waits for a page of a mount which its own process serves would never continue: a page fault does not release
+the interpreter lock.
 """
 
 import multiprocessing
@@ -48,8 +48,8 @@ class RunningMount:
         os.kill(self.process.pid, signum)
 
     def wait(self) -> int | None:
-        """Wait for the process to end; its exit code, None if it does not end. What it logged is printed unless all is
-        well: a test that wanted that shows it.
+        """Wait for the end of the process; its exit code, None if it does not end. After an error its log is printed,
+        which pytest shows for a failed test.
         """
         self.process.join(STOP_TIMEOUT_S)
         if self.process.exitcode != 0:
@@ -79,7 +79,7 @@ def _serve(
 
 
 def _supervise(control_channel: ControlChannel, ready: Event) -> None:
-    """A supervisor that keeps nothing, as there is no second daemon."""
+    """A supervisor without a handover, because there is no second daemon."""
     while (message := control_channel.receive_patiently(None)) is not None:
         if message.descriptor is not None:
             os.close(message.descriptor)
@@ -88,7 +88,7 @@ def _supervise(control_channel: ControlChannel, ready: Event) -> None:
 
 
 def serve_what_is_open(grace_s: float) -> None:
-    """For `sabotage`: after an order to stop, files that are open are served for so long."""
+    """For `sabotage`: after the order to stop, open files are served for `grace_s`."""
     daemon.STOP_GRACE_S = grace_s
 
 
@@ -105,7 +105,7 @@ def mounted(
     """
     mountpoint, log_file = folder / "mount", folder / "mount.log"
     with suppress(FileExistsError):
-        os.mkdir(mountpoint)  # looks at nothing behind a dead mount, as `Path.mkdir` would
+        os.mkdir(mountpoint)  # `Path.mkdir` would look into a dead mount
     ready = spawn.Event()
     process = spawn.Process(
         target=_serve,
@@ -127,7 +127,7 @@ def mounted(
             pass
         if not ready.is_set():
             log = log_file.read_text() if log_file.exists() else "(no log)"
-            raise AssertionError(f"the mount did not come up:\n{log}")
+            raise AssertionError(f"the mount did not start:\n{log}")
         yield RunningMount(mountpoint, process, log_file)
     finally:
         clear(mountpoint)
@@ -136,5 +136,5 @@ def mounted(
             process.kill()
             process.join()
             clear(mountpoint)
-            raise AssertionError("the process behind the mount did not end")
+            raise AssertionError("the process of the mount did not end")
         process.close()

@@ -1,4 +1,4 @@
-"""The network of the laboratory, for tests: where there can be none, they are skipped."""
+"""The network of the laboratory, for tests, which are skipped if there can be none."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from lab.network import Unsuitable
 
 @contextmanager
 def skipping() -> Iterator[None]:
-    """A test is skipped with the reason if this machine cannot do what the block asks for."""
+    """Skip the test, with the reason, if the block raises Unsuitable."""
     try:
         yield
     except Unsuitable as reason:

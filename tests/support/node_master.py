@@ -1,4 +1,4 @@
-"""The master of a node, as the processes of that node see it: a real shelf behind a real node socket."""
+"""The master of a node, as the processes of the node see it: a real node cache and a real node socket."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ ROOM_BYTES = 1 << 30
 
 @dataclass
 class NodeMaster:
-    """A master that runs; its shelf is filled from `server`."""
+    """A running master; its node cache is filled from `server`."""
 
     packed: PackedDataset
     server: Source
@@ -39,7 +39,7 @@ class NodeMaster:
         return segment
 
     def change(self, members: Sequence[Member]) -> None:
-        """These are the members from now on."""
+        """Set the members."""
         self._call(lambda: self.sharing.change_members(members))
 
     async def run(
@@ -61,7 +61,7 @@ class NodeMaster:
 def running_master(
     packed: PackedDataset, path: Path, members: Sequence[Member], server: Source | None = None
 ) -> Iterator[NodeMaster]:
-    """A master at the socket `path`, until the end of the block. The first of `members` is this one."""
+    """A master at the socket `path`, until the end of the block. It is the first of `members`."""
     master = NodeMaster(packed, server or packed.source())
     scopes: SimpleQueue[tuple[trio.CancelScope, trio.lowlevel.TrioToken]] = SimpleQueue()
 

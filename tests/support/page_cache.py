@@ -1,4 +1,4 @@
-"""What of a file is in the page cache of this machine."""
+"""The pages of a file that are in the page cache of this machine."""
 
 import ctypes
 import mmap
@@ -9,7 +9,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def cached_pages(path: str | os.PathLike[str]) -> list[bool]:
-    """For each page of a file, whether it is in memory. Reads nothing of it."""
+    """Whether each page of a file is in memory. Does not read the file."""
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if not size:

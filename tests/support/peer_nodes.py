@@ -1,4 +1,4 @@
-"""Nodes of a job in one process: each a trio run in its own thread, with a shelf, and a service on a real socket."""
+"""Nodes of a job in one process: each a trio run in a thread, with a node cache, and a service on a real socket."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ SECRET = JobSecret(bytes(range(32)))
 
 @dataclass
 class PeerNode:
-    """A node that runs. Its shelf is filled from `server`, at once or when `gate` is set."""
+    """A running node. Its node cache is filled from `server`, at once or when `gate` is set."""
 
     packed: PackedDataset
     server: Source
@@ -78,7 +78,7 @@ class PeerNode:
 
 
 class OwnChunks:
-    """The chunks of a node cache that runs in another thread, as those of a process that is attached."""
+    """The chunks of a node cache in another thread, as an attached process gets them."""
 
     def __init__(self, node_cache: NodeCache, token: trio.lowlevel.TrioToken, patience_s: float) -> None:
         self._node_cache = node_cache
@@ -117,7 +117,7 @@ def running_node(
     server: Source | None = None,
     own_patience_s: float = START_TIMEOUT_S,
 ) -> Iterator[PeerNode]:
-    """A node, until the end of the block. It answers when it has everything, unless `answer_s` says otherwise."""
+    """A node, until the end of the block. It answers when it has all requested chunks, or after `answer_s`."""
     node = PeerNode(packed, server or packed.source(), own_patience_s=own_patience_s)
     node.gate.set()
     scopes: SimpleQueue[tuple[trio.CancelScope, trio.lowlevel.TrioToken]] = SimpleQueue()

@@ -1,11 +1,10 @@
-"""A program that reads a mount by plan, epoch after epoch, and checks every byte; for tests that disturb the mount.
+"""A program that reads a mount by plan, epoch after epoch, and verifies every byte; for tests that disturb the mount.
 
     python plan_reader.py MOUNTPOINT STOP RANK WORLD GROUP
 
-The content of each file follows from its path (`content_of`). When the file STOP is there, and it has read FILES_MIN
-files, or something has failed, it prints, as JSON, how many files it has read, in how many whole epochs, what failed,
-and the longest time that anything took. It is the order of epochs that a training program would follow: each file of
-the share once.
+The content of each file follows from its path (`content_of`). Epochs are read as by a training program: each file of
+the share once. The program ends when the file STOP exists and it has read FILES_MIN files, or after a failure. Then it
+prints, as JSON, the numbers of files and of whole epochs, the failures, and the longest time of an operation.
 """
 
 import json
@@ -63,7 +62,7 @@ def read_until(mountpoint: str, stop: Path, rank: int, world: int, group: int) -
             began_s = time.monotonic()
             try:
                 if read(f"{mountpoint}/{path}") != content_of(path):
-                    failures.append(f"{path}: other bytes than were stored")
+                    failures.append(f"{path}: wrong bytes")
             except OSError as error:
                 failures.append(f"{path}: {error!r}")
             worst_s = max(worst_s, time.monotonic() - began_s)

@@ -1,9 +1,8 @@
-"""A program that puts chunks into a store in a folder, and says "stored" once it may rely on that.
+"""A program that puts chunks into a store in a folder, and prints "stored" after each acknowledgement.
 
     python -m tests.support.put_chunk ROOT [CHUNKS]
 
-Puts one chunk if it is not told how many. Exit code 3: a chunk is there already. 4: the store failed; the message is
-printed.
+Without CHUNKS it puts one chunk. Exit code 3: a chunk already exists. 4: the store failed; the message is printed.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Real Redis for tests: one server, or a cluster of six nodes, on free ports of loopback; always stopped again."""
+"""Real Redis for tests: one server, or a cluster of six nodes, on free ports of loopback; always stopped at the end."""
 
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 NODE_TIMEOUT_MS = 1000
-"""A node of the cluster that is silent for this long is taken to be dead by the others."""
+"""A node of the cluster that is silent for this time counts as dead."""
 _CREATE_OPTIONS = ("--cluster-replicas", "1", "--cluster-yes")
 
 needs_redis = pytest.mark.skipif(
@@ -48,7 +48,7 @@ class RedisCluster:
         return [node for node in self.nodes if _role(node) == b"master"]
 
     def wait_until_whole(self) -> None:
-        """Until every node says that all slots are served, and every master has its replica."""
+        """Wait until every node reports that all slots are served, and every master has its replica."""
         for node in self.nodes:
             wait_for(partial(_is_whole, node), f"port {node.port} sees the whole cluster", START_TIMEOUT_S)
 

@@ -14,7 +14,7 @@ from dieselfs_server.metadata.redis.url import parse_redis_url
 
 class BreakingLink:
     """Sends `batches` batches, then fails, as if the process were killed there. With `is_answer_lost` it fails after
-    the last batch: Redis has executed it, and the answer is lost.
+    the last batch: Redis has executed it, and its reply is lost.
     """
 
     def __init__(self, client: RedisCalls, batches: int, is_answer_lost: bool) -> None:
@@ -28,7 +28,7 @@ class BreakingLink:
             raise Unavailable("the connection is broken")
         replies = self._client.execute(calls)
         if self._left == 0 and self._is_answer_lost:
-            raise Unavailable("the answer is lost")
+            raise Unavailable("the reply is lost")
         return replies
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class CallingLink:
 
 
 def store_with(url: str, wrap: Callable[[RedisCalls], RedisCalls] = lambda client: client) -> RedisMetadata:
-    """A store whose client is wrapped once it has connected."""
+    """A store whose client is wrapped after it has connected."""
     location = parse_redis_url(url)
     return RedisMetadata(wrap(RedisClient(location, patience_s=1.0)), location.prefix)
 
@@ -59,7 +59,7 @@ def store_with(url: str, wrap: Callable[[RedisCalls], RedisCalls] = lambda clien
 def altered_values(client: "redis.Redis", prefix: bytes) -> Iterator[bytes]:
     """Alter each value below `prefix`, one after the other, and put it back afterwards; yields its key.
 
-    Only the count of a bucket's changes is left out: it is a number in plain text, and no value of ours.
+    The count of a bucket's changes is left out: it is a decimal number without a checksum.
     """
     do: Callable[..., Any] = client.execute_command
     for key in sorted(do("KEYS", prefix + b"*")):

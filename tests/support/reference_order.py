@@ -1,4 +1,4 @@
-"""The order of an epoch a second time, from `docs/reference/order.md` alone: Python's own integers, no NumPy."""
+"""A second implementation of the order, from `docs/reference/order.md` alone, with Python's integers and no NumPy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def chunk_name(chunk_id: bytes) -> int:
 def order(
     chunk_ids: Sequence[bytes], first_chunks: Mapping[int, int | None], seed: int, epoch: int, group: int
 ) -> list[int]:
-    """Nodes in order. `first_chunks`: for each file's node the number of its first chunk; None without bytes."""
+    """Nodes in order. `first_chunks`: by node, the number of the file's first chunk; None for an empty file."""
     ids = list(chunk_ids) or [bytes(16)]
     chunks = sorted(
         range(len(ids)), key=lambda chunk: (key(seed, epoch, 1, chunk_name(ids[chunk])), ids[chunk])

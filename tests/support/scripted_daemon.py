@@ -1,4 +1,4 @@
-"""A daemon that answers readers as a test tells it to, right or wrong, from a thread of its own."""
+"""A daemon that sends the replies of a test to readers, valid or not, from its own thread."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ from threading import Lock, Thread
 from dieselfs.cluster.node_messages import Hello, Message, Unknown, Welcome, decode, encode
 
 Answer = Callable[[socket.socket, int, Message | Unknown], object]
-"""Sends something, or nothing, or closes; called with each request and its number."""
+"""Sends a reply, or nothing, or closes the connection; called with each request and its number."""
 
 
 class ScriptedDaemon:
-    """`answer` may be changed at any time. `conversations` counts those that have begun."""
+    """`answer` may be changed at any time. `conversations` counts accepted connections."""
 
     def __init__(self, listener: socket.socket, answer: Answer) -> None:
         self.answer = answer
@@ -40,7 +40,7 @@ class ScriptedDaemon:
                 self.answer(connection, *decode(packet))
 
     def drop(self) -> None:
-        """End all conversations, as a daemon that was killed does; new ones may begin."""
+        """Close all connections, as after the death of a daemon; new ones are accepted."""
         with self._lock:
             for connection in self._open:
                 with suppress(OSError):
@@ -55,7 +55,7 @@ class ScriptedDaemon:
 
 
 def greeting(then: Answer) -> Answer:
-    """Welcome whoever comes, and leave the rest to `then`."""
+    """Answer each greeting with a welcome, and each other request by `then`."""
 
     def answer(connection: socket.socket, number: int, request: Message | Unknown) -> None:
         if isinstance(request, Hello):

@@ -1,4 +1,4 @@
-"""A folder of samples without bytes: what samplers need, and a dataset whose items are its indices."""
+"""A folder of samples without bytes, for samplers; a dataset whose items are its indices."""
 
 from torch.utils.data import Dataset
 
@@ -11,9 +11,9 @@ CHUNK_BYTES = 100
 
 
 class ShuffledFolder(Dataset[int]):
-    """`train/` of a dataset in which every tenth file of `val/` lies between; `others` files of it are no samples.
+    """The folder `train/` of a dataset, whose chunks also have files of `val/`: one for each ten samples.
 
-    Remembers the shares that were `declared`.
+    `others`: files of `train/` that are not samples. Records `declared` shares.
     """
 
     def __init__(self, samples: int, others: int = 0, classes: int = 3) -> None:

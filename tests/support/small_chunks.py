@@ -1,4 +1,4 @@
-"""A dataset of many small chunks: enough for every node of a job to own some, and read in no time."""
+"""A dataset of many small chunks: enough for every node of a job to own some, and fast to read."""
 
 import os
 from pathlib import Path

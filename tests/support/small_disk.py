@@ -1,4 +1,4 @@
-"""A file system with room for little, for tests of what happens when it is full."""
+"""A small file system, for tests with a full disk."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a file system of `size` (as tmpfs writes it) on a new folder; skip the test where that is not allowed."""
+    """Mount a tmpfs of this size (as its option `size`) on a new folder; skip the test if that is not allowed."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small file system")
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Snapshots of made-up trees: from a plain dict of entries to the table, the file, and back to what it must show."""
+"""Snapshots of synthetic trees: from a dict of entries to the table and the file, and to the expected entries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ PAYLOAD_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Entry:
-    """What stands at a path. `extents` cover a file from its beginning to its end."""
+    """The entry of a path. `extents` cover a file from its beginning to its end."""
 
     op: Op
     mode: int = 0o640
@@ -35,7 +35,7 @@ Tree = Mapping[bytes, Entry]
 
 
 def file_of(*pieces: tuple[int, int, int], mode: int = 0o644, mtime_ns: int = 0) -> Entry:
-    """A file of the pieces `(chunk, offset, length)`."""
+    """A file of the extents `(chunk, offset, length)`."""
     extents, place = [], 0
     for chunk, offset, length in pieces:
         extents.append(ExtentRef(place, chunk, offset, length, (chunk << 40) + offset))
@@ -98,12 +98,12 @@ def snapshot_bytes(tree: Tree, chunks: int = 2) -> bytes:
 
 
 def visible(tree: Tree) -> dict[bytes, Entry]:
-    """What a snapshot of `tree` must show, in the order of its nodes, worked out with nothing but a dict."""
+    """The entries that a snapshot of `tree` must have, in the order of its nodes, computed with a dict only."""
     shown = dict(tree)
     for path in [b"", *tree]:
         folder = split_path(path)[0] if path else path
         while folder not in shown or shown[folder].op is not Op.DIRECTORY:
-            shown[folder] = Entry(Op.DIRECTORY, IMPLICIT_FOLDER_MODE, -1)  # its time is worked out below
+            shown[folder] = Entry(Op.DIRECTORY, IMPLICIT_FOLDER_MODE, -1)  # its time is computed below
             folder = split_path(folder)[0]
     ordered = sorted(shown, key=lambda path: (len(path.split(b"/")) if path else 0, path.split(b"/")))
     for path in reversed(ordered):
@@ -114,7 +114,7 @@ def visible(tree: Tree) -> dict[bytes, Entry]:
 
 
 def with_columns(data: bytes, **columns: npt.NDArray[Any]) -> bytes:
-    """The snapshot with whole columns replaced, and every checksum and digest made right again."""
+    """The snapshot with whole columns replaced, and all checksums and the digest corrected."""
     snapshot = Snapshot(data, SOURCE)
     header = snapshot.header
     numbers = {
@@ -133,7 +133,7 @@ def with_columns(data: bytes, **columns: npt.NDArray[Any]) -> bytes:
 
 
 def with_element(data: bytes, column: str, index: int, value: int) -> bytes:
-    """The snapshot with one element of one column replaced, and every checksum and digest made right again."""
+    """The snapshot with one element of one column replaced, and all checksums and the digest corrected."""
     values = Snapshot(data, SOURCE).column(column).copy()
     values[index] = value
     return with_columns(data, **{column: values})

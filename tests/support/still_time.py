@@ -1,5 +1,5 @@
-"""Time for scenarios with real threads: it stands still, so that no pause of the machine is noticed, and flies where a
-test says so.
+"""A simulated clock for tests with real threads: it advances only in blocks of `time_flies`, so pauses of the machine
+have no effect.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,13 +11,13 @@ import trio.testing
 
 
 def run_in_still_time(main: Callable[[], Awaitable[None]]) -> None:
-    """As `trio.run`. Nothing times out and nothing that sleeps wakes up, but where `time_flies`."""
+    """As `trio.run`. Timeouts and sleeps end only within `time_flies`."""
     trio.run(main, clock=trio.testing.MockClock())
 
 
 @contextmanager
 def time_flies() -> Iterator[None]:
-    """Whenever all tasks of this run wait, it is as late as the first of them waits for; threads are not waited for."""
+    """Whenever all tasks of this run wait, the clock advances to the first deadline; it does not wait for threads."""
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, trio.testing.MockClock)
     clock.autojump_threshold = 0

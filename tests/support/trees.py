@@ -1,4 +1,4 @@
-"""Trees on the local file system with what makes file systems stumble."""
+"""Trees on the local file system with difficult entries."""
 
 import os
 import random
@@ -23,7 +23,7 @@ ODD_NAMES = (
 
 
 def odd_tree(root: Path) -> Path:
-    """Odd names, deep folders, empty ones, links that dangle, modes, times, and files of many sizes."""
+    """Unusual names, deep and empty folders, dangling links, modes, times, and files of many sizes."""
     chance = random.Random(20)
     top = os.fsencode(root)
     for folder in (b"names", b"folders", b"sizes", b"links", b"modes", b"empty/emptier/emptiest"):

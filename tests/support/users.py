@@ -1,4 +1,4 @@
-"""Being somebody else, for tests that run as root."""
+"""Changes the user of a process, for tests that run as root."""
 
 import os
 import subprocess

@@ -1,10 +1,10 @@
-"""A program that reads a mount without end and checks everything that it sees; for tests that disturb the mount.
+"""A program that reads a mount until it is stopped, and verifies all results; for tests that disturb the mount.
 
     python verifying_reader.py MOUNTPOINT STOP SEED
 
-It asks what the kernel cannot answer by itself: pages that were dropped, names that were never asked for, `statfs`.
-The content of each file follows from its name (`content_of`). It prints BEGUN when it has read the first one and, when
-the file STOP is there, as JSON, how many files it has read, what failed, and the longest time that anything took.
+Its requests need the daemon: dropped pages, names that were never looked up, `statfs`. The content of each file follows
+from its name (`content_of`). It prints BEGUN after the first file. When the file STOP exists, it prints, as JSON, the
+number of files, the failures, and the longest time of an operation.
 """
 
 import json
@@ -24,14 +24,14 @@ def content_of(name: str) -> bytes:
 
 
 def read_once(mountpoint: str, name: str, unknown: str) -> None:
-    """Raises AssertionError or OSError for anything that is not as it must be."""
+    """Raises AssertionError for a wrong result, or OSError."""
     descriptor = os.open(f"{mountpoint}/{name}", os.O_RDONLY)
     try:
         content = os.read(descriptor, 2 * FILE_BYTES)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-    assert content == content_of(name), f"{name}: other bytes than were stored"
+    assert content == content_of(name), f"{name}: wrong bytes"
     assert os.statvfs(mountpoint).f_files > 0
     assert not os.path.exists(f"{mountpoint}/{unknown}")
 
