@@ -87,12 +87,12 @@ class NoteChange:
 
 @dataclass(frozen=True, slots=True)
 class PendingFile:
-    """A file with some, but not all, extents stored; `version` 0 if there is none. `pieces`: their (place, length)."""
+    """A file with some, but not all, extents stored; `version` 0 if there is none. `extents`: their (place, length)."""
 
     version: int = 0
     size: int = 0
     mtime_ns: int = 0
-    pieces: frozenset[tuple[int, int]] = frozenset()
+    extents: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class EntryTable:
     """All live entries of one generation, as columns of shape (rows,); the input of a snapshot.
 
     Rows are ordered by `(folder, name)`, as bytes. A file of one extent has the index of its chunk in `chunks` (else
-    -1), with `offsets` and `checksums`. The extents of a file that spans chunks are in `pieces`, ordered by
+    -1), with `offsets` and `checksums`. The extents of a file that spans chunks are in `extents`, ordered by
     `(row, place)`. Indexes are those of `chunk_table`, which is ordered by chunk ID.
     """
 
@@ -117,7 +117,7 @@ class EntryTable:
     checksums: npt.NDArray[np.uint64]
     targets: dict[int, bytes]
     """By the row of a symbolic link, its target."""
-    pieces: ExtentColumns
+    extents: ExtentColumns
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,10 +118,10 @@ class ChunkHeader:
     - `ops`: see `Op`
     - `modes`: permission bits; `mtimes_ns`: nanoseconds since 1970
     - `sizes`: size of the whole file in bytes
-    - `places`: where in the file this piece begins; 0 unless the file spans chunks
-    - `offsets`, `lengths`: the piece in the payload; for a symbolic link, its target in `targets`
+    - `places`: where in the file this extent begins; 0 unless the file spans chunks
+    - `offsets`, `lengths`: the extent in the payload; for a symbolic link, its target in `targets`
     - `checksums`: xxh3, 64 bits, of those bytes
-    - `versions`: decides between entries of one path, the largest wins; all pieces of one file have the same
+    - `versions`: decides between entries of one path, the largest wins; all extents of one file have the same
     """
 
     dataset: str
@@ -218,8 +218,8 @@ def check_payload(preamble: Preamble, payload: Buffer, source: str) -> None:
         raise Damaged(f"{source}: offset {preamble.payload_start}: checksum of the payload does not match")
 
 
-def check_pieces(preamble: Preamble, header: ChunkHeader, payload: Buffer, source: str) -> None:
-    """Raise Damaged unless every file piece and link target has the checksum that its entry states."""
+def check_extents(preamble: Preamble, header: ChunkHeader, payload: Buffer, source: str) -> None:
+    """Raise Damaged unless every file extent and link target has the checksum that its entry states."""
     view = memoryview(payload)
     rows = zip(
         header.ops.tolist(),
@@ -244,7 +244,7 @@ def check_pieces(preamble: Preamble, header: ChunkHeader, payload: Buffer, sourc
 def decode_chunk(
     data: Buffer, source: str, expected_id: bytes | None = None, expected_dataset_id: bytes | None = None
 ) -> tuple[Preamble, ChunkHeader, memoryview]:
-    """Decode and verify a whole chunk: preamble, header, payload and every piece. Raises Damaged.
+    """Decode and verify a whole chunk: preamble, header, payload and every extent. Raises Damaged.
 
     The payload is a view into `data`, not a copy.
     """
@@ -260,7 +260,7 @@ def decode_chunk(
     )
     payload = view[preamble.payload_start :]
     check_payload(preamble, payload, source)
-    check_pieces(preamble, header, payload, source)
+    check_extents(preamble, header, payload, source)
     return preamble, header, payload
 
 
@@ -323,7 +323,7 @@ def _check_entries(header: ChunkHeader, payload_length: int) -> None:
     refuse(header.modes > MODE_MAX, "mode has more than permission bits")
     refuse((header.versions == 0) | (header.versions > VERSION_MAX), "version out of range")
     refuse(header.sizes > FILE_BYTES_MAX, "size out of range")
-    refuse(is_file & (offsets + lengths > payload_length), "piece lies outside the payload")
+    refuse(is_file & (offsets + lengths > payload_length), "extent lies outside the payload")
     refuse(is_link & (offsets + lengths > len(header.targets)), "link target lies outside its column")
     refuse(is_link & ((lengths == 0) | (lengths > PATH_BYTES_MAX)), "link target is empty or too long")
     refuse(
@@ -333,7 +333,7 @@ def _check_entries(header: ChunkHeader, payload_length: int) -> None:
     refuse(~is_file & ((header.sizes != 0) | (header.places != 0)), "not a file, yet it has a size")
     sizes = header.sizes.astype(np.int64)
     places = np.minimum(header.places, FILE_BYTES_MAX + 1).astype(np.int64)
-    refuse(is_file & (places + lengths > sizes), "piece lies outside its file")
-    refuse(is_file & (lengths == 0) & (sizes != 0), "empty piece of a file that is not empty")
+    refuse(is_file & (places + lengths > sizes), "extent lies outside its file")
+    refuse(is_file & (lengths == 0) & (sizes != 0), "empty extent of a file that is not empty")
     if b"\0" in header.targets:
         raise FieldsFault("a link target holds a NUL byte")

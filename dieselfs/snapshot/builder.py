@@ -43,7 +43,7 @@ def hash_bits_for(nodes: int) -> int:
 def build_snapshot(table: EntryTable) -> bytes:
     """The snapshot file of a generation. Takes 2 to 4 us per entry. Raises InvalidInput beyond COUNT_MAX entries."""
     tree = _Tree.of(table)
-    if max(len(tree.rows), len(table.pieces.rows) + len(table.ops)) > COUNT_MAX:
+    if max(len(tree.rows), len(table.extents.rows) + len(table.ops)) > COUNT_MAX:
         raise InvalidInput(f"a snapshot holds at most {COUNT_MAX} entries")
     nodes = len(tree.rows)
     node_of_row = np.full(len(table.ops), -1, np.int64)
@@ -209,14 +209,14 @@ def _folder_times(mtimes_ns: npt.NDArray[np.int64], tree: _Tree) -> npt.NDArray[
 def _extents(table: EntryTable, node_of_row: Numbers) -> dict[str, npt.NDArray[Any]]:
     """The extents of all visible files, ordered by (node, place)."""
     single = np.flatnonzero((table.chunks >= 0) & (table.sizes > 0))
-    pieces = table.pieces
+    spanning = table.extents
     columns: dict[str, npt.NDArray[Any]] = {
-        "nodes": node_of_row[np.concatenate((single, pieces.rows))],
-        "chunks": np.concatenate((table.chunks[single], pieces.chunks)),
-        "offsets": np.concatenate((table.offsets[single], pieces.offsets)),
-        "lengths": np.concatenate((table.sizes[single], pieces.lengths.astype(np.uint64))),
-        "places": np.concatenate((np.zeros(len(single), np.uint64), pieces.places)),
-        "checksums": np.concatenate((table.checksums[single], pieces.checksums)),
+        "nodes": node_of_row[np.concatenate((single, spanning.rows))],
+        "chunks": np.concatenate((table.chunks[single], spanning.chunks)),
+        "offsets": np.concatenate((table.offsets[single], spanning.offsets)),
+        "lengths": np.concatenate((table.sizes[single], spanning.lengths.astype(np.uint64))),
+        "places": np.concatenate((np.zeros(len(single), np.uint64), spanning.places)),
+        "checksums": np.concatenate((table.checksums[single], spanning.checksums)),
     }
     order = np.lexsort((columns["places"], columns["nodes"]))
     order = order[columns["nodes"][order] >= 0]

@@ -221,11 +221,11 @@ class TreeUpload:
         size, mtime_ns = status.st_size, status.st_mtime_ns
         pending = self._client.pending_file(self._dataset.name, entry.path)
         grid = {(place, min(self._chunk_bytes, size - place)) for place in range(0, size, self._chunk_bytes)}
-        is_continued = pending.size == size and pending.mtime_ns == mtime_ns and pending.pieces <= grid
+        is_continued = pending.size == size and pending.mtime_ns == mtime_ns and pending.extents <= grid
         version = pending.version if is_continued else self._sender.reserve_version()
         descriptor = os.open(entry.source, _OPEN_FLAGS)
         try:
-            for place, length in sorted(grid - pending.pieces if is_continued else grid):
+            for place, length in sorted(grid - pending.extents if is_continued else grid):
                 content = os.pread(descriptor, length, place)
                 after = os.fstat(descriptor)
                 if len(content) != length or (after.st_size, after.st_mtime_ns) != (size, mtime_ns):

@@ -121,12 +121,12 @@ class DatasetMachine(RuleBasedStateMachine):
     @rule(
         path=_paths, content=st.binary(min_size=3, max_size=12), cut=st.integers(1, 2), is_whole=st.booleans()
     )
-    def write_in_pieces(self, path: bytes, content: bytes, cut: int, is_whole: bool) -> None:
+    def write_across_chunks(self, path: bytes, content: bytes, cut: int, is_whole: bool) -> None:
         """A file that spans chunks; cut short, it never becomes visible."""
         version = self.metadata.reserve_versions(DATASET, 1, self.now_ns)
-        for place, piece in ((0, content[:cut]), (cut, content[cut:]))[: 2 if is_whole else 1]:
+        for place, part in ((0, content[:cut]), (cut, content[cut:]))[: 2 if is_whole else 1]:
             builder = ChunkBuilder()
-            builder.add_file(path, piece, 0o644, 0, len(content), place, version)
+            builder.add_file(path, part, 0o644, 0, len(content), place, version)
             chunk_id = self.ids.next()
             data = b"".join(builder.seal().encode(chunk_id, NAME, DATASET, version))
             commit_chunk(self.store, self.metadata, DATASET, chunk_id, data, self.now_ns)

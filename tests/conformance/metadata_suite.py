@@ -254,7 +254,7 @@ class MetadataSuite:
         assert store.lookup(DATASET_ID, b"a") is not None
         assert [chunk.deleted_entries for chunk in store.chunks(DATASET_ID)] == [1, 1, 0]
 
-    def test_a_file_in_pieces_appears_when_it_is_whole(self, store: MetadataStore) -> None:
+    def test_a_file_that_spans_chunks_appears_when_it_is_whole(self, store: MetadataStore) -> None:
         apply(store, [Put(b"big", 1, size=2)], chunk_id(1))
         apply(store, [Put(b"big", 7, size=9, place=5, length=4)], chunk_id(3))
         before = store.lookup(DATASET_ID, b"big")
@@ -269,7 +269,7 @@ class MetadataSuite:
         ]
         assert [chunk.deleted_entries for chunk in store.chunks(DATASET_ID)] == [1, 0, 0]
 
-    def test_a_file_of_which_pieces_are_missing_is_pending(self, store: MetadataStore) -> None:
+    def test_a_file_of_which_extents_are_missing_is_pending(self, store: MetadataStore) -> None:
         apply(store, [Put(b"big", 1, size=2)], chunk_id(1))
         assert store.pending(DATASET_ID, b"big") == PendingFile()
         apply(store, [Put(b"big", 5, size=9, place=5, length=4, mtime_ns=7)], chunk_id(2))
@@ -277,7 +277,7 @@ class MetadataSuite:
             store, [Put(b"big", 4, size=8, place=0, length=3), Put(b"big", 5, size=9, length=2)], chunk_id(3)
         )
         pending = store.pending(DATASET_ID, b"big")
-        assert (pending.version, pending.size, sorted(pending.pieces)) == (5, 9, [(0, 2), (5, 4)])
+        assert (pending.version, pending.size, sorted(pending.extents)) == (5, 9, [(0, 2), (5, 4)])
         apply(store, [Put(b"big", 5, size=9, place=2, length=3)], chunk_id(4))
         assert _record(store, b"big").size == 9
         assert store.pending(DATASET_ID, b"big") == PendingFile()
@@ -414,7 +414,7 @@ class MetadataSuite:
 
     @_model_settings
     @given(chunks=cut_files(), data=st.data())
-    def test_pieces_in_any_order_give_what_the_rule_says(
+    def test_extents_in_any_order_give_what_the_rule_says(
         self, chunks: list[list[Put]], data: st.DataObject
     ) -> None:
         self._check_any_order(chunks, data)

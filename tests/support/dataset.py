@@ -150,9 +150,9 @@ def pack_entries(
             builder.add_directory(entry.path, mode, entry.mtime_ns)
         elif stat.S_ISLNK(entry.mode):
             builder.add_symlink(entry.path, entry.content, mode, entry.mtime_ns)
-        for place, piece in _pieces(entry, builder):
+        for place, content in _cut(entry, builder):
             builder.add_file(
-                entry.path, piece, mode, entry.mtime_ns, len(entry.content), place, version=number
+                entry.path, content, mode, entry.mtime_ns, len(entry.content), place, version=number
             )
             if builder.is_full:
                 seal()
@@ -161,20 +161,20 @@ def pack_entries(
     return PackedDataset(objects, snapshot_of(objects, name))
 
 
-def _pieces(entry: TreeEntry, builder: ChunkBuilder) -> Iterator[tuple[int, bytes]]:
+def _cut(entry: TreeEntry, builder: ChunkBuilder) -> Iterator[tuple[int, bytes]]:
     """The extents of a file, as `(place, bytes)`. Each fills the chunk in the builder, which may change after each."""
     if stat.S_ISREG(entry.mode):
         place = 0
         while place < len(entry.content) or place == 0:
-            piece = entry.content[place : place + builder.room_bytes]
-            yield place, piece
-            place += max(len(piece), 1)
+            content = entry.content[place : place + builder.room_bytes]
+            yield place, content
+            place += max(len(content), 1)
 
 
 def snapshot_of(objects: list[bytes], name: str = "packed") -> Snapshot:
     """The snapshot of a dataset of these chunk objects, in the order of their IDs. Each path has one version."""
     records: list[ChunkRecord] = []
-    pieces: dict[bytes, list[tuple[int, int, ChunkHeader]]] = {}
+    extents: dict[bytes, list[tuple[int, int, ChunkHeader]]] = {}
     for index, data in enumerate(objects):
         preamble = decode_preamble(data, f"chunk {index}")
         header = decode_header(
@@ -182,8 +182,8 @@ def snapshot_of(objects: list[bytes], name: str = "packed") -> Snapshot:
         )
         records.append(_chunk_record(preamble, len(header)))
         for entry, path in enumerate(header.paths):
-            pieces.setdefault(path, []).append((index, entry, header))
-    table = _entry_table(name, records, pieces)
+            extents.setdefault(path, []).append((index, entry, header))
+    table = _entry_table(name, records, extents)
     snapshot = Snapshot(build_snapshot(table), f"snapshot of {name}")
     snapshot.verify()
     return snapshot
@@ -203,12 +203,12 @@ def _chunk_record(preamble: Preamble, entries: int) -> ChunkRecord:
 
 
 def _entry_table(
-    name: str, records: list[ChunkRecord], pieces: dict[bytes, list[tuple[int, int, ChunkHeader]]]
+    name: str, records: list[ChunkRecord], extents: dict[bytes, list[tuple[int, int, ChunkHeader]]]
 ) -> EntryTable:
-    paths = sorted(pieces, key=split_path)
-    firsts = [pieces[path][0] for path in paths]
+    paths = sorted(extents, key=split_path)
+    firsts = [extents[path][0] for path in paths]
     spans = [
-        (row, *piece) for row, path in enumerate(paths) if len(pieces[path]) > 1 for piece in pieces[path]
+        (row, *extent) for row, path in enumerate(paths) if len(extents[path]) > 1 for extent in extents[path]
     ]
 
     def first(column: str, dtype: type[np.generic]) -> npt.NDArray[Any]:

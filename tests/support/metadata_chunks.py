@@ -92,15 +92,15 @@ def table_records(table: EntryTable) -> dict[bytes, FileRecord]:
     assert keys == sorted(set(keys)), "rows are not ordered by folder and name"
     ids = [chunk.chunk_id for chunk in table.chunk_table]
     assert ids == sorted(ids)
-    pieces = table.pieces
+    spanning = table.extents
     by_row: dict[int, list[Extent]] = {}
     for row, place, chunk, offset, length, checksum in zip(
-        pieces.rows.tolist(),
-        pieces.places.tolist(),
-        pieces.chunks.tolist(),
-        pieces.offsets.tolist(),
-        pieces.lengths.tolist(),
-        pieces.checksums.tolist(),
+        spanning.rows.tolist(),
+        spanning.places.tolist(),
+        spanning.chunks.tolist(),
+        spanning.offsets.tolist(),
+        spanning.lengths.tolist(),
+        spanning.checksums.tolist(),
         strict=True,
     ):
         by_row.setdefault(row, []).append(Extent(place, ids[chunk], offset, length, checksum))

@@ -65,20 +65,22 @@ class MetadataModel:
 
     def _decide(self, path: bytes, places: list[_Place]) -> _PathState:
         whole: dict[tuple[int, ...], _Place] = {}
-        pieces: defaultdict[tuple[int, ...], dict[tuple[int, int], _Place]] = defaultdict(dict)
+        extents: defaultdict[tuple[int, ...], dict[tuple[int, int], _Place]] = defaultdict(dict)
         for place in places:  # from old to new: of equal ones, the last one counts
             version, size, start, length = self._numbers(place)
             if self._headers[place.chunk_id].ops[place.entry] == Op.FILE and length != size:
-                pieces[version, 0, size][start, length] = place
+                extents[version, 0, size][start, length] = place
             else:
                 whole[version, 1] = place
-        ways = {key: way for key, parts in pieces.items() if (way := _way(set(parts), 0, key[2])) is not None}
+        ways = {
+            key: way for key, parts in extents.items() if (way := _way(set(parts), 0, key[2])) is not None
+        }
         newest = max([*whole, *ways], default=(0,))
-        alive = {place for key, parts in pieces.items() if key >= newest for place in parts.values()}
+        alive = {place for key, parts in extents.items() if key >= newest for place in parts.values()}
         if newest in whole:
             return _PathState(self._whole_record(path, whole[newest]), alive | {whole[newest]})
         if newest in ways:
-            return _PathState(self._record(path, [pieces[newest][part] for part in ways[newest]]), alive)
+            return _PathState(self._record(path, [extents[newest][part] for part in ways[newest]]), alive)
         return _PathState(None, alive)
 
     def _numbers(self, place: _Place) -> tuple[int, int, int, int]:

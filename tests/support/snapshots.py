@@ -34,10 +34,10 @@ class Entry:
 Tree = Mapping[bytes, Entry]
 
 
-def file_of(*pieces: tuple[int, int, int], mode: int = 0o644, mtime_ns: int = 0) -> Entry:
+def file_of(*ranges: tuple[int, int, int], mode: int = 0o644, mtime_ns: int = 0) -> Entry:
     """A file of the extents `(chunk, offset, length)`."""
     extents, place = [], 0
-    for chunk, offset, length in pieces:
+    for chunk, offset, length in ranges:
         extents.append(ExtentRef(place, chunk, offset, length, (chunk << 40) + offset))
         place += length
     return Entry(Op.FILE, mode, mtime_ns, tuple(extents))
@@ -60,7 +60,7 @@ def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
     entries = [tree[path] for path in paths]
     singles = [entry.extents[0] if len(entry.extents) == 1 else None for entry in entries]
     sizes = [sum(extent.length for extent in entry.extents) for entry in entries]
-    pieces = [
+    extents = [
         (row, extent)
         for row, entry in enumerate(entries)
         if len(entry.extents) > 1
@@ -83,12 +83,12 @@ def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
         np.array([extent.checksum if extent else 0 for extent in singles], np.uint64),
         {row: entry.target for row, entry in enumerate(entries) if entry.op is Op.SYMLINK},
         ExtentColumns(
-            np.array([row for row, _ in pieces], np.int64),
-            np.array([extent.place for _, extent in pieces], np.uint64),
-            np.array([extent.chunk for _, extent in pieces], np.int64),
-            np.array([extent.offset for _, extent in pieces], np.uint32),
-            np.array([extent.length for _, extent in pieces], np.uint32),
-            np.array([extent.checksum for _, extent in pieces], np.uint64),
+            np.array([row for row, _ in extents], np.int64),
+            np.array([extent.place for _, extent in extents], np.uint64),
+            np.array([extent.chunk for _, extent in extents], np.int64),
+            np.array([extent.offset for _, extent in extents], np.uint32),
+            np.array([extent.length for _, extent in extents], np.uint32),
+            np.array([extent.checksum for _, extent in extents], np.uint64),
         ),
     )
 

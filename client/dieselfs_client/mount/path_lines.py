@@ -1,4 +1,4 @@
-"""A long list of paths as the text of a file, made piece by piece when it is read. No I/O."""
+"""A long list of paths as the text of a file, made when it is read. No I/O."""
 
 import numpy as np
 import numpy.typing as npt

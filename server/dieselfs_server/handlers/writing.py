@@ -72,7 +72,7 @@ async def write_file(call: Call) -> int:
 async def get_pending(call: Call) -> Any:
     dataset, path = await call.dataset(Right.WRITE), check_path(call.arguments.path)
     pending = await trio.to_thread.run_sync(call.service.metadata.pending, dataset.dataset_id, path)
-    extents = np.array(sorted(pending.pieces), "<u8").tobytes()
+    extents = np.array(sorted(pending.extents), "<u8").tobytes()
     return thrift.PendingInfo(
         version=pending.version, size=pending.size, mtime_ns=pending.mtime_ns, extents=extents
     )

@@ -175,7 +175,7 @@ def _files_in(table: EntryTable, chunk_ids: set[bytes]) -> list[str]:
     """Paths of the files that need one of these chunks."""
     numbers = [n for n, chunk in enumerate(table.chunk_table) if chunk.chunk_id in chunk_ids]
     rows = np.flatnonzero(np.isin(table.chunks, numbers))
-    spanning = table.pieces.rows[np.isin(table.pieces.chunks, numbers)]
+    spanning = table.extents.rows[np.isin(table.extents.chunks, numbers)]
     return [_path(table, int(row)) for row in np.unique(np.concatenate((rows, spanning)))]
 
 
@@ -202,7 +202,7 @@ def _rows(table: EntryTable) -> dict[str, tuple[object, ...]]:
     """All that the table has about each path, with chunks by ID."""
     ids = [chunk.chunk_id for chunk in table.chunk_table] + [b""]  # row -1: none
     extents: dict[int, list[tuple[object, ...]]] = {}
-    spanning = table.pieces
+    spanning = table.extents
     columns = (spanning.rows, spanning.chunks, spanning.places, spanning.offsets, spanning.lengths)
     for row, chunk, *rest in zip(*(c.tolist() for c in (*columns, spanning.checksums)), strict=True):
         extents.setdefault(row, []).append((ids[chunk], *rest))

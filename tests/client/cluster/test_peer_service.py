@@ -19,14 +19,14 @@ from tests.support.peer_nodes import SECRET, PeerNode, running_node
 
 CHUNKS = 4
 CHUNK_BYTES = 1 * MIB
-PIECE_BYTES = 4 * KIB
+EXTENT_BYTES = 4 * KIB
 
 
 @pytest.fixture(scope="module")
 def packed() -> PackedDataset:
-    extents = CHUNK_BYTES // PIECE_BYTES
+    extents = CHUNK_BYTES // EXTENT_BYTES
     entries = [
-        TreeEntry(b"%04d" % n, 0o100644, 0, bytes([n % 251]) * PIECE_BYTES) for n in range(CHUNKS * extents)
+        TreeEntry(b"%04d" % n, 0o100644, 0, bytes([n % 251]) * EXTENT_BYTES) for n in range(CHUNKS * extents)
     ]
     return pack_entries(entries, chunk_bytes=CHUNK_BYTES)
 
@@ -51,7 +51,7 @@ def call(
     return [ChunkAvailability(state) for state in reply.states], bytes(bulk or b"")
 
 
-def test_whole_payloads_and_pieces_come_in_the_order_they_were_asked_for(
+def test_whole_payloads_and_extents_come_in_the_order_they_were_asked_for(
     node: PeerNode, packed: PackedDataset
 ) -> None:
     snapshot, payloads = packed.snapshot, packed.source().payloads
@@ -132,7 +132,7 @@ def test_what_cannot_be_had_here_is_told(packed: PackedDataset) -> None:
 
 def test_a_full_shelf_fetches_no_chunk_for_a_few_of_its_bytes(packed: PackedDataset) -> None:
     snapshot = packed.snapshot
-    extents = [snapshot.extents(snapshot.find(b"%04d" % n))[0] for n in range(CHUNK_BYTES // PIECE_BYTES)]
+    extents = [snapshot.extents(snapshot.find(b"%04d" % n))[0] for n in range(CHUNK_BYTES // EXTENT_BYTES)]
     with running_node(packed, room_bytes=0) as node:
         connection = connect(node)
         assert call(connection, packed, [PeerRequest.of_extents(0, extents[:1])])[0] == [
@@ -149,7 +149,7 @@ def test_a_full_shelf_fetches_no_chunk_for_a_few_of_its_bytes(packed: PackedData
 
 def test_a_full_shelf_fetches_a_chunk_whole_whose_rest_others_want_and_once(packed: PackedDataset) -> None:
     snapshot = packed.snapshot
-    extents = [snapshot.extents(snapshot.find(b"%04d" % n))[0] for n in range(CHUNK_BYTES // PIECE_BYTES)]
+    extents = [snapshot.extents(snapshot.find(b"%04d" % n))[0] for n in range(CHUNK_BYTES // EXTENT_BYTES)]
     with running_node(packed, room_bytes=0) as node:
         connection = connect(node)
         for extent in extents[:8]:

@@ -114,9 +114,9 @@ async def machine(server: RunningServer) -> AsyncIterator[Machine]:
 def loads(*daemons: Daemon) -> int:
     """Chunks that left the server for these."""
     stats = [daemon.part.metrics.as_dict() for daemon in daemons]
-    shelves: int = sum(each["node_cache"]["fetched_chunks"] for each in stats if each["job"]["is_master"])
-    pieces: int = sum(each["requested"]["from_servers"] for each in stats)
-    return shelves + pieces
+    fetched: int = sum(each["node_cache"]["fetched_chunks"] for each in stats if each["job"]["is_master"])
+    requested: int = sum(each["requested"]["from_servers"] for each in stats)
+    return fetched + requested
 
 
 def in_rank(rank: int, terms: PoolConfig = TERMS) -> PoolConfig:

@@ -100,7 +100,7 @@ def test_a_chunk_is_fetched_and_stays(packed: PackedDataset) -> None:
     assert run(packed, scenario).fetched_chunks == [1]
 
 
-def test_a_piece_of_a_resident_chunk(packed: PackedDataset) -> None:
+def test_an_extent_of_a_resident_chunk(packed: PackedDataset) -> None:
     async def scenario(chunk_cache: ChunkCache, source: GatedSource) -> None:
         extent = extent_of(packed.snapshot, b"3")
         assert chunk_cache.held_extent(extent, 10, 20) is None

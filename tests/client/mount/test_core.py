@@ -90,14 +90,14 @@ def test_dots(core: MountCore) -> None:
         (5, 0, []),
     ],
 )
-def test_pieces_of_a_read(
+def test_extents_of_a_read(
     core: MountCore, offset: int, size: int, expected: list[tuple[int, int, int]]
 ) -> None:
     parts = core.parts(inode_of(core, b"train/video.mp4"), offset, size)
     assert [(part.extent.chunk, part.start, part.length) for part in parts] == expected
 
 
-def test_an_empty_file_has_no_pieces(core: MountCore) -> None:
+def test_an_empty_file_has_no_extents(core: MountCore) -> None:
     assert core.parts(inode_of(core, b"train/empty"), 0, 4096) == []
 
 

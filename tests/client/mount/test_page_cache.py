@@ -221,7 +221,7 @@ def test_files_that_the_kernel_never_heard_of_are_made_known(mount: Mount) -> No
     assert not is_cached(mount.path / "odd")
 
 
-def test_pieces_that_do_not_begin_on_a_page_leave_the_page_out(mount: Mount) -> None:
+def test_extents_that_do_not_begin_on_a_page_leave_the_page_out(mount: Mount) -> None:
     node = mount.node(b"large")
     extents = mount.table.of_files(np.array([node]))
     assert len(extents) > 2

@@ -22,7 +22,7 @@ def files(packed: PackedDataset) -> list[int]:
     return [node for node in range(len(packed.snapshot)) if packed.snapshot.stat(node).is_file]
 
 
-def test_the_pieces_of_files_are_their_extents_in_order(packed: PackedDataset) -> None:
+def test_the_extents_of_files_are_in_order(packed: PackedDataset) -> None:
     nodes = files(packed)[::-1]
     extents = ExtentTable(packed.snapshot).of_files(np.array(nodes))
     assert extents.extents() == [extent for node in nodes for extent in packed.snapshot.extents(node)]
@@ -30,7 +30,7 @@ def test_the_pieces_of_files_are_their_extents_in_order(packed: PackedDataset) -
     assert extents.sizes.tolist() == [packed.snapshot.size(node) for node in extents.nodes.tolist()]
 
 
-def test_the_pieces_of_a_chunk_are_all_that_lie_in_it(packed: PackedDataset) -> None:
+def test_the_extents_of_a_chunk_are_all_that_lie_in_it(packed: PackedDataset) -> None:
     by_chunk = defaultdict(list)
     for node in files(packed):
         for extent in packed.snapshot.extents(node):
@@ -45,7 +45,7 @@ def test_the_pieces_of_a_chunk_are_all_that_lie_in_it(packed: PackedDataset) -> 
         ]
 
 
-def test_pieces_by_chunk_begin_with_the_chunk_that_is_wanted_first(packed: PackedDataset) -> None:
+def test_extents_by_chunk_begin_with_the_chunk_that_is_wanted_first(packed: PackedDataset) -> None:
     nodes = files(packed)[::-1]
     extents = ExtentTable(packed.snapshot).of_files(np.array(nodes))
     groups = list(extents.by_chunk())

@@ -374,7 +374,7 @@ def test_a_plan_that_was_left_does_not_take_the_progress_of_another(packed: Pack
 
 
 @dataclass
-class PiecePages:
+class ExtentPages:
     """Extents by their numbers, of whatever files."""
 
     extents: dict[int, set[int]] = field(default_factory=dict)
@@ -391,16 +391,16 @@ class PiecePages:
 
 def test_files_that_span_chunks_stream_too() -> None:
     """None of them lies in one chunk; the first extent of a tripwire is left to its reader."""
-    files, pieces_each = 300, 3
-    entries = [TreeEntry(b"%03d" % n, 0o100644, 0, bytes(pieces_each * PAGE)) for n in range(files)]
+    files, extents_each = 300, 3
+    entries = [TreeEntry(b"%03d" % n, 0o100644, 0, bytes(extents_each * PAGE)) for n in range(files)]
     snapshot = pack_entries(entries, chunk_bytes=PAGE).snapshot
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             source = pack_entries(entries, chunk_bytes=PAGE).source()
             chunk_cache = ChunkCache(snapshot, source, 16 * PAGE, nursery)
-            pages = PiecePages()
-            allotment = Allotment(0, 0, 16 * PAGE, 80 * pieces_each * PAGE, 0)
+            pages = ExtentPages()
+            allotment = Allotment(0, 0, 16 * PAGE, 80 * extents_each * PAGE, 0)
             prefetcher = Prefetcher(snapshot, chunk_cache, source, pages, allotment, nursery)
             rig = Rig(prefetcher, chunk_cache, DictPages(snapshot), source, snapshot)
             share = Plan(snapshot, PlanSpec(seed=1, group_chunks=0)).share()
@@ -409,8 +409,8 @@ def test_files_that_span_chunks_stream_too() -> None:
             missing = 0
             for node in share.nodes().tolist():
                 there = len(pages.extents.get(node, ()))
-                missing += pieces_each - there
-                if there < pieces_each:
+                missing += extents_each - there
+                if there < extents_each:
                     prefetcher.noticed(node)
                 await rig.resolve()
             assert 0 < missing <= 3 * files / prefetcher.tripwires.every

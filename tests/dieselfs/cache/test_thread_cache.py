@@ -156,7 +156,7 @@ def adds_up(figures: dict[str, Any]) -> bool:
 FIRST_OF_EACH = range(0, CHUNKS * FILES_EACH, FILES_EACH)
 
 
-def test_pieces_of_many_chunks_are_one_request_to_each_owner(packed: PackedDataset) -> None:
+def test_extents_of_many_chunks_are_one_request_to_each_owner(packed: PackedDataset) -> None:
     with process(packed) as running:
         assert running.reads(FIRST_OF_EACH) == {*range(CHUNKS)}
         others = CHUNKS - len(running.own)
@@ -213,7 +213,7 @@ def test_a_process_without_room_has_everything_from_the_nodes_all_the_same(packe
         assert running.job.peers.metrics.numbers()["peers.requests"] == 3
 
 
-def test_of_a_shared_chunk_that_will_not_be_kept_pieces_are_verified_alone_until_much_is_wanted(
+def test_of_a_shared_chunk_that_will_not_be_kept_extents_are_verified_alone_until_much_is_wanted(
     packed: PackedDataset,
 ) -> None:
     with process(packed, PASSING_BYTES) as running:
@@ -242,7 +242,7 @@ def test_of_a_shared_chunk_a_plan_is_read_from_memory_at_once(packed: PackedData
         assert running.held.metrics.as_dict()["chunk_cache"]["shared_chunks"] == 1
 
 
-def test_of_a_chunk_of_another_node_a_rank_of_a_plan_takes_its_pieces(packed: PackedDataset) -> None:
+def test_of_a_chunk_of_another_node_a_rank_of_a_plan_takes_its_extents(packed: PackedDataset) -> None:
     with process(packed) as running:
         other = min({*range(CHUNKS)} - running.own)
         files = [other * FILES_EACH + number for number in range(FILES_EACH)]

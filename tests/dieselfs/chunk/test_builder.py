@@ -39,15 +39,15 @@ def test_files_lie_one_behind_the_other() -> None:
     assert len(builder) == builder.payload_bytes == 0
 
 
-def test_pieces_of_a_file_that_spans_chunks() -> None:
+def test_extents_of_a_file_that_spans_chunks() -> None:
     data = bytes(range(256)) * 5
     builder = ChunkBuilder(500)
     places = []
     place = 0
     while place < len(data):
-        piece = data[place : place + builder.room_bytes]
-        builder.add_file(b"big", piece, 0o644, 5, len(data), place, version=77)
-        place += len(piece)
+        content = data[place : place + builder.room_bytes]
+        builder.add_file(b"big", content, 0o644, 5, len(data), place, version=77)
+        place += len(content)
         assert builder.is_full == (place < len(data))
         header, payload = decoded(builder.seal(), first_version=1000)
         assert header.versions.tolist() == [77]
@@ -96,9 +96,9 @@ REFUSED: dict[str, Callable[[ChunkBuilder], None]] = {
     "empty target": lambda builder: builder.add_symlink(b"l", b"", 0, 0),
     "target with NUL": lambda builder: builder.add_symlink(b"l", b"a\0", 0, 0),
     "target too long": lambda builder: builder.add_symlink(b"l", b"t" * (PATH_BYTES_MAX + 1), 0, 0),
-    "piece past the end": lambda builder: builder.add_file(b"f", b"abc", 0, 0, 5, 3),
-    "piece before the start": lambda builder: builder.add_file(b"f", b"abc", 0, 0, 5, -1),
-    "empty piece": lambda builder: builder.add_file(b"f", b"", 0, 0, 5, 3),
+    "extent past the end": lambda builder: builder.add_file(b"f", b"abc", 0, 0, 5, 3),
+    "extent before the start": lambda builder: builder.add_file(b"f", b"abc", 0, 0, 5, -1),
+    "empty extent": lambda builder: builder.add_file(b"f", b"", 0, 0, 5, 3),
     "size too large": lambda builder: builder.add_file(b"f", b"abc", 0, 0, FILE_BYTES_MAX + 1),
     "size negative": lambda builder: builder.add_file(b"f", b"", 0, 0, -1),
     "version negative": lambda builder: builder.add_file(b"f", b"", 0, 0, version=-1),
@@ -178,8 +178,8 @@ def test_names_of_any_bytes_round_trip(entries: list[tuple[list[bytes], bytes]])
         builder.add_file(b"/".join(path), data, 0o644, 0)
     header, payload = decoded(builder.seal())
     assert header.paths == [b"/".join(path) for path, _ in entries]
-    pieces = [
+    contents = [
         payload[offset : offset + length]
         for offset, length in zip(header.offsets, header.lengths, strict=True)
     ]
-    assert pieces == [data for _, data in entries]
+    assert contents == [data for _, data in entries]

@@ -20,8 +20,8 @@ from dieselfs.chunk.format import (
     ChunkHeader,
     Op,
     Preamble,
+    check_extents,
     check_payload,
-    check_pieces,
     decode_chunk,
     decode_header,
     decode_preamble,
@@ -95,7 +95,7 @@ def test_each_part_cut_short_and_with_more_behind() -> None:
     for length in range(PREAMBLE_BYTES):
         refused(lambda part: decode_preamble(part, SOURCE), data[:length], SOURCE)
     assert decode_preamble(data, SOURCE) == preamble
-    check_pieces(preamble, header, payload, SOURCE)
+    check_extents(preamble, header, payload, SOURCE)
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -220,15 +220,15 @@ HOSTILE_FIELDS: dict[str, dict[Any, Any]] = {
     "version huge": with_number(FIELDS, "versions", 0, HUGE),
     "size beyond the limit": with_number(FIELDS, "sizes", 1, FILE_BYTES_MAX + 1),
     "size huge": with_number(FIELDS, "sizes", 1, HUGE),
-    "size smaller than the piece": with_number(FIELDS, "sizes", 1, 4),
+    "size smaller than the extent": with_number(FIELDS, "sizes", 1, 4),
     "size of a folder": with_number(FIELDS, "sizes", 0, 1),
     "size of a link": with_number(FIELDS, "sizes", 2, 1),
-    "piece past the payload": with_number(FIELDS, "offsets", 1, 1),
-    "piece at the far end": with_number(FIELDS, "offsets", 1, 0xFFFF_FFFF),
-    "piece longer than the payload": with_number(FIELDS, "lengths", 1, 6),
-    "piece huge": with_number(FIELDS, "lengths", 1, 0xFFFF_FFFF),
-    "piece empty, file not": with_number(FIELDS, "lengths", 1, 0),
-    "piece past its file": with_number(FIELDS, "places", 1, 1),
+    "extent past the payload": with_number(FIELDS, "offsets", 1, 1),
+    "extent at the far end": with_number(FIELDS, "offsets", 1, 0xFFFF_FFFF),
+    "extent longer than the payload": with_number(FIELDS, "lengths", 1, 6),
+    "extent huge": with_number(FIELDS, "lengths", 1, 0xFFFF_FFFF),
+    "extent empty, file not": with_number(FIELDS, "lengths", 1, 0),
+    "extent past its file": with_number(FIELDS, "places", 1, 1),
     "place huge": with_number(FIELDS, "places", 1, HUGE),
     "place and length round 2^64": with_number(FIELDS, "places", 1, HUGE - 4),
     "place and length round 2^63": with_number(FIELDS, "places", 1, (1 << 63) - 5),

@@ -42,7 +42,7 @@ def test_what_is_wanted_arrives(packed: PackedDataset) -> None:
     ]
 
 
-def test_pieces_that_lie_one_behind_the_other_are_sent_as_one(packed: PackedDataset) -> None:
+def test_extents_that_lie_one_behind_the_other_are_sent_as_one(packed: PackedDataset) -> None:
     payload = memoryview(packed.source().payloads[0])
     extents = [packed.snapshot.extents(packed.snapshot.find(b"%02d" % n))[0] for n in (1, 2, 0, 3, 1)]
     for count, bounds in ((1, [(100, 200)]), (2, [(100, 300)]), (3, [(100, 300), (0, 100)]), (5, None)):

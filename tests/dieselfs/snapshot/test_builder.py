@@ -29,8 +29,8 @@ parts = st.sampled_from([b"a", b"b", b"a-", b"a.b", b"...", b"\xff\xfe", b"\n", 
 paths = st.lists(parts, min_size=1, max_size=4).map(b"/".join)
 times_ns = st.integers(-(1 << 62), 1 << 62)
 modes = st.integers(0, 0o7777)
-pieces = st.tuples(st.integers(0, 2), st.integers(0, 1000), st.integers(1, 1000))
-files = st.lists(pieces, max_size=3).flatmap(
+extents = st.tuples(st.integers(0, 2), st.integers(0, 1000), st.integers(1, 1000))
+files = st.lists(extents, max_size=3).flatmap(
     lambda chosen: st.builds(
         lambda mode, mtime_ns: file_of(*chosen, mode=mode, mtime_ns=mtime_ns), modes, times_ns
     )
@@ -164,11 +164,11 @@ def test_many_folders_that_nobody_made() -> None:
     assert snapshot.path(snapshot.find(b"class19999/file")) == b"class19999/file"
 
 
-def test_pieces_may_come_in_any_order() -> None:
+def test_extents_may_come_in_any_order() -> None:
     table = entry_table(SAMPLE)
-    pieces = table.pieces
-    backwards = type(pieces)(*(getattr(pieces, name)[::-1] for name in pieces.__dataclass_fields__))
-    again = build_snapshot(type(table)(**{**vars(table), "pieces": backwards}))
+    extents = table.extents
+    backwards = type(extents)(*(getattr(extents, name)[::-1] for name in extents.__dataclass_fields__))
+    again = build_snapshot(type(table)(**{**vars(table), "extents": backwards}))
     assert again == build_snapshot(table)
 
 

@@ -111,11 +111,11 @@ def test_targets_of_several_links() -> None:
 
 
 def test_extents_of_parts_of_a_file() -> None:
-    pieces = [(0, 0, 10), (1, 5, 20), (2, 7, 5), (0, 50, 100)]
-    snapshot = Snapshot(snapshot_bytes({b"a": file_of((1, 0, 1)), b"f": file_of(*pieces)}, 3), SOURCE)
+    extents = [(0, 0, 10), (1, 5, 20), (2, 7, 5), (0, 50, 100)]
+    snapshot = Snapshot(snapshot_bytes({b"a": file_of((1, 0, 1)), b"f": file_of(*extents)}, 3), SOURCE)
     file = snapshot.find(b"f")
     everything = snapshot.extents(file)
-    assert [(extent.chunk, extent.offset, extent.length) for extent in everything] == pieces
+    assert [(extent.chunk, extent.offset, extent.length) for extent in everything] == extents
     for start in range(136):
         for end in range(start, 140):
             expected = [
@@ -234,7 +234,7 @@ def test_a_forked_child_reads_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tree", [SAMPLE, {}, {b"empty": file_of()}, {b"folder": Entry(Op.DIRECTORY, 0o755, 0)}], ids=repr
 )
-def test_files_of_one_piece_are_found_one_at_a_time_and_many_at_once(tree: dict[bytes, Entry]) -> None:
+def test_files_of_one_extent_are_found_one_at_a_time_and_many_at_once(tree: dict[bytes, Entry]) -> None:
     snapshot = Snapshot(snapshot_bytes(tree), SOURCE)
     nodes = np.arange(len(snapshot))
     rows = zip(*(column.tolist() for column in snapshot.sole_extents(nodes)), strict=True)

@@ -43,7 +43,7 @@ def test_set_user_id_is_dropped(destination: Destination, root: Path) -> None:
     assert stat.S_IMODE((root / "f").stat().st_mode) == 0o755
 
 
-def test_pieces_come_in_any_order(destination: Destination, root: Path) -> None:
+def test_extents_come_in_any_order(destination: Destination, root: Path) -> None:
     aside = destination.begin_file(b"f")
     destination.write_extent(b"f", aside, b"c", 2)
     assert not (root / "f").exists()

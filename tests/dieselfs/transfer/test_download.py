@@ -132,7 +132,7 @@ def test_one_file_and_one_folder(data: Dataset, tmp_path: Path) -> None:
     reader = WatchedReader(data)
     download(reader, tmp_path, b"in/003", b"renamed")
     assert (tmp_path / "renamed").read_bytes() == (source / "003").read_bytes()
-    assert reader.fetched == Counter()  # just the piece
+    assert reader.fetched == Counter()  # just the extent
 
 
 def test_a_damaged_file_is_reported_and_the_rest_goes_on(data: Dataset, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_an_interrupted_upload_goes_on_and_sends_nothing_twice(
     assert stored_before >= total.skipped_bytes
 
 
-def test_a_large_file_goes_on_at_its_first_missing_piece(data: Dataset, tmp_path: Path) -> None:
+def test_a_large_file_continues_at_its_first_missing_extent(data: Dataset, tmp_path: Path) -> None:
     source = tmp_path / "large"
     source.write_bytes(os.urandom(10 * MIB + 5))
     status = source.lstat()
@@ -128,8 +128,8 @@ def test_a_large_file_goes_on_at_its_first_missing_piece(data: Dataset, tmp_path
     sender = ChunkSender(data.client, data.create())
     for place in (0, 2 * MIB, 5 * MIB):
         builder = ChunkBuilder()
-        piece = content[place : place + MIB]
-        builder.add_file(b"large", piece, status.st_mode, status.st_mtime_ns, len(content), place, version)
+        extent = content[place : place + MIB]
+        builder.add_file(b"large", extent, status.st_mode, status.st_mtime_ns, len(content), place, version)
         sender.submit(builder.seal())
     sender.wait_stored()
     sender.close()
@@ -137,7 +137,7 @@ def test_a_large_file_goes_on_at_its_first_missing_piece(data: Dataset, tmp_path
     assert not data.exists("large")  # never visible before it is whole
     run = TreeUpload(data.client, data.create(), data.snapshot, chunk_bytes=MIB)
     report = run.run(lambda failed: walk_source(os.fsencode(source), b"large", failed))
-    assert report.done_bytes == 7 * MIB + 5  # eleven pieces, three of which were there
+    assert report.done_bytes == 7 * MIB + 5  # eleven extents, three of which were there
     data.refresh()
     assert data.get("large") == content
 

@@ -16,7 +16,7 @@ def test_a_dataset_has_totals_and_a_generation(dlcmd: Dlcmd, pets: str) -> None:
     assert "files       3\n" in text and "4.0 KiB, 1.3 KiB on average" in text
 
 
-def test_the_pieces_of_a_file_are_told(dlcmd: Dlcmd, dataset: str) -> None:
+def test_the_extents_of_a_file_are_shown(dlcmd: Dlcmd, dataset: str) -> None:
     content = os.urandom(5000)
     (dlcmd.folder / "f").write_bytes(content)
     dlcmd("put", "--chunk-size", "2000", "f", f"dl://{dataset}/")
@@ -30,6 +30,6 @@ def test_the_pieces_of_a_file_are_told(dlcmd: Dlcmd, dataset: str) -> None:
     assert text.startswith(f"dl://{dataset}/f: 4.9 KiB in 3 extents, generation ")
 
 
-def test_what_has_no_pieces_is_refused(dlcmd: Dlcmd, pets: str) -> None:
+def test_what_has_no_extents_is_refused(dlcmd: Dlcmd, pets: str) -> None:
     dlcmd("info", f"dl://{pets}/train", exit_code=EXIT_USAGE)
     dlcmd("info", f"dl://{pets}/gone", exit_code=EXIT_NOT_FOUND)
