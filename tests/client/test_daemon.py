@@ -168,7 +168,7 @@ except MountError as error:
     (tmp_path / "mount").mkdir()
     command = [sys.executable, "-c", code, str(tmp_path / "snapshot"), str(tmp_path / "mount")]
     done = subprocess.run(command, capture_output=True, check=True)
-    assert b"the kernel speaks FUSE 7." in done.stdout
+    assert b"the kernel has FUSE 7." in done.stdout
     assert mount_at(str(tmp_path / "mount")) is None
 
 

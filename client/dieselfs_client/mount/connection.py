@@ -1,5 +1,5 @@
-"""The connection to the kernel behind a mount: made, or taken over from a daemon that is gone. This module calls the
-kernel, and blocks.
+"""Makes the kernel connection of a mount, or takes it over from the previous daemon. This module calls the kernel, and
+blocks.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, unm
 from dieselfs_client.mount.options import MountOptions
 
 _RESEND = 7
-"""FUSE_NOTIFY_RESEND (Linux 6.9): what was read from the device and not answered can be read again.
+"""FUSE_NOTIFY_RESEND (Linux 6.9): requests that were read from the device and not answered can be read again.
 
-Such a request comes with the highest bit of its `unique` set; the reply names it as it came.
+Then the highest bit of `unique` is set; the reply has the same `unique`.
 """
 _NOTICE = struct.Struct("=IiQ")
 
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class KernelConnection(NamedTuple):
-    """`device` is a descriptor of `/dev/fuse`; whoever holds the connection closes it.
+    """`device` is a descriptor of `/dev/fuse`; the holder of the connection closes it.
 
     - `number`: the `major:minor` of the files on the mount
-    - `is_taken_over`: somebody else may have agreed with the kernel already
-    - `can_resend`: whoever takes over from us will be sent what we leave unanswered
+    - `is_taken_over`: the previous daemon may have negotiated with the kernel already
+    - `can_resend`: the kernel sends requests that this daemon leaves unanswered to the next one
     """
 
     device: int
@@ -41,9 +41,9 @@ class KernelConnection(NamedTuple):
 
 
 def resend(device: int) -> bool:
-    """Let all unanswered requests of a connection come again; False where the kernel cannot.
+    """Make the kernel send all unanswered requests of a connection again; False if it cannot.
 
-    Costs nothing on a connection that is new, or that is gone.
+    No effect on a connection that is new or has ended.
     """
     try:
         os.write(device, _NOTICE.pack(_NOTICE.size, _RESEND, 0))
@@ -58,18 +58,20 @@ def resend(device: int) -> bool:
 def connect(
     mountpoint: str, dataset: str, options: MountOptions, inherited: int | None = None, is_clean: bool = False
 ) -> KernelConnection:
-    """Mount, or take over the mount behind `inherited`, the device of a daemon before us. Raises MountError.
+    """Mount, or take over the mount of `inherited`, the device of the previous daemon. Raises MountError.
 
-    `is_clean` says that it left nothing unanswered. If it did, and the kernel cannot send that again, the mount is put
-    aside, and another in its place: files that are open on the old one fail, the path works.
+    `is_clean`: that daemon left no request unanswered. If it did, and the kernel cannot send requests again, the old
+    mount is detached and a new one made in its place: files that are open on the old one fail, the path works.
     """
     if inherited is not None:
         can_resend = _resends(options) and resend(inherited)
         if can_resend or (is_clean and options.driver == KERNEL):
             record = mount_at(mountpoint)
             return KernelConnection(inherited, record.device if record else "", True, can_resend)
-        _log.warning("%s: %s is mounted anew", cannot_resend(options), mountpoint)
-        with contextlib.suppress(MountError):  # it is gone already
+        _log.warning(
+            "%s: %s is mounted again, and reads of open files fail", cannot_resend(options), mountpoint
+        )
+        with contextlib.suppress(MountError):  # it is unmounted already
             unmount(mountpoint, lazily=True)
         os.close(inherited)
     prepare_mountpoint(mountpoint)
@@ -84,7 +86,7 @@ def _resends(options: MountOptions) -> bool:
 
 
 def cannot_resend(options: MountOptions) -> str:
-    """Why `can_resend` is False, where it is."""
+    """Why `can_resend` is False."""
     if options.driver != KERNEL:
-        return "libfuse cannot take a connection over"
+        return "the driver pyfuse3 cannot take over a connection"
     return "this kernel cannot send requests again (Linux 6.9 and later can)"

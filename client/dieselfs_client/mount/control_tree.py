@@ -1,12 +1,12 @@
-"""The folder `.dieselfs/` in the root of a mount, which is found but not listed. No I/O; long work in worker threads.
+"""The folder `.dieselfs/` in the root of a mount; listings omit it. No I/O; long work in worker threads.
 
-    .dieselfs/stats     what the daemon does, JSON         .dieselfs/cursor    how far the readers of plans are
-    .dieselfs/info      what is mounted, JSON              .dieselfs/errors    what went wrong last
-    .dieselfs/warm      how warm the memory is, JSON; whoever reads it has it warmed; it is not listed
-    .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        what one reader reads, a path a line; it is not listed
+    .dieselfs/stats     statistics of the daemon, JSON     .dieselfs/cursor    positions of the readers of plans
+    .dieselfs/info      the mounted dataset, JSON          .dieselfs/errors    the newest errors
+    .dieselfs/warm      the warmth of the memory, JSON; a read of it starts warming; listings omit it
+    .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        the paths that one reader reads, one per line; not listed
 
-The kernel neither says that a file is opened, nor reads behind the size that it was told. So each lookup of a file
-makes a new inode, whose content is fixed at that moment; it is gone once the kernel has forgotten it.
+The kernel does not report that a file is opened, and does not read beyond the size from its lookup. So each lookup of a
+file makes a new inode with fixed content. The inode ends when the kernel forgets it.
 """
 
 import json
@@ -40,11 +40,11 @@ SHUFFLES_KEPT_MAX = 16
 """File lists that `.dieselfs/shuffle/` keeps for repeated requests; 4 bytes a file."""
 
 CONTROL_INODE = 1 << 62
-"""The folder itself. All its inodes are from here on, and no inode of a dataset is."""
+"""The folder itself. Its inodes are this number or larger, those of a dataset are smaller."""
 SHUFFLE_INODE = CONTROL_INODE + 1
 _WARM = b"warm"
 _LISTED_INODE = CONTROL_INODE + 2
-"""What a listing says of the first file; no lookup gives it."""
+"""The inode of the first file in a listing; no lookup returns it."""
 _FILES_INODE = CONTROL_INODE + 16
 
 _FOLDER_MODE = stat.S_IFDIR | 0o555
@@ -53,7 +53,7 @@ _PRIVATE_MODE = stat.S_IFREG | 0o400
 
 
 class ControlContents(Protocol):
-    """What the files show, and who is to hear of plans. What is not `async` may not wait for anything."""
+    """The content of the files, and the receiver of plans. Methods that are not `async` do not wait."""
 
     def stats(self) -> Mapping[str, Any]:
         """For `stats`; goes into JSON."""
@@ -68,16 +68,16 @@ class ControlContents(Protocol):
         """Called from worker threads. Raises InvalidInput, NotFound."""
 
     def declare(self, share: Share) -> None:
-        """Somebody has begun to read what this reader of a plan reads."""
+        """A process has begun to read the files of this share."""
 
     async def ahead_of(self, share: Share) -> None:
-        """Wait a little, until the first files of a share that was declared can be read fast."""
+        """Wait, for a limited time, until the first files of a declared share are stored."""
 
     async def warmth(self) -> Mapping[str, Any]:
-        """For `warm`; goes into JSON. Waits for other nodes, but not for long."""
+        """For `warm`; goes into JSON. Waits for other nodes, for a limited time."""
 
     def warm(self) -> None:
-        """Fetch what memory can keep, in the background; here, and on the other nodes of the job."""
+        """Start warming, on this node and on the other nodes of the job."""
 
 
 class _Text:
@@ -92,8 +92,8 @@ class _Text:
 
 @dataclass(eq=False, slots=True)
 class _File:
-    """One inode. `lookups` counts how often the kernel was told of it. The list of an order that was inherited has no
-    `content` until it is read; `share` is what it lists. `on_first_read` is called once, when somebody begins to read.
+    """One inode. `lookups`: how many lookups of the kernel returned it. The list of an inherited order has no `content`
+    until it is read; `share` is the share that it lists. `on_first_read` is called once, at the first read from 0.
     """
 
     name: bytes
@@ -106,7 +106,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class ControlFile:
-    """One inode, for a daemon that takes over: with its text, or only its name if it is the list of an order."""
+    """One inode, handed over to the next daemon: with its text, or only with its name if it is the list of an order."""
 
     inode: int
     mode: int
@@ -118,8 +118,8 @@ class ControlFile:
 
 
 class ControlTree:
-    """Used from one trio thread. Methods raise NotFound for an inode that is gone, and InvalidInput for a question that
-    the inode's type does not allow.
+    """Used from one trio thread. Methods raise NotFound for an inode that has ended, and InvalidInput for an operation
+    that the type of the inode does not have.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ControlTree:
         clock_ns: Callable[[], int] = time.time_ns,
         on_new_file: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_new_file` is called whenever there is a file more, before the kernel hears of it."""
+        """`on_new_file` is called after each new file, before the reply to the kernel."""
         self.errors = errors
         self._on_new_file = on_new_file
         self._snapshot = snapshot
@@ -139,7 +139,7 @@ class ControlTree:
         self._files_max = files_max
         self._clock_ns = clock_ns
         self._started_ns = clock_ns()
-        # A daemon that takes a mount over must not give an inode to another file than the one before it did.
+        # A daemon that takes a mount over must not reuse an inode of the previous daemon for another file.
         self._next_inode = _FILES_INODE + self._started_ns
         self._files: OrderedDict[int, _File] = OrderedDict()
         self._texts: dict[bytes, tuple[int, Callable[[], str]]] = {
@@ -153,9 +153,9 @@ class ControlTree:
     # -- names -------------------------------------------------------------------------------------------
 
     def lookup(self, folder: int, name: bytes) -> Attributes | None:
-        """What is called `name` in a folder, but for the names that `takes_time`; None if there is nothing.
+        """The entry `name` of a folder, except for the names of `takes_time`; None if there is none.
 
-        A file is new each time, and the kernel must not keep its name.
+        Each lookup makes a new file, so the kernel must not cache the name.
         """
         found = {b".": folder, b"..": ROOT_INODE if folder == CONTROL_INODE else CONTROL_INODE}.get(name)
         if folder == CONTROL_INODE:
@@ -169,23 +169,23 @@ class ControlTree:
         return None if found is None else self.attributes(found)
 
     def takes_time(self, folder: int, name: bytes) -> bool:
-        """Whether a name is to be looked up with `lookup_later`."""
+        """Whether a name must be looked up with `lookup_later`."""
         if folder == CONTROL_INODE:
             return name == _WARM
         return folder == SHUFFLE_INODE and name not in (b".", b"..")
 
     async def lookup_later(self, folder: int, name: bytes) -> Attributes:
-        """As `lookup`, for names that `takes_time`. Raises as `lookup_shuffle`. If cancelled, there is no file."""
+        """As `lookup`, for the names of `takes_time`. Raises as `lookup_shuffle`. If cancelled, it makes no file."""
         if folder == SHUFFLE_INODE:
             return await self.lookup_shuffle(name)
         text = _Text(_json(await self._contents.warmth()))
         return self._admit(name, _FILE_MODE, text, on_first_read=self._contents.warm)
 
     async def lookup_shuffle(self, name: bytes) -> Attributes:
-        """What is called `name` in `SHUFFLE_INODE`: a new file, as all others.
+        """A new file for `name` in `SHUFFLE_INODE`. The first one of an order takes 0.3 s for a million files.
 
-        Raises InvalidInput, also noted in `errors`, and Unavailable after READ_TIMEOUT_S; it takes 0.3 s for a million
-        files, the first time. If cancelled, there is no file.
+        Raises InvalidInput, which is also noted in `errors`, and Unavailable after READ_TIMEOUT_S. If cancelled, it
+        makes no file.
         """
         share, lines = await self._found(name)
         return self._admit(name, _FILE_MODE, lines, share, partial(self._contents.declare, share))
@@ -197,15 +197,19 @@ class ControlTree:
                 return await trio.to_thread.run_sync(self._shuffle, asked, abandon_on_cancel=True)
         except (InvalidInput, NotFound) as error:
             self.errors.note(printable(CONTROL_FOLDER + b"/shuffle/" + name), str(error))
-            # The kernel tries again what is not found, and asks twice.
+            # Not NotFound: the kernel repeats a lookup that found nothing.
             raise InvalidInput(str(error)) from None
-        raise Unavailable(f"the order was not there within {READ_TIMEOUT_S:g} s")
+        raise Unavailable(
+            f"the order {printable(name)} was not computed within {READ_TIMEOUT_S:g} s: open the file again"
+        )
 
     def _lay_out(self, asked: ShareName) -> tuple[Share, PathLines]:
         share = asked.share(self._contents.plan)
         nodes = share.nodes()
         if not asked.is_null and (path := unwritable(self._snapshot, nodes)) is not None:
-            raise InvalidInput(f"{printable(path)} cannot stand in a line: add null=1")
+            raise InvalidInput(
+                f"path {printable(path)} contains a newline: add null=1 to the name, for paths that end with NUL"
+            )
         return share, PathLines(self._snapshot, nodes, NUL if asked.is_null else NEWLINE)
 
     def _admit(
@@ -226,17 +230,17 @@ class ControlTree:
         return attributes
 
     def forget(self, inode: int, lookups: int) -> None:
-        """The kernel gives back so many of the lookups that told it of an inode."""
+        """The kernel has released this many of its lookups of an inode."""
         file = self._files.get(inode)
         if file is not None:
             file.lookups -= lookups
             if file.lookups <= 0:
                 del self._files[inode]
 
-    # -- what another daemon goes on with -----------------------------------------------------------------
+    # -- handover to the next daemon -----------------------------------------------------------------------
 
     def files(self) -> list[ControlFile]:
-        """The files that the kernel may still ask for."""
+        """The files that the kernel may still read."""
         return [
             ControlFile(
                 *file.attributes,
@@ -248,7 +252,7 @@ class ControlTree:
         ]
 
     def inherit(self, files: Iterable[ControlFile]) -> None:
-        """Files of the daemon before this one."""
+        """Add the files of the previous daemon."""
         for of in files:
             attributes = Attributes(of.inode, of.mode, of.size, of.mtime_ns)
             content = None if of.text is None else _Text(of.text)
@@ -260,7 +264,7 @@ class ControlTree:
     def _file(self, inode: int) -> _File:
         file = self._files.get(inode)
         if file is None:
-            raise NotFound(f"inode {inode} of {printable(CONTROL_FOLDER)} is gone")
+            raise NotFound(f"inode {inode} of {printable(CONTROL_FOLDER)} has ended: open the file again")
         return file
 
     def attributes(self, inode: int) -> Attributes:
@@ -269,8 +273,8 @@ class ControlTree:
         return self._file(inode).attributes
 
     def at_once(self, inode: int, offset: int, size_bytes: int) -> bytes | None:
-        """Bytes of a file, or None where they must be waited for with `fetch`. So it is where reading begins something,
-        which should have its turn before the rest of a long list is made.
+        """Bytes of a file, or None where the read must wait with `fetch`. A first read that starts a task also waits,
+        so that the task runs before the rest of a long list is made.
         """
         if inode in (CONTROL_INODE, SHUFFLE_INODE):
             raise InvalidInput("not a file")
@@ -282,10 +286,10 @@ class ControlTree:
         return self._read(file, offset, size_bytes)
 
     async def fetch(self, inode: int, offset: int, size_bytes: int) -> bytes:
-        """As `at_once`, but waits: for an order to be worked out, which raises as `lookup_shuffle` does; and at the end
-        of an order, whose reader turns to the files now, until the first of them can be read fast (or for a while).
+        """As `at_once`, but waits for an order to be computed; raises as `lookup_shuffle`. At the end of an order it
+        waits for `ahead_of`, because the reader reads the files next.
 
-        The first read at the beginning of an order declares what its reader is going to read.
+        The first read from the beginning of an order declares the share of its reader.
         """
         file = self._file(inode)
         if file.content is None:
@@ -302,7 +306,7 @@ class ControlTree:
             begin()
         return file.content.read(offset, size_bytes)
 
-    # -- folders: as in MountCore, with the place in the listing as the node ------------------------------------
+    # -- folders: as in MountCore; a node is an index into the listing ------------------------------------------
 
     def child_nodes(self, folder: int) -> range:
         if folder == CONTROL_INODE:
@@ -339,7 +343,7 @@ class ControlTree:
             np.full(len(names), self._started_ns, np.int64),
             np.array([len(name) for name in names], np.uint8),
             names,
-            for_keeps=False,
+            is_cacheable=False,
         )
 
 

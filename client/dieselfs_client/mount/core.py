@@ -1,7 +1,7 @@
-"""Answers about inodes, from a snapshot alone. No I/O, and nothing of how the kernel is spoken to.
+"""Attributes, names and extents of inodes, from a snapshot. No I/O, and independent of the kernel protocol.
 
-The inode of a node is `node + 1`, so the root is inode 1, and an inode means the same file in every daemon that
-ever serves the generation.
+The inode of a node is `node + 1`, so the root is inode 1. An inode is the same file in every daemon that serves the
+generation.
 """
 
 import stat
@@ -20,14 +20,14 @@ STAT_BLOCK_BYTES = 512
 """Unit of `st_blocks`, whatever the block size."""
 IO_BLOCK_BYTES = 4096
 FOLDER_BLOCK_BYTES = 256 * KIB
-"""The `st_blksize` of a folder. So much of a listing most programs ask for at once, which is 32 KiB otherwise."""
+"""The `st_blksize` of a folder. Most programs request this much of a listing per call, instead of 32 KiB."""
 ROOT_INODE = ROOT + 1
 CONTROL_FOLDER = b".dieselfs"
-"""The folder in the root with which a mount is asked about itself; it hides what a dataset has of that name."""
+"""The folder in the root with the control files of a mount; it hides an entry of the dataset with this name."""
 
 
 class Attributes(NamedTuple):
-    """What `stat` shows. All times are the modification time; owner and group are the same for all files."""
+    """The attributes that `stat` shows. All times are the modification time; owner and group are the same for all."""
 
     inode: int
     mode: int
@@ -44,7 +44,7 @@ class Attributes(NamedTuple):
 
 
 class ExtentPart(NamedTuple):
-    """A part of one read: `length` bytes at `start` in the bytes of `extent`."""
+    """A part of one read: `length` bytes of `extent`, from `start` in it."""
 
     extent: ExtentRef
     start: int
@@ -53,9 +53,9 @@ class ExtentPart(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Siblings:
-    """Some neighbours in one folder, as columns: element `i` of each belongs to entry `i`.
+    """Consecutive entries of one folder, as columns: element `i` of each belongs to entry `i`.
 
-    Unless they are `for_keeps`, the kernel is told their names only, and looks each one up when it is used.
+    Without `is_cacheable`, the kernel receives their names only, and looks each one up when it is used.
     """
 
     inodes: npt.NDArray[np.uint64]
@@ -64,12 +64,12 @@ class Siblings:
     mtimes_ns: npt.NDArray[np.int64]
     name_lengths: npt.NDArray[np.uint8]
     names: list[bytes]
-    for_keeps: bool = True
+    is_cacheable: bool = True
 
 
 class MountCore:
     """Safe to share between threads. Methods raise NotFound for an inode or a name that does not exist, and
-    InvalidInput for a question that the inode's type does not allow."""
+    InvalidInput for an operation that the type of the inode does not have."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -94,7 +94,7 @@ class MountCore:
         return Attributes(inode, status.mode, status.size, status.mtime_ns)
 
     def lookup(self, folder: int, name: bytes) -> int:
-        """The inode called `name` in `folder`; 0 if there is none. `.` and `..` are understood."""
+        """The inode of `name` in `folder`, also of `.` and `..`; 0 if there is none."""
         node = self.node(folder)
         if name == b".":
             return folder
@@ -119,7 +119,7 @@ class MountCore:
         return self.snapshot.children(node)
 
     def listed(self, nodes: range) -> range:
-        """The first run of `nodes`, of one folder, that a listing shows: all of them, but for what is hidden."""
+        """The first run of `nodes`, of one folder, that a listing shows: without the entry CONTROL_FOLDER."""
         if self._hidden in nodes:
             return range(nodes.start, self._hidden) or range(self._hidden + 1, nodes.stop)
         return nodes
@@ -140,10 +140,10 @@ class MountCore:
         )
 
     def siblings(self, nodes: range) -> Siblings:
-        """All that a listing says about a run of nodes in one folder, without a step of Python per field."""
+        """The entries of a listing for a run of nodes in one folder; takes no step of Python per field."""
         chosen = slice(nodes.start, nodes.stop)
         lengths = self._name_lengths[chosen]
-        # Their paths lie one behind the other: one copy, then one slice for each name.
+        # Their paths are contiguous: one copy, then one slice for each name.
         origin, limit = int(self._path_ends[nodes.start - 1]), int(self._path_ends[nodes.stop - 1])
         run: bytes = self._paths[origin:limit].tobytes()
         ends = self._path_ends[chosen].astype(np.int64) - origin
@@ -161,8 +161,8 @@ class MountCore:
     def parts(self, inode: int, offset: int, size: int) -> list[ExtentPart]:
         """The parts of a file that answer a read of `size` bytes at `offset`.
 
-        They add up to exactly `min(size, file size - offset)` bytes (none behind the end). Raises Damaged if the
-        snapshot leaves a hole there, so that no read can ever be short.
+        They have exactly `min(size, file size - offset)` bytes, none behind the end. Raises Damaged if the snapshot has
+        no extent for a byte, so no read is short.
         """
         node = self.node(inode)
         snapshot = self.snapshot
@@ -182,7 +182,7 @@ class MountCore:
             position += length
         if position != end:
             raise Damaged(
-                f"{printable(snapshot.path(node))}: offset {position}: the snapshot has no bytes for it"
+                f"{printable(snapshot.path(node))}: offset {position}: the snapshot has no extent for it"
             )
         return parts
 

@@ -1,4 +1,4 @@
-"""The two ways to speak to the kernel. They give the same answers; docs/guide/mount.md says in what they differ."""
+"""The two kernel drivers. Their replies are the same; docs/guide/mount.md lists the differences."""
 
 import errno
 import stat
@@ -22,8 +22,9 @@ class Driver(ABC):
     """Serves one connection to the kernel. Used from one trio thread.
 
     `device` is an open descriptor of `/dev/fuse`, mounted; the caller closes it. All files belong to `user` and
-    `group`. `agreed` is set once both sides have agreed (then `refusal` is None) or found that they cannot. With
-    `is_taken_over`, another daemon may have agreed before: then it is set when nothing is left that it did not answer.
+    `group`. `agreed` is set after the negotiation with the kernel; `refusal` is None if it succeeded. With
+    `is_taken_over`, the previous daemon may have negotiated: then `agreed` is set when all requests that it left
+    unanswered are served.
     """
 
     device: int
@@ -40,23 +41,23 @@ class Driver(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Serve until the filesystem is unmounted. If cancelled, requests under way stay unanswered."""
+        """Serve until the filesystem is unmounted. If cancelled, requests in flight stay unanswered."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Take no more requests; `run` returns when those under way are answered."""
+        """Take no more requests; `run` returns when those in flight are answered."""
 
     def _tree(self, inode: int) -> MountCore | ControlTree:
         return self.control if inode >= CONTROL_INODE else self.core
 
     def _takes_time(self, folder: int, name: bytes) -> bool:
-        """Whether a name is to be looked up with `ControlTree.lookup_later`."""
+        """Whether a name must be looked up with `ControlTree.lookup_later`."""
         if len(name) > NAME_BYTES_MAX:
             raise Refused(errno.ENAMETOOLONG)
         return self.control.takes_time(folder, name)
 
     def _found(self, folder: int, name: bytes) -> Attributes | None:
-        """What any other name leads to."""
+        """The entry of any other name."""
         if folder >= CONTROL_INODE:
             return self.control.lookup(folder, name)
         if name == CONTROL_FOLDER and folder == ROOT_INODE:
@@ -65,7 +66,7 @@ class Driver(ABC):
         return self.core.attributes(inode) if inode else None
 
     def _name_valid_s(self, of: Attributes) -> int:
-        """How long the kernel may keep a name: the next lookup of a file of the control tree finds another."""
+        """How long the kernel may cache a name: each lookup of a file of the control tree makes a new inode."""
         return 0 if of.inode >= CONTROL_INODE and not stat.S_ISDIR(of.mode) else FOREVER_S
 
     def _code(self, what: str, inode: int, error: Exception) -> int:
@@ -74,9 +75,9 @@ class Driver(ABC):
 
 
 def driver_class(name: str) -> type[Driver]:
-    """The driver of this name. Raises MountError, with what to do, if it cannot be used here.
+    """The driver of this name. Raises MountError, with the remedy, if it cannot be used here.
 
-    `pyfuse3` cannot serve what is taken over.
+    `pyfuse3` cannot serve a connection that was taken over.
     """
     if name != PYFUSE3:
         from dieselfs_client.mount.kernel_driver import KernelDriver

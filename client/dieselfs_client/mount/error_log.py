@@ -1,4 +1,4 @@
-"""What answers a request that failed, and the newest errors of a mount, for `.dieselfs/errors`. No I/O but the log."""
+"""The errno of a request that failed, and the newest errors of a mount for `.dieselfs/errors`. No I/O but the log."""
 
 import errno
 import logging
@@ -16,13 +16,13 @@ ERRORS_KEPT_MAX = 256
 """Lines of `.dieselfs/errors`."""
 
 REPEAT_NS = 5 * 10**9
-"""The kernel requests a page that it did not get twice. A newer error of a path replaces one of this age or less."""
+"""The kernel requests a page again after an error. A newer error of a path replaces one of this age or less."""
 
 _log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """Carries the errno that answers a request which cannot be, and is nobody's fault."""
+    """The errno for an invalid request, which is neither logged nor noted."""
 
     def __init__(self, code: int) -> None:
         super().__init__(os.strerror(code))
@@ -32,7 +32,7 @@ class Refused(Exception):
 class ErrorLog:
     """Keeps the newest errors. Used from one trio thread. `clock_ns` is the time since 1970.
 
-    `trouble`: why the servers cannot be reached now; empty if they can be, or if nothing is known.
+    `trouble`: why the servers cannot be reached now; empty if they can be, or if this is unknown.
     """
 
     def __init__(self, errors_max: int = ERRORS_KEPT_MAX, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -41,7 +41,7 @@ class ErrorLog:
         self._clock_ns = clock_ns
 
     def note(self, path: str, reason: str) -> None:
-        """Note why `path`, which is printable, failed."""
+        """Add the `reason` for which an operation on `path`, which is printable, failed."""
         now_ns = self._clock_ns()
         for error in [*self._errors]:
             if error[1] == path and now_ns - error[0] < REPEAT_NS:
@@ -57,8 +57,8 @@ class ErrorLog:
         return "".join(lines)
 
     def code(self, core: MountCore, what: str, inode: int, error: Exception) -> int:
-        """The errno that an error means to who asked `what` about an inode. Every exception has one. What fails for
-        want of bytes, or by our own fault, is logged and noted.
+        """The errno for the `error` of operation `what` on an inode. Every exception has one. Errors of the data, of
+        servers and of this program are logged and noted.
         """
         if isinstance(error, Refused):
             return error.code
@@ -78,6 +78,6 @@ class ErrorLog:
             _log.error("%s: %s", path, reason)
             self.note(path, reason)
         else:
-            _log.error("%s about %s failed", what, path, exc_info=error)
-            self.note(path, f"{what} failed: {error!r}; the log has more")
+            _log.error("%s on %s failed", what, path, exc_info=error)
+            self.note(path, f"{what} failed: {error!r}; see the log of the daemon")
         return errno.EIO

@@ -1,8 +1,8 @@
 """Serves a mount through `/dev/fuse`. This module reads and writes the device.
 
-One loop reads requests until there are none. What the snapshot or the memory can answer is answered on the spot by a
-plain function; a READ whose bytes are not there becomes a task. Nothing that goes wrong with one request reaches
-another: it becomes an errno.
+One loop reads requests until there are none. A plain function answers each request that needs only the snapshot or
+memory. A READ of bytes that are not in memory becomes a task. An error of one request becomes an errno and does not
+affect other requests.
 """
 
 import errno
@@ -24,13 +24,13 @@ from dieselfs_client.mount.kernel_protocol import KernelRequest, Opcode
 from dieselfs_client.mount.read_path import Buffers
 
 LINGER_MS = 1
-"""After the last request the loop waits so long on the device itself: much faster than a trip through the scheduler,
-and too short for any other task to notice.
+"""After the last request the loop polls the device for this time: it is faster than the scheduler, and delays other
+tasks by no more than this.
 """
 REQUESTS_IN_A_ROW_MAX = 32
-"""Other tasks get their turn after so many."""
+"""Other tasks run after this many requests."""
 BUFFERS_PER_REPLY_MAX = 256
-"""A reply in more parts is joined first; `writev` takes 1024."""
+"""A reply of more buffers is joined first; `writev` takes 1024."""
 
 _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
@@ -40,11 +40,11 @@ _CHANGING = (
     *(Opcode.RENAME, Opcode.RENAME2, Opcode.WRITE, Opcode.SETXATTR, Opcode.REMOVEXATTR, Opcode.CREATE),
     *(Opcode.TMPFILE, Opcode.FALLOCATE, Opcode.COPY_FILE_RANGE),
 )
-# IOCTL is what Python's `open` sends with each file to learn that it is no terminal. The kernel cannot be told that it
-# never is, so this is the one request that a file in the page cache still costs (11 us; not with `os.open`).
+# Python's `open` sends IOCTL for each file, to detect terminals. No reply makes the kernel stop sending it. So it is
+# the only request for a file in the page cache (11 us; none with `os.open`).
 _ERRNO_BY_OPCODE: dict[int, int] = {Opcode.IOCTL: errno.ENOTTY} | {int(op): errno.EROFS for op in _CHANGING}
-"""Requests that are always refused. Any other that has no answer is ENOSYS, after which the kernel does not ask
-again: so it is with OPEN and OPENDIR too, and from then on files are opened without a word to us.
+"""Requests that are always refused. All others without a handler get ENOSYS, and the kernel does not repeat them. OPEN
+and OPENDIR are among these, so the kernel opens files without a request.
 """
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class KernelDriver(Driver):
         self._encoder = encoder = protocol.Encoder(self.user, self.group)
         # Requests that wait, by `unique`; changed only between checkpoints.
         self._waiting: dict[int, trio.CancelScope] = {}
-        # Each returns its answer; None if there is none, or if it is given in another way.
+        # Each returns the payload of its reply; None if there is no reply, or the handler sends it.
         self._answers: dict[int, Callable[[KernelRequest, trio.Nursery], bytes | None]] = {
             Opcode.READ: self._read,
             Opcode.LOOKUP: self._lookup,
@@ -90,7 +90,7 @@ class KernelDriver(Driver):
         self._taking.cancel()
 
     async def _take_requests(self, nursery: trio.Nursery) -> None:
-        """Returns when the filesystem is unmounted. If cancelled, whatever was taken is answered or under way."""
+        """Returns when the filesystem is unmounted. If cancelled, all requests taken are answered or in flight."""
         readiness = select.poll()
         readiness.register(self.device, select.POLLIN)
         buffer = bytearray(protocol.REQUEST_BYTES_MAX)
@@ -105,7 +105,10 @@ class KernelDriver(Driver):
             try:
                 length = os.readv(self.device, [buffer])
             except OSError as error:
-                if error.errno in (errno.EAGAIN, errno.ENOENT):  # it was given up before we took it
+                if error.errno in (
+                    errno.EAGAIN,
+                    errno.ENOENT,
+                ):  # the request was interrupted before it was read
                     continue
                 if error.errno in (errno.ENODEV, errno.ECONNABORTED):  # unmounted
                     return
@@ -117,7 +120,7 @@ class KernelDriver(Driver):
                 in_a_row = 0
 
     def _serve(self, packet: memoryview, nursery: trio.Nursery) -> None:
-        """Answer one request, or start the task that will. Never raises: this is the outer guard."""
+        """Answer one request, or start a task that answers it. Never raises."""
         request = None
         try:
             request = protocol.decode_request(packet)
@@ -131,7 +134,7 @@ class KernelDriver(Driver):
                 self._refuse(request.unique, _ERRNO_BY_OPCODE.get(request.opcode, errno.ENOSYS))
         except Exception as error:
             if request is None:
-                _log.exception("a request that cannot be understood came from the kernel")
+                _log.exception("malformed request from the kernel")
             else:
                 self._fail(request, error)
 
@@ -141,14 +144,17 @@ class KernelDriver(Driver):
         try:
             os.writev(self.device, parts)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV):  # the asker, or the mount, is gone
+            if error.errno not in (
+                errno.ENOENT,
+                errno.ENODEV,
+            ):  # the request was interrupted, or the mount has ended
                 raise
 
     def _refuse(self, unique: int, errno_: int) -> None:
         self._write(protocol.encode_header(unique, 0, errno_))
 
     def _fail(self, request: KernelRequest, error: Exception) -> None:
-        """Answer a request with the errno that the error means."""
+        """Answer a request with the errno of an error."""
         what = f"request {request.opcode}"
         try:
             self._refuse(request.unique, self._code(what, request.inode, error))
@@ -158,8 +164,8 @@ class KernelDriver(Driver):
     def _answer_later(
         self, request: KernelRequest, nursery: trio.Nursery, answer: Callable[[], Awaitable[Buffers]]
     ) -> None:
-        """Answer when `answer` returns. It must set itself a limit of time, and not look at the request's body."""
-        # Known as waiting from now on: the next request may be the one that interrupts it.
+        """Answer when `answer` returns. `answer` bounds its own time, and does not use the body of the request."""
+        # Entered before the task starts: the next request may interrupt this one.
         scope = self._waiting[request.unique] = trio.CancelScope()
         nursery.start_soon(self._wait, request, answer, scope)
 
@@ -177,7 +183,7 @@ class KernelDriver(Driver):
             self._waiting.pop(request.unique, None)
 
     def _interrupt(self, request: KernelRequest, _: trio.Nursery) -> None:
-        """Give up what waits: whoever asked got a signal. What is answered already is left alone."""
+        """Cancel a waiting request, whose process got a signal. No effect if it was answered."""
         scope = self._waiting.pop(protocol.decode_number(request.body), None)
         if scope is not None:
             scope.cancel()
@@ -189,7 +195,7 @@ class KernelDriver(Driver):
         else:
             self._write(header, b"".join(buffers))
 
-    # -- what the snapshot answers -------------------------------------------------------------------------
+    # -- names and folders -----------------------------------------------------------------------------------
 
     def _init(self, request: KernelRequest, _: trio.Nursery) -> bytes:
         try:

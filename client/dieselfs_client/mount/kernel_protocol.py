@@ -1,7 +1,7 @@
-"""The FUSE kernel protocol (`<linux/fuse.h>`), as much as a read-only filesystem needs. Bytes in, bytes out; no I/O.
+"""The part of the FUSE kernel protocol (`<linux/fuse.h>`) for read-only filesystems. Bytes in, bytes out; no I/O.
 
-The kernel sends one request per read of `/dev/fuse` and takes one reply per write; numbers are in the machine's own
-byte order. All that is cached is cached for `FOREVER_S`: a mount shows one frozen generation.
+The kernel sends one request per read of `/dev/fuse` and takes one reply per write; numbers are in the byte order of the
+machine. The kernel caches everything for `FOREVER_S`, because a mount shows one frozen generation.
 """
 
 import stat
@@ -25,20 +25,20 @@ from dieselfs_client.mount.core import (
 
 MAJOR = 7
 MINOR_MIN = 29
-"""Linux 5.1, the first that can do without OPENDIR."""
+"""Linux 5.1, the first version that works without OPENDIR."""
 MINOR = 38
 FOREVER_S = 10 * 365 * 24 * 3600
 PAGE_BYTES = 4096
 REQUEST_BYTES_MAX = 128 << 10
-"""Room for one request. Requests that change something may be larger; the kernel then fails them by itself."""
+"""Buffer for one request. Requests that change something may be larger; then the kernel fails them."""
 WRITE_BYTES_MAX = PAGE_BYTES
-"""The smallest that the kernel accepts; nothing is ever written."""
+"""The smallest size that the kernel accepts; it is not used."""
 REQUESTS_IN_BACKGROUND_MAX = 64
-"""Read-ahead requests that the kernel may have under way; the other reads do not count."""
+"""Limit of read-ahead requests in flight; other reads do not count."""
 
 
 class Opcode(IntEnum):
-    """The requests that get an answer of their own, or none. What is not listed is answered ENOSYS."""
+    """The requests with a handler of their own, or without a reply. All others get ENOSYS."""
 
     LOOKUP = 1
     FORGET = 2
@@ -88,8 +88,8 @@ class InitFlag(IntFlag):
 
 
 NEEDED = InitFlag.DO_READDIRPLUS | InitFlag.NO_OPEN_SUPPORT | InitFlag.NO_OPENDIR_SUPPORT
-# Not wanted: READDIRPLUS_AUTO (a walk before a training run is to make the files known, so that opening them asks
-# nothing) and ASYNC_DIO (who waits for a direct read could not be interrupted).
+# Not wanted: READDIRPLUS_AUTO, because a walk before a training run must enter all files into the kernel's cache, so
+# that an open sends no request; and ASYNC_DIO, because direct reads could not be interrupted.
 WANTED = (
     NEEDED
     | InitFlag.ASYNC_READ
@@ -104,7 +104,7 @@ _OUT_HEADER = struct.Struct("=IiQ")
 _ATTRIBUTES = "QQQqqqIIIIIIIIII"
 _ENTRY_OUT = struct.Struct("=QQQQII" + _ATTRIBUTES)
 _ATTR_OUT = struct.Struct("=QII" + _ATTRIBUTES)
-_READ_IN = struct.Struct("=QQI")  # as far as it matters
+_READ_IN = struct.Struct("=QQI")  # its first fields
 _INIT_IN = struct.Struct("=IIII")
 _INIT_OUT = struct.Struct("=IIIIHHIIHHI28x")
 _STATFS_OUT = struct.Struct("=QQQQQIII28x")
@@ -150,7 +150,7 @@ _PADDING = tuple(bytes(-length % 8) for length in range(NAME_BYTES_MAX + 1))
 
 
 class KernelRequest(NamedTuple):
-    """One request. `unique` names it in the reply; `body` is what follows the header."""
+    """One request. `unique` identifies it in the reply; `body`: the bytes after the header."""
 
     opcode: int
     unique: int
@@ -166,7 +166,7 @@ class InitRequest(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """What READ asks for, in bytes. READDIR and READDIRPLUS use the same form: a position, and room for the reply."""
+    """The range of a READ in bytes. For READDIR and READDIRPLUS: a position, and the room for the reply in bytes."""
 
     offset: int
     size: int
@@ -179,7 +179,7 @@ def _unpack(layout: struct.Struct, body: memoryview, what: str) -> tuple[int, ..
 
 
 def decode_request(packet: memoryview) -> KernelRequest:
-    """Take a request apart. `body` is a view of `packet`. Raises ProtocolError if its lengths do not fit."""
+    """`body` is a view of `packet`. Raises ProtocolError if the lengths do not match."""
     length, opcode, unique, inode, _user, _group, _process, _extensions = _unpack(
         _IN_HEADER, packet, "request"
     )
@@ -198,12 +198,12 @@ def decode_read(body: memoryview) -> ReadRequest:
 
 
 def decode_number(body: memoryview) -> int:
-    """The `unique` of the request that INTERRUPT gives up; how many lookups of its inode FORGET gives back."""
+    """INTERRUPT: the `unique` of the interrupted request. FORGET: how many lookups of its inode are released."""
     return _unpack(_NUMBER_IN, body, "INTERRUPT or FORGET")[0]
 
 
 def decode_batch_forget(body: memoryview) -> list[tuple[int, int]]:
-    """Inodes, and how many lookups of each are given back."""
+    """Inodes, and how many lookups of each are released."""
     count, _ = _unpack(_BATCH_FORGET_IN, body, "BATCH_FORGET")
     entries = body[_BATCH_FORGET_IN.size :]
     if len(entries) != count * _FORGET_ONE.size:
@@ -212,20 +212,20 @@ def decode_batch_forget(body: memoryview) -> list[tuple[int, int]]:
 
 
 def decode_name(body: memoryview) -> bytes:
-    """The name that LOOKUP asks for: all up to the NUL."""
+    """The name in LOOKUP: all bytes before the NUL."""
     return bytes(body).partition(b"\0")[0]
 
 
 def encode_header(unique: int, payload_length: int, errno: int = 0) -> bytes:
-    """The beginning of a reply. `errno` is positive, as in the module `errno`; a reply with one has no payload."""
+    """The header of a reply. `errno` is positive, as in the module `errno`; an error has no payload."""
     return _OUT_HEADER.pack(OUT_HEADER_BYTES + payload_length, -errno, unique)
 
 
 def encode_init(request: InitRequest) -> bytes:
-    """Accept the kernel's offer. Raises ProtocolError if the kernel is too old to be served."""
+    """The reply to INIT. Raises ProtocolError if the kernel is too old."""
     if request.major != MAJOR or request.minor < MINOR_MIN or request.flags & NEEDED != NEEDED:
         raise ProtocolError(
-            f"the kernel speaks FUSE {request.major}.{request.minor} with features {request.flags:#x}; "
+            f"the kernel has FUSE {request.major}.{request.minor} with features {request.flags:#x}; "
             f"dieselfs needs {MAJOR}.{MINOR_MIN} (Linux 5.1) or newer"
         )
     return _INIT_OUT.pack(
@@ -244,11 +244,11 @@ def encode_init(request: InitRequest) -> bytes:
 
 
 NO_SUCH_ENTRY = _ENTRY_OUT.pack(0, 0, FOREVER_S, *([0] * 19))
-"""Answer to LOOKUP of a name that does not exist; the kernel keeps it."""
+"""The reply to LOOKUP of a name that does not exist; the kernel caches it."""
 
 
 class Encoder:
-    """Puts attributes into bytes, with the owner that all files have."""
+    """Encodes attributes, with the owner and group of all files."""
 
     def __init__(self, user: int, group: int) -> None:
         self._user = user
@@ -270,17 +270,17 @@ class Encoder:
         )
 
     def entry(self, of: Attributes, name_valid_s: int = FOREVER_S) -> bytes:
-        """Answer to LOOKUP. The attributes hold for ever, the name for `name_valid_s`."""
+        """The reply to LOOKUP. The kernel caches the attributes for FOREVER_S, the name for `name_valid_s`."""
         return _ENTRY_OUT.pack(of.inode, 0, name_valid_s, FOREVER_S, 0, 0, *self._attribute_fields(of))
 
     def attributes(self, of: Attributes) -> bytes:
-        """Answer to GETATTR."""
+        """The reply to GETATTR."""
         return _ATTR_OUT.pack(FOREVER_S, 0, 0, *self._attribute_fields(of))
 
     def listing_plus(self, entries: Siblings, first_position: int) -> bytes:
-        """Entries for READDIRPLUS; the first of them stands at `first_position` in its folder."""
+        """Entries for READDIRPLUS; the first one is at `first_position` in its folder."""
         records = np.repeat(self._blank, len(entries.names))
-        records["node"] = entries.inodes if entries.for_keeps else 0
+        records["node"] = entries.inodes if entries.is_cacheable else 0
         attributes = records["attr"]
         attributes["inode"] = entries.inodes
         attributes["size"] = entries.sizes
@@ -296,7 +296,7 @@ class Encoder:
 
 
 def encode_listing(entries: Siblings, first_position: int) -> bytes:
-    """Entries for READDIR; the first of them stands at `first_position` in its folder."""
+    """Entries for READDIR; the first one is at `first_position` in its folder."""
     records = np.zeros(len(entries.names), _DIRENT)
     _fill_dirents(records, entries, first_position)
     return _join_names(records, entries.names)
@@ -310,7 +310,7 @@ def _fill_dirents(dirents: npt.NDArray[np.void], entries: Siblings, first_positi
 
 
 def _join_names(records: npt.NDArray[np.void], names: Sequence[bytes]) -> bytes:
-    """Each record with its name behind it, filled up to a multiple of eight bytes."""
+    """Each record with its name behind it, padded to a multiple of eight bytes."""
     packed, step = records.tobytes(), records.itemsize
     parts = [b""] * (3 * len(names))
     parts[0::3] = [packed[start : start + step] for start in range(0, len(packed), step)]
@@ -320,7 +320,7 @@ def _join_names(records: npt.NDArray[np.void], names: Sequence[bytes]) -> bytes:
 
 
 def count_that_fit(name_lengths: npt.NDArray[np.uint8], record_bytes: int, room_bytes: int) -> int:
-    """How many entries, from the first on, fit into a reply."""
+    """How many of the first entries fit into a reply."""
     ends = np.cumsum(record_bytes + ((name_lengths.astype(np.int64) + 7) & ~7))
     return int(np.searchsorted(ends, room_bytes, side="right"))
 
@@ -328,7 +328,7 @@ def count_that_fit(name_lengths: npt.NDArray[np.uint8], record_bytes: int, room_
 def encode_stores(
     inodes: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.void]:
-    """The headers of notices that put bytes of files into the page cache; each is followed by its bytes."""
+    """The headers of notices that store bytes of files in the page cache; each is followed by its bytes."""
     records = np.zeros(len(inodes), _STORE)
     records["length"] = lengths + _STORE.itemsize
     records["code"] = _NOTIFY_STORE
@@ -339,6 +339,6 @@ def encode_stores(
 
 
 def encode_statfs(total_bytes: int, entries: int) -> bytes:
-    """All of the space is used, and all of the inodes. Blocks are counted in `STAT_BLOCK_BYTES`."""
+    """No free space and no free inodes. Blocks have `STAT_BLOCK_BYTES`."""
     blocks = -(-total_bytes // STAT_BLOCK_BYTES)
     return _STATFS_OUT.pack(blocks, 0, 0, entries, 0, IO_BLOCK_BYTES, NAME_BYTES_MAX, STAT_BLOCK_BYTES)

@@ -11,7 +11,7 @@ from pathlib import Path
 from dieselfs.names import SCHEME
 
 MOUNT_PROBE_TIMEOUT_S = 2.0
-"""A mount that does not answer `statfs` within this time is alive, but stuck."""
+"""A mount that does not answer `statfs` within this time hangs, but is not dead."""
 
 FILESYSTEM_TYPE = "fuse.dieselfs"
 MOUNTINFO = Path("/proc/self/mountinfo")
@@ -31,7 +31,7 @@ class MountRecord:
 
     @property
     def dataset(self) -> str:
-        """Of a mount of ours, whose source is `dl://DATASET`."""
+        """For a mount of dieselfs, whose source is `dl://DATASET`."""
         return self.source.removeprefix(SCHEME)
 
 
@@ -61,7 +61,7 @@ def dieselfs_mounts() -> list[MountRecord]:
 
 
 def mount_at(mountpoint: str) -> MountRecord | None:
-    """What is mounted on exactly this (absolute, resolved) path; the uppermost if there are several."""
+    """The mount on exactly this (absolute, resolved) path; the uppermost if there are several."""
     found = None
     for record in parse_mountinfo(MOUNTINFO.read_bytes()):
         if record.mountpoint == mountpoint:
@@ -70,10 +70,10 @@ def mount_at(mountpoint: str) -> MountRecord | None:
 
 
 def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
-    """Whether the daemon behind a mount is dead.
+    """Whether the daemon of a mount is dead.
 
-    Asks with `statfs`, the one call that the kernel never answers by itself. A daemon that does not answer in time is
-    stuck, but not dead.
+    Calls `statfs`, the only call that the kernel always passes to the daemon. A daemon that does not answer in time
+    hangs, but is not dead.
     """
     verdict: list[bool] = []
 
@@ -82,7 +82,7 @@ def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
             os.statvfs(mountpoint)
             verdict.append(False)
         except OSError as error:
-            # The second is the answer to a question that was on its way when the daemon died.
+            # The second is the reply to a request that was in flight when the daemon died.
             verdict.append(error.errno in (errno.ENOTCONN, errno.ECONNABORTED))
 
     thread = threading.Thread(target=probe, daemon=True)

@@ -1,6 +1,6 @@
-"""Mounts and unmounts: by `mount(2)` as root, through `fusermount3` as anyone else. This module calls the kernel.
+"""Mounts and unmounts: by `mount(2)` as root, through `fusermount3` as another user. This module calls the kernel.
 
-Everything here blocks; a daemon that serves the mount calls it in a worker thread.
+All functions block; a daemon that serves the mount calls them in a worker thread.
 """
 
 import ctypes
@@ -32,9 +32,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def resolved_mountpoint(mountpoint: str | os.PathLike[str]) -> str:
-    """The path under which the kernel will list a mount: absolute, links in it followed.
+    """The path under which the kernel lists a mount: absolute, with links resolved.
 
-    Does not touch the mount point itself, which may belong to a daemon that no longer answers.
+    Sends no request to the mount point itself, whose daemon may hang.
     """
     path = os.path.abspath(mountpoint)
     folder, name = os.path.split(path)
@@ -45,9 +45,9 @@ def resolved_mountpoint(mountpoint: str | os.PathLike[str]) -> str:
 
 
 def prepare_mountpoint(mountpoint: str) -> None:
-    """See to it that `mountpoint` (resolved) can be mounted on; a dead mount of ours is removed from it.
+    """Check that `mountpoint` (resolved) can be mounted on; a dead mount of dieselfs is unmounted first.
 
-    Raises MountError, saying what to do.
+    Raises MountError, with the remedy.
     """
     while (record := mount_at(mountpoint)) is not None and record.filesystem == FILESYSTEM_TYPE:
         if not is_stale(mountpoint):
@@ -75,7 +75,7 @@ def prepare_mountpoint(mountpoint: str) -> None:
 
 
 def mount_device(mountpoint: str, source: str, allow_other: bool = False, noexec: bool = False) -> int:
-    """Mount, and return the descriptor of `/dev/fuse` on which the kernel will ask. Raises MountError."""
+    """Mount, and return the descriptor of `/dev/fuse` for the requests of the kernel. Raises MountError."""
     options = ["default_permissions", f"max_read={READ_BYTES_MAX}"]
     if allow_other:
         options.append("allow_other")
@@ -122,7 +122,7 @@ def _mount_through_helper(mountpoint: str, source: str, options: list[str], noex
             raise MountError(f"{mountpoint}: {_first_line(done.stderr)}")
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
-        raise MountError(f"{mountpoint}: {helper} did not hand out the mount")
+        raise MountError(f"{mountpoint}: {helper} did not pass the descriptor of the mount")
     os.set_inheritable(descriptors[0], False)
     return descriptors[0]
 
@@ -141,7 +141,7 @@ def _first_line(output: bytes) -> str:
 
 
 def raise_read_ahead(mountpoint: str) -> bool:
-    """Let the kernel read as far ahead as a request may be large; False where only root may do that."""
+    """Set the kernel's read-ahead to the largest request; False if only root may do that."""
     record = mount_at(mountpoint)
     if record is None:
         return False
@@ -153,10 +153,10 @@ def raise_read_ahead(mountpoint: str) -> bool:
 
 
 def unmount(mountpoint: str, lazily: bool = False, is_cut_off: bool = False) -> None:
-    """Take a mount out of the tree. Raises MountError.
+    """Unmount. Raises MountError, also while files on the mount are open.
 
-    Refuses while files on it are open; `lazily`, it goes at once, and what is open lives as long as its daemon. With
-    `is_cut_off`, nothing of it lives on (only root can do that): whoever waits for an answer gets an error.
+    `lazily`: detach the mount at once; its daemon serves open files. `is_cut_off`: also end the connection, so that
+    waiting requests fail; this has an effect for root only.
     """
     if os.geteuid() == 0:
         flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0) | (_MNT_FORCE if is_cut_off else 0)

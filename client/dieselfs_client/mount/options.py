@@ -1,4 +1,4 @@
-"""What a mount can be given, and the text of `-o`: `name`, `name=value`, joined by commas. No I/O."""
+"""The options of a mount, and the text of `-o`: `name`, `name=value`, joined by commas. No I/O."""
 
 import re
 from dataclasses import dataclass, replace
@@ -10,11 +10,11 @@ from dieselfs.settings import KERNEL, SWITCH, CacheOptions, Place, given_at
 
 @dataclass(frozen=True, slots=True)
 class MountOptions(CacheOptions):
-    """How to mount; with what for, in the table of settings (`dieselfs.settings`).
+    """The options of a mount; the table of settings (`dieselfs.settings`) explains them.
 
     - `uid`, `gid`: None for the user who mounts
     - `log_file`: None for the one in the user's state folder
-    - `no_resend`: do after a crash what must be done on kernels before Linux 6.9; to try that out
+    - `no_resend`: recover from a crash as on kernels before Linux 6.9; for tests
     """
 
     driver: str = KERNEL
@@ -29,7 +29,7 @@ class MountOptions(CacheOptions):
 
 _ROWS = {row.name: row for row in given_at(Place.OPTION)}
 _IGNORED = {
-    # What a mount of dieselfs always is, what it never is, and what is meant for mount(8) and systemd.
+    # Options that are always in force, options without effect on a frozen mount, and options of mount(8) and systemd.
     *("ro", "rw", "nosuid", "nodev", "exec", "noatime", "relatime", "async", "defaults"),
     *("auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev"),
 }
@@ -38,7 +38,7 @@ _COMMA = re.compile(r"(?<!\\),")
 
 
 def parse_options(text: str, base: MountOptions, is_sloppy: bool = False) -> MountOptions:
-    """`base` with what the text of one `-o` says. Raises InvalidInput; `is_sloppy`, not for unknown options."""
+    """`base` with the options of one `-o`. Raises InvalidInput; with `is_sloppy`, unknown options are ignored."""
     changes: dict[str, object] = {}
     for option in filter(None, _COMMA.split(text)):
         name, is_assigned, value = option.replace("\\,", ",").partition("=")
@@ -47,12 +47,12 @@ def parse_options(text: str, base: MountOptions, is_sloppy: bool = False) -> Mou
             changes[row.field] = row.read(value, f"mount option {name}={value}") if is_assigned else True
         elif option not in _IGNORED and not option.startswith(_IGNORED_PREFIXES) and not is_sloppy:
             known = ", ".join(name if row.kind is SWITCH else f"{name}=..." for name, row in _ROWS.items())
-            raise InvalidInput(f"mount option {option!r} is not known; there are: {known}")
+            raise InvalidInput(f"mount option {option!r} is not known; known options: {known}")
     return replace(base, **changes)  # type: ignore[arg-type]  # each value comes from the parser of its field
 
 
 def format_options(options: MountOptions) -> str:
-    """The text of `-o` that gives these options."""
+    """The text of `-o` for these options."""
     return ",".join(
         row.name if row.kind is SWITCH else f"{row.name}={value}".replace(",", "\\,")
         for row, value in options.stated()

@@ -1,11 +1,11 @@
-"""The kernel's page cache of one mount: puts bytes of files into it before anybody reads them, and drops them again.
+"""Page push: stores files of one mount in the kernel's page cache before they are read, and drops them again.
 
 This module starts a process (`page_helper`), and blocks: the kernel may wait for a page that a reader has locked, and
-for an answer to a lookup. So it must never be called by the thread that answers the kernel's requests.
+for the reply to a lookup. So the thread that answers the kernel's requests must never call it.
 
 Pages are stored with FUSE_NOTIFY_STORE, which takes only inodes that the kernel knows: from a lookup, or from a
-listing of their folder. They are dropped with posix_fadvise(2), not with FUSE_NOTIFY_INVAL_INODE: that also forgets the
-attributes, and the next read of each file would cost a request (70 us instead of 6).
+listing of their folder. They are dropped with posix_fadvise(2), not with FUSE_NOTIFY_INVAL_INODE: that also drops the
+attributes, and the next read of each file would take a request (70 us instead of 6).
 """
 
 import os
@@ -31,29 +31,29 @@ from dieselfs_client.prefetch.extent_table import PAGE_BYTES, Extents
 PAGE_HELPER_END_S = 5.0
 """The page helper is killed when it does not exit within this time."""
 PAGE_HELPER_ORDER_S = 45
-"""The page helper is killed when one order takes longer. A page that it waits for is free when its read has failed,
-after 30 s.
+"""The page helper is killed when one order takes longer. A locked page that it waits for is free after 30 s, when the
+read of the page has failed.
 """
 PAGE_HELPER_STARTS_MAX = 16
-"""A mount works without a page helper after this many starts."""
+"""After this many starts, the mount continues without a page helper."""
 
 _TIME = struct.Struct("@ll")  # struct timeval: seconds, microseconds
 LISTING_WORTH = 24
-"""To list a folder costs as much for so many of its entries as to look one of them up. So files are looked up one by
-one until they were one in so many of their folder; then it is listed, which makes all the others known as well.
+"""Listing this many entries of a folder takes as long as one lookup. So files are looked up one by one until they are
+one in this many of their folder. Then the folder is listed, after which the kernel knows all its files.
 """
 
 
 class PageCache:
     """Used from one thread at a time. `device` is the connection's `/dev/fuse`, which the caller closes after `close`.
 
-    Methods raise MountError when the kernel has cut the connection, or when the helper dies again and again.
+    Methods raise MountError when the kernel has ended the connection, or when the helper hangs or died too often.
     """
 
     def __init__(self, device: int, mountpoint: str, snapshot: Snapshot, buffer_pool: BufferPool) -> None:
-        """Payloads that lie in the `buffer_pool` are not copied. It has room for the largest chunk.
+        """Payloads in the `buffer_pool` are not copied. Its slots have room for the largest chunk.
 
-        The helper is started, for nobody is to wait until it is there.
+        Starts the helper, so that no push waits for it.
         """
         self._device = device
         self._buffer_pool = buffer_pool
@@ -62,21 +62,21 @@ class PageCache:
         self._snapshot = snapshot
         self._parents = snapshot.column("parents")
         self._listed: set[int] = set()
-        self._found_known: set[int] = set()  # folders that others have made known
+        self._found_known: set[int] = set()  # folders whose files the kernel knew before a push
         self._looked_up: Counter[int] = Counter()  # files, by their folders
         self._helper: _Helper | None = None
         self._starts = 0
         self._storing: memoryview | None = None
-        self._in_doubt: list[memoryview | None] = []
-        with suppress(MountError):  # it is tried again when it is needed
+        self._abandoned: list[memoryview | None] = []
+        with suppress(MountError):  # retried at the first order
             self._started()
 
     def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
         """Store extents; the bytes of extent `i` begin at `starts[i]` in `payload`, which is no larger than the largest
-        chunk. Returns how many bytes were taken.
+        chunk. Returns how many bytes the kernel took.
 
-        Files that the kernel does not know are made known first. A file that cannot be is left out, and so are the
-        parts of a page at either end of an extent: whoever reads them asks.
+        Files that the kernel does not know are looked up or listed first. A file for which this fails is omitted, as
+        are partial pages at the ends of an extent: reads of them go through the daemon.
         """
         first = -(-extents.places // PAGE_BYTES) * PAGE_BYTES
         ends = extents.places + extents.lengths
@@ -86,40 +86,40 @@ class PageCache:
         headers = protocol.encode_stores(nodes + 1, first[chosen], lengths)
         begins = (starts + first - extents.places)[chosen] + self._placed(payload)
         places = np.stack([begins, lengths], axis=1).astype(np.uint64)
-        self._make_known(self._strangers(nodes, headers, places))
+        self._make_known(self._unknown_nodes(nodes, headers, places))
         unknown = self._store(headers, places)
-        if len(unknown):  # the kernel has forgotten them since
+        if len(unknown):  # the kernel has forgotten these inodes
             self._make_known(nodes[unknown])
             unknown = unknown[self._store(headers[unknown], places[unknown])]
         self._storing = None
         return int(lengths.sum()) - int(lengths[unknown].sum())
 
     def _store(self, headers: npt.NDArray[np.void], places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-        """Returns which of them the kernel does not know."""
+        """Returns the numbers of those whose inode the kernel does not know."""
         if not len(headers):
             return np.empty(0, np.uint32)
         return self._order(b"S", LENGTH.pack(len(headers)), headers.tobytes(), places.tobytes())
 
-    def _strangers(
+    def _unknown_nodes(
         self,
         nodes: npt.NDArray[np.int64],
         headers: npt.NDArray[np.void],
         places: npt.NDArray[np.uint64],
     ) -> npt.NDArray[np.int64]:
-        """Those of some files that the kernel will not know. To find out with each of them would cost half as much as
-        storing it: so one is tried, and stored if it is known, for all in a folder of which nothing was heard yet.
+        """The files that the kernel probably does not know. A test of one takes half as long as storing it. So in each
+        new folder, only one file is tested, which stores it if the kernel knows it.
         """
         folders, samples, which = np.unique(self._parents[nodes], return_index=True, return_inverse=True)
         tried = np.flatnonzero(
             [folder not in self._listed and folder not in self._found_known for folder in folders.tolist()]
         )
-        is_strange = np.zeros(len(folders), np.bool_)
-        is_strange[tried[self._store(headers[samples[tried]], places[samples[tried]])]] = True
-        self._found_known.update(folders[tried][~is_strange[tried]].tolist())
-        return nodes[is_strange[which]]
+        is_unknown = np.zeros(len(folders), np.bool_)
+        is_unknown[tried[self._store(headers[samples[tried]], places[samples[tried]])]] = True
+        self._found_known.update(folders[tried][~is_unknown[tried]].tolist())
+        return nodes[is_unknown[which]]
 
     def _make_known(self, nodes: npt.NDArray[np.int64]) -> None:
-        """Have the kernel ask for these files: one by one, or by listings of their folders where that is cheaper."""
+        """Make the kernel look these files up: one by one, or by a listing of their folder where that is faster."""
         snapshot = self._snapshot
         by_folder: dict[int, list[int]] = {}
         for node in nodes.tolist():
@@ -129,7 +129,7 @@ class PageCache:
             self._looked_up[folder] += len(files)
             is_worth = self._looked_up[folder] * LISTING_WORTH >= len(snapshot.children(folder))
             if is_worth and folder not in self._listed:
-                # The kernel keeps the listing: a second one would not reach us, and make nothing known.
+                # The kernel caches the listing: a second one would send no request.
                 self._listed.add(folder)
                 folders.append(folder)
             else:
@@ -138,7 +138,7 @@ class PageCache:
         self._order(b"L", self._paths(single))
 
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
-        """Give back the pages of files. What somebody has mapped, or reads at this moment, stays."""
+        """Drop the pages of files, except pages that are mapped or being read."""
         self._order(b"D", self._paths(nodes.tolist()))
 
     def _paths(self, nodes: Iterable[int]) -> bytes:
@@ -148,7 +148,7 @@ class PageCache:
     # -- the helper --------------------------------------------------------------------------------------
 
     def _placed(self, payload: memoryview) -> int:
-        """Where the helper finds a payload."""
+        """The offset of a payload in the memory shared with the helper."""
         self._storing = payload
         place = self._buffer_pool.place(payload)
         if place is None:
@@ -159,7 +159,7 @@ class PageCache:
         return place
 
     def _order(self, kind: bytes, *parts: bytes) -> npt.NDArray[np.uint32]:
-        """Returns the numbers of those that it could not be done for."""
+        """Send an order to the helper; returns the numbers of the items that failed."""
         if not any(parts):
             return np.empty(0, np.uint32)
         helper = self._started()
@@ -169,22 +169,24 @@ class PageCache:
             code = helper.close()
             self._helper = None
             if code is None:
-                # It may still read what it was told to store: those bytes must stay what they are.
-                self._in_doubt.append(self._storing)
+                # The helper may still read this payload, so its slot must not be reused.
+                self._abandoned.append(self._storing)
                 self._starts = PAGE_HELPER_STARTS_MAX
             if code == page_helper.EXIT_GONE:
-                raise MountError("page cache: the mount is gone") from None
+                raise MountError("page cache: the mount has ended") from None
             if self._starts >= PAGE_HELPER_STARTS_MAX:
-                raise MountError("page cache: the process that fills it dies again and again") from None
-            return np.empty(0, np.uint32)  # whatever was not done is read through the daemon
+                raise MountError(
+                    "page cache: the page helper hangs or died too often; files are not pushed any more"
+                ) from None
+            return np.empty(0, np.uint32)  # reads of files that were not stored go through the daemon
 
     def _started(self) -> "_Helper":
         if self._helper is None:
             self._starts += 1
             try:
                 self._helper = _Helper(self._device, self._buffer_pool)
-            except OSError as error:  # files are read through the daemon then, all of them
-                reason = f"the process that fills it cannot be started: {error.strerror}"
+            except OSError as error:  # then all reads go through the daemon
+                reason = f"the page helper cannot be started: {error.strerror}"
                 raise MountError(f"page cache: {reason}") from None
         return self._helper
 
@@ -196,12 +198,12 @@ class PageCache:
 
 
 def largest_payload_bytes(snapshot: Snapshot) -> int:
-    """Of all chunks; at least a page."""
+    """The largest payload of all chunks, at least a page."""
     return int(snapshot.column("chunk_payload_lengths").max(initial=PAGE_BYTES))
 
 
 class _Helper:
-    """The process, and the socket that it takes orders from."""
+    """The process, and the socket for its orders."""
 
     def __init__(self, device: int, buffer_pool: BufferPool) -> None:
         self._socket, theirs = socket.socketpair()
@@ -209,25 +211,25 @@ class _Helper:
             self._socket.setsockopt(socket.SOL_SOCKET, direction, _TIME.pack(PAGE_HELPER_ORDER_S, 0))
         descriptors = [theirs.fileno(), device, buffer_pool.descriptor]
         with theirs:
-            # -S and -E: nothing of the environment is needed, and looking for it takes time.
+            # -S and -E: without site packages and environment it starts faster.
             command = [sys.executable, "-S", "-E", page_helper.__file__]
             command += map(str, [*descriptors, buffer_pool.length_bytes])
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
 
     def order(self, message: bytes) -> npt.NDArray[np.uint32]:
-        """Raises OSError or EOFError when the helper is dead, or does not answer within PAGE_HELPER_ORDER_S."""
+        """Raises OSError or EOFError when the helper is dead, or does not reply within PAGE_HELPER_ORDER_S."""
         self._socket.sendall(LENGTH.pack(len(message)) + message)
         (length,) = LENGTH.unpack(read_exactly(self._socket.fileno(), LENGTH.size))
         return np.frombuffer(read_exactly(self._socket.fileno(), length), np.uint32)
 
     def close(self) -> int | None:
-        """Returns the exit code; None if it does not end even when it is killed."""
+        """Returns the exit code; None if the process has not ended after a kill."""
         self._socket.close()
         try:
             return self._process.wait(PAGE_HELPER_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
-                # It waits for a page; the end of the mount sets it free.
+                # It waits for a page, until the end of the mount.
                 self._process.wait(PAGE_HELPER_END_S)
             return -1

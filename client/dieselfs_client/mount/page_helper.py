@@ -1,19 +1,19 @@
-"""A process that puts bytes into the kernel's page cache, and drops them, on behalf of a mount's daemon.
+"""The page helper: a process that stores files in the kernel's page cache, and drops them, for the daemon of a mount.
 
-It is a process of its own because each file takes a system call or three: a thread would pass the interpreter lock to
-and fro with the one that answers the kernel, and both would be several times slower. It runs this file and imports
-nothing of dieselfs, so that it starts in no time and takes almost no memory. This module calls the kernel.
+Each file takes one to three system calls. A thread would compete for the interpreter lock with the thread that answers
+the kernel, and both would be several times slower. The process runs this file and imports nothing of dieselfs, so it
+starts fast and takes little memory. This module calls the kernel.
 
-Messages on the socket, both ways: the length of what follows (u32), then a letter and its arguments; numbers are in the
-machine's own byte order. The answer to each is the list of those it failed for, by number (u32 each).
+Messages in both directions have their length (u32) before them, in the byte order of the machine. An order is a letter
+and its arguments. The reply is the list of the items that failed, by number (u32 each).
 
-    S  count (u32), then the notices' headers (40 bytes each), then where each one's bytes begin in the shared memory
-       and how many there are (u64, u64): store
+    S  count (u32); headers of the notices (40 bytes each); offset and length of the bytes of each in the shared
+       memory (u64, u64): store
     D  paths, each ended by NUL: drop the pages of these files
     L  paths, each ended by NUL: look these files up, so that the kernel knows them
-    F  paths, each ended by NUL: list these folders, so that the kernel knows all that is in them
+    F  paths, each ended by NUL: list these folders, so that the kernel knows their entries
 
-It ends when the socket is closed, or with exit code 3 when the mount is gone.
+It ends when the socket is closed, or with exit code 3 when the mount has ended.
 """
 
 import errno
@@ -84,7 +84,7 @@ _BY_PATH = {b"D": drop, b"L": look_up, b"F": list_folder}
 
 
 def on_paths(kind: bytes, message: bytes) -> list[int]:
-    """Returns the numbers of the paths that it failed for."""
+    """Returns the numbers of the paths that failed."""
     act, failed = _BY_PATH[kind], []
     for number, path in enumerate(message.split(b"\0")[:-1]):
         try:
@@ -97,7 +97,7 @@ def on_paths(kind: bytes, message: bytes) -> list[int]:
 
 
 def serve(orders: int, device: int, memory: memoryview) -> None:
-    """Take orders until there are no more. Raises OSError when the mount is gone."""
+    """Carry out orders until the socket is closed. Raises OSError when the mount has ended."""
     while True:
         try:
             (length,) = LENGTH.unpack(read_exactly(orders, LENGTH.size))
@@ -115,7 +115,7 @@ def main() -> None:
         try:
             serve(orders, device, memoryview(memory))
         except (OSError, KeyboardInterrupt):
-            os._exit(EXIT_GONE)  # views of the memory may be alive, which would fail its closing
+            os._exit(EXIT_GONE)  # `close` would fail while views of the memory exist
         os._exit(0)
 
 

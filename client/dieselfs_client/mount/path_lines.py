@@ -6,19 +6,19 @@ import numpy.typing as npt
 from dieselfs.snapshot.reader import Snapshot
 
 LINES_PER_BLOCK = 1024
-"""Where each such block begins in the text is remembered, rather than where each line begins."""
+"""The offset of each block of this many lines is kept, instead of the offset of each line."""
 NEWLINE, NUL = b"\n", b"\0"
 SCAN_BYTES = 1 << 20
 
 
 class PathLines:
-    """The paths of some files, in order, as they are stored, byte for byte, with `terminator` behind each.
+    """The stored paths of files, in order, byte for byte, each with `terminator` behind it.
 
-    Of each path only its node is kept; the text is made when it is read (about 0.2 us a line).
+    Only the nodes are kept; the text is made when it is read (about 0.2 us per line).
     """
 
     def __init__(self, snapshot: Snapshot, nodes: npt.NDArray[np.uint32], terminator: bytes) -> None:
-        """Takes about 10 ns a line. With NEWLINE as the terminator, see that `unwritable` finds nothing."""
+        """Takes about 10 ns per line. With NEWLINE as the terminator, the caller checks the paths with `unwritable`."""
         self._snapshot = snapshot
         self._nodes = nodes
         self._terminator = terminator
@@ -28,7 +28,7 @@ class PathLines:
         self.size_bytes = sum(sizes)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """The bytes of the text from `offset` on, `size_bytes` unless it ends before."""
+        """`size_bytes` of the text from `offset` on, fewer at its end."""
         end = min(offset + size_bytes, self.size_bytes)
         if offset >= end:
             return b""
@@ -46,7 +46,7 @@ def _line_bytes(snapshot: Snapshot, nodes: npt.NDArray[np.uint32]) -> npt.NDArra
 
 
 def unwritable(snapshot: Snapshot, nodes: npt.NDArray[np.uint32]) -> bytes | None:
-    """One of these paths that cannot stand in a line, because it holds a newline; None if there is none."""
+    """One of these paths that contains a newline; None if there is none."""
     paths = snapshot.column("paths")
     for start in range(0, len(paths), SCAN_BYTES):
         breaks = start + np.flatnonzero(paths[start : start + SCAN_BYTES] == ord(NEWLINE))

@@ -1,8 +1,8 @@
 """Serves a mount through libfuse, with pyfuse3: the driver `pyfuse3`. This module reads and writes the device.
 
-The same answers as those of `kernel_driver`, from the same core, reads and control tree. What libfuse does not give:
-files and folders are opened and closed with a request each, a folder's entries are looked at one by one, a reader
-cannot be interrupted, and nobody can take the connection over.
+Its replies are those of `kernel_driver`, from the same core, read path and control tree. Differences: each open and
+close of a file or folder is a request, entries of a folder are encoded one by one, reads cannot be interrupted, and no
+other daemon can take the connection over.
 """
 
 import os
@@ -24,16 +24,16 @@ from dieselfs_client.mount.drivers import Driver
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
 
 REQUESTS_AT_ONCE_MAX = 1000
-"""So many may wait for bytes; with more, nothing is answered until one of them is."""
+"""Limit of requests that wait for bytes; at the limit, no request is answered until one of these is."""
 ENTRIES_AT_ONCE = 64
-"""A listing is made in steps of so many entries; a reply has room for some twenty."""
+"""A listing is made in steps of this many entries; a reply has room for about twenty."""
 
 _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
 
 
 class Pyfuse3Driver(Driver, pyfuse3.Operations):
-    """One at a time in a process; `device` was mounted a moment ago."""
+    """One per process; `device` is a new mount, not one that was taken over."""
 
     supports_dot_lookup = True
     enable_writeback_cache = False
@@ -50,7 +50,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
     async def run(self) -> None:
         descriptor = os.dup(self.device)  # libfuse closes its own
         try:
-            # In place of a mount point, libfuse takes the descriptor of what is mounted already.
+            # libfuse also accepts the descriptor of an existing mount as the mount point.
             pyfuse3.init(self, f"/dev/fd/{descriptor}", set())
         except RuntimeError as error:
             os.close(descriptor)
@@ -58,7 +58,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
         try:
             await pyfuse3.main(max_tasks=REQUESTS_AT_ONCE_MAX)
         except* ConnectionAbortedError:
-            pass  # unmounted while a request was taken: libfuse knows only ENODEV for that
+            pass  # unmounted while a request was read: libfuse handles only ENODEV
         finally:
             pyfuse3.close(unmount=False)
 
@@ -70,7 +70,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
 
     @contextmanager
     def _answering(self, what: str, inode: int) -> Iterator[None]:
-        """Every error becomes the errno that it means."""
+        """Answer with the errno of any error."""
         self._requests[what].value += 1
         try:
             yield
@@ -97,7 +97,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
             if self._takes_time(parent_inode, name):
                 return self._entry(await self.control.lookup_later(parent_inode, name))
             found = self._found(parent_inode, name)
-            if found is None:  # the kernel keeps it that there is nothing
+            if found is None:  # the kernel caches that there is no entry
                 found = Attributes(0, 0, 0, 0)
             return self._entry(found)
 
@@ -135,11 +135,11 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
                 if not pyfuse3.readdir_reply(
                     token, pyfuse3.FileNameT(name), self._entry(found), next_position
                 ):
-                    self.control.forget(found.inode, 1)  # nobody was told of it
+                    self.control.forget(found.inode, 1)  # the kernel did not receive the entry
                     return
 
     def _entries(self, folder: int, position: int) -> Iterator[tuple[int, bytes, Attributes]]:
-        """The entries of a folder from a position on, each with the position behind it."""
+        """The entries of a folder from a position on, each with the next position."""
         tree = self._tree(folder)
         dots, nodes = tree.dots(folder), tree.child_nodes(folder)
         origin = nodes.start - _DOTS
@@ -151,7 +151,9 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
             siblings = tree.siblings(run)
             for node, name, inode in zip(run, siblings.names, siblings.inodes.tolist(), strict=True):
                 found = (
-                    self.core.attributes(inode) if siblings.for_keeps else self.control.lookup(folder, name)
+                    self.core.attributes(inode)
+                    if siblings.is_cacheable
+                    else self.control.lookup(folder, name)
                 )
                 if found is not None:
                     yield node - origin + 1, name, found

@@ -1,8 +1,8 @@
 """The read path of a mount, for any kernel driver: bytes of files, from memory or fetched.
 
 `at_once` answers from memory, without waiting; `fetch` waits for the bytes. Sequential reads are read ahead. A read
-fetches a whole chunk if that pays (it will be pinned, a plan needs it next, or much of it was requested lately), else
-only the extent.
+fetches the whole chunk if the chunk will be pinned, a plan needs it next, or much of it was requested lately. Otherwise
+it fetches only the extent.
 """
 
 from collections import OrderedDict
@@ -25,16 +25,16 @@ Buffers = list[memoryview]
 """The bytes of one read, in order: exactly those that the file has in the requested range."""
 
 HELD_BACK_S = 0.1
-"""A reader of a plan is held back at a tripwire for at most this time while the files after it are being pushed. To
-read them one by one costs several times as much, and slows the push.
+"""A reader of a plan waits at a tripwire for at most this time while the files after it are being pushed. Single reads
+of these files take several times as long, and slow the push.
 """
 FILES_REMEMBERED_MAX = 1024
 _WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 1.0, 10.0)
 
 
 class SequentialReads:
-    """Detects sequential reads of a file from the reads alone, as there are no file handles: remembers where the last
-    read of each file ended, for the `files_max` files read last.
+    """Detects sequential reads without file handles: keeps the end of the last read of each file, for the `files_max`
+    files that were read last.
     """
 
     def __init__(self, files_max: int = FILES_REMEMBERED_MAX) -> None:
@@ -42,7 +42,7 @@ class SequentialReads:
         self._ends: OrderedDict[int, int] = OrderedDict()
 
     def continues(self, inode: int, offset: int, end: int) -> bool:
-        """Note a read of the bytes from `offset` to `end`; True if it begins where the file's last one ended."""
+        """Note a read from `offset` to `end`; True if it begins at the end of the last read of this file."""
         last = self._ends.pop(inode, None)
         self._ends[inode] = end
         if len(self._ends) > self._files_max:
@@ -74,7 +74,7 @@ class ReadPath:
 
     def at_once(self, inode: int, offset: int, size: int) -> Buffers | None:
         """Up to `size` bytes at `offset` of a file if all of them are in memory; empty at its end. None also for a
-        tripwire at which the reader is to be held back.
+        tripwire at which the reader must wait.
 
         Raises NotFound or InvalidInput for an inode that is no file.
         """
@@ -107,7 +107,7 @@ class ReadPath:
         return _checked(parts, buffers)
 
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
-        """As `at_once`, but waits for what is not in memory.
+        """As `at_once`, but waits for bytes that are not in memory.
 
         Raises Unavailable after the timeout, and Damaged. If cancelled, fetches in flight continue, for the next
         reader.
@@ -141,7 +141,7 @@ class ReadPath:
         return held
 
     async def _fetch_part(self, part: ExtentPart) -> memoryview:
-        """From the whole chunk, or from the extent alone if the chunk is not worth it, or is damaged."""
+        """From the whole chunk, or from the extent alone if the chunk is not worth fetching, or damaged."""
         extent = part.extent
         chunk, prefetcher = extent.chunk, self._prefetcher
         if (
@@ -165,5 +165,5 @@ def _checked(parts: list[ExtentPart], buffers: Buffers) -> Buffers:
     """The buffers, if they have the length of the parts. Raises Damaged otherwise."""
     length = sum(map(len, buffers))
     if length != sum(part.length for part in parts):
-        raise Damaged(f"{length} bytes were read in {len(parts)} parts: a chunk is too short")
+        raise Damaged(f"the read returned {length} bytes in {len(parts)} parts: a chunk is too short")
     return buffers

@@ -1,4 +1,4 @@
-"""Asks a mount how warm its memory is, and has it warmed, as `dlcmd warm` does. This module opens files of a mount."""
+"""Reads the warmth of a mount, and starts its warming, for `dlcmd warm`. This module opens files of a mount."""
 
 import errno
 import json
@@ -15,8 +15,8 @@ _WARM = Path(".dieselfs/warm")
 
 @dataclass(frozen=True, slots=True)
 class MountWarmth:
-    """How warm a mount is, or the job that it belongs to. `nodes`: of that job, those who answer; `unknown`: others.
-    `dataset_bytes`: how much the whole dataset is, whether memory has room for it or not; None if it was not told.
+    """The warmth of a mount, or of its job. `nodes`: those of the job that answered; `unknown`: the others.
+    `dataset_bytes`: size of the whole dataset, even if memory has no room for it; None if it is not reported.
     """
 
     whole: Warmth
@@ -27,15 +27,14 @@ class MountWarmth:
 
     @property
     def warm_nodes(self) -> int:
-        """How many nodes have all that they can keep."""
+        """How many nodes have pinned everything that they can pin."""
         return sum(warmth.share >= 1 for warmth in self.nodes.values())
 
 
 def warm(place: str) -> MountWarmth:
-    """Have a mount (`control.mounted_place`) fetch what its memory can keep, in the background; in a job, all of its
-    nodes. How warm it is now.
+    """Start the warming of a mount (`control.mounted_place`), in a job of all its nodes; returns the current warmth.
 
-    Waits for the answers of the nodes, and as long as the daemon is being replaced. Raises MountError for a dead mount,
+    Waits for the replies of the nodes, and while the daemon is being replaced. Raises MountError for a dead mount,
     Unavailable if its daemon answers with an error.
     """
     try:
@@ -45,13 +44,18 @@ def warm(place: str) -> MountWarmth:
     except OSError as error:
         if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             raise MountError(f"{place}: the mount is dead; mount it again") from None
-        raise Unavailable(f"{place}: its daemon cannot say how warm it is: {error.strerror}") from None
+        raise Unavailable(
+            f"{place}: its daemon cannot report its warmth: {error.strerror}; see {place}/.dieselfs/errors"
+        ) from None
     return parsed(json.loads(text))
 
 
 def parsed(told: Mapping[str, Any]) -> MountWarmth:
-    """What stands in `.dieselfs/warm`."""
-    job, dataset_bytes = told["job"], told.get("dataset_bytes")  # a daemon of an older version does not say
+    """The warmth from the content of `.dieselfs/warm`."""
+    job, dataset_bytes = (
+        told["job"],
+        told.get("dataset_bytes"),
+    )  # a daemon of an older version does not report it
     if job is None:
         own = _warmth(told["node"])
         return MountWarmth(own, {"": own}, dataset_bytes=dataset_bytes)

@@ -21,22 +21,22 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.prefetch.extent_table import Extents
 
 JOINED_BYTES_MAX = 1 * MIB
-"""Extents of several chunks that arrive together are joined up to this: a push costs as much as copying it."""
+"""Extents of several chunks that arrive together are joined up to this: a copy of this size takes as long as a push."""
 
 Batch = dict[int, Extents]
 """Extents of some chunks, by chunk."""
 
 Content = tuple[memoryview, Numbers]
-"""The bytes of extents, and the start of each in them."""
+"""The bytes of extents, and the offset of each extent in them."""
 
 Arrived = dict[int, Content | DieselfsError]
-"""What arrived together, by chunk, or the error."""
+"""The content of each chunk that arrived with one reply, or its error."""
 
 _log = logging.getLogger(__name__)
 
 
 class FetchBatches:
-    """Used from one trio thread. Whole chunks go through `chunk_cache`, where readers may wait for them too."""
+    """Used from one trio thread. Whole chunks go through `chunk_cache`, in a single flight with readers."""
 
     def __init__(self, snapshot: Snapshot, chunk_cache: ChunkCache, source: Source) -> None:
         self._snapshot = snapshot
@@ -45,7 +45,7 @@ class FetchBatches:
         self._largest_bytes = int(snapshot.column("chunk_payload_lengths").max(initial=0))
 
     def is_whole(self, chunk: int, extents: Extents) -> bool:
-        """Whether extents are so much of a chunk that it is fetched whole."""
+        """Whether the extents are a large enough part of a chunk to fetch it whole."""
         payload_bytes = self._snapshot.chunk_payload_length(chunk)
         return is_worth_whole(int(extents.lengths.sum()), payload_bytes, PREFETCH_WHOLE_SHARE)
 
@@ -119,7 +119,7 @@ class FetchBatches:
         return left
 
     def joined(self, batch: Batch, came: Arrived) -> Iterator[tuple[Extents, Content]]:
-        """What arrived without error, in this order; small extents of several chunks are joined."""
+        """The content that arrived without error, in order; small extents of several chunks are joined."""
         bytes_max = min(JOINED_BYTES_MAX, self._largest_bytes)
         together: list[tuple[Extents, Content]] = []
         together_bytes = 0

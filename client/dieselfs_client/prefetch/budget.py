@@ -1,4 +1,4 @@
-"""Which extents the prefetcher has stored in the page cache, for which reason, and their memory. No I/O.
+"""The prefetch budget: which extents are stored in the page cache, for which reason, and their memory. No I/O.
 
 An extent is stored for one of two reasons: its chunk is *pinned*, or plans *hold* it for a while. Never for both.
 The kernel reclaims pages without notice. The only sign is a read for a file of a pinned chunk that was pushed.
@@ -16,8 +16,8 @@ from dieselfs_client.prefetch.extent_table import Extents, ExtentTable
 
 PUSHED_AGAIN_S = 1.0
 PUSHED_AGAIN_MAX_S = 60.0
-"""The first pause before a chunk is fetched to be pushed again, and the last: it doubles each time, as pages that the
-kernel reclaims at once are not worth it. A chunk of which much is requested is fetched sooner.
+"""The first and the longest pause before a chunk is fetched to be pushed again. The pause doubles each time: if the
+kernel reclaims pages at once, pushes have no benefit. A chunk of which much is requested is fetched sooner.
 """
 
 
@@ -40,19 +40,19 @@ class PrefetchBudget:
         self._allotment = allotment
         self._clock = clock
         self._is_pinned = np.zeros(chunks, np.bool_)
-        self._is_pushed = np.zeros(chunks, np.bool_)  # by this daemon or by one before
+        self._is_pushed = np.zeros(chunks, np.bool_)  # by this daemon or an earlier one
         self._pushes: dict[int, _Push] = {}  # of this daemon
         self._is_stored = np.zeros(extents, np.bool_)
         self._is_charged = np.zeros(extents, np.bool_)
         self._holders = np.zeros(extents, np.uint16)
 
-    # -- for good ----------------------------------------------------------------------------------------
+    # -- pinned chunks -------------------------------------------------------------------------------------
 
     def is_pinned(self, chunk: int) -> bool:
         return bool(self._is_pinned[chunk])
 
     def pinned(self) -> list[int]:
-        """The chunks that are pinned."""
+        """The pinned chunks."""
         chunks: list[int] = np.flatnonzero(self._is_pinned).tolist()
         return chunks
 
@@ -63,7 +63,7 @@ class PrefetchBudget:
         return self.pinned_bytes + int(self._table.chunk_page_bytes[chunk]) <= self._allotment.pinned
 
     def pin(self, chunk: int) -> bool:
-        """Pin a chunk if there is room; whether it is pinned now."""
+        """Pin a chunk if there is room; returns whether it is pinned now."""
         if self._is_pinned[chunk]:
             return True
         if not self.can_pin(chunk):
@@ -78,7 +78,7 @@ class PrefetchBudget:
     # -- pushes of pinned chunks ---------------------------------------------------------------------------
 
     def is_pushed(self, chunk: int) -> bool:
-        """Whether a chunk was pushed, by this daemon or by one before."""
+        """Whether a chunk was pushed, by this daemon or an earlier one."""
         return bool(self._is_pushed[chunk])
 
     def is_due(self, chunk: int) -> bool:
@@ -92,7 +92,7 @@ class PrefetchBudget:
         return push is not None and self._clock() < push.at_s + PUSHED_AGAIN_S
 
     def push(self, chunk: int) -> bool:
-        """A chunk is about to be pushed; whether it was before, so that the kernel has reclaimed pages."""
+        """Note a push; returns whether this daemon pushed the chunk before, so that the kernel has reclaimed pages."""
         before = self._pushes.get(chunk)
         again_after_s = min(2 * before.again_after_s, PUSHED_AGAIN_MAX_S) if before else PUSHED_AGAIN_S
         self._pushes[chunk] = _Push(self._clock(), again_after_s)
@@ -100,11 +100,11 @@ class PrefetchBudget:
         return before is not None
 
     def restore(self, chunk: int) -> None:
-        """A previous daemon has pushed a chunk, at an unknown time."""
+        """Note that an earlier daemon pushed a chunk, at an unknown time."""
         self._is_pushed[chunk] = True
 
     def warmth(self, damaged: Collection[int]) -> Warmth:
-        """How much was pushed of what can be pinned."""
+        """The pushed part of the bytes that can be pinned."""
         page_bytes = self._table.chunk_page_bytes
         is_lacking = ~self._is_pushed
         is_lacking[np.fromiter(damaged, np.int64)] = False
@@ -114,7 +114,7 @@ class PrefetchBudget:
     # -- for plans ---------------------------------------------------------------------------------------
 
     def hit_bytes(self, extents: Extents) -> int:
-        """How much of some extents is pinned and stored."""
+        """The bytes of these extents that are pinned and stored."""
         is_hit = self._is_pinned[extents.chunks] & self._is_stored[extents.numbers]
         return extents[is_hit].page_bytes()
 
@@ -128,12 +128,12 @@ class PrefetchBudget:
         return ~is_there
 
     def has_room(self, page_bytes: int) -> bool:
-        """Whether the window has room for this; an empty one always has."""
+        """Whether the window has room for this; an empty window always has."""
         return not self.window_bytes or self.window_bytes + page_bytes <= self._allotment.window
 
     def charge(self, extents: Extents) -> Extents:
-        """Count extents that a plan is about to fetch; returns them, without those that were released, or that another
-        plan has begun to fetch since they were held.
+        """Count extents that a plan is about to fetch. Returns them without those that were released, and those that
+        another plan has begun to fetch since they were held.
         """
         extents = extents[(self._holders[extents.numbers] > 0) & self._is_missing(extents)]
         self._is_charged[extents.numbers] = True
@@ -141,7 +141,7 @@ class PrefetchBudget:
         return extents
 
     def release(self, extents: Extents) -> Extents:
-        """A plan no longer needs extents; returns those to be dropped, which no other plan holds."""
+        """A plan no longer needs these extents; returns those to drop, which no other plan holds."""
         extents = extents[self._holders[extents.numbers] > 0]
         self._holders[extents.numbers] -= 1
         extents = extents[self._holders[extents.numbers] == 0]
@@ -155,17 +155,17 @@ class PrefetchBudget:
         self._is_charged[extents.numbers] = False
         self.window_bytes -= extents.page_bytes()
 
-    # -- what is there -----------------------------------------------------------------------------------
+    # -- stored extents ------------------------------------------------------------------------------------
 
     def is_wanted(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Which of some extents are pinned, or held by a plan."""
+        """Which of these extents are pinned, or held by a plan."""
         is_wanted: npt.NDArray[np.bool_] = self._is_pinned[extents.chunks] | (
             self._holders[extents.numbers] > 0
         )
         return is_wanted
 
     def put(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Extents have arrived: which of them are to be stored, because they are wanted and not stored yet."""
+        """Note extents that have arrived; returns which of them to store: those that are wanted and not stored yet."""
         is_new: npt.NDArray[np.bool_] = self.is_wanted(extents) & ~self._is_stored[extents.numbers]
         self._is_stored[extents.numbers[is_new]] = True
         return is_new

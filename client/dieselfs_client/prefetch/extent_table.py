@@ -1,7 +1,4 @@
-"""The extents of many files at once, as columns: what is fetched of a chunk, and what is pushed of it. No I/O.
-
-An *extent* is the part of a file in one chunk. Most files have one extent.
-"""
+"""The extents of many files at once, as columns, for fetches and pushes. No I/O."""
 
 import stat
 from collections.abc import Iterator, Sequence
@@ -19,8 +16,9 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Extents:
-    """Some extents: element `i` of each column belongs to extent `i`. `numbers` are theirs in the snapshot,
-    `sizes` those of the whole files."""
+    """Extents as columns: element `i` of each belongs to extent `i`. `numbers`: the numbers in the snapshot; `sizes`:
+    the sizes of the whole files.
+    """
 
     numbers: Numbers
     nodes: Numbers
@@ -39,13 +37,13 @@ class Extents:
 
     @classmethod
     def joined(cls, parts: Sequence["Extents"]) -> "Extents":
-        """Of several, one behind the other."""
+        """Several, concatenated."""
         if len(parts) == 1:
             return parts[0]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
     def by_chunk(self) -> Iterator[tuple[int, "Extents"]]:
-        """The extents of each chunk by themselves, in order of their offsets; the chunk touched first comes first."""
+        """The extents of each chunk, ordered by offset; chunks are ordered by their first extent in this table."""
         if not len(self):
             return
         order = np.lexsort((self.offsets, self.chunks))
@@ -57,7 +55,7 @@ class Extents:
             yield int(chunks[starts[group]]), self[order[starts[group] : ends[group]]]
 
     def page_bytes(self) -> int:
-        """What they take in the page cache."""
+        """Bytes of whole pages in the page cache."""
         return int((-(-self.lengths // PAGE_BYTES)).sum()) * PAGE_BYTES
 
     def extents(self) -> list[ExtentRef]:
@@ -83,17 +81,17 @@ class ExtentTable:
         self._checksums = snapshot.column("extent_checksums")
 
     def page_bytes(self, nodes: npt.NDArray[np.integer]) -> Numbers:
-        """What each of some files takes in the page cache."""
+        """Bytes of whole pages for each of these files."""
         pages: Numbers = -(-self._sizes[nodes].astype(np.int64) // PAGE_BYTES)
         return pages * PAGE_BYTES
 
     def total_page_bytes(self) -> int:
-        """What the whole dataset takes in the page cache."""
+        """Bytes of whole pages for the dataset."""
         return int(self.page_bytes(self._files()).sum())
 
     @cached_property
     def chunk_page_bytes(self) -> Numbers:
-        """What the extents of each chunk take in the page cache."""
+        """Bytes of whole pages for the extents of each chunk."""
         pages = -(-self._lengths.astype(np.int64) // PAGE_BYTES)
         by_chunk: Numbers = np.bincount(self._chunks, pages, self.snapshot.chunk_count).astype(np.int64)
         return by_chunk * PAGE_BYTES
@@ -103,7 +101,7 @@ class ExtentTable:
         return self._extents(*self._numbers(nodes))
 
     def of_chunk(self, chunk: int) -> Extents:
-        """All extents that lie in a chunk, in order of their offsets."""
+        """All extents in a chunk, ordered by offset."""
         ends, numbers, owners = self._by_chunk
         numbers = numbers[int(ends[chunk - 1]) if chunk else 0 : int(ends[chunk])]
         return self._extents(owners[numbers].astype(np.int64), numbers)
@@ -112,7 +110,7 @@ class ExtentTable:
         return np.flatnonzero((self.snapshot.column("modes") & 0o170000) == stat.S_IFREG)
 
     def _numbers(self, nodes: npt.NDArray[np.integer]) -> tuple[Numbers, Numbers]:
-        """The extents of files by number, in the order of `nodes`: the file of each, and its number."""
+        """The file and the number of each extent, in the order of `nodes`."""
         counts = self._counts[nodes].astype(np.int64)
         owners = np.repeat(nodes.astype(np.int64), counts)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -132,9 +130,9 @@ class ExtentTable:
 
     @cached_property
     def _by_chunk(self) -> tuple[Numbers, Numbers, npt.NDArray[np.uint32]]:
-        """Extents sorted by chunk: where each chunk's end, their numbers, and the file of each number.
+        """Extents sorted by chunk: the end of each chunk, the numbers of the extents, and the file of each number.
 
-        About 0.3 s and 12 bytes for each file, once.
+        Takes about 0.3 s and 12 bytes per file, once.
         """
         files, numbers = self._numbers(self._files())
         owners = np.zeros(len(self._chunks), np.uint32)

@@ -1,10 +1,10 @@
-"""The prefetcher of a node: puts files into the page cache before they are read.
+"""The prefetcher of a node: stores files in the page cache before they are read.
 
-A file reaches the page cache in one of two ways. *Pinned* chunks are pushed whole and stay: the first that were
-needed, as many as the memory holds. All else streams through the *window*: only the files that plans need, fetched
-ahead of the readers and dropped behind them.
+A file reaches the page cache in one of two ways. *Pinned* chunks are pushed whole and stay: the first chunks that were
+needed, as many as fit. The files of other chunks go through the *window*: only those that plans need, fetched ahead of
+the readers and dropped behind them.
 
-The memory of a chunk is released once its files are pushed, so that a byte is held once. If the kernel reclaims pages,
+The memory of a chunk is released once its files are pushed, so each byte is held once. If the kernel reclaims pages,
 the file is read through the daemon, and a pinned chunk is pushed again.
 """
 
@@ -34,30 +34,30 @@ from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
 from dieselfs_client.prefetch.window import PlanWindow, Span
 
 BATCHES_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
-"""Fetches ahead of readers; the others are left for readers who wait."""
+"""Limit of prefetches in flight; the rest of FETCHES_AT_ONCE_MAX is for waiting readers."""
 COMMON_SPANS_AHEAD = 2
-"""A plan that other nodes read as well is prefetched no further, unless the memory of the job has room: chunks that the
-others have not read yet would be evicted.
+"""A shared plan is prefetched no further than this, unless the memory of the job has room: chunks that other nodes have
+not read yet would be evicted.
 """
 FINISHED_S = 10.0
 """The last files of a plan stay for this time after the last sign of its readers."""
 HEAD_START_S = 2.0
-"""The list of a plan is readable to its end after this time at most: its first files should be stored by then."""
+"""The end of the list of a plan can be read after this time at most, or when the first files are stored."""
 PLAN_QUIET_S = 120.0
-"""A new plan ends those whose readers gave no sign for this time."""
+"""A new plan ends plans whose readers gave no sign for this time."""
 PLAN_ACTIVE_S = 10.0
 """A reader is active for this time after its last sign; a file may be in the windows of several."""
 PLAN_END_SHARE = 0.9
-"""A plan that is read up to this share ends when its reader begins the next epoch."""
+"""A plan of which this share has been read ends when its reader begins the next epoch."""
 PLANS_MAX = 16
-"""One more plan ends the one whose readers were silent the longest."""
+"""Limit of plans; one more ends the plan whose readers were silent the longest."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class Pages(Protocol):
-    """Where files are put: `PageCache`. Methods block, are called from one thread at a time, and raise MountError."""
+    """The page cache: `PageCache`. Methods block, are called from one thread at a time, and raise MountError."""
 
     def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int: ...
 
@@ -66,14 +66,14 @@ class Pages(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Following:
-    """A plan that is followed. `is_ahead` is set when the first files of its latest reader are stored."""
+    """A plan in progress. `is_ahead` is set when the first files of its latest reader are stored."""
 
     window: PlanWindow
     is_ahead: trio.Event
 
 
 class Prefetcher:
-    """Used from one trio thread. What it starts runs in `nursery`; when that is cancelled, what was pushed stays."""
+    """Used from one trio thread. Its tasks run in `nursery`; pushed files stay when that is cancelled."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Prefetcher:
         self._nursery = nursery
         self._clock = clock
         self._foreground = foreground or Foreground()
-        self._is_over = False  # the mount is gone
+        self._is_over = False  # the mount has ended
         self._plans: dict[Hashable, _Following] = {}
         self._expected: set[int] = set()
         self.moved = trio.Event()
@@ -114,13 +114,13 @@ class Prefetcher:
         self._fetching = trio.CapacityLimiter(BATCHES_AT_ONCE_MAX)
         self._pushing = trio.CapacityLimiter(1)
 
-    # -- what readers ask --------------------------------------------------------------------------------
+    # -- calls for readers -------------------------------------------------------------------------------
 
     def noticed(self, node: int) -> None:
-        """A file was read through the daemon."""
+        """Note that a file was read through the daemon."""
         self.tripwires.spring(node)
         self._hit_rate.requested(node)
-        # Several plans may have the file in their windows. It was read by the one that expected it soonest.
+        # Several plans may have the file in their windows: active ones come first, then the one with the smallest advance.
         since_s = self._clock() - PLAN_ACTIVE_S
         found = [
             (window.quiet_since_s < since_s, advance, index)
@@ -137,7 +137,7 @@ class Prefetcher:
         self._wake()
 
     def is_starved(self, node: int) -> bool:
-        """Whether the next files of a tripwire's reader are still in flight."""
+        """Whether the next files of the reader of this tripwire are in flight."""
         return self.is_busy and any(window.is_starved(node) for window in self.windows)
 
     def keeps(self, chunk: int) -> bool:
@@ -145,11 +145,11 @@ class Prefetcher:
         return self.budget.is_due(chunk) and self.budget.pin(chunk)
 
     def expects(self, chunk: int) -> bool:
-        """Whether a chunk is in flight, or will soon be: a reader of one of its files waits for it."""
+        """Whether a chunk is in flight or will be soon, so that a reader of one of its files waits for it."""
         return chunk in self._expected
 
     def landed(self, chunk: int, payload: memoryview) -> None:
-        """A chunk was fetched for a reader: push it if it is pinned, and was not just pushed for another reader."""
+        """Push a chunk that was fetched for a reader, if it is pinned, and was not just pushed for another reader."""
         if self._is_over or not self.budget.is_pinned(chunk) or self.budget.was_just_pushed(chunk):
             return
         extents = self.table.of_chunk(chunk)
@@ -159,7 +159,7 @@ class Prefetcher:
         self._nursery.start_soon(self._put, extents, payload, extents.offsets)
 
     def restore(self, chunks: Iterable[int]) -> None:
-        """A previous daemon has pinned and stored these; the bytes of their tripwires are lost."""
+        """Pin chunks that an earlier daemon pinned and pushed. The bytes of their tripwires are lost."""
         for chunk in chunks:
             if self.budget.pin(chunk):
                 self.budget.restore(chunk)
@@ -167,7 +167,7 @@ class Prefetcher:
                 self.budget.put(extents[~self.tripwires.among(extents.nodes)])
 
     def declare(self, share: Share, position: int = 0) -> None:
-        """A reader is about to read its share of a plan, of which it may have read all before `position`."""
+        """Prefetch for a reader that is about to read its share of a plan, from `position` on."""
         self._retire(share)
         key = share.plan.spec
         following = self._plans.get(key)
@@ -175,7 +175,7 @@ class Prefetcher:
             window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes, self._clock)
             following = self._plans[key] = _Following(window, trio.Event())
             self._nursery.start_soon(self._follow, following)
-        following.is_ahead.set()  # its waiters wait for the new one from now on
+        following.is_ahead.set()  # its waiters now wait for the new event
         following.is_ahead = trio.Event()
         following.window.join(share, position, self._hit_rate.begin())
         self._wake()
@@ -183,7 +183,7 @@ class Prefetcher:
     async def ahead_of(self, share: Share) -> None:
         """Wait until the first files of a declared share are stored, HEAD_START_S at most.
 
-        A reader of files that are just being pushed is slow, and slows the push.
+        A reader of files that are being pushed is slow, and slows the push.
         """
         following = self._plans.get(share.plan.spec)
         if following is not None:
@@ -191,7 +191,7 @@ class Prefetcher:
                 while not following.is_ahead.is_set():
                     await following.is_ahead.wait()
 
-    # -- what it tells -----------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------
 
     @property
     def windows(self) -> list[PlanWindow]:
@@ -202,7 +202,7 @@ class Prefetcher:
         """Whether anything is being fetched, pushed or dropped."""
         return self._fetching.borrowed_tokens + self._pushing.borrowed_tokens > 0
 
-    # -- for good, before anybody asks: `warming.Warmable` --------------------------------------------------
+    # -- warming: `warming.Warmable` -----------------------------------------------------------------------
 
     def lacks(self, chunk: int) -> bool:
         return not self.budget.is_pushed(chunk) and chunk not in self._chunk_cache.damaged
@@ -220,14 +220,14 @@ class Prefetcher:
     # -- ahead of plans ----------------------------------------------------------------------------------
 
     async def _follow(self, plan: _Following) -> None:
-        """Fetch span after span ahead of the readers of one plan, until all of them are through."""
+        """Fetch spans ahead of the readers of one plan, until all of them have finished."""
         window = plan.window
         while self._is_followed(plan):
             moved = self.moved
-            if passed := window.passed():  # what comes next does not wait for it
+            if passed := window.passed():  # the next span does not wait for the drop
                 self._nursery.start_soon(self._drop, passed)
             if window.is_finished:
-                # What was read last may lag behind the last tripwire; and a reader may begin anew.
+                # Reads may lag behind the last tripwire, and a reader may begin again.
                 with trio.move_on_after(FINISHED_S):
                     while self._is_followed(plan) and window.is_finished:
                         await self.moved.wait()
@@ -235,7 +235,7 @@ class Prefetcher:
                     break
                 continue
             is_enough = self._has_its_part(window) or self._is_ahead_of_others(window)
-            # Groups are worked out one by one, and others have their turn in between.
+            # Other tasks run between the computations of two groups.
             while not is_enough and window.gather(self._together_bytes(window)):
                 await trio.lowlevel.checkpoint()
             span = None if is_enough else window.next_span(self._span_bytes())
@@ -245,7 +245,7 @@ class Prefetcher:
             else:
                 await self._bring_span(plan, span)
         self._forget(plan)
-        await self._drop(window.given_up())
+        await self._drop(window.close())
 
     def _is_followed(self, plan: _Following) -> bool:
         return not self._is_over and plan in self._plans.values()
@@ -256,7 +256,7 @@ class Prefetcher:
         self._wake()
 
     def _retire(self, new: Share) -> None:
-        """End plans whose readers are gone, or begin the next epoch with the new plan."""
+        """End plans whose readers have ended, or begin the next epoch with the new plan."""
         quiet_s = self._clock() - PLAN_QUIET_S
         for plan in list(self._plans.values()):
             window = plan.window
@@ -267,23 +267,23 @@ class Prefetcher:
             self._forget(min(self._plans.values(), key=lambda plan: plan.window.quiet_since_s))
 
     def _together_bytes(self, window: PlanWindow) -> int:
-        """How much several groups may have that are fetched together."""
+        """The most bytes of several groups that are fetched together."""
         return span_bytes(self._allotment, len(self._plans)) if window.is_shared_plan else 0
 
     def _span_bytes(self) -> int:
-        """Half of the window, which the plans share; if all can be kept there is no window, and nothing to save."""
+        """Half of a plan's part of the window; if the whole dataset is pinned, of the memory: there is no window."""
         room = self._allotment.window or self._allotment.pinned
         return max(room // 2 // max(len(self._plans), 1), 1)
 
     def _has_its_part(self, window: PlanWindow) -> bool:
-        """Whether a plan holds as much of the window as it may beside others."""
+        """Whether a plan holds its part of the window, of which each of several plans has the same."""
         plans = len(self._plans)
         return plans > 1 and window.held_bytes() * plans >= self._allotment.window > 0
 
     def _is_ahead_of_others(self, window: PlanWindow) -> bool:
-        """Whether a plan that other nodes read as well is far enough ahead. As each of them holds its share of a group,
-        what this one holds says how many groups pass through the memory of all. And what is fetched together is begun
-        when there is room for all of it: little by little, it would be many requests again.
+        """Whether a shared plan is far enough ahead of other nodes. Each node holds its share of a group, so the bytes
+        on this node show how many groups pass through the memory of the job. Groups that are fetched together wait
+        until there is room for all of them: in parts, they would take many requests.
         """
         if not window.is_shared_plan or window.spans_ahead() < COMMON_SPANS_AHEAD:
             return False
@@ -292,7 +292,7 @@ class Prefetcher:
         return window.held_bytes() >= self._allotment.node_cache * NODE_CACHE_EVICTABLE_SHARE / 2
 
     async def _bring_span(self, plan: _Following, span: Span) -> None:
-        """Start to fetch all of a span that is not stored, as memory becomes free."""
+        """Start to fetch the missing files of a span, as memory becomes free."""
         is_ahead = plan.is_ahead
         extents = self.table.of_files(span.nodes)
         self.planned.value += extents.page_bytes()
@@ -337,8 +337,8 @@ class Prefetcher:
         done(())
 
     async def _due(self, plan: _Following, span: Span, waiting: Batch) -> Batch:
-        """Wait until the window may take the first extents, and take out of them as many as it may now, counted;
-        or all, if they are not wanted any more.
+        """Wait until the window has room for the first of `waiting`. Remove as many as it has room for, count and return
+        them; remove all if the span is not wanted any more.
         """
         window, due = plan.window, Batch()
         while window.holds(span) and self._is_followed(plan):
@@ -359,7 +359,7 @@ class Prefetcher:
         return due
 
     async def _take_back(self, needy: PlanWindow) -> bool:
-        """Take what was recalled, or what is furthest ahead of a plan that has its part; False if there is none."""
+        """Release recalled spans, or the last span of another plan that holds its part; False if there are none."""
         for window in self.windows:
             nodes = window.release_recalled()
             if not len(nodes) and window is not needy and self._has_its_part(window):
@@ -368,23 +368,23 @@ class Prefetcher:
                 return await self._drop([nodes])
         return False
 
-    # -- what arrives ------------------------------------------------------------------------------------
+    # -- arrivals ----------------------------------------------------------------------------------------
 
     async def _arrived(self, batch: Batch, came: Arrived) -> None:
-        """Push extents of chunks. Readers fetch what failed."""
+        """Push extents that have arrived. Readers fetch those that failed."""
         for chunk, content in came.items():
             if isinstance(content, DieselfsError):
                 self._failed.value += 1
-                _log.warning("files fetched ahead of their readers: %s", content)
+                _log.warning("prefetch failed; readers fetch these files: %s", content)
             elif self.budget.is_pinned(chunk):
                 self.budget.push(chunk)
         for extents, (payload, starts) in self._batches.joined(batch, came):
             await self._put(extents, payload, starts)
 
     async def _put(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
-        """Store what is wanted and not stored yet in the page cache, except tripwires, whose bytes stay here.
+        """Store extents that are wanted and not stored yet in the page cache, except tripwires, whose bytes stay here.
 
-        This runs in a thread of its own: the kernel may make it wait for a reader.
+        The store runs in a worker thread, because the kernel may make it wait for a reader.
         """
         is_new = self.budget.put(extents)
         extents, starts = extents[is_new], starts[is_new]

@@ -1,9 +1,8 @@
-"""The files that show how far the readers of plans are. No I/O.
+"""The files that show the positions of the readers of plans. No I/O.
 
-Reads from the page cache are invisible. So one file in `every` is a *tripwire*: it is kept out of the page cache, its
-bytes are held here, and the read for it shows the position of its reader. Of a file in several chunks only the first
-extent is left out, and fetched when it is read. The choice depends on the snapshot alone, so that it is the same in
-every epoch.
+The daemon does not see reads from the page cache. So one file in `every` is a *tripwire*: it is not pushed, its bytes
+are held here, and the read of it shows the position of its reader. Of a file that spans chunks, only the first extent
+is not pushed, and is fetched when it is read. The choice depends only on the snapshot: it is the same in every epoch.
 """
 
 import numpy as np
@@ -17,13 +16,13 @@ from dieselfs_client.prefetch.extent_table import Extents
 
 TRIPWIRE_EVERY_MAX = 512
 TRIPWIRE_EVERY_MIN = 64
-"""The bounds of `every`. A read through the daemon costs as much as some ten reads from the page cache."""
+"""The bounds of `every`. A read through the daemon takes as long as about ten reads from the page cache."""
 TRIPWIRE_CHUNKS = 4
 """Within these bounds, there is one tripwire for this many chunks."""
 
 
 class Tripwires:
-    """About one in `every` files that are not empty; and files that are added."""
+    """About one in `every` files that are not empty, and added files."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._sizes = snapshot.column("sizes")
@@ -32,17 +31,17 @@ class Tripwires:
         self._added: set[int] = set()
         self._bytes: dict[int, memoryview] = {}
         self._bare: set[int] = set()  # those that span chunks
-        self._sprung: set[int] = set()  # read since, so that the kernel has them in the page cache
+        self._sprung: set[int] = set()  # read, so that the kernel has them in the page cache
 
-    # -- which they are ----------------------------------------------------------------------------------
+    # -- choice ------------------------------------------------------------------------------------------
 
     def usual(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of some files are tripwires in every epoch."""
+        """Which of these files are tripwires in every epoch."""
         chosen: npt.NDArray[np.bool_] = mix(nodes.astype(np.uint64)) % np.uint64(self.every) == 0
         return chosen & self.could_be(nodes)
 
     def could_be(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of some files can be a tripwire."""
+        """Which of these files can be a tripwire."""
         is_possible: npt.NDArray[np.bool_] = self._sizes[nodes] > 0
         return is_possible
 
@@ -51,7 +50,7 @@ class Tripwires:
         self._added.update(nodes.tolist())
 
     def among(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of some files are tripwires now."""
+        """Which of these files are tripwires now."""
         return self.usual(nodes) | np.isin(nodes, np.fromiter(self._added, np.int64, len(self._added)))
 
     # -- their bytes -------------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ class Tripwires:
         return sum(map(len, self._bytes.values()))
 
     def hold(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
-        """Copy the bytes of tripwires from their first extents: that of number `i` begins at `starts[i]`."""
+        """Copy the bytes of tripwires from their first extents; extent `i` begins at `starts[i]` of `payload`."""
         is_whole = extents.lengths == extents.sizes
         self._bare.update(extents.nodes[~is_whole].tolist())
         extents, starts = extents[is_whole], starts[is_whole]
@@ -74,17 +73,17 @@ class Tripwires:
         return self._bytes.get(node)
 
     def spring(self, node: int) -> None:
-        """A file is read through the daemon, and enters the page cache."""
+        """Note that a file is read through the daemon, and so enters the page cache."""
         if node in self._bytes or node in self._bare:
             self._sprung.add(node)
 
     def sprung(self) -> Numbers:
-        """Tripwires that have entered the page cache, each once: they must be dropped from it to work again."""
+        """Tripwires that have entered the page cache, each once. They must be dropped from it to work again."""
         sprung, self._sprung = self._sprung, set()
         return np.fromiter(sprung, np.int64, len(sprung))
 
     def release(self, nodes: Numbers) -> None:
-        """Files were dropped."""
+        """Note that files were dropped."""
         for node in nodes[self.among(nodes)].tolist():
             self._bytes.pop(node, None)
             self._bare.discard(node)
@@ -93,8 +92,8 @@ class Tripwires:
 
 class HitRate:
     """Counts the files of plans that were read from the page cache: those that a reader has passed, and that were not
-    requested from the daemon since it began. Files after a reader's last tripwire are counted at the next one.
-    `nodes`: of the snapshot; 4 bytes for each.
+    requested from the daemon since the reader began. Files after its last tripwire are counted at the next one.
+    `nodes`: of the snapshot; takes 4 bytes for each.
     """
 
     def __init__(self, nodes: int, metrics: Registry) -> None:
@@ -102,19 +101,19 @@ class HitRate:
         self._hits = metrics.counter("page_cache.hits", "Planned files found in the page cache.")
         self._misses = metrics.counter("page_cache.misses", "Planned files that the daemon had to answer.")
         self._readers = 0
-        self._requested = np.zeros(nodes, np.uint32)  # how many readers had begun at the last request
+        self._requested = np.zeros(nodes, np.uint32)  # number of the latest reader at the last request
 
     def begin(self) -> int:
-        """A reader begins; its number."""
+        """Note that a reader begins; returns its number."""
         self._readers += 1
         return self._readers
 
     def requested(self, node: int) -> None:
-        """A file was requested from the daemon."""
+        """Note that a file was requested from the daemon."""
         self._requested[node] = self._readers
 
     def passed(self, reader: int, nodes: npt.NDArray[np.integer]) -> None:
-        """The reader with this number has read these files."""
+        """Note that the reader with this number has read these files."""
         requested = int((self._requested[nodes] >= reader).sum())
         self._files.value += len(nodes)
         self._misses.value += requested

@@ -1,8 +1,8 @@
-"""The part of a plan that a node holds: what to fetch next, and what its readers have finished. No I/O.
+"""The prefetch window: the files of a plan to fetch next, and those that all readers of the node have read. No I/O.
 
-The readers of a plan (the ranks of one node) read the same order, each its own share. What they will read is cut into
-*spans*: a group, or part of one, or several together where the node's shares of them are small. While one is read, the
-next is fetched (double buffering, as the paper on asynchronous I/O has it, section III).
+The readers of a plan (the ranks of one node) read the same order, each its own share. The positions of the plan are
+divided into *spans*: a group, a part of a group, or several groups if the node's shares of them are small. While one
+span is read, the next is fetched (double buffering, as in section III of the paper on asynchronous I/O).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,43 +15,44 @@ from dieselfs.shuffle.plan import Plan, Share
 from dieselfs_client.prefetch.tripwires import Tripwires
 
 LAG_MAX = 4096
-"""Readers in several processes do not read in exact order: files this many positions behind the furthest, but no more
-than a quarter of a span, may still be needed.
+"""The processes of a reader do not read in exact order. Files this many positions behind the furthest, but no more than
+a quarter of a span, may still be needed.
 """
 READER_QUIET_S = 60.0
-"""The window ignores a reader whose last sign is this much older than another's: it may only have read the list."""
+"""The window ignores a reader whose last sign is this much older than another's: it may have read only the list."""
 OVERTAKEN_S = 2.0
 """For this time after a tripwire, other reads do not show the position of its reader."""
 AHEAD_S = 30.0
-"""What would be read later than this from now is not fetched yet, beyond two spans: some kernels take back pages that
-nobody touched for about a minute."""
+"""Beyond two spans, files that will be read later than this are not fetched yet: some kernels reclaim pages that were
+not used for about a minute.
+"""
 READS_MIN = 16
-"""This many files, each about at the position of the one before or later, are no chance."""
+"""Reads of this many files in about the order of the plan are not a coincidence."""
 LAG_SHARE = 16
-"""One process of a reader may lag behind another by the two groups' files divided by this."""
+"""A process of a reader may lag behind another by this fraction (1/16) of the files of two groups."""
 
 _NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Span:
-    """Some positions of a plan, and the files that the node's readers read at them."""
+    """A range of positions of a plan, and the files that the node's readers read in it."""
 
     first: int
     end: int
     positions: Numbers
-    """Ascending: those that the node's readers read."""
+    """The positions that the node's readers read, ascending."""
     nodes: Numbers
     """The files at `positions`."""
     extra_tripwires: Numbers
-    """Files that are tripwires this time, for readers who would have none."""
+    """Additional tripwires in this span, for readers without a usual one."""
 
 
 @dataclass(eq=False, slots=True)
 class WindowMiss:
-    """Detects a reader that has overtaken its window, from the files that it reads through the daemon: it reads no
-    tripwire, as none is set beyond the window, but later files of the plan, about in the plan's order, which does not
-    happen by chance. Knows the group that `ahead` lies in, and the next one.
+    """Detects a reader that has overtaken its window, from the files that it reads through the daemon. It reads no
+    tripwires, as there are none beyond the window, but later files of the plan, in about the order of the plan. Covers
+    the group of position `ahead`, and the next one.
     """
 
     plan: Plan
@@ -62,12 +63,12 @@ class WindowMiss:
     _reads: int = 0
 
     def reset(self) -> None:
-        """The reader has read a tripwire."""
+        """Note that the reader has read a tripwire."""
         self._reads = 0
 
     def noticed(self, node: int, ahead: int) -> int | None:
-        """A file was read through the daemon, while the window ends at `ahead`. Returns the position of the reader,
-        once that is clear.
+        """Note a read through the daemon, while the window ends at `ahead`. Returns the position of the reader after
+        READS_MIN such reads.
         """
         if ahead >= len(self.plan):
             return None
@@ -95,16 +96,16 @@ class WindowMiss:
 class _Reader:
     share: Share
     position: int
-    """All before it that is in the share has been read, as far as is known."""
+    """All positions of the share before this one are known to be read."""
     started_s: float | None = None
     started_at: int = 0
     seen_s: float = 0.0
     last_wire: int = -1
     """The position of its last tripwire."""
     number: int = 0
-    """Of `HitRate`."""
+    """Its number in `HitRate`."""
     reported: int = 0
-    """What is before it was returned by `newly_read`."""
+    """`newly_read` has returned the positions before this one."""
 
     window_miss: WindowMiss = field(init=False)
 
@@ -112,7 +113,7 @@ class _Reader:
         self.window_miss = WindowMiss(self.share.plan)
 
     def positions(self, first: int, end: int) -> Numbers:
-        """What it is still to read of the positions from `first` up to `end`."""
+        """The positions from `first` up to `end` that it has not read yet."""
         count_before = self.share.count_before
         return self.share.positions(count_before(max(first, self.position)), count_before(end))
 
@@ -129,7 +130,7 @@ class _Stretch:
     length_bytes: int
 
     def joined(self, other: "_Stretch") -> "_Stretch":
-        """With one that follows it."""
+        """This one and the next one, joined."""
         pairs = zip(self.by_reader, other.by_reader, strict=True)
         return _Stretch(
             self.first,
@@ -143,7 +144,7 @@ class _Stretch:
 
 @dataclass(eq=False, slots=True)
 class _Wire:
-    """Which reader a tripwire belongs to, and at which position."""
+    """The reader of a tripwire, and the position."""
 
     reader: _Reader
     position: int
@@ -151,36 +152,35 @@ class _Wire:
 
 @dataclass(eq=False, slots=True)
 class PlanWindow:
-    """One plan and its readers on this node. `charge` tells what each of some files takes; `clock` is in seconds."""
+    """One plan and its readers on this node. `charge`: the bytes that each of the files takes; `clock`: in seconds."""
 
     plan: Plan
     tripwires: Tripwires
     charge: Callable[[Numbers], Numbers]
     clock: Callable[[], float]
     ahead: int = 0
-    """Spans up to here have been handed out."""
+    """The end of the issued spans: those that `next_span` returned."""
     behind: int = 0
-    """All before it has been given back."""
+    """All files before this position have been released."""
     _readers: list[_Reader] = field(default_factory=list)
     _wires: dict[int, _Wire] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
-    _incomplete: set[Span] = field(default_factory=set)  # handed out, and not stored yet
+    _incomplete: set[Span] = field(default_factory=set)  # issued, and not stored yet
     _gathered: _Stretch | None = None  # groups for the next span, from `ahead` on
-    # Spans that are to be handed out once more, with what is still held of them; then, files that are held twice.
+    # Spans to issue again, with the files of them that are still held; then, files that are held twice.
     _recalled: list[tuple[Span, Numbers]] = field(default_factory=list)
     _surplus: list[Numbers] = field(default_factory=list)
-    _has_shrunk: bool = False  # since a reader was last heard of
+    _has_shrunk: bool = False  # since the last sign of a reader
 
     def join(self, share: Share, position: int = 0, number: int = 0) -> None:
-        """Another reader, or one of before that begins anew; it may have come to a `position` already. What it wants of
-        spans that were handed out before is handed out once more; until then they stay stored. `number`: its number in
-        `newly_read`.
+        """Add a reader, or restart a known one, at `position` or the start of its share. Issued spans that it needs are
+        recalled: they are issued again, and stay stored until then. `number`: its number in `newly_read`.
         """
         start = max(share.start, position)
         if not self._readers:
             self.ahead = self.behind = start
         self._readers = [reader for reader in self._readers if _identity(reader.share) != _identity(share)]
-        self._spare_recalled()
+        self._settle_recalled()
         while self._spans and self._spans[-1].end > start:
             span = self._spans.pop()
             self._recalled.append((span, self._held_of(span)))
@@ -199,16 +199,16 @@ class PlanWindow:
 
     @property
     def is_shared_plan(self) -> bool:
-        """Whether there are more readers of this plan, elsewhere for all we know."""
+        """Whether the plan has more readers, which may be on other nodes."""
         return any(reader.share.world > 1 for reader in self._readers)
 
     @property
     def position(self) -> int:
-        """Where the slowest reader is, as far as is known."""
+        """The last known position of the slowest reader."""
         return min(reader.position for reader in self._alive())
 
     def _alive(self) -> list[_Reader]:
-        """The readers, except those that are silent while others read."""
+        """The readers without those that are silent while others read."""
         since_s = self.quiet_since_s - READER_QUIET_S
         return [reader for reader in self._readers if reader.seen_s >= since_s]
 
@@ -218,16 +218,16 @@ class PlanWindow:
         return max(reader.seen_s for reader in self._readers)
 
     def positions(self) -> Iterator[tuple[Share, int]]:
-        """Each reader's share, and how far it is known to be."""
+        """The share and the last known position of each reader."""
         for reader in self._readers:
             yield reader.share, reader.position
 
     # -- ahead of the readers ------------------------------------------------------------------------------
 
     def gather(self, bytes_max: int) -> bool:
-        """Work out one more of the groups that the next span will have: several that have no more than `bytes_max` of
-        files together, or one, as for readers who have just begun. False when it has all. A group of a large job takes
-        some milliseconds, so that others should have their turn in between.
+        """Compute one more group of the next span; False if it has all. A span has several groups with at most
+        `bytes_max` of files together, or one group. The first span has one, for readers that have just begun. A group
+        of a large job takes some milliseconds, so other tasks should run between two calls.
         """
         gathered = self._gathered
         first = gathered.end if gathered else self.ahead
@@ -241,15 +241,15 @@ class PlanWindow:
         return True
 
     def next_span(self, bytes_max: int) -> Span | None:
-        """The next positions to fetch, with at most `bytes_max` of files: the groups that were gathered, or the next.
-        None for now if that is far enough ahead.
+        """Issue the next span, with at most `bytes_max` of files: of the groups that were gathered, or of the next one.
+        None if the window is far enough ahead for now.
         """
         while self.ahead < len(self.plan) and not self._has_shrunk and not self._is_far_enough():
             stretch = self._gathered or self._group_from(self.ahead)
             end, positions, nodes = stretch.end, stretch.positions, stretch.nodes
             if stretch.length_bytes > bytes_max:
                 charges = np.cumsum(self.charge(nodes))
-                # Equal parts, rather than a large one and a rest.
+                # Equal parts instead of large ones and a small rest.
                 parts = -(-stretch.length_bytes // max(bytes_max, 1))
                 count = max(int(np.searchsorted(charges, stretch.length_bytes / parts, side="right")), 1)
                 if count < len(positions):
@@ -265,7 +265,7 @@ class PlanWindow:
         return None
 
     def _group_from(self, first: int) -> _Stretch:
-        """What is left of a group from a position on."""
+        """The rest of a group from a position on."""
         group = self.plan.group_of(first)
         end = int(self.plan.group_bounds()[group + 1])
         by_reader = [(reader, reader.positions(first, end)) for reader in self._readers]
@@ -274,17 +274,17 @@ class PlanWindow:
         return _Stretch(first, end, by_reader, positions, nodes, int(self.charge(nodes).sum()))
 
     def _go_to(self, position: int) -> None:
-        """The next span begins here."""
+        """Start the next span at this position."""
         self.ahead = position
         self._gathered = None
 
     def complete(self, span: Span) -> None:
-        """All of a span that can be fetched is stored."""
+        """Note that a span is stored, except for files that cannot be fetched."""
         self._incomplete.discard(span)
 
     def spans_ahead(self) -> int:
-        """How many spans that were handed out have not been read, as far as is known."""
-        # Spans with extra tripwires only may give no sign: their files may be in the page cache.
+        """How many issued spans have not been read, as far as is known."""
+        # A span whose tripwires are all extra may show no reads: its files may be in the page cache.
         return sum(span.end > self.position and not len(span.extra_tripwires) for span in self._spans)
 
     def _is_far_enough(self) -> bool:
@@ -294,7 +294,7 @@ class PlanWindow:
         return rate is None or (self.ahead - self.position) > rate * AHEAD_S
 
     def _watch(self, positions: Numbers, nodes: Numbers, by_reader: list[tuple[_Reader, Numbers]]) -> Numbers:
-        """Remember the readers of the tripwires at some positions; returns those that had to be added."""
+        """Enter the tripwires at these positions with their readers; returns the additional tripwires."""
         is_wire = self.tripwires.usual(nodes)
         can_be = self.tripwires.could_be(nodes)
         extra = []
@@ -310,7 +310,7 @@ class PlanWindow:
         return nodes[extra]
 
     def rate(self) -> float | None:
-        """Positions per second that the fastest reader moves on, None as long as nobody knows."""
+        """Positions per second of the fastest reader; None while it is unknown."""
         rates = [
             (reader.position - reader.started_at) / (reader.seen_s - reader.started_s)
             for reader in self._readers
@@ -321,8 +321,8 @@ class PlanWindow:
     # -- behind the readers --------------------------------------------------------------------------------
 
     def advance(self, node: int) -> int | None:
-        """How far its reader would have moved on, in positions, if it has just read this file; None if it cannot have,
-        or if it is no tripwire.
+        """How many positions its reader advances if it has just read this file. None if the file is no tripwire, or if
+        its reader has passed it.
         """
         wire = self._wires.get(node)
         if wire is None or wire.position < wire.reader.position:
@@ -330,7 +330,7 @@ class PlanWindow:
         return wire.position + 1 - wire.reader.position
 
     def noticed(self, node: int) -> None:
-        """The reader that a tripwire belongs to has read it."""
+        """Note that the reader of a tripwire has read it."""
         wire = self._wires[node]
         reader = wire.reader
         reader.seen_s = self.clock()
@@ -341,9 +341,7 @@ class PlanWindow:
         reader.window_miss.reset()
 
     def is_starved(self, node: int) -> bool:
-        """Whether the reader that has just read a tripwire comes to files that are not stored yet before its next
-        tripwire.
-        """
+        """Whether files between this tripwire, which was just read, and its reader's next one are not stored yet."""
         wire = self._wires.get(node)
         if wire is None or wire.reader.position != wire.position + 1:
             return False
@@ -353,8 +351,8 @@ class PlanWindow:
         return is_lacking or self.ahead < end
 
     def is_overtaken(self, node: int) -> bool:
-        """A file was read through the daemon that is no tripwire. True if its reader has overtaken what was handed out,
-        and gave no sign for OVERTAKEN_S; the window then continues at its position.
+        """Note a read through the daemon of a file that is no tripwire. True if its reader has overtaken the issued
+        spans, and gave no sign for OVERTAKEN_S; the window then continues at its position.
         """
         now_s = self.clock()
         for reader in self._readers:
@@ -372,7 +370,7 @@ class PlanWindow:
         return False
 
     def newly_read(self) -> Iterator[tuple[int, Numbers]]:
-        """What each reader, by its number, has read since the last call, as far as is known."""
+        """The files that each reader, by its number, has read since the last call, as far as is known."""
         for reader in self._readers:
             if reader.position > reader.reported:
                 before = reader.share.count_before
@@ -381,7 +379,7 @@ class PlanWindow:
                 yield reader.number, self._nodes_at(read)
 
     def _nodes_at(self, positions: Numbers) -> Numbers:
-        """The files at some positions; what was handed out is not worked out again."""
+        """The files at these positions; those of issued spans are not computed again."""
         found = [positions[:0]]
         for span in self._spans:
             within = positions[slice(*np.searchsorted(positions, (span.first, span.end)))]
@@ -393,8 +391,8 @@ class PlanWindow:
         return np.concatenate(found)
 
     def passed(self) -> list[Numbers]:
-        """Files that all readers have finished, and that were not returned before."""
-        self._spare_recalled()
+        """Files that all readers have read, each returned once."""
+        self._settle_recalled()
         done, self._surplus = self._surplus, []
         limit = self.position
         while self._spans and self._spans[0].first < limit:
@@ -412,30 +410,30 @@ class PlanWindow:
                 self._wires.pop(node, None)
         return done
 
-    def _spare_recalled(self) -> None:
-        """What was recalled, and has been handed out again since, is held twice."""
+    def _settle_recalled(self) -> None:
+        """Move recalled spans that were issued again to the surplus: they are held twice."""
         self._surplus += [nodes for span, nodes in self._recalled if span.end <= self.ahead]
         self._recalled = [(span, nodes) for span, nodes in self._recalled if span.end > self.ahead]
 
     def holds(self, span: Span) -> bool:
-        """Whether a span that was handed out is still wanted."""
+        """Whether an issued span is still wanted."""
         return span in self._spans or any(span is recalled for recalled, _ in self._recalled)
 
     def held_bytes(self) -> int:
-        """What the files take that were handed out and are still wanted."""
+        """The bytes of issued files that are still wanted."""
         return sum(int(self.charge(nodes).sum()) for nodes in self._held())
 
     def release_recalled(self) -> Numbers:
-        """Give back the furthest recalled span: files that are read earlier need the memory."""
+        """Release the furthest recalled span: files that are read earlier need the memory."""
         if not self._recalled:
             return _NONE
         furthest = max(range(len(self._recalled)), key=lambda place: self._recalled[place][0].first)
         return self._recalled.pop(furthest)[1]
 
     def shrink(self) -> Numbers:
-        """Give back the last span, unless it may be read already: others need the memory more.
+        """Release the last span, unless it may be in use already, for a plan that needs the memory more.
 
-        It is handed out again when a reader has advanced; otherwise two plans would take the same memory in turns.
+        It is issued again when a reader has advanced; otherwise two plans would take the same memory in turns.
         """
         if len(self._spans) < 2 or self._spans[-1].first <= self.position:
             return _NONE
@@ -451,8 +449,8 @@ class PlanWindow:
     def _held_of(self, span: Span) -> Numbers:
         return span.nodes[np.searchsorted(span.positions, self.behind) :]
 
-    def given_up(self) -> list[Numbers]:
-        """All that is still held; the window is not to be used afterwards."""
+    def close(self) -> list[Numbers]:
+        """Release and return all files that are still held; the window must not be used afterwards."""
         nodes = self._held()
         self._spans.clear()
         self._recalled.clear()

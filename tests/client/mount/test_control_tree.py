@@ -98,7 +98,7 @@ def test_a_listing(tree: ControlTree) -> None:
     listed = tree.siblings(nodes)
     assert listed.names == [b"cursor", b"errors", b"info", b"stats", b"shuffle"]
     assert tree.name_lengths(nodes).tolist() == [6, 6, 4, 5, 7]
-    assert not listed.for_keeps, "or the kernel would never look one up again"
+    assert not listed.is_cacheable, "or the kernel would never look one up again"
     assert len(set(listed.inodes.tolist())) == 5
     assert tree.siblings(nodes[3:]).names == [b"stats", b"shuffle"]
     assert len(tree.child_nodes(SHUFFLE_INODE)) == 0
@@ -252,7 +252,7 @@ async def test_only_reading_from_the_beginning_declares_and_only_once(
 async def test_a_name_with_a_newline_wants_null(contents: SimpleContents) -> None:
     snapshot = Snapshot(snapshot_bytes({b"a": file_of(), b"b\nc": file_of()}), SOURCE)
     tree = ControlTree(snapshot, SimpleContents(snapshot), ErrorLog())
-    with pytest.raises(InvalidInput, match=r"b\\nc cannot stand in a line: add null=1"):
+    with pytest.raises(InvalidInput, match=r"b\\nc contains a newline: add null=1"):
         await tree.lookup_shuffle(b"seed=1")
     found = await tree.lookup_shuffle(b"seed=1,null=1")
     assert sorted((await tree.fetch(found.inode, 0, READ_BYTES)).split(b"\0")) == [b"", b"a", b"b\nc"]

@@ -329,7 +329,7 @@ def test_everything_is_handed_out_once_and_comes_back_once(
         read(window, share, window.ahead)
         for nodes in window.passed():
             back += nodes.tolist()
-    for nodes in window.given_up():
+    for nodes in window.close():
         back += nodes.tolist()
     assert handed == share.nodes().tolist()
     assert sorted(back) == sorted(handed)
