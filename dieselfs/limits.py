@@ -1,5 +1,5 @@
-"""The limits of the formats and protocols, with their units, and how they relate. Numbers that only tune one module
-are in that module.
+"""The limits of the formats and protocols, with their units and relations. Numbers that tune one module only are in
+that module.
 
 Before memory is allocated for a length from a file or from the network, it is compared with the bytes that are left
 *and* with a limit of this module.

@@ -78,7 +78,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class NoteChange:
-    """A change of a note if it has the `expected` value, None for a missing note. `value` None removes it."""
+    """A change of a note that has the `expected` value (None: there is no note). `value` None removes the note."""
 
     name: str
     expected: bytes | None

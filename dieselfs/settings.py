@@ -1,5 +1,5 @@
-"""One table of all settings, and what is derived from it: options, environment, files, messages, documentation.
-This module opens files.
+"""The table of all settings. Options, environment, files, messages and documentation are derived from it. This module
+opens files.
 
     # ~/.config/dieselfs/config.toml, or /etc/dieselfs/config.toml
     server = "tcp://storage-1:7070"
@@ -7,8 +7,9 @@ This module opens files.
     job = "auto"
 
 A setting `job_nodes` is `--job-nodes` on a command line, `job_nodes=` in `-o`, DIESELFS_JOB_NODES in the environment
-and `job_nodes` in a file, wherever its row says so. Options win over the environment, and that over the file. Without a
-server anywhere, everything is embedded in the home. `python -m dieselfs.settings` prints docs/reference/settings.md.
+and `job_nodes` in a file, if its row has these places. Options override the environment, which overrides the file.
+Without a server, an embedded server keeps all data in the home. `python -m dieselfs.settings` prints
+docs/reference/settings.md.
 """
 
 import os
@@ -26,9 +27,9 @@ from dieselfs.limits import MIB, MOUNT_MEMORY_BYTES, MOUNT_MEMORY_BYTES_MIN, REA
 from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
 
 EMBEDDED = "embedded"
-"""As a server: the private one in the home, even if the configuration names another."""
+"""As a server: the embedded server of the home, even if the configuration names another."""
 AUTO = "auto"
-"""As a job's name: the one that the launcher gives it."""
+"""As the name of a job: the name from the launcher."""
 DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
 POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
 DRIVERS = KERNEL, PYFUSE3 = "kernel", "pyfuse3"
@@ -43,10 +44,10 @@ class Place(Flag):
     CONFIG = auto()  # config.toml of a client
     OPTION = auto()  # -o of mounts, and fstab
     VERB = auto()  # the command lines of all verbs of dlcmd, and of dieselfs-mount
-    MOUNT = auto()  # those of dlcmd mount and dieselfs-mount
-    CACHE = auto()  # that of dlcmd cache
-    DAEMON = auto()  # those of processes that only we start
-    SERVER = auto()  # that of dieselfs-server, and its TOML file
+    MOUNT = auto()  # the command lines of dlcmd mount and dieselfs-mount
+    CACHE = auto()  # the command line of dlcmd cache
+    DAEMON = auto()  # the command lines of processes that only dieselfs starts
+    SERVER = auto()  # the command line of dieselfs-server, and its TOML file
     ETCD = auto()  # the configuration for all servers
     CLIENT = ENVIRONMENT | CONFIG
     NODE = OPTION | MOUNT | CACHE
@@ -55,7 +56,7 @@ class Place(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value is: its name in help, its parser (raises InvalidInput), the unit that ends its field's name, and
+    """A kind of value: its name in help, its parser (raises InvalidInput), the unit at the end of its field's name, and
     its possible values if they are few.
     """
 
@@ -74,14 +75,14 @@ def _whole_number(text: str) -> int:
 def _memory(text: str) -> int:
     size_bytes = parse_size(text)
     if 0 < size_bytes < MOUNT_MEMORY_BYTES_MIN:
-        raise InvalidInput(f"{text} is too little: it must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
+        raise InvalidInput(f"{text} is too small: it must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
     return size_bytes
 
 
 def _time_limit(text: str) -> float:
     duration_s = parse_duration(text)
     if duration_s == 0:
-        raise InvalidInput(f"{text!r} is no time at all: write for example 30s")
+        raise InvalidInput(f"{text!r} is not a positive duration: write for example 30s")
     return duration_s
 
 
@@ -118,7 +119,7 @@ class Setting:
 
     @property
     def field(self) -> str:
-        """The name of its value in our dataclasses: with its unit."""
+        """The name of the field in the dataclasses, with its unit."""
         return self.name + self.kind.unit
 
     @property
@@ -130,7 +131,7 @@ class Setting:
         return f"DIESELFS_{self.name.upper()}"
 
     def ways(self) -> str:
-        """How a user can give it: `--job NAME, -o job=NAME or DIESELFS_JOB=NAME`."""
+        """The places for users: `--job NAME, -o job=NAME or DIESELFS_JOB=NAME`."""
         value = self.kind.metavar
         ways = [
             text
@@ -144,7 +145,7 @@ class Setting:
         return " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
 
     def read(self, text: str, where: str) -> Any:
-        """The value. Raises InvalidInput, naming `where` the text stands."""
+        """The value. Raises InvalidInput, which names the place `where` the text is given."""
         try:
             return self.kind.parse(text)
         except InvalidInput as error:
@@ -155,30 +156,30 @@ _P = Place
 _MEMORY_DEFAULT = f"{format_size(MOUNT_MEMORY_BYTES)}, or what the system allows"
 
 SETTINGS = (
-    # -- where the data is, and who asks
+    # -- servers and keys, for clients
     Setting("server", ADDRESS, _P.CLIENT | _P.OPTION | _P.VERB,
             "tcp://HOST:PORT[,...], etcd://HOST:PORT[,...], unix:PATH, or 'embedded'.", "embedded"),
     Setting("key_file", FILE, _P.CLIENT | _P.OPTION | _P.VERB, "Your key; readable by you alone."),
     Setting("tls_ca", FILE, _P.CLIENT, "PEM certificates to trust; switches TLS on."),
     Setting("home", FOLDER, _P.ENVIRONMENT | _P.OPTION | _P.DAEMON,
-            "Where embedded data is kept.", "~/.local/share/dieselfs"),
+            "Folder for embedded data.", "~/.local/share/dieselfs"),
     Setting("config", FILE, _P.ENVIRONMENT,
             "The configuration file.", "~/.config/dieselfs/config.toml, else /etc/dieselfs/config.toml"),
-    Setting("etcd_user", NAME, _P.CLIENT | _P.SERVER, "The user to be at etcd."),
+    Setting("etcd_user", NAME, _P.CLIENT | _P.SERVER, "User name at etcd."),
     Setting("etcd_password_file", FILE, _P.CLIENT | _P.SERVER, "That user's password; mode 0600."),
     Setting("etcd_tls_ca", FILE, _P.CLIENT | _P.SERVER,
             "PEM certificates to trust; switches TLS on for etcd."),
     Setting("etcd_tls_certificate", FILE, _P.CLIENT | _P.SERVER, "PEM certificate to show to etcd."),
     Setting("etcd_tls_key", FILE, _P.CLIENT | _P.SERVER, "PEM key of that certificate."),
     # -- mounts and caches
-    Setting("generation", NUMBER, _P.NODE, "Which generation of the dataset.", "the newest"),
+    Setting("generation", NUMBER, _P.NODE, "The generation of the dataset.", "the newest"),
     Setting("memory", MEMORY, _P.NODE, "Memory limit for cached data and the page cache.", _MEMORY_DEFAULT),
     Setting("policy", POLICY, _P.NODE,
-            "Fetch what memory can keep when it is read, or at once.", ON_DEMAND),
+            "Fetch chunks that memory can pin when they are read, or at once.", ON_DEMAND),
     Setting("warm_rate", RATE, _P.NODE, "Limit background prefetch to this many bytes per second.", "no limit"),
     Setting("driver", DRIVER, _P.OPTION | _P.MOUNT, "FUSE driver.", KERNEL),
     Setting("allow_other", SWITCH, _P.OPTION | _P.MOUNT,
-            "Let other users see the mount, as the files' modes allow."),
+            "Allow other users to read the mount, as far as the modes of the files allow."),
     Setting("noexec", SWITCH, _P.OPTION | _P.MOUNT, "Programs on the mount cannot be run."),
     Setting("uid", NUMBER, _P.OPTION | _P.MOUNT, "User ID that owns the files.", "the user who mounts"),
     Setting("gid", NUMBER, _P.OPTION | _P.MOUNT, "Group ID that owns the files.", "the group of that user"),
@@ -191,7 +192,7 @@ SETTINGS = (
             "Pool the memory of the nodes of this job; auto: the job that Slurm, torchrun or Open MPI started.",
             "no job"),
     Setting("job_nodes", NUMBER, _P.CLIENT | _P.NODE,
-            "How many nodes the job has; they are waited for.", "from the launcher"),
+            "Number of nodes of the job; the first fetch waits for them.", "from the launcher"),
     Setting("job_node", NAME, _P.CLIENT | _P.NODE,
             "Name of this node, the same for all its processes.", "from the launcher, else the host name"),
     Setting("job_rank", NUMBER, _P.NODE,
@@ -201,20 +202,20 @@ SETTINGS = (
     Setting("job_secret", FILE, _P.CLIENT | _P.NODE,
             "File with the job's shared secret, at least 32 bytes, mode 0600.", "derived from your key"),
     Setting("job_memory", MEMORY, _P.CLIENT,
-            "Memory that this node offers to the job, where `memory` says nothing.", _MEMORY_DEFAULT),
+            "Memory that this node offers to the job, if `memory` is not set.", _MEMORY_DEFAULT),
     # -- servers
     Setting("listen", ADDRESSES, _P.SERVER, "tcp://HOST:PORT or unix:PATH; may be repeated.", DEFAULT_LISTEN),
     Setting("store", URL, _P.SERVER | _P.ETCD,
-            "Where chunks are kept: posix:///PATH, rados://POOL, or tiered:fast=URL,slow=URL,size=200GiB."),
+            "Object store: posix:///PATH, rados://POOL, or tiered:fast=URL,slow=URL,size=200GiB."),
     Setting("metadata", URL, _P.SERVER | _P.ETCD,
-            "Where metadata is kept: sqlite:///FILE or redis://HOST:PORT/DATABASE."),
-    Setting("state", FOLDER, _P.SERVER | _P.ETCD, "For snapshots; can be lost.", "beside the SQLite file"),
+            "Metadata store: sqlite:///FILE or redis://HOST:PORT/DATABASE."),
+    Setting("state", FOLDER, _P.SERVER | _P.ETCD, "Folder for snapshots; it can be rebuilt.", "beside the SQLite file"),
     Setting("admin_key", FILE, _P.SERVER | _P.ETCD,
             "On first start, make user 'admin' and write the key here."),
     Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD, "PEM chain; switches TLS on for TCP."),
     Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),
     Setting("etcd", Kind("HOST:PORT,..."), _P.SERVER,
-            "Register there, and take from there what is not given here."),
+            "Register there, and read settings from there that are not set here."),
     Setting("advertise", ADDRESSES, _P.SERVER,
             "tcp://HOST:PORT under which clients reach this server.", "the addresses of listen"),
 )  # fmt: skip
@@ -223,20 +224,20 @@ _BY_FIELD = {row.field: row for row in SETTINGS}
 
 
 def given_at(places: Place) -> Iterator[Setting]:
-    """The settings that can be given at one of these places."""
+    """The settings of these places."""
     return (row for row in SETTINGS if row.places & places)
 
 
 def stable_path(path: str) -> str:
-    """The same file after a change of folder; a leading `~` stays until the file is opened."""
+    """An absolute path of the same file; a leading `~` stays until the file is opened."""
     return path if path.startswith("~") else os.path.abspath(path)
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """What is given about a job, and what for each row of the table; None or 0: find it out (`dieselfs.cluster.job`).
+    """The settings of a job. None or 0: detect the value (`dieselfs.cluster.job`).
 
-    An empty `job` is no job, whatever is configured.
+    An empty `job` means no job, even if one is configured.
     """
 
     job: str | None = None
@@ -247,27 +248,27 @@ class JobSettings:
     job_secret: str | None = None
 
     def stated(self) -> Iterator[tuple[Setting, Any]]:
-        """Rows and values of what is not the default."""
+        """Rows and values of the fields that differ from the default."""
         for each in fields(self):
             if (value := getattr(self, each.name)) != each.default:
                 yield _BY_FIELD[each.name], value
 
     def arguments(self) -> list[str]:
-        """The command line that gives these settings."""
+        """The command line for these settings."""
         words: list[str] = []
         for row, value in self.stated():
             words += [row.flag] if row.kind is SWITCH else [row.flag, str(value)]
         return words
 
     def absolute(self) -> Self:
-        """The same for a process that works in another folder."""
+        """The same settings with absolute paths, for a process in another folder."""
         paths: dict[str, Any] = {
             row.field: stable_path(v) for row, v in self.stated() if row.kind in (FILE, FOLDER)
         }
         return replace(self, **paths)
 
     def check(self) -> None:
-        """Raises InvalidInput if something is given about a job, and no job is."""
+        """Raises InvalidInput for a setting of a job without a job."""
         if self.job is None:
             for row, _ in self.stated():
                 if row.field in JOB_FIELDS:
@@ -281,7 +282,7 @@ JOB_FIELDS = frozenset(each.name for each in fields(JobSettings))
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions(JobSettings):
-    """What the daemon of a node is given; with what for, in the table. None, "" and 0 are its defaults."""
+    """The settings of the daemon of a node. None, "" and 0 are the defaults."""
 
     server: str | None = None
     key_file: str | None = None
@@ -294,7 +295,7 @@ class CacheOptions(JobSettings):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a client knows before it connects. `server` None means embedded."""
+    """The settings of a client. `server` None means embedded."""
 
     home: Path
     cache: Path
@@ -314,7 +315,9 @@ class Settings:
         home: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> "Settings":
-        """The settings in force; arguments that are not None win. Raises InvalidInput for a broken value or file."""
+        """The settings in force; arguments override others unless they are None. Raises InvalidInput for a malformed
+        value or file.
+        """
         user_home = Path(environment.get("HOME") or Path.home())
         data = Path(environment.get("XDG_DATA_HOME") or user_home / ".local/share")
         cache = Path(environment.get("XDG_CACHE_HOME") or user_home / ".cache")
@@ -345,7 +348,7 @@ class Settings:
     def in_job(
         self, name: str | None, secret: str | os.PathLike[str] | None, memory_bytes: int | None
     ) -> "Settings":
-        """The same with what is not None instead of what was configured of the job."""
+        """The same settings; arguments that are not None replace the configured values of the job."""
         job = replace(
             self.job,
             job=self.job.job if name is None else name,
@@ -356,7 +359,7 @@ class Settings:
 
 
 def read_config(path: Path, places: Place) -> dict[str, Any]:
-    """What a TOML file gives of the settings of these places, by field. Raises InvalidInput, naming the file."""
+    """The settings of these places in a TOML file, by field. Raises InvalidInput, which names the file."""
     where = f"configuration file {path}"
     try:
         texts = tomllib.loads(path.read_text("utf-8"))
@@ -369,7 +372,7 @@ def read_config(path: Path, places: Place) -> dict[str, Any]:
 
 
 def check_known(names: Iterable[str], places: Place, where: str) -> None:
-    """Raises InvalidInput unless all names are of settings of these places."""
+    """Raises InvalidInput unless all names are settings of these places."""
     known = sorted(row.name for row in given_at(places))
     for name in names:
         if name not in known:
@@ -379,10 +382,10 @@ def check_known(names: Iterable[str], places: Place, where: str) -> None:
 def _read_toml(row: Setting, value: Any, where: str) -> Any:
     if row.kind is ADDRESSES:
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise InvalidInput(f"{where}: {row.name} must be a list of texts in quotes")
+            raise InvalidInput(f"{where}: {row.name} must be a list of strings in quotes")
         return value
     if not isinstance(value, str):
-        raise InvalidInput(f"{where}: {row.name} must be text in quotes")
+        raise InvalidInput(f"{where}: {row.name} must be a string in quotes")
     return row.read(value, f"{where}: {row.name}")
 
 

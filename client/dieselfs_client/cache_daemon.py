@@ -4,7 +4,7 @@ part in that. This module takes signals; `serve_cache` runs in the main thread.
     python -m dieselfs_client.cache_daemon DATASET [--memory SIZE] [--policy POLICY] [--report-fd N] ...
     python -m dieselfs_client.cache_daemon DATASET [--memory SIZE] --job NAME [--until-idle] [--snapshot FILE] ...
 
-It ends at SIGTERM or SIGINT; what readers have mapped stays theirs. `control` starts and stops it, and
+It ends at SIGTERM or SIGINT; mappings of readers stay valid. `control` starts and stops it, and
 `dieselfs.cluster.daemon` starts it for programs of a job, by the name of this module.
 """
 
@@ -93,7 +93,7 @@ async def serve_cache(
             nursery.cancel_scope.cancel()
     await service.unpin()
     service.raise_refusal()
-    _log.info("%s is not shared any more", snapshot.dataset)
+    _log.info("%s is no longer shared", snapshot.dataset)
 
 
 def _share(

@@ -106,7 +106,7 @@ def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options:
 
 
 def _checked(dataset: str, place: str, options: MountOptions) -> str:
-    """The name of what is mounted. Raises the errors that are known before a process is started."""
+    """The name of the dataset, with its tag. Raises the errors that are known before a process is started."""
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
     if location.path:
         raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
@@ -171,7 +171,7 @@ def mounted_place(mountpoint: str | os.PathLike[str]) -> str:
     place = resolved_mountpoint(mountpoint)
     record = mount_at(place)
     if record is None or record.filesystem != FILESYSTEM_TYPE:
-        raise MountNotFound(f"{place}: no dataset is mounted there; dlcmd mounts lists what is")
+        raise MountNotFound(f"{place}: no dataset is mounted there; dlcmd mounts lists the mounts")
     return place
 
 

@@ -218,7 +218,7 @@ class _MountService(Service):
     async def _serve(
         self, connection: KernelConnection, allotment: Allotment, orders: AsyncIterator[Command]
     ) -> str | None:
-        """Serve until the mount is gone; returns why the kernel cannot be served, if that is the reason."""
+        """Serve until the mount has ended; returns why the kernel cannot be served, if that is the reason."""
         snapshot, is_taken_over = self.snapshot, connection.is_taken_over
         lock = lock_of(snapshot, self.config) if self.config else None
         async with trio.open_nursery() as answering:
@@ -275,7 +275,7 @@ class _MountService(Service):
         return handover_state
 
     async def _answer(self, driver: Driver, others: trio.CancelScope) -> None:
-        """Answer the kernel until the mount is gone, then end the other tasks."""
+        """Answer the kernel until the mount has ended, then end the other tasks."""
         await driver.run()
         if self.is_yielding:
             self.supervisor_client.tell_last("clean")
@@ -293,7 +293,7 @@ class _MountService(Service):
         if not connection.is_taken_over and not await trio.to_thread.run_sync(
             raise_read_ahead, self.mountpoint
         ):
-            _log.info("the kernel reads large files 128 KiB at a time: only root may raise read_ahead_kb")
+            _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
 
     async def _obey(

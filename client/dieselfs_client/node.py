@@ -1,4 +1,4 @@
-"""A mount's node: chunk cache, prefetcher, control tree and warming put together, and their statistics.
+"""The parts of a mount's node together: chunk cache, prefetcher, control tree, warming, and their statistics.
 
 This module reads files of /proc for `stats`.
 """
@@ -125,7 +125,7 @@ class Node:
         self._handover_state = handover_state or HandoverState()
         entries = self._handover_state.read()
         self._unresumed = [*entries.readings]  # of the previous daemon
-        self.control.inherit(entries.files)  # before the kernel asks for them
+        self.control.inherit(entries.files)  # before the kernel requests them
         nursery.start_soon(self._keep_state, entries)
         chunks = range(snapshot.chunk_count)
         pace = Pace(rate_bytes=options.warm_rate_bytes)

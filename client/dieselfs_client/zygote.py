@@ -87,7 +87,7 @@ def _be_daemon(control_channel: ControlChannel, serve: Serve, log_file: Path | N
 def _served(
     supervisor_client: SupervisorClient, control_channel: ControlChannel, serve: Serve, log_file: Path | None
 ) -> int:
-    """Serve until the mount is gone; returns the exit code."""
+    """Serve until the mount has ended; returns the exit code."""
     name_process("dieselfs-daemon")
     if log_file is not None:
         open_log(log_file)  # the file that the zygote opened may have been rotated

@@ -1,7 +1,7 @@
 """Packs entries into a chunk. No I/O.
 
-A builder collects entries; `seal` fixes them; `SealedChunk.encode` makes the bytes, when the server has reserved
-versions and an ID is chosen (again with another ID, if that one is taken).
+A builder collects entries; `seal` makes them final. `SealedChunk.encode` makes the bytes, once versions are reserved
+and an ID is chosen; it is called again with another ID if that one is taken.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _NO_BYTES_CHECKSUM = 0
 
 @dataclass(frozen=True, slots=True)
 class SealedChunk:
-    """A chunk whose entries are fixed, but which has no ID and no versions yet."""
+    """A chunk with final entries, without ID and versions."""
 
     entries: Sequence[_Entry]
     targets: bytes
@@ -41,7 +41,7 @@ class SealedChunk:
 
     @property
     def whole_entries(self) -> int:
-        """How many entries are complete with this chunk: all but extents of files that continue in another chunk."""
+        """How many entries are complete in this chunk: all but extents of files that continue in another chunk."""
         return sum(place + length >= size for _, _, _, _, size, place, _, length, _, _ in self.entries)
 
     def encode(
@@ -72,7 +72,7 @@ class SealedChunk:
 
 
 class ChunkBuilder:
-    """Collects entries until the chunk is full. Not shared between threads.
+    """Collects entries until the chunk is full. For one thread.
 
     The caller seals when `is_full`; a full builder refuses entries only at the hard limits. A refused entry raises
     InvalidInput and leaves the builder unchanged. An entry with a `version` keeps it (extents of one file, entries that
@@ -98,7 +98,7 @@ class ChunkBuilder:
 
     @property
     def room_bytes(self) -> int:
-        """Payload that still fits before the chunk has its target size."""
+        """Payload bytes until the chunk has its target size."""
         return max(self._target_bytes - self.payload_bytes, 0)
 
     @property
@@ -133,7 +133,11 @@ class ChunkBuilder:
             or size > FILE_BYTES_MAX
         ):
             is_full = offset + length > CHUNK_PAYLOAD_BYTES_MAX
-            fault = "the chunk has no room" if is_full else "such an extent is impossible"
+            fault = (
+                "the chunk has no room"
+                if is_full
+                else "the extent is empty or outside of the file, or the file is too large"
+            )
             raise InvalidInput(
                 f"{printable(path)}: {length} bytes at {place} of a file of {size} bytes: {fault}"
             )
@@ -181,7 +185,7 @@ class ChunkBuilder:
             raise InvalidInput("the root of a dataset can only be a folder; give the file a name")
         if not 0 <= version <= VERSION_MAX:
             raise InvalidInput(f"{printable(path)}: version {version} is out of range")
-        if not _TIME_NS_MIN <= mtime_ns <= _TIME_NS_MAX:  # a file system may know years behind 2262
+        if not _TIME_NS_MIN <= mtime_ns <= _TIME_NS_MAX:  # a file system may have years after 2262
             mtime_ns = _TIME_NS_MIN if mtime_ns < 0 else _TIME_NS_MAX
         self._entries.append(
             (path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, checksum, version)

@@ -1,9 +1,8 @@
 """The chunk: preamble, header, payload (`docs/reference/chunk-format.md`). Bytes in, values out; no I/O.
 
-A chunk is the only durable thing in dieselfs: every entry that a dataset ever had is found in the header of
-one. Decoding assumes hostile bytes: each length is checked before it is used, and whatever is wrong raises
-`Damaged` with the name of the object and the offset in it. Nothing here trusts a byte that has not been
-covered by a checksum or by a check.
+Chunks are the durable data of dieselfs: the headers contain every entry that a dataset ever had. Decoding assumes
+hostile bytes: each length is checked before it is used, and no byte is used without a checksum or a check. Each fault
+raises `Damaged` with the name of the object and the offset in it.
 """
 
 import struct
@@ -51,7 +50,7 @@ assert PREAMBLE_BYTES == 72
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """The first 72 bytes of a chunk: which chunk this is, and how long its parts are, in bytes."""
+    """The first 72 bytes of a chunk: its ID, and the lengths of its parts in bytes."""
 
     chunk_id: bytes
     header_length: int
@@ -112,7 +111,7 @@ assert CHUNK_ENTRIES_MAX * _ENTRY_BYTES + CHUNK_PATH_BYTES_MAX + 4096 <= CHUNK_H
 
 @dataclass(frozen=True, eq=False)
 class ChunkHeader:
-    """What a chunk says about each of its entries, as columns: element `i` of each belongs to entry `i`.
+    """The entries of a chunk as columns: element `i` of each belongs to entry `i`.
 
     - `paths`: full path in the dataset; empty for the root folder
     - `ops`: see `Op`
@@ -121,7 +120,7 @@ class ChunkHeader:
     - `places`: where in the file this extent begins; 0 unless the file spans chunks
     - `offsets`, `lengths`: the extent in the payload; for a symbolic link, its target in `targets`
     - `checksums`: xxh3, 64 bits, of those bytes
-    - `versions`: decides between entries of one path, the largest wins; all extents of one file have the same
+    - `versions`: of the entries of one path, the one with the largest version wins; all extents of a file have the same
     """
 
     dataset: str
@@ -142,12 +141,12 @@ class ChunkHeader:
         return len(self.paths)
 
     def target(self, entry: int) -> bytes:
-        """Target of the symbolic link that `entry` is."""
+        """The target of the symbolic link `entry`."""
         start = int(self.offsets[entry])
         return self.targets[start : start + int(self.lengths[entry])]
 
     def encode(self) -> bytes:
-        """The msgpack map; its fields always come in the same order."""
+        """The msgpack map; the order of its fields is fixed."""
         return pack_fields(
             {
                 "dataset": self.dataset,
@@ -164,8 +163,8 @@ class ChunkHeader:
 def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None) -> Preamble:
     """Decode the first 72 bytes of a chunk.
 
-    `source` names the object in errors. With `expected_id`, a valid chunk in another's place is damage too.
-    Raises Damaged.
+    `source` names the object in errors. Raises Damaged, also for a valid chunk with another ID than
+    `expected_id`.
     """
     header_length, payload_length, chunk_id, payload_sum, header_sum = unpack_preamble(
         _PREAMBLE, MAGIC, FORMAT_VERSION, data, source, "chunk"
@@ -178,8 +177,7 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
         )
     if expected_id is not None and chunk_id != expected_id:
         raise Damaged(
-            f"{source}: offset 24: this is chunk {chunk_name(chunk_id)}, "
-            f"in the place of chunk {chunk_name(expected_id)}"
+            f"{source}: offset 24: this is chunk {chunk_name(chunk_id)}, not chunk {chunk_name(expected_id)}"
         )
     return Preamble(
         chunk_id, header_length, payload_length, int.from_bytes(payload_sum, "little"), header_sum
@@ -208,7 +206,7 @@ def decode_header(
 
 
 def check_payload(preamble: Preamble, payload: Buffer, source: str) -> None:
-    """Raise Damaged unless `payload` is the payload that the preamble announces."""
+    """Raise Damaged unless `payload` has the length and checksum in the preamble."""
     if len(payload) != preamble.payload_length:
         raise Damaged(
             f"{source}: offset {preamble.payload_start}: {len(payload)} bytes of a payload of "
@@ -304,7 +302,7 @@ def _decode_paths(blob: bytes, ends: npt.NDArray[Any], bytes_max: int) -> list[b
 
 
 def _check_entries(header: ChunkHeader, payload_length: int) -> None:
-    """Raise FieldsFault at the first entry whose numbers cannot be. All at once, in 64 bits."""
+    """Raise FieldsFault for the first entry with invalid numbers. Whole columns, in 64 bits."""
     offsets = header.offsets.astype(np.int64)
     lengths = header.lengths.astype(np.int64)
     is_file = header.ops == Op.FILE
@@ -328,9 +326,9 @@ def _check_entries(header: ChunkHeader, payload_length: int) -> None:
     refuse(is_link & ((lengths == 0) | (lengths > PATH_BYTES_MAX)), "link target is empty or too long")
     refuse(
         ~has_bytes & ((offsets != 0) | (lengths != 0) | (header.checksums != 0)),
-        "neither file nor link, yet it has bytes",
+        "has bytes, but is neither file nor link",
     )
-    refuse(~is_file & ((header.sizes != 0) | (header.places != 0)), "not a file, yet it has a size")
+    refuse(~is_file & ((header.sizes != 0) | (header.places != 0)), "has a size, but is no file")
     sizes = header.sizes.astype(np.int64)
     places = np.minimum(header.places, FILE_BYTES_MAX + 1).astype(np.int64)
     refuse(is_file & (places + lengths > sizes), "extent lies outside its file")

@@ -8,9 +8,9 @@
 The printed form is base64 over the alphabet ``-0-9A-Z_a-z``, which is in ASCII order and safe in file names, so
 printed IDs sort as the IDs do (with the usual alphabet they would not). It is always 22 characters.
 
-Two writers may still arrive at one ID: containers on a host share its MAC and both run as process 1. So the
-counter starts at a random number, and a store creates chunks exclusively; a writer that is told that
-its ID is taken asks for the next one.
+Two writers may still choose the same ID: containers on a host share its MAC address, and each may run as process 1. So
+the counter starts at a random number, and a store creates chunks exclusively. A writer whose ID is taken chooses the
+next one.
 """
 
 import os
@@ -35,14 +35,14 @@ _COUNTER_SPAN = 1 << 24
 
 
 def chunk_name(chunk_id: bytes) -> str:
-    """The printed form of a chunk ID: 22 characters that sort in the order of the IDs."""
+    """The printed form of a chunk ID: 22 characters, in the same order as the IDs."""
     if len(chunk_id) != CHUNK_ID_BYTES:
         raise InvalidInput(f"a chunk ID has {CHUNK_ID_BYTES} bytes, not {len(chunk_id)}")
     return b64encode(chunk_id).rstrip(b"=").translate(_TO_SORTED).decode("ascii")
 
 
 def parse_chunk_name(name: str) -> bytes:
-    """The chunk ID that `name` prints. Raises InvalidInput for any text that is not exactly such a name."""
+    """The chunk ID with the printed form `name`. Raises InvalidInput for any other text."""
     text = name.encode("utf-8", "replace")
     if len(text) != CHUNK_NAME_CHARACTERS or text.translate(None, _SORTED):
         raise InvalidInput(f"{name[:40]!r} is not a chunk ID")
@@ -58,12 +58,12 @@ def chunk_time_s(chunk_id: bytes) -> int:
 
 
 def earliest_chunk_id(time_s: int) -> bytes:
-    """The smallest ID that a chunk made at `time_s` or later can have; for "everything since"."""
+    """The smallest ID that a chunk made at `time_s` or later can have."""
     return min(max(time_s, 0), 0xFFFF_FFFF).to_bytes(4, "big") + bytes(CHUNK_ID_BYTES - 4)
 
 
 class ChunkIdSource:
-    """Makes this process's chunk IDs: each one larger than the one before, even if the clock steps back.
+    """Makes the chunk IDs of this process, each larger than the one before, even if the clock steps back.
 
     Safe to use from several threads and after a fork. The clock, the machine and the process are
     arguments for tests.
@@ -90,13 +90,13 @@ class ChunkIdSource:
     def next(self) -> bytes:
         """A new ID."""
         with self._lock:
-            if self._process() != self._process_id:  # we are a forked child
+            if self._process() != self._process_id:  # this is a forked child
                 self._process_id = self._process()
                 self._start_counter(None)
             now_s = int(self._clock())
             if now_s > self._time_s:
                 self._time_s = now_s
-            elif self._counter == 0:  # the counter went round within one second: borrow from the next
+            elif self._counter == 0:  # the counter overflowed within one second: use the next second
                 self._time_s += 1
             stamp = self._time_s.to_bytes(4, "big")
             process = (self._process_id % (1 << 24)).to_bytes(3, "big")

@@ -1,12 +1,12 @@
-"""One chunk's payload in memory that has no name: a sealed memfd. This module maps memory.
+"""A segment: the payload of a chunk in a sealed memfd. This module maps memory.
 
 The maker of a segment fills, verifies and seals it, and then passes its descriptor on. The kernel enforces seals: no
-receiver of the descriptor can change or truncate the bytes. There is no file in /dev/shm that a crash could leave
-behind or another user could open; the memory is freed with its last user.
+receiver of the descriptor can change or truncate the bytes. There is no file in /dev/shm that would stay after a crash
+or that another user could open. The memory is freed with its last reference.
 
-A mapping survives fork (the child sees the same memory) and the descriptor can be sent to a process that was
-spawned. Mappings are made by `mmap` of the C library, because those of Python 3.11 each keep a descriptor of their own
-open, and a process has few.
+A mapping survives fork (the child has the same memory), and the descriptor can be sent to a spawned process. Mappings
+are made by `mmap` of the C library, because each mapping of Python 3.11 keeps a descriptor open, and descriptors are
+limited.
 """
 
 import ctypes
@@ -71,9 +71,9 @@ def map_sealed(descriptor: int, length_bytes: int) -> Memory:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         size_bytes = os.fstat(descriptor).st_size
         if seals & SEALS != SEALS:
-            raise Damaged("a segment that is not sealed: its maker could still change it")
+            raise Damaged("a segment that is not sealed: the process that made it could still change it")
         if size_bytes != length_bytes:
-            raise Damaged(f"a segment of {size_bytes} bytes where {length_bytes} belong")
+            raise Damaged(f"a segment of {size_bytes} bytes, expected {length_bytes}")
         memory: Memory = _mapped(descriptor, length_bytes, mmap.PROT_READ)
         return memory
     except OSError as error:
@@ -110,7 +110,7 @@ class Segment:
 
     @classmethod
     def adopt(cls, descriptor: int, length_bytes: int) -> "Segment":
-        """A segment that another process made, from its descriptor, which is taken over (and closed if this raises).
+        """The segment of another process, from its descriptor, which is taken over (and closed if this raises).
 
         The seals prove that the bytes have not changed since sealing. The caller verifies their content, unless the
         sender has. Raises as `map_sealed`.
@@ -122,8 +122,8 @@ class Segment:
             raise
 
     def write(self, offset: int, content: memoryview) -> None:
-        """Write bytes, before `seal`. New memory takes half the time of writing to `view`, where each 4 KB is a page
-        fault and is cleared first. Raises NoRoom without memory.
+        """Write bytes, before `seal`. For new memory it takes half the time of a write to `view`, which has a page
+        fault per 4 KB and clears the page first. Raises NoRoom without memory.
         """
         try:
             while content:
@@ -140,7 +140,7 @@ class Segment:
 
     @property
     def descriptor(self) -> int:
-        """To be sent to other processes after `seal`. Closed with the segment."""
+        """For other processes, after `seal`. Closed with the segment."""
         return self._descriptor
 
     @property

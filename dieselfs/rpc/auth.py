@@ -87,7 +87,9 @@ class Key:
         match = _KEY_FILE.fullmatch(text)
         secret = urlsafe_b64decode(match[3]) if match else b""
         if match is None or len(secret) != SECRET_BYTES:
-            raise AccessDenied(f"{source} is not a key file: ask for one with 'dlcmd user add NAME'")
+            raise AccessDenied(
+                f"{source} is not a key file: an administrator makes one with 'dlcmd user add NAME'"
+            )
         return cls(check_user_name(match[1]), match[2], secret)
 
 

@@ -62,7 +62,7 @@ _T = TypeVar("_T")
 
 class ServerClient:
     """Calls a server, or one of several over the same stores. Every method raises Unavailable, ProtocolError,
-    AccessDenied, and what its docstring names.
+    AccessDenied, and the errors in its docstring.
 
     Every call is bounded. Each wait for bytes ends after 30 s (longer while a snapshot is built), that of a read after
     12 s if there is another server. A failed call is repeated on the next server, once for each, until 60 s have

@@ -98,7 +98,7 @@ class Connection(Wire):
         With a `destination`, the bulk bytes go there instead. It gets the reply and yields buffers; each one is full
         when the next is requested. It raises ProtocolError for an impossible reply.
         `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises the server's refusal
-        (the connection stays open), or ProtocolError, Unavailable, or what `destination` raises (it is closed).
+        (the connection stays open), or ProtocolError, Unavailable, or an error of `destination` (it is closed).
         """
         self.limit(timeout_s, total_s)
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX)

@@ -1,8 +1,8 @@
 """Checks that the columns of a snapshot are in range and consistent. No I/O.
 
-A snapshot may be hostile. Before its columns are used in place, one pass over all of them checks that they have one
-meaning: a tree whose nodes are numbered as in the format, files whose extents cover them without gap or overlap and are
-inside their chunks, valid names, and an index that ends.
+A snapshot may be hostile, so one pass over all columns checks them before they are used in place. The nodes are a
+tree, numbered as in the format. The extents of each file cover it without gap or overlap, and are inside their chunks.
+Names are valid, and the index ends.
 """
 
 import stat
@@ -58,7 +58,7 @@ def _check_paths(columns: Columns) -> None:
     fault = ends_fault(ends, len(paths))
     _require(fault is None, "path_ends", str(fault))
     bad = first_bad_path(paths.data, ends)
-    _require(bad is None, "paths", f"node {bad} has a path that may not be")
+    _require(bad is None, "paths", f"node {bad} has an invalid path")
     stops = ends.astype(np.int64)
     starts = np.concatenate(([0], stops[:-1]))
     is_nameless = np.flatnonzero(starts == stops)
@@ -74,17 +74,17 @@ def _check_paths(columns: Columns) -> None:
 def _check_tree(columns: Columns) -> None:
     types, parents = _types(columns), columns["parents"]
     is_known = (types == stat.S_IFREG) | (types == stat.S_IFDIR) | (types == stat.S_IFLNK)
-    _require(is_known.all() and (columns["modes"] <= _MODE_MASK).all(), "modes", "a node of no known type")
+    _require(is_known.all() and (columns["modes"] <= _MODE_MASK).all(), "modes", "a node has an unknown type")
     _require(types[0] == stat.S_IFDIR, "modes", "the root is not a folder")
     is_folder = types == stat.S_IFDIR
     folders = np.flatnonzero(is_folder)
     counts = columns["counts"][folders].astype(np.int64)
-    _require(counts.sum() == len(types) - 1, "counts", "the folders do not hold every node just once")
+    _require(counts.sum() == len(types) - 1, "counts", "not every node is in exactly one folder")
     is_right = columns["firsts"][folders] == 1 + _starts(counts)
     _require(is_right.all(), "firsts", "children are not numbered in order")
-    _require(parents[0] == 0, "parents", "the root lies in another folder")
+    _require(parents[0] == 0, "parents", "the root is in another folder")
     _require((parents[1:] == np.repeat(folders, counts)).all(), "parents", "a node is not in its parent")
-    _require((parents[1:] < np.arange(1, len(parents))).all(), "parents", "a folder lies in itself")
+    _require((parents[1:] < np.arange(1, len(parents))).all(), "parents", "a folder is in itself")
     _require((columns["sizes"][folders] == 0).all(), "sizes", "a folder has a size")
 
 
@@ -130,7 +130,7 @@ def _check_extents(header: SnapshotHeader, columns: Columns) -> None:
     others = np.flatnonzero(types != stat.S_IFDIR)
     counts = columns["counts"][others].astype(np.int64)
     _require((counts[~is_file[others]] == 0).all(), "counts", "a link has extents")
-    _require(counts.sum() == len(chunks), "counts", "the files do not have every extent just once")
+    _require(counts.sum() == len(chunks), "counts", "not every extent belongs to exactly one file")
     is_right = columns["firsts"][others] == _starts(counts)
     _require(is_right.all(), "firsts", "extents are not numbered in order")
     _require((chunks < header.chunks).all(), "extent_chunks", "there is no such chunk")
@@ -156,7 +156,7 @@ def _check_extents(header: SnapshotHeader, columns: Columns) -> None:
 
 def _check_links(columns: Columns) -> None:
     nodes = np.flatnonzero(_types(columns) == stat.S_IFLNK)
-    _require(np.array_equal(columns["link_nodes"], nodes), "link_nodes", "not the nodes that are links")
+    _require(np.array_equal(columns["link_nodes"], nodes), "link_nodes", "not the nodes of the links")
     fault = ends_fault(columns["link_ends"], len(columns["links"]))
     _require(fault is None, "link_ends", str(fault))
     lengths = np.diff(columns["link_ends"].astype(np.int64), prepend=0)
@@ -164,12 +164,12 @@ def _check_links(columns: Columns) -> None:
     _require(is_right.all(), "link_ends", "a target is empty or too long")
     _require(columns["links"].all(), "links", "a target holds a NUL byte")
     is_right = columns["sizes"][nodes] == lengths.astype(np.uint64)
-    _require(is_right.all(), "sizes", "a link has not the size of its target")
+    _require(is_right.all(), "sizes", "the size of a link is not the length of its target")
 
 
 def _check_index(columns: Columns) -> None:
     slots, nodes = columns["hash_slots"], len(columns["modes"])
     inodes = np.sort(slots[slots != 0] & np.uint64(0xFFFF_FFFF))
     is_right = np.array_equal(inodes, np.arange(1, nodes + 1))
-    _require(is_right, "hash_slots", "not every node stands in it just once")
+    _require(is_right, "hash_slots", "not every node is in it exactly once")
     _require(slots[-1] == 0, "hash_slots", "the last slot is not free")

@@ -1,4 +1,4 @@
-"""The EROFS image of a snapshot: its metadata area, and where the bytes of each file lie behind it. No I/O.
+"""The EROFS image of a snapshot: its metadata area, and the place of each file in the data area. No I/O.
 
 The image is a function of the snapshot and of `Ownership`; docs/reference/erofs-image.md has the layout. The metadata
 area (superblock, inodes, folders, links) is computed here, in columns. The data area is not: an export writes it.
@@ -156,7 +156,7 @@ class _Tree:
         self.ranks = np.zeros(len(self.nodes), np.int64)
         self.ranks[self.folders] = np.arange(len(self.folders))
         self.has_content = (self.types == _FOLDER) | (self.types == _LINK)
-        """Whether the bytes of an entry lie in the metadata area."""
+        """Whether the bytes of an entry are in the metadata area."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -182,7 +182,7 @@ def _names_of(tree: _Tree) -> _Names:
     children = np.arange(1, len(tree.nodes))
     ranks = tree.ranks[tree.parents[1:]]
     in_folder = children - 1 - (np.cumsum(counts) - counts)[ranks]
-    # `.` and `..` stand behind the names that sort before them, such as `-x` and `.-x`.
+    # `.` and `..` come after the names that sort before them, such as `-x` and `.-x`.
     first = names[tree.name_starts[1:]]
     second = names[np.minimum(tree.name_starts[1:] + 1, len(names) - 1)]
     is_before_dot = first < _DOT
@@ -202,7 +202,7 @@ def _names_of(tree: _Tree) -> _Names:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layout:
-    """Where everything lies in the metadata area, in bytes.
+    """The layout of the metadata area, in bytes.
 
     Shape (n,), of each entry: `inodes`, the offset of its inode; `is_inline`, whether its bytes follow the inode;
     `content_starts` and `content_bytes`, of folders and links. A unit is a block of a folder, or an inline folder:

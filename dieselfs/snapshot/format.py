@@ -93,7 +93,7 @@ _FIELD_KINDS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Where a section lies in the file, in bytes."""
+    """The range of a section in the file, in bytes."""
 
     offset: int
     length: int
@@ -122,8 +122,8 @@ class SnapshotHeader:
 def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> SnapshotHeader:
     """Decode preamble and header from the beginning of a snapshot file of `file_length` bytes.
 
-    `data` may be the whole file or any beginning that holds the header. Takes the same time whatever the size of
-    the snapshot. Raises Damaged. The sections are not read: see `check_digest` and `dieselfs.snapshot.check`.
+    `data` may be the whole file or any beginning with the complete header. The time does not depend on the size of the
+    snapshot. Raises Damaged. The sections are not read: see `check_digest` and `dieselfs.snapshot.check`.
     """
     header_length, stated_length, header_sum, digest = unpack_preamble(
         _PREAMBLE, MAGIC, FORMAT_VERSION, data, source, "snapshot"
@@ -192,7 +192,7 @@ def _exact_lengths(header: SnapshotHeader) -> dict[str, int]:
 
 
 def check_digest(data: Buffer, header: SnapshotHeader, source: str) -> None:
-    """Raise Damaged unless the whole file hashes to the digest that it states."""
+    """Raise Damaged unless the file matches the digest that it states."""
     if hashlib.sha256(memoryview(data)[PREAMBLE_BYTES:]).digest() != header.digest:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: digest of the snapshot does not match")
 

@@ -1,8 +1,8 @@
 """Reads a snapshot in place, through `mmap`. This module opens files.
 
 Opening takes the same time for a thousand entries and for a hundred million: only the header is read, no object is made
-per file, and all processes of a node share the pages. A node is an index into the columns;
-node 0 is the root; the inode number of a node is `node + 1`.
+per file, and all processes of a machine share the pages. A node is an index into the columns; node 0 is the root; the
+inode of a node is `node + 1`.
 """
 
 import mmap
@@ -122,7 +122,7 @@ class Snapshot:
         """A column as a NumPy array, in place; for arithmetic over many nodes. Names: `SECTION_TYPES`."""
         return np.frombuffer(self._columns[name], SECTION_TYPES[name])
 
-    # -- the whole ---------------------------------------------------------------------------------------
+    # -- whole snapshot ----------------------------------------------------------------------------------
 
     @property
     def dataset(self) -> str:
@@ -212,7 +212,7 @@ class Snapshot:
         return range(first, first + self._counts[folder])
 
     def walk(self, folder: int = ROOT) -> Iterator[int]:
-        """Every node below `folder`, each folder before its content, in order of paths' parts."""
+        """Every node below `folder`, each folder before its content, ordered by the parts of the paths."""
         stack = [iter(self.children(folder))]
         while stack:
             node = next(stack[-1], None)
@@ -326,12 +326,12 @@ class Snapshot:
         """xxh3, 128 bits, of the chunk's payload."""
         return int.from_bytes(self._columns["chunk_checksums"][16 * chunk : 16 * chunk + 16], "little")
 
-    # -- trust -------------------------------------------------------------------------------------------
+    # -- verification ------------------------------------------------------------------------------------
 
     def verify(self) -> None:
         """Check the digest and the consistency of all columns. Raises Damaged.
 
-        Done once, when a snapshot arrives; afterwards the columns are used without checks.
+        Called once, when a snapshot arrives. Later, the columns are used without checks.
         """
         check_digest(self._view, self.header, self.source)
         try:

@@ -43,8 +43,8 @@ class SnapshotStore:
         newest = self._newest(folder) if is_newest else None
         if newest is not None and remote.updated_ns < newest.header.updated_ns:
             raise Damaged(
-                f"the server offers an older state of {dataset.name} (generation {remote.generation}) than this "
-                f"machine has seen (generation {newest.generation}); if that is right, remove {folder}"
+                f"the server offers an older snapshot of {dataset.name} (generation {remote.generation}) than the "
+                f"newest one on this machine (generation {newest.generation}); if that is right, remove {folder}"
             )
         if remote.content is None and known is not None:
             return known
@@ -77,7 +77,7 @@ class SnapshotStore:
         header = arrived.header
         promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id)
         if (header.digest, header.generation, header.updated_ns, header.dataset_id) != promised:
-            raise Damaged(f"the server sent another snapshot than that of {dataset.name}")
+            raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
         path = folder / _file_name(header.updated_ns, header.generation)
         aside = path.with_suffix(f".{os.getpid()}.tmp")
         try:

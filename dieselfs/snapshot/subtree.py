@@ -1,4 +1,4 @@
-"""Everything below a folder as node numbers. No I/O.
+"""The nodes below a folder, by number. No I/O.
 
 Nodes are numbered breadth first, so each level below a folder is one range of numbers.
 """

@@ -67,7 +67,7 @@ def test_only_what_was_given_is_passed_on() -> None:
         ),
         (["--job-rank", "x"], "'--job-rank': 'x' is not a whole number"),
         (["--memory", "lots"], "'--memory': 'lots' is not a size: write for example 512MiB"),
-        (["--memory", "1MiB"], "'--memory': 1MiB is too little: it must be at least 8MiB"),
+        (["--memory", "1MiB"], "'--memory': 1MiB is too small: it must be at least 8MiB"),
         (["--policy", "never"], "'--policy': 'never' is not one of on-demand, oneshot"),
         (["--warm-rate", "fast"], "'--warm-rate': 'fast' is not a rate: write for example 10MiB/s"),
     ],
@@ -80,8 +80,8 @@ def test_what_makes_no_sense_is_refused_with_the_name_of_the_option(arguments: l
 def test_help_has_the_default_and_where_else_it_can_be_given() -> None:
     text = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=200).output.split())
     assert (
-        "--job-nodes N How many nodes the job has; they are waited for. [from the launcher, DIESELFS_JOB_NODES"
-        in text
+        "--job-nodes N Number of nodes of the job; the first fetch waits for them. "
+        "[from the launcher, DIESELFS_JOB_NODES" in text
     )
     assert "[1.0 GiB, or what the system allows]" in text
     text = CliRunner().invoke(other, ["--help"]).output

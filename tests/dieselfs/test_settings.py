@@ -69,7 +69,7 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
         ("server = ?", "line 1"),
         ("servr = 'x'", r"unknown setting 'servr' \(known: .*key_file.*server"),
         ("memory = '1G'", "unknown setting 'memory'"),
-        ("server = 5", "must be text"),
+        ("server = 5", "must be a string"),
     ],
 )
 def test_a_broken_file_is_named_with_what_is_wrong(tmp_path: Path, config: str, said: str) -> None:
@@ -107,7 +107,7 @@ def test_the_memory_of_a_job_is_any_size(tmp_path: Path, text: str, size_bytes: 
     ("name", "text", "said"),
     [
         ("job_memory", "much", "'much' is not a size: write for example 512MiB"),
-        ("job_memory", "1MiB", "1MiB is too little: it must be at least 8MiB"),
+        ("job_memory", "1MiB", "1MiB is too small: it must be at least 8MiB"),
         ("job_nodes", "four", "'four' is not a whole number: write for example 8"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_broken_value_is_named_as_it_was_given(tmp_path: Path, name: str, text
 
 
 def test_values_in_a_file_are_texts(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="job_nodes must be text in quotes"):
+    with pytest.raises(InvalidInput, match="job_nodes must be a string in quotes"):
         settings(tmp_path, "job_nodes = 4")
 
 

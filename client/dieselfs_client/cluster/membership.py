@@ -143,7 +143,7 @@ class Membership:
             self._retry_s = min(retry_s, max(self._interval_s, JOB_RETRY_S_MAX))
             self._out = str(error)
         elif not self._is_unavailable:
-            _log.warning("job %s: %s; the last list of its nodes stands", self._job_id.job, error)
+            _log.warning("job %s: %s; the last list of its nodes stays in use", self._job_id.job, error)
             self._is_unavailable = True
 
     def _on_answer(self) -> None:

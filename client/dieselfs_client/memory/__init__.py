@@ -1,1 +1,1 @@
-"""What a node holds in memory: the budget, chunk caches, buffers, and how they are warmed."""
+"""The memory of a node: budget, chunk caches, buffers, and warming."""

@@ -1,11 +1,11 @@
-"""Memory is a contract: what a mount may take, how it is split, and whether that fits. No I/O but `room_bytes`.
+"""The memory budget of a mount: its limit, its parts, and whether they fit. No I/O but `room_bytes`.
 
-`--memory` covers what a mount holds of a dataset: the snapshot's pages, the tables made from it, chunks on their way
-and in memory, and the pages that were pushed into the page cache. The program itself is not in it (PROGRAM_BYTES).
+`--memory` covers the data of a dataset in a mount: the pages of the snapshot, the tables made from it, chunks in flight
+and in memory, and pages pushed into the page cache. It does not cover the program (PROGRAM_BYTES).
 
-What is read once in an epoch is best kept by never letting it go: no policy, not even one that knows the future, gets
-more hits out of the same memory (at the start of an epoch it holds no more than fits, and each file is read once).
-So the memory has a *pinned* part, which is never evicted, and a *window* through which all else streams.
+Each file is read once in an epoch. Then no policy, not even one that knows the future, has more hits in the same memory
+than one that never evicts: at the start of an epoch, either holds no more than fits. So the memory has a *pinned* part,
+which is never evicted, and a *window* for the rest.
 """
 
 import os
@@ -23,28 +23,28 @@ PROGRAM_BYTES = 160 * MIB
 """The daemon's program, its libraries and its supervisor."""
 TABLE_BYTES_PER_NODE = 40
 WINDOW_BYTES = 2 * DEFAULT_GROUP_CHUNKS * CHUNK_TARGET_BYTES
-"""Two groups: one that is read and one that is fetched."""
+"""Two groups: one is read while the other is fetched."""
 SPAN_BYTES = 64 * MIB
-"""Of a plan that other nodes read as well, what a node has fetched together is this much, where its shares of several
-groups come to it: else on n nodes a request has a share of a share of a group, which shrinks with the square of n.
+"""A node fetches its shares of several groups of a shared plan together, up to this size. Otherwise each request on n
+nodes would have a share of a share of a group, which shrinks with the square of n.
 """
 WINDOW_SHARE = 0.8
-"""The window takes no more of what is left once the fixed parts have theirs."""
+"""The largest part for the window, of the memory without the fixed parts."""
 EVICTABLE_BYTES = FETCHES_AT_ONCE_MAX * CHUNK_TARGET_BYTES
 EVICTABLE_SHARE = 0.25
 NODE_CACHE_SHARE = 0.75
-"""What others may ask for is worth more than what only this node reads again."""
+"""The largest part for the node cache: chunks that other nodes may request are worth more than files of this node."""
 NODE_CACHE_EVICTABLE_SHARE = 0.4
 """The largest part of a node cache for evictable chunks: they stay until their readers have read them."""
 OWNED_SPREADS = 4
-"""By chance, a node may own this many standard deviations more chunks than its part."""
+"""A node may own this many standard deviations more chunks than its part, by chance."""
 CHUNKS_MIN = 2
-"""With fewer in flight, nothing could be fetched while something is read."""
+"""The minimum in flight, so that one chunk is fetched while another is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """How many bytes each part of a mount may take."""
+    """The limit of each part of the memory of a mount, in bytes."""
 
     snapshot: int
     tables: int
@@ -55,7 +55,7 @@ class Allotment:
     pinned: int
     """Files that are never evicted."""
     node_cache: int = 0
-    """Chunks that this node owns in the memory that its job pools."""
+    """Chunks that this node owns in the pooled memory of its job."""
 
     @property
     def total(self) -> int:
@@ -71,9 +71,9 @@ def allot(
     owned_bytes: int = 0,
 ) -> Allotment:
     """Split `memory_bytes`. `dataset_bytes`: all files in the page cache; `chunk_bytes`: the largest chunk;
-    `owned_bytes`: the chunks that a node of a job owns, which get up to NODE_CACHE_SHARE of what is left.
+    `owned_bytes`: the chunks that a node of a job owns, which get up to NODE_CACHE_SHARE of the rest.
 
-    If the dataset fits, all of it is kept and there is no window. Raises InvalidInput if not even two chunks fit
+    If the dataset fits, it is pinned and there is no window. Raises InvalidInput if not even two chunks fit
     beside the snapshot.
     """
     tables = nodes * TABLE_BYTES_PER_NODE
@@ -94,14 +94,15 @@ def allot(
 
 
 def owned_chunks_most(chunks: int, nodes: int) -> float:
-    """The most of these chunks that one of `nodes` may own, by chance."""
+    """The largest number of these chunks that one of `nodes` may own, by chance."""
     part = chunks / nodes
     return min(part + OWNED_SPREADS * sqrt(part), chunks)
 
 
 def node_cache_evictable_bytes(node_cache_bytes: int, nodes: int) -> int:
-    """The part of a node cache for evictable chunks: what one node owns of two spans, as all nodes read one and fetch
-    another. With less, chunks leave the servers more than once in an epoch, so this comes before pinned chunks.
+    """The part of a node cache for evictable chunks: those of two spans that one node owns, because all nodes read one
+    span and fetch another. With less, servers send chunks more than once in an epoch. So this part comes before pinned
+    chunks.
     """
     span_chunks = max(DEFAULT_GROUP_CHUNKS, nodes * SPAN_BYTES // CHUNK_TARGET_BYTES)
     chunks = owned_chunks_most(2 * span_chunks, nodes)
@@ -109,9 +110,11 @@ def node_cache_evictable_bytes(node_cache_bytes: int, nodes: int) -> int:
 
 
 def span_bytes(allotment: Allotment, plans: int) -> int:
-    """How much the shares of several groups may have that are fetched together, where so many plans share the window:
-    a quarter of it, as one span is read, one lags behind it, and two are ahead; and a quarter of what passes through
-    the node cache, as each node owns as much as it reads. 0 without a node cache.
+    """The limit for shares of several groups that are fetched together, while `plans` share the window. 0 without a
+    node cache.
+
+    It is a quarter of a plan's part of the window: one span is read, one lags behind, and two are ahead. It is also at
+    most a quarter of the evictable part of the node cache, as each node owns as many bytes as it reads.
     """
     evictable_bytes = int(allotment.node_cache * NODE_CACHE_EVICTABLE_SHARE)
     return min(SPAN_BYTES, allotment.window // max(plans, 1) // 4, evictable_bytes // 4)
@@ -124,10 +127,10 @@ def node_cache_bytes_for(owned_bytes: int, nodes: int) -> int:
 
 
 def granted(memory_bytes: int, room: int | None, why: str = "") -> int:
-    """What a mount may take: `memory_bytes`, or for 0 the default, or less where that is all the `room` there is.
+    """The memory of a mount: `memory_bytes`, or for 0 the default, or less if the `room` is smaller.
 
-    `room` is what limits of the system leave (None: no limit), `why` names the limit. Raises InvalidInput if the
-    user asks for more.
+    `room`: the bytes that the limits of the system allow, None without a limit; `why`: the name of the limit. Raises
+    InvalidInput if `memory_bytes` is more.
     """
     left = None if room is None else room - PROGRAM_BYTES
     if memory_bytes == 0:
@@ -141,7 +144,7 @@ def granted(memory_bytes: int, room: int | None, why: str = "") -> int:
 
 
 def room_bytes() -> tuple[int | None, str]:
-    """What the limits of this process allow it to take, and which limit it is. Reads files; None: no limit."""
+    """The bytes that the limits of this process allow, None without a limit, and the name of the limit. Reads files."""
     limits = [(limit, f"the cgroup {where}") for limit, where in cgroup_limits()]
     for kind, name in ((resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d")):
         soft, _ = resource.getrlimit(kind)

@@ -1,6 +1,6 @@
-"""Reused memory for chunks in flight, shared with the process that fills the page cache. This module maps memory.
+"""Reused memory for chunks in flight, shared with the page helper. This module maps memory.
 
-It saves a page fault for each 4 KB, and a copy of each chunk that is handed to that process.
+It saves a page fault per 4 KB, and a copy of each chunk for the page helper.
 """
 
 import ctypes
@@ -11,16 +11,16 @@ from threading import Lock
 
 
 class BufferPool:
-    """A number of slots of one size. Safe to use from several threads.
+    """Slots of one size. Safe to use from several threads.
 
-    A slot is in use while anything refers to its memory, even a slice of a slice.
+    A slot is in use while there is a reference to its memory, even to a slice of a slice.
     """
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
         self.length_bytes = slot_bytes * slots
         self._slot_bytes = slot_bytes
         self.descriptor = os.memfd_create("dieselfs-buffers", os.MFD_CLOEXEC)
-        """For others to map; all of it, from its beginning."""
+        """The memory of all slots, from its beginning, for other processes to map."""
         os.ftruncate(self.descriptor, self.length_bytes)
         self._memory = mmap.mmap(self.descriptor, self.length_bytes)
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -52,5 +52,5 @@ class BufferPool:
         return place if 0 <= place < self.length_bytes else None
 
     def close(self) -> None:
-        """Close the descriptor; the memory is freed with its last user."""
+        """Close the descriptor; the memory is freed with its last reference."""
         os.close(self.descriptor)

@@ -1,10 +1,10 @@
 """The chunks that a mount holds for its readers: all evictable, the least recently used first.
 
-In a job, the chunks that this node owns are not held twice: they are read where they lie, in the segments of the node
-cache, which runs in the same thread.
+In a job, the chunks that this node owns are not held twice: they are read in place, in the segments of the node cache,
+which runs in the same thread.
 
-A damaged chunk is not held. Its files are fetched one extent at a time, each against its own checksum, so that the
-damage affects only the file that it lies in.
+A damaged chunk is not held. Its extents are fetched one at a time and compared with their own checksums, so that only
+the damaged files fail.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Key = int | ExtentRef
 
 
 class ChunkCache(TrioCache[Key, memoryview]):
-    """Used from one trio thread. `held` and `start` are for what is not in the node cache."""
+    """Used from one trio thread. `held` and `start` are for keys that are not in the node cache."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ChunkCache(TrioCache[Key, memoryview]):
         foreground: Foreground | None = None,
         node_cache: Callable[[], NodeCache | None] = lambda: None,
     ) -> None:
-        """Payloads are put into the `buffer_pool` while it has room. `node_cache`: that of this process, if any."""
+        """Payloads are stored in the `buffer_pool` while it has room. `node_cache`: that of this process, or None."""
 
         def name(key: Key) -> str:
             return f"chunk {chunk_name(snapshot.chunk_id(key if isinstance(key, int) else key.chunk))}"
@@ -67,8 +67,8 @@ class ChunkCache(TrioCache[Key, memoryview]):
         return view
 
     def prefetch(self, chunk: int) -> None:
-        """As `start`, but chunks in flight take at most half of the budget, so that they do not evict what is being
-        read. The node cache fetches a chunk of this node.
+        """As `start`, but chunks in flight take at most half of the budget, so that they do not evict chunks in use. A
+        chunk of this node is fetched by the node cache.
         """
         if chunk in self.policy:
             return
@@ -79,8 +79,8 @@ class ChunkCache(TrioCache[Key, memoryview]):
             self.start(chunk)
 
     async def fetch(self, key: Key, lane: trio.CapacityLimiter | None = None) -> memoryview:
-        """As `TrioCache.fetch`, for a chunk of this node through the node cache: if that does not have it in time, or
-        has no room, it comes from the source.
+        """As `TrioCache.fetch`, for a chunk of this node through the node cache. If that does not have it in time, or
+        has no room, the source fetches it.
         """
         payload = self.held(key)
         if payload is None and (node_cache := self.node_cache()) is not None:

@@ -1,8 +1,8 @@
 """The limit of segments in this process, and so of the memory that a node cache can use. This module sets a limit
 of the process, and reads one of the system.
 
-Each chunk in a node cache is one descriptor and one mapping. If either runs out, all fetches and connections fail from
-then on, as pinned chunks are never evicted. So a node cache stays below both limits.
+Each chunk in a node cache takes a descriptor and a mapping. Pinned chunks are never evicted, so if either runs out, all
+later fetches and connections fail. A node cache stays below both limits.
 """
 
 import logging
@@ -15,8 +15,8 @@ from dieselfs.snapshot.reader import Snapshot
 SPARE_SHARE = 0.25
 DESCRIPTORS_SPARE_MAX = PEER_CLIENTS_MAX + 2 * NODE_READERS_MAX
 MAPPINGS_SPARE_MAX = 4_096
-"""A cached chunk takes a descriptor and a mapping. This share of the process limit of either, up to these numbers, is
-reserved for connections, views, libraries, threads, and chunks in flight.
+"""This share of the process limits of descriptors and mappings, up to these numbers, is reserved for connections,
+views, libraries, threads, and chunks in flight.
 """
 
 _MAPPINGS_FILE = Path("/proc/sys/vm/max_map_count")
@@ -38,7 +38,7 @@ def allow_descriptors() -> int:
 
 
 def segments_most(descriptors: int, mappings: int) -> int:
-    """How many segments a process with these limits may hold: descriptors and mappings have other uses, too."""
+    """How many segments a process with these limits may hold, without the reserved numbers."""
     limits = [(mappings, MAPPINGS_SPARE_MAX)]
     if descriptors != resource.RLIM_INFINITY:
         limits.append((descriptors, DESCRIPTORS_SPARE_MAX))
@@ -46,8 +46,8 @@ def segments_most(descriptors: int, mappings: int) -> int:
 
 
 def usable_bytes(memory_bytes: int, snapshot: Snapshot) -> int:
-    """How much of `memory_bytes` a node cache of this process can use for chunks of `snapshot`; logs a warning if that
-    is less. To be called before the node cache is made.
+    """The part of `memory_bytes` that a node cache of this process can use for chunks of `snapshot`; logs a warning if
+    it is less. Called before the node cache is made.
     """
     segments = allow_descriptors()
     if not snapshot.chunk_count:
@@ -57,7 +57,7 @@ def usable_bytes(memory_bytes: int, snapshot: Snapshot) -> int:
     if memory_bytes <= most_bytes:
         return memory_bytes
     _log.warning(
-        "%d of %d MiB are used for chunks: the system lets this process hold %d of them; raise `ulimit -n` or "
+        "%d of %d MiB are used for chunks: the limits of this process allow %d chunks; raise `ulimit -n` or "
         "vm.max_map_count for more",
         most_bytes // MIB,
         memory_bytes // MIB,

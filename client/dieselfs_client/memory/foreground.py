@@ -1,4 +1,4 @@
-"""Counts the readers that wait for bytes: prefetches give way to them. No I/O."""
+"""Counts the readers that wait for bytes: prefetches pause for them. No I/O."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ class Foreground:
 
     def __init__(self) -> None:
         self.readers = 0
-        """Those that wait now."""
+        """How many wait now."""
         self._quiet = trio.Event()  # set and replaced when the last wait ends
         self._quiet_since_s = -inf
 
@@ -30,8 +30,8 @@ class Foreground:
                 self._quiet = trio.Event()
 
     async def quiet(self, for_s: float) -> None:
-        """Until no reader has waited for this time: a sequential reader waits again in a moment. Returns at once,
-        without a checkpoint, if that is so already.
+        """Wait until no reader has waited for this time, which bridges the pauses of a sequential reader. Returns at
+        once, without a checkpoint, if this is already so.
         """
         while self.readers or (left_s := self._quiet_since_s + for_s - trio.current_time()) > 0:
             if self.readers:

@@ -1,7 +1,7 @@
-"""The chunks that a node holds for others: for processes on it, and for the other nodes of its job.
+"""The node cache: the chunks that a node holds for its own processes and for the other nodes of its job.
 
-Each is a sealed segment, fetched once however many want it, and verified before anybody sees it. What comes first is
-*pinned*, as much as fits; the rest is *evictable*, and stays until those who need it have had it.
+Each chunk is a sealed segment, fetched in a single flight, and verified before it is used. The first chunks are
+*pinned*, as many as fit. The others are *evictable*, and stay until all their readers have received them.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,15 +27,16 @@ from dieselfs_client.memory.trio_cache import TrioCache
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 
 _BLOCK_EXTENTS = 1 << 20
-"""Extents that are counted together: a snapshot may have many million."""
+"""Extents that are summed in one step: a snapshot may have many million."""
 
 
 class NodeCache(TrioCache[int, Segment]):
     """Used from one trio thread. `fetch_segment` returns a chunk, verified and sealed; it blocks, and raises
     DieselfsError.
 
-    A segment is used before the next checkpoint, or duplicated; a view of it stays readable for as long as it is held.
-    Chunks that the previous daemon left with the `keeper` are pinned at once, and pinned chunks are left there.
+    A segment must be used before the next checkpoint, or duplicated. A view of it stays readable while it is
+    referenced. The chunks that the previous daemon handed over to the `keeper` are pinned at once. Pinned chunks are
+    handed over to the next daemon in the same way.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class NodeCache(TrioCache[int, Segment]):
         metrics: Registry | None = None,
         owns: Callable[[int], bool] = lambda chunk: True,
     ) -> None:
-        """`owns`: whether a chunk is placed on this node at the moment."""
+        """`owns`: whether this node owns a chunk at the moment."""
         self.metrics = metrics = metrics or Registry()
         self._fetched = metrics.counter("node_cache.fetched_chunks", "Chunks fetched from servers.")
         self._fetched_bytes = metrics.counter("node_cache.fetched_bytes", "Bytes fetched from servers.")
@@ -94,7 +95,7 @@ class NodeCache(TrioCache[int, Segment]):
     # -- readers in this process --------------------------------------------------------------------------
 
     def view(self, chunk: int, offset: int, length: int) -> memoryview | None:
-        """A range of a chunk, if that is in memory: a hit, and handed out."""
+        """A range of a chunk if that is in memory. Counts as a hit and as delivered."""
         segment = self.held(chunk)
         if segment is None:
             return None
@@ -110,11 +111,11 @@ class NodeCache(TrioCache[int, Segment]):
         is_shared_plan: bool = False,
         lane: trio.CapacityLimiter | None = None,
     ) -> memoryview | None:
-        """The payload of a chunk that this node owns, for all of it or for `ranges`. None if the reader has it sooner
-        from the source: the chunk is not owned, not worth fetching, damaged outside of the ranges perhaps, in flight
-        for longer than PEER_PATIENCE_S, or this process has no room for it.
+        """The payload of a chunk that this node owns, for all of it or for `ranges`. None if the reader should use the
+        source: the chunk is not owned, not worth fetching, damaged (perhaps outside of the ranges), in flight for
+        longer than PEER_PATIENCE_S, or this process has no room for it.
 
-        Raises and behaves as `fetch`. Counted as a request that the own node answered.
+        Raises and behaves as `fetch`. Counts as a request that the own node answered.
         """
         wanted_bytes = (
             self._snapshot.chunk_payload_length(chunk) if ranges is None else int(ranges[:, 1].sum())
@@ -148,8 +149,8 @@ class NodeCache(TrioCache[int, Segment]):
         return segment.view
 
     def is_worth_fetching(self, chunk: int, wanted_bytes: int, is_shared_plan: bool = False) -> bool:
-        """Whether to fetch the whole chunk for `wanted_bytes` of it: it is here or in flight; it would be pinned;
-        others want the rest (`is_shared_plan`); or much of it was requested lately.
+        """Whether to fetch the whole chunk for `wanted_bytes` of it: it is in memory or in flight, it would be pinned,
+        other nodes need the rest (`is_shared_plan`), or much of it was requested lately.
         """
         return (
             is_shared_plan
@@ -160,7 +161,7 @@ class NodeCache(TrioCache[int, Segment]):
         )
 
     def chunks(self) -> list[int]:
-        """Those that are pinned."""
+        """The pinned chunks."""
         return list(self.policy.pinned)
 
     def drop(self, chunks: Iterable[int]) -> None:
@@ -169,7 +170,7 @@ class NodeCache(TrioCache[int, Segment]):
             if self.policy.drop(chunk) and self._keeper is not None:
                 self._keeper.drop(chunk)
 
-    # -- before anybody asks: `warming.Warmable` -----------------------------------------------------------
+    # -- warming: `warming.Warmable` -----------------------------------------------------------------------
 
     def lacks(self, chunk: int) -> bool:
         return chunk not in self.policy.pinned and chunk not in self.damaged
@@ -178,16 +179,16 @@ class NodeCache(TrioCache[int, Segment]):
         return self.policy.would_pin(chunk)
 
     async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
-        """Fetch a chunk that there is room for, as `fetch`; one that is evictable is pinned."""
+        """Fetch a chunk for which there is room, as `fetch`; an evictable chunk is pinned."""
         segment = self.policy.pin(chunk)
         if segment is not None:
-            self._leave(chunk, segment)
+            self._keep(chunk, segment)
         elif self.lacks(chunk):
             await self.fetch(chunk, lane)
 
     def warmth(self, own: npt.NDArray[np.int64]) -> Warmth:
-        """How much is pinned of these chunks, of what could be. Others that are pinned take room, and count for
-        nothing: they are here in the place of a node that is silent, and leave when it is well.
+        """The pinned part of the chunks `own` that can be pinned. Other pinned chunks take room and are not counted:
+        this node holds them in place of a suspected node, and drops them when that is healthy.
         """
         policy = self.policy
         here = np.fromiter([*policy.pinned, *self.damaged], np.int64)
@@ -214,16 +215,16 @@ class NodeCache(TrioCache[int, Segment]):
         self._fetched_bytes.value += len(segment)
         is_pinned = super()._hold(chunk, segment)
         if is_pinned:
-            self._leave(chunk, segment)
+            self._keep(chunk, segment)
         return is_pinned
 
-    def _leave(self, chunk: int, segment: Segment) -> None:
+    def _keep(self, chunk: int, segment: Segment) -> None:
         if self._keeper is not None:
             self._keeper.keep(chunk, segment)
 
     @cached_property
     def _live_bytes(self) -> npt.NDArray[np.int64]:
-        """Of each chunk, those that belong to files of the snapshot. About 10 ms for each million files, once."""
+        """The bytes of each chunk that belong to files of the snapshot. Takes about 10 ms per million files, once."""
         chunks, lengths = self._snapshot.column("extent_chunks"), self._snapshot.column("extent_lengths")
         live_bytes = np.zeros(self._snapshot.chunk_count, np.int64)
         for first in range(0, len(chunks), _BLOCK_EXTENTS):

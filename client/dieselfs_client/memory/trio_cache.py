@@ -1,7 +1,7 @@
-"""A cache in one trio thread. Each key is fetched once, in a thread, for all that wait for it (single flight).
+"""A cache in one trio thread. Each key is fetched once, in a thread, for all tasks that wait for it (single flight).
 
-What is held is decided by a `CachePolicy`. The mount's chunks (`ChunkCache`) and the node's (`NodeCache`) are such
-caches. A cancelled wait does not cancel the fetch, and its result is held for the next reader.
+A `CachePolicy` decides which keys are held. `ChunkCache` (of a mount) and `NodeCache` (of a node) are such caches. A
+cancelled wait does not cancel the fetch; its result is held for the next reader.
 """
 
 import logging
@@ -17,7 +17,7 @@ from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs_client.memory.foreground import Foreground
 
 FAILURE_MEMORY_S = 1.0
-"""A failed fetch is not retried for this time: the kernel requests a page twice that it did not get."""
+"""A failed fetch is not retried for this time: the kernel requests a page again after an error."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ class _Flight(Generic[Held]):
 class TrioCache(Generic[Key, Held]):
     """Used from one trio thread. Fetches run in `nursery`: cancelling it abandons them, with their threads.
 
-    - `policy` decides what stays; it changes only between checkpoints
-    - `load` fetches one; it blocks, may be called from many threads at once, and raises DieselfsError
-    - `name` is what to call a key in an error; a key that is an `int` is a whole chunk
-    - `foreground` counts the readers that wait
+    - `policy` decides which keys stay; it changes only between checkpoints
+    - `load` fetches a key; it blocks, may be called from many threads at once, and raises DieselfsError
+    - `name` returns the name of a key for errors; a key that is an `int` is a whole chunk
+    - `foreground` counts the waiting readers
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class TrioCache(Generic[Key, Held]):
         self.held: Callable[[Key], Held | None] = (
             policy.get if policy.pinned_max_bytes else policy.get_evictable
         )
-        """What is in memory of a key; counts as a use."""
+        """The content of a key, if it is in memory; counts as a use."""
         self.damaged: set[int] = set()
-        """Chunks that are known to be damaged."""
+        """Chunks that were found damaged."""
         self.policy = policy
         self._load = load
         self._name = name
@@ -67,16 +67,16 @@ class TrioCache(Generic[Key, Held]):
         self._in_flight: dict[Key, _Flight[Held]] = {}  # changes only between checkpoints
 
     def start(self, key: Key) -> None:
-        """Fetch one, unless it is in memory, in flight, failed a moment ago, or is known to be damaged."""
+        """Fetch a key, unless it is in memory, in flight, damaged, or failed less than FAILURE_MEMORY_S ago."""
         if key not in self.policy and key not in self.damaged:
             self._flight(key, self._limiter)
 
     async def fetch(self, key: Key, lane: trio.CapacityLimiter | None = None) -> Held:
-        """From memory, or fetched. With a `lane` it is a prefetch, and runs in a thread of that limiter: a reader never
-        waits for a thread behind it.
+        """From memory, or fetched. With a `lane` it is a prefetch in a thread of that limiter, so no reader waits for a
+        thread behind it.
 
-        Raises what fetching raises; Damaged at once for one that was found damaged before; Unavailable if it is in
-        flight for longer than the timeout, which starts with the fetch, and when the nursery is cancelled.
+        Raises the errors of `load`; Damaged at once for a key that was found damaged before; Unavailable when the
+        timeout, which starts with the fetch, has passed, and when the nursery is cancelled.
         """
         held = self.held(key)
         if held is not None:
@@ -113,10 +113,10 @@ class TrioCache(Generic[Key, Held]):
             flight.error = error
             if isinstance(key, int):
                 self.damaged.add(key)
-                _log.error("%s; its files are now fetched one at a time", error)
+                _log.error("%s; its files are now fetched one by one", error)
         except DieselfsError as error:
             flight.error = error
-        except Exception as error:  # a bug in a source costs the reader this read, not the mount
+        except Exception as error:  # a bug in a source fails this read, not the mount
             _log.exception("fetching %s failed", self._name(key))
             flight.error = Unavailable(f"fetching failed: {error!r}")
         finally:
@@ -127,5 +127,5 @@ class TrioCache(Generic[Key, Held]):
         del self._in_flight[key]
 
     def _hold(self, key: Key, held: Held) -> bool:
-        """Hold one that has arrived; returns whether it is pinned."""
+        """Hold a key that has arrived; returns whether it is pinned."""
         return self.policy.add(key, held)

@@ -1,10 +1,10 @@
-"""Warming: fetches in the background what memory can pin, and gives way to readers.
+"""Warming: fetches the chunks that memory can pin in the background, and pauses for readers.
 
     next chunk    in the order of this node, those that are missing and for which there is room
     when          no reader has waited for WARM_QUIET_S; a lane works WARM_SHARE of its time, and all lanes together
                   fetch no faster than the rate limit
 
-Each load runs in a lane of its own beside those of readers, so a reader never waits behind it.
+Loads run in lanes of their own, so no reader waits behind one.
 """
 
 import logging
@@ -22,7 +22,7 @@ from dieselfs_client.memory.foreground import Foreground
 WARM_LOADS_AT_ONCE_MAX = 2
 """Chunks that warming fetches at the same time, in addition to those that readers wait for."""
 WARM_SHARE = 0.8
-"""Share of its time that each of these loads is active; the rest leaves network and store to others."""
+"""Each of these loads is active for this share of its time, so that network and store have time for other requests."""
 WARM_QUIET_S = 0.1
 """Warming pauses until no reader has waited for a fetch for this long."""
 WARM_AGAIN_S = 5.0
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Warmable(Protocol):
-    """What is filled: a node cache, or the page cache through the prefetcher of a mount."""
+    """The memory to warm: a node cache, or the page cache through the prefetcher of a mount."""
 
     def lacks(self, chunk: int) -> bool:
         """Whether a chunk is not pinned, and not known to be damaged."""
@@ -46,7 +46,7 @@ class Warmable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a node is warmed. `share`: of its time that each lane works; `rate_bytes`: a second, 0 for no limit."""
+    """The rate of warming. `share`: of its time that each lane works; `rate_bytes`: per second, 0 for no limit."""
 
     lanes: int = WARM_LOADS_AT_ONCE_MAX
     share: float = WARM_SHARE
@@ -61,7 +61,7 @@ def rotated(chunks: npt.NDArray[np.int64], place: int, places: int) -> list[int]
 
 
 def missing(order: Iterable[int], store: Warmable) -> Iterator[int]:
-    """The chunks to bring, each looked at when it is its turn."""
+    """The chunks to fetch; each is checked when it is next."""
     return (chunk for chunk in order if store.lacks(chunk) and store.has_room(chunk))
 
 
@@ -81,21 +81,21 @@ class Warming:
         self._length_bytes = length_bytes
         self._foreground = foreground
         self._pace = pace or Pace()
-        self._lanes = trio.CapacityLimiter(self._pace.lanes)  # never more in use, so nothing waits for one
+        self._lanes = trio.CapacityLimiter(self._pace.lanes)  # so no lane waits for a thread
         self._begins = trio.Event()
         self._free_s = -np.inf  # when the next load may begin, by the rate
         self._is_wanted = False
         self._is_to_continue = False
         self.is_under_way = False
-        """Whether there was more to fetch at the last look."""
+        """Whether chunks were missing at the last check."""
 
     def start(self) -> None:
-        """Begin, unless it is under way, and look for missing chunks again."""
+        """Begin, unless warming runs already, and check for missing chunks again."""
         self._is_wanted = self.is_under_way = True
         self._begins.set()
 
     def look_again(self) -> None:
-        """The node's chunks have changed: continue with the new ones if warming was ever started."""
+        """Note that the chunks of the node have changed: continue with the new ones if warming was ever started."""
         if self._is_wanted:
             self._is_to_continue = True
             self.start()
@@ -114,7 +114,7 @@ class Warming:
                 self._begins = trio.Event()
 
     async def _work(self, chunks: Iterator[int]) -> None:
-        """One lane: chunk after chunk, of those that all lanes share."""
+        """One lane: fetches chunks of the iterator that all lanes share."""
         for chunk in chunks:
             await self._turn(self._length_bytes(chunk))
             began_s = trio.current_time()
@@ -122,14 +122,14 @@ class Warming:
             try:
                 await self._store.bring(chunk, self._lanes)
             except DieselfsError as error:
-                _log.warning("fetched ahead of readers: %s", error)
+                _log.warning("warming: %s", error)
                 if not isinstance(error, Damaged):  # which is known from now on
                     self._is_to_continue, rest_s = True, WARM_AGAIN_S
             rest_s += (trio.current_time() - began_s) * (1 / self._pace.share - 1)
             await trio.sleep(rest_s)
 
     async def _turn(self, length_bytes: int) -> None:
-        """Until no reader waits, and the rate allows this many bytes."""
+        """Wait until no reader waits, and the rate allows this many bytes."""
         await self._foreground.quiet(WARM_QUIET_S)
         while (wait_s := self._free_s - trio.current_time()) > 0:
             await trio.sleep(wait_s)

@@ -1,1 +1,1 @@
-"""The POSIX mount: `core` and `control_tree` know the answers, the drivers bring them to the kernel."""
+"""The POSIX mount: `core`, `read_path` and `control_tree` make the replies, and the drivers send them to the kernel."""

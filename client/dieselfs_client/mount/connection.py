@@ -61,7 +61,7 @@ def connect(
     """Mount, or take over the mount of `inherited`, the device of the previous daemon. Raises MountError.
 
     `is_clean`: that daemon left no request unanswered. If it did, and the kernel cannot send requests again, the old
-    mount is detached and a new one made in its place: files that are open on the old one fail, the path works.
+    mount is detached and a new one made in its place. Then files that are open on the old one fail; the path works.
     """
     if inherited is not None:
         can_resend = _resends(options) and resend(inherited)

@@ -89,7 +89,7 @@ def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: boo
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError as error:
         raise MountDenied(
-            f"{DEVICE}: {error.strerror}; this machine or container does not let you mount"
+            f"{DEVICE}: {error.strerror}; this machine or container does not allow mounts"
         ) from None
     except OSError as error:
         raise MountError(f"{DEVICE}: {error.strerror}; load the kernel module first: modprobe fuse") from None

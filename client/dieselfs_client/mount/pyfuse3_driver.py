@@ -1,8 +1,8 @@
 """Serves a mount through libfuse, with pyfuse3: the driver `pyfuse3`. This module reads and writes the device.
 
 Its replies are those of `kernel_driver`, from the same core, read path and control tree. Differences: each open and
-close of a file or folder is a request, entries of a folder are encoded one by one, reads cannot be interrupted, and no
-other daemon can take the connection over.
+close of a file or folder is a request, and entries of a folder are encoded one by one. Reads cannot be interrupted, and
+no other daemon can take the connection over.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""Fetches files into the page cache ahead of the readers of a plan, and drops them behind the readers."""
+"""The prefetcher: stores files in the page cache ahead of the readers of a plan, and drops them behind the readers."""

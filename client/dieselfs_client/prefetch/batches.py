@@ -141,8 +141,8 @@ class FetchBatches:
             for arrival in self._source.fetch_many(wanted, is_shared_plan):
                 left.difference_update(arrival)
                 yield {chunk: _content(brought) for chunk, brought in arrival.items()}
-        except Exception as error:  # a bug in a source costs these extents, not the mount
-            _log.exception("fetching ahead of readers failed")
+        except Exception as error:  # a bug in a source fails these extents, not the mount
+            _log.exception("prefetch failed")
             yield {chunk: Unavailable(f"fetching failed: {error!r}") for chunk in left}
 
 

@@ -23,7 +23,7 @@ kernel reclaims pages at once, pushes have no benefit. A chunk of which much is 
 
 @dataclass(frozen=True, slots=True)
 class _Push:
-    """When a pinned chunk was last pushed, and the pause until it may be pushed again."""
+    """The time of the last push of a pinned chunk, and the pause until the next one."""
 
     at_s: float
     again_after_s: float

@@ -120,7 +120,7 @@ class Prefetcher:
         """Note that a file was read through the daemon."""
         self.tripwires.spring(node)
         self._hit_rate.requested(node)
-        # Several plans may have the file in their windows: active ones come first, then the one with the smallest advance.
+        # Several plans may have the file in their windows: active ones first, then the smallest advance.
         since_s = self._clock() - PLAN_ACTIVE_S
         found = [
             (window.quiet_since_s < since_s, advance, index)
@@ -337,8 +337,8 @@ class Prefetcher:
         done(())
 
     async def _due(self, plan: _Following, span: Span, waiting: Batch) -> Batch:
-        """Wait until the window has room for the first of `waiting`. Remove as many as it has room for, count and return
-        them; remove all if the span is not wanted any more.
+        """Wait until the window has room for the first of `waiting`. Remove as many as it has room for, count and
+        return them; remove all if the span is not wanted any more.
         """
         window, due = plan.window, Batch()
         while window.holds(span) and self._is_followed(plan):

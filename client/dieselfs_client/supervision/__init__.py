@@ -1,1 +1,1 @@
-"""The processes of a mount, and what keeps them alive."""
+"""The processes of a mount, and their supervision."""

@@ -42,7 +42,7 @@ class ControlChannel:
 
     @classmethod
     def pair(cls) -> tuple[Self, socket.socket]:
-        """Our end, and the socket of the other end, for the other process. Programs inherit neither."""
+        """The end of this process, and the socket for the other process. Programs inherit neither."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
 

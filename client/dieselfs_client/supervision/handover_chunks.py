@@ -30,7 +30,7 @@ class HandoverChunks:
         self._left = {name: supervisor_client.inherited.pop(name) for name in names}
 
     def take(self) -> Iterator[tuple[int, Segment]]:
-        """The chunks of the previous daemon, each once. The caller keeps each of them again, or drops it."""
+        """The chunks of the previous daemon, each once. The caller passes each to `keep` again, or to `drop`."""
         while self._left:
             name, descriptor = self._left.popitem()
             if not name.startswith(self._prefix):

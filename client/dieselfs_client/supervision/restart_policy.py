@@ -7,7 +7,7 @@ DEATHS_BEFORE_READY_MAX = 10
 FAULTS_MAX = 10
 """Daemons that may crash, or be killed because they hung, within the window."""
 KILLS_MAX = 2000
-"""Daemons that another process may kill within the window; each costs readers about 20 ms."""
+"""Daemons that another process may kill within the window; each delays readers by about 20 ms."""
 WINDOW_S = 60.0
 KILL_PAUSE_S = 0.02
 KILL_PAUSE_MAX_S = 0.5

@@ -47,7 +47,7 @@ class MemoryFile:
         self._written = b""
 
     def write(self, content: bytes) -> None:
-        """Replace the content, unless it is the same. Blanks cover what is left of a longer predecessor."""
+        """Replace the content, unless it is the same. Blanks overwrite the rest of a longer predecessor."""
         if content != self._written:
             os.pwrite(self.descriptor, content.ljust(os.fstat(self.descriptor).st_size), 0)
             self._written = content

@@ -1,9 +1,9 @@
-"""Keeps a mount alive: owns its descriptors, starts the daemon that serves it, and starts another when that one dies.
+"""The supervisor of a mount: owns its descriptors, starts the daemon that serves it, and replaces a daemon that died.
 
     python -m dieselfs_client.supervision.supervisor REPORT LOG MOUNTPOINT COMMAND...
 
 This module starts processes and takes signals. It knows nothing of datasets, and imports as little as possible: its
-memory is used for as long as the mount lives (13 MB, 6 of them its own; importing `dieselfs.limits` would cost 30).
+memory is used for the life of the mount (13 MB, 6 of them its own; importing `dieselfs.limits` would add 30).
 
 COMMAND starts a *zygote*: a process that has imported everything and opened the dataset, and forks daemons. A standby
 daemon is forked in advance. So the mount is served again 10 ms after a daemon died, not after half a second, and
@@ -393,7 +393,7 @@ class Supervisor:
 
 
 def _unmount(mountpoint: str, device: str) -> None:
-    """Unmount what is left. The large import is made only here."""
+    """Unmount, if the mount still exists. The large import is made only here."""
     from dieselfs.errors import MountError
     from dieselfs_client.mount.mount_table import mount_at
     from dieselfs_client.mount.mounting import unmount

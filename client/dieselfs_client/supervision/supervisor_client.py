@@ -27,7 +27,7 @@ class Command(StrEnum):
 
 
 class SupervisorClient:
-    """Made by a standby daemon: waits until the daemon must serve, and has received what the supervisor keeps.
+    """Made by a standby daemon: waits until the daemon must serve, and has received the kept descriptors.
 
     - `inherited`: descriptors of an earlier daemon, by name; the code that takes one closes it
     - `is_clean`: that daemon left no request unanswered

@@ -72,4 +72,4 @@ async def test_a_cache_daemon_that_may_hold_fewer_chunks_says_so(
     with caplog.at_level(logging.WARNING, fd_limits.__name__):
         source = ServerSource(cast(ServerClient, None), snapshot)
         await serve_cache(snapshot, source, CacheOptions(), on_ready=lambda: False)
-    assert "lets this process hold 5 of them" in caplog.text
+    assert "limits of this process allow 5 chunks" in caplog.text

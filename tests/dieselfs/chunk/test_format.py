@@ -120,7 +120,7 @@ def test_damage_is_found_where_it_is() -> None:
 
 def test_a_valid_chunk_in_the_place_of_another_is_damage() -> None:
     other = bytes(16)
-    with pytest.raises(Damaged, match=r"chunk 42: offset 24: this is chunk .*, in the place of chunk ------"):
+    with pytest.raises(Damaged, match=r"chunk 42: offset 24: this is chunk .*, not chunk ------"):
         decode_chunk(sample_chunk(), SOURCE, other)
     with pytest.raises(Damaged, match="chunk 42: offset 72: this chunk belongs to dataset 'pets'"):
         decode_chunk(sample_chunk(), SOURCE, CHUNK_ID, other)

@@ -103,7 +103,7 @@ def test_the_newest_generations_are_kept(tmp_path: Path) -> None:
 def test_an_older_state_is_refused_unless_asked_for_by_number(tmp_path: Path) -> None:
     cache = SnapshotStore(tmp_path)
     offered(cache, offer_of(content_of(7)))
-    with pytest.raises(Damaged, match=r"older state of pets \(generation 6\).*\(generation 7\)"):
+    with pytest.raises(Damaged, match=r"older snapshot of pets \(generation 6\).*\(generation 7\)"):
         offered(cache, offer_of(content_of(6)))
     assert offered(cache, offer_of(content_of(6)), generation=6).generation == 6
 
