@@ -109,8 +109,10 @@ def test_a_daemon_that_is_not_ready_in_time_is_ended(log: Path) -> None:
 
 def test_a_daemon_is_ended_when_the_wait_for_it_is_interrupted(log: Path) -> None:
     code = f"""
+import signal
 from pathlib import Path
 from tests.dieselfs.process.test_launch import launched
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 launched(Path({str(log)!r}), "late")
 """
     command = [sys.executable, "-c", code]
