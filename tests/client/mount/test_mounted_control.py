@@ -135,7 +135,7 @@ def test_a_bad_name_is_refused_and_the_reason_can_be_read(control: Path) -> None
     assert_errno(errno.EINVAL, (control / "shuffle" / "speed=1").stat)
     errors = (control / "errors").read_text().splitlines()
     assert "shuffle/seed=1,rank=8,world=8\trank is 8: give a whole number from 0 to 7" in errors[-2]
-    assert "'speed=1' is no KEY=VALUE" in errors[-1]
+    assert "'speed=1' is not a KEY=VALUE" in errors[-1]
     assert stat.S_IMODE((control / "errors").stat().st_mode) == 0o400
 
 
