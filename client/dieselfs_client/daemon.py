@@ -32,7 +32,8 @@ from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.warming import Pace
 from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
-from dieselfs_client.mount.drivers import Driver, driver_class
+from dieselfs_client.mount.driver import Driver
+from dieselfs_client.mount.drivers import driver_class
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import raise_read_ahead, unmount
 from dieselfs_client.mount.options import MountOptions

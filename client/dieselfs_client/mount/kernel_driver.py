@@ -18,7 +18,7 @@ from dieselfs.errors import ProtocolError
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount.control_tree import CONTROL_INODE
 from dieselfs_client.mount.core import Attributes, Siblings
-from dieselfs_client.mount.drivers import Driver
+from dieselfs_client.mount.driver import Driver
 from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.kernel_protocol import KernelRequest, Opcode
 from dieselfs_client.mount.read_path import Buffers

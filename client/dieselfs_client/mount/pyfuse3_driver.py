@@ -20,7 +20,7 @@ from dieselfs_client.mount.core import (
     STAT_BLOCK_BYTES,
     Attributes,
 )
-from dieselfs_client.mount.drivers import Driver
+from dieselfs_client.mount.driver import Driver
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
 
 REQUESTS_AT_ONCE_MAX = 1000
