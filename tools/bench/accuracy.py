@@ -4,14 +4,11 @@ The digits are stored twice in small chunks: class by class, the hard case, and 
 through a mount, fully shuffled and with several group sizes.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from scipy.stats import t
-
+from bench.agreement import Storing, storing_rows
 from bench.digits import Entries, Lesson, by_class, mixed, store_digits, write_digits
 from bench.figures import Row, Scale
 from bench.forms import mounted, running_home
@@ -55,71 +52,3 @@ def _learn_from(title: str, entries: Entries, source: Path, folder: Path, scale:
                 for group in GROUPS:
                     runs[group].append(lesson.learn(seed, group, scale.epochs))
     return Storing(title, len(layout.counts), repeats, runs)
-
-
-# -- whether two kinds of training agree: no I/O ----------------------------------------------------------
-
-CONFIDENCE = 0.95
-TOLERANCE = 0.01
-"""Differences of accuracy below one percentage point are irrelevant."""
-PART_EPOCHS = 5
-"""Compared are the mean accuracies of the first and of the last epochs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The mean of paired differences, and its interval of confidence `CONFIDENCE`."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def agrees(self) -> bool:
-        """The whole interval is within the tolerance."""
-        return self.low > -TOLERANCE and self.high < TOLERANCE
-
-    def __str__(self) -> str:
-        return f"{100 * self.mean:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
-
-
-def difference(ours: Sequence[float], others: Sequence[float]) -> Difference:
-    """Student's t interval for the mean of `ours - others`, whose elements are of the same seeds; two at least."""
-    differences = [one - other for one, other in zip(ours, others, strict=True)]
-    mean, count = fmean(differences), len(differences)
-    reach = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * stdev(differences) / sqrt(count)
-    return Difference(mean, mean - reach, mean + reach)
-
-
-@dataclass(frozen=True, slots=True)
-class Storing:
-    """One way to store the digits. By group size: `repeats`, the share of images that follow one of their class;
-    `runs`, the accuracies by seed, then by epoch.
-    """
-
-    title: str
-    chunks: int
-    repeats: dict[int, float]
-    runs: dict[int, list[list[float]]]
-
-
-def group_name(group: int, chunks: int) -> str:
-    return f"G = {group} ({group / chunks:.0%})" if group else "full shuffle"
-
-
-def storing_rows(storing: Storing) -> Iterator[Row]:
-    """Differences are from the full shuffle, in percentage points."""
-    parts = {"first": slice(PART_EPOCHS), "last": slice(-PART_EPOCHS, None)}
-    for group, runs in storing.runs.items():
-        row = {f"{storing.title}, {storing.chunks} chunks": group_name(group, storing.chunks)}
-        row["class repeats"], verdicts = f"{storing.repeats[group]:.0%}", []
-        for which, part in parts.items():
-            ours, full = ([fmean(run[part]) for run in each] for each in (runs, storing.runs[0]))
-            found = difference(ours, full)
-            row[f"{which} {PART_EPOCHS} epochs"] = f"{100 * fmean(ours):.1f} ± {100 * stdev(ours):.1f} %"
-            row[f"difference, {which}"] = str(found) if group else ""
-            verdicts.append("yes" if found.agrees else "no")
-        row[f"within {100 * TOLERANCE:g} point, {CONFIDENCE:.0%} sure"] = (
-            " / ".join(verdicts) if group else ""
-        )
-        yield row

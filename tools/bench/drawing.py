@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bench.accuracy import Storing, group_name
+from bench.agreement import Storing, group_name
 from bench.failover import AFTER_S, BACK_SHARE, BEFORE_S, shares, smoothed
 
 mpl.use("svg")

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.accuracy import difference
+from bench.agreement import difference
 
 
 def test_the_interval_is_that_of_students_t() -> None:
