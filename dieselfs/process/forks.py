@@ -1,4 +1,4 @@
-"""Objects that start anew in a forked child: threads and locks of the parent do not exist there. This module is told of
+"""Objects that are reset in a forked child: threads and locks of the parent do not exist there. This module is told of
 forks.
 """
 

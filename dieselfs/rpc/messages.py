@@ -43,7 +43,7 @@ _BAD_BYTES = (
 
 
 def frame(message: bytes) -> bytes:
-    """`message` as it goes on the wire."""
+    """`message` behind its length."""
     return _LENGTH.pack(len(message)) + message
 
 

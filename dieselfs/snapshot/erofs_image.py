@@ -34,6 +34,7 @@ _INODE_BYTES, _ENTRY_BYTES = 64, 12
 _SLOT_BYTES_MIN = 2 * _INODE_BYTES
 _EXTENDED_PLAIN, _EXTENDED_INLINE = 1, 1 | 2 << 1
 _TYPE_SHIFT = 12
+_MODE_BITS_KEPT = 0o170777
 _FOLDER, _FILE, _LINK = 0o04, 0o10, 0o12
 _ENTRY_TYPES = np.zeros(16, np.uint32)
 _ENTRY_TYPES[[_FILE, _FOLDER, _LINK]] = 1, 2, 7
@@ -296,7 +297,8 @@ def _write_inodes(
     mtimes_ns = tree.snapshot.column("mtimes_ns")[tree.nodes]
     inodes = np.zeros(len(tree.nodes), _INODE)
     inodes["format"] = np.where(layout.is_inline, _EXTENDED_INLINE, _EXTENDED_PLAIN)
-    inodes["mode"] = tree.modes
+    # Without set-user-ID and similar bits: a program of a dataset must not run as the owner of the image.
+    inodes["mode"] = tree.modes & _MODE_BITS_KEPT
     if ownership.root_mode is not None:
         inodes["mode"][0] = _FOLDER << _TYPE_SHIFT | ownership.root_mode
     inodes["size"] = np.where(tree.has_content, layout.content_bytes, tree.sizes)

@@ -26,7 +26,7 @@ IMAGE_MODE = 0o666
 
 
 class ImageExport:
-    """One export, by `run`. `report` has its progress, for any thread; it counts files when all their bytes are there.
+    """One export, by `run`. `report` has its progress, for any thread; it counts files when the image is whole.
 
     `path`: of the image, as bytes or text; `folder`: the node that becomes the root of the image.
     """
@@ -74,6 +74,7 @@ class ImageExport:
                     os.ftruncate(file, self._image.size_bytes)
                     write_at(file, self._image.metadata.data, 0)
                     self._write_in_threads(file)
+                    os.fsync(file)  # a power failure must not leave the name on an image with holes
                 finally:
                     os.close(file)
                 os.rename(aside, self._path)

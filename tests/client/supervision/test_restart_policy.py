@@ -17,7 +17,7 @@ def test_daemons_that_never_serve_are_given_up() -> None:
     patience = RestartPolicy()
     for number in range(DEATHS_BEFORE_READY_MAX):
         assert patience.note_death(number * WINDOW_S, was_ready=False, was_killed=False) is None
-        assert not patience.next_start_s, "whoever mounts is to hear of it soon"
+        assert not patience.next_start_s, "the mount command must report it soon"
     reason = patience.note_death(1000 * WINDOW_S, was_ready=False, was_killed=False)
     assert reason == f"{DEATHS_BEFORE_READY_MAX + 1} daemons in a row died before they could serve"
 

@@ -99,6 +99,13 @@ def test_files_lie_in_the_order_of_chunks_at_block_borders(tmp_path: Path) -> No
     assert (ends[:-1] <= image.starts[1:]).all() and ends[-1] <= image.size_bytes
 
 
+def test_no_program_runs_as_the_owner_of_the_image(tmp_path: Path) -> None:
+    packed = pack_entries([TreeEntry(b"program", 0o106755, 0, b"x"), TreeEntry(b"folder", 0o043777, 0)])
+    with mounted_image(written(packed, tmp_path / "image"), tmp_path / "mounted") as mounted:
+        assert (mounted / "program").stat().st_mode == 0o100755
+        assert (mounted / "folder").stat().st_mode == 0o040777
+
+
 def test_an_image_is_a_function_of_the_snapshot(tmp_path: Path) -> None:
     packed = pack_tree(odd_tree(tmp_path))
     first, second = (build_image(packed.snapshot, ROOT_OWNED) for _ in range(2))

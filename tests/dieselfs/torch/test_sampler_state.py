@@ -55,7 +55,7 @@ def test_an_epoch_is_the_plan_of_the_folder() -> None:
 def test_ranks_and_batches_may_change_whenever_the_job_is_interrupted(
     seed: int, epoch: int, group_chunks: int, jobs: list[tuple[int, int, int]]
 ) -> None:
-    """Each job has so many ranks and so large a batch, and is stopped after so many steps; the last goes to the end."""
+    """Each job has its number of ranks, batch size, and number of steps until it stops; the last runs to the end."""
     state: dict[str, str] | None = None
     served: list[int] = []
     position = 0

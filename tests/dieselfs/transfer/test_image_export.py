@@ -38,6 +38,15 @@ def test_each_chunk_is_fetched_once_and_the_image_is_the_same_again(data: Datase
     assert (tmp_path / "one.erofs").read_bytes() == (tmp_path / "two.erofs").read_bytes()
 
 
+def test_a_dataset_without_files(data: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "tree/empty").mkdir(parents=True)
+    upload(data, tmp_path / "tree")
+    report = ImageExport(data.chunks, str(tmp_path / "image.erofs")).run()
+    assert report.done_files == report.found_files
+    with mounted_image(tmp_path / "image.erofs", tmp_path / "mounted") as mounted:
+        assert_same(tmp_path / "tree", mounted)
+
+
 def test_an_existing_file_is_replaced_only_on_request(data: Dataset, tmp_path: Path) -> None:
     upload(data, files_tree(tmp_path / "tree", files=3))
     image = tmp_path / "image.erofs"

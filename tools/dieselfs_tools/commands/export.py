@@ -31,8 +31,8 @@ def export(
 ) -> int:
     """Write a dataset, or a folder of one, as an EROFS image, which Linux mounts without dieselfs.
 
-    All entries belong to root and keep their modes and times. The image takes whole blocks of 4 KiB for each file. A
-    damaged chunk ends the export (exit code 5). The file appears when it is whole.
+    All entries belong to root and keep their times and their modes, without set-user-ID. The image takes whole blocks
+    of 4 KiB for each file. A damaged chunk ends the export (exit code 5). The file appears when it is whole.
     """
     from dieselfs.transfer.image_export import ImageExport
 
