@@ -200,6 +200,23 @@ class ChunkStoreSuite:
         assert store.get_record("tag-large") == b"small now"
         assert store.list_records("") == ["tag-large"]
 
+    def test_a_record_is_created_once(self, store: ObjectStore) -> None:
+        assert store.create_record("identity", b"first")
+        assert not store.create_record("identity", b"second")
+        assert store.get_record("identity") == b"first"
+        assert store.list_records("") == ["identity"]
+        store.put_record("identity", b"replaced")
+        assert not store.create_record("identity", b"third")
+        store.delete_record("identity")
+        assert store.create_record("identity", b"fourth")
+
+    def test_one_of_several_creators_of_a_record_succeeds(self, store: ObjectStore) -> None:
+        contents = [b"%d" % number * 1000 for number in range(8)]
+        with ThreadPoolExecutor(8) as threads:
+            created = list(threads.map(lambda content: store.create_record("identity", content), contents))
+        assert created.count(True) == 1
+        assert store.get_record("identity") == contents[created.index(True)]
+
     def test_a_record_is_seen_whole(self, store: ObjectStore) -> None:
         store.put_record("users", b"0" * 10_000)
         with ThreadPoolExecutor(4) as threads:

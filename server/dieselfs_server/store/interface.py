@@ -69,6 +69,14 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def create_record(self, name: str, content: bytes) -> bool:
+        """Create the record `name` of less than 1 MiB; False if it exists, whatever its content. Atomic and durable:
+        of several creators one succeeds, and each finds a durable record afterwards.
+
+        May be repeated after any error; then False may mean that an earlier try has succeeded: read the record.
+        """
+        ...
+
     def get_record(self, name: str) -> bytes | None:
         """Content of the record `name`, or None if there is none."""
         ...

@@ -47,7 +47,7 @@ class LimitedStore(StoreWrapper):
         reads, writes = BoundedSemaphore(bounds.reads_max), BoundedSemaphore(bounds.writes_max)
         self._tokens = dict.fromkeys(("get_range", "open_chunk", "get_record"), reads)
         self._tokens |= dict.fromkeys(
-            ("put", "delete", "delete_dataset", "put_record", "delete_record"), writes
+            ("put", "delete", "delete_dataset", "put_record", "create_record", "delete_record"), writes
         )
 
     def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:

@@ -62,6 +62,13 @@ class MemoryStore:
         with self._lock:
             self._records[name] = bytes(content)
 
+    def create_record(self, name: str, content: bytes) -> bool:
+        with self._lock:
+            if name in self._records:
+                return False
+            self._records[name] = bytes(content)
+            return True
+
     def get_record(self, name: str) -> bytes | None:
         with self._lock:
             return self._records.get(name)

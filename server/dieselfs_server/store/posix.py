@@ -148,6 +148,24 @@ class PosixStore:
                 raise
             sync_folder(folder)
 
+    def create_record(self, name: str, content: bytes) -> bool:
+        path = self._record_path(name)
+        folder = os.path.dirname(path)
+        temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+        with translated(path):
+            self._folders.make(folder)
+            write_new_file(temporary, [content])
+            try:
+                link_new_name(temporary, path)
+                is_new = True
+            except FileExistsError:
+                is_new = False
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+            sync_folder(folder)  # also if it existed: its creator may have died before this step
+        return is_new
+
     def get_record(self, name: str) -> bytes | None:
         path = self._record_path(name)
         with translated(path):

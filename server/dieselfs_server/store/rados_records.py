@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 
-from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import MIB
 from dieselfs_server.store.rados_pool import RadosPool
 
@@ -109,6 +109,14 @@ class RadosRecords:
         if before is not None:
             remove_pieces(self._pool, place, before)
             self._pool.remove_keys(_KEYS, [before.key(name)])
+
+    def create_record(self, name: str, content: bytes) -> bool:
+        self._enter(name)
+        try:
+            self._pool.create(_record_object(name), _WHOLE + content)
+        except AlreadyExists:
+            return False
+        return True
 
     def get_record(self, name: str) -> bytes | None:
         place = _record_object(name)

@@ -46,6 +46,9 @@ class StoreWrapper:
     def put_record(self, name: str, content: bytes) -> None:
         self._pass(self.store.put_record, name, content)
 
+    def create_record(self, name: str, content: bytes) -> bool:
+        return self._pass(self.store.create_record, name, content)
+
     def get_record(self, name: str) -> bytes | None:
         return self._pass(self.store.get_record, name)
 
