@@ -96,11 +96,11 @@ class ServerClient:
         return self._endpoints.trouble
 
     def _connect(self, tries: Tries) -> Connection:
-        if self.settings.server is None:
-            return self._connect_embedded()
         while True:
             server = tries.next()
             try:
+                if self.settings.server is None:
+                    return self._connect_embedded()
                 return Connection(open_socket(server, self._tls), server, self._key)
             except Unavailable as error:
                 tries.failed(server, error)

@@ -100,7 +100,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             except BlockingIOError:
                 raise Unavailable(f"another server holds {settings.lock}") from None
         tls = open_tls(settings)
-        store = await trio.to_thread.run_sync(open_store, settings.store)
+        store = await trio.to_thread.run_sync(open_store, settings.store, settings.is_new)
         stack.callback(store.close)
         metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
         stack.callback(metadata.close)

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ log = logging.getLogger("dieselfs_server")
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="""\b
 Examples:
-  dieselfs-server --store posix:///lustre/dieselfs --metadata sqlite:///var/lib/dieselfs/metadata.db
+  dieselfs-server --init --store posix:///lustre/dieselfs --metadata sqlite:///var/lib/dieselfs/metadata.db
   dieselfs-server --config /etc/dieselfs/server.toml --listen tcp://10.0.0.5:7070
 \b
 Exit codes: 0 stopped by a signal, 1 usage or settings, 6 a store or an address cannot be used.""",
@@ -33,6 +34,7 @@ Exit codes: 0 stopped by a signal, 1 usage or settings, 6 a store or an address 
 @click.version_option(package_name="dieselfs", message="dieselfs-server %(version)s")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with the options below.")
 @settings_options(Place.SERVER)
+@click.option("--init", "is_new", is_flag=True, help="The store is new: create its marker, then serve.")
 @click.option("--verbose", is_flag=True, help="Log each action of the clients.")
 @click.option("--embedded", type=click.Path(path_type=Path), hidden=True)
 @click.option("--idle-exit-s", type=float, default=EMBEDDED_IDLE_EXIT_S, hidden=True)
@@ -42,6 +44,7 @@ def serve(
     embedded: Path | None,
     idle_exit_s: float,
     ready_fd: int | None,
+    is_new: bool,
     verbose: bool,
     given: dict[str, Any],
 ) -> None:
@@ -58,6 +61,7 @@ def serve(
             settings = ServerSettings.embedded(embedded.absolute(), idle_exit_s)
         else:
             settings = ServerSettings.load(config, given)
+        settings = replace(settings, is_new=settings.is_new or is_new)
         trio.run(run_server, settings, report.ready)
     except (DieselfsError, OSError) as error:
         report.failed(error)

@@ -32,7 +32,10 @@ class RegistrySettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`lock` and `idle_exit_s` are for the embedded server: one per home, which exits when idle for `idle_exit_s`."""
+    """`lock` and `idle_exit_s` are for the embedded server: one per home, which exits when idle for `idle_exit_s`.
+
+    `is_new`: the store may be without a marker, which is then created.
+    """
 
     listen: Sequence[Address]
     store: str
@@ -44,9 +47,13 @@ class ServerSettings:
     registry: RegistrySettings | None = None
     lock: Path | None = None
     idle_exit_s: float | None = None
+    is_new: bool = False
 
     @classmethod
     def embedded(cls, home: Path, idle_exit_s: float) -> "ServerSettings":
+        """Of a home, which is new if it has neither metadata nor chunks."""
+        chunks = home / "chunks"
+        is_new = not (home / "metadata.db").exists() and not (chunks.is_dir() and any(chunks.iterdir()))
         return cls(
             listen=[UnixAddress(str(home / "run" / "server.sock"))],
             store=f"posix://{home}/chunks",
@@ -54,6 +61,7 @@ class ServerSettings:
             state=home / "state",
             lock=home / "run" / "server.lock",
             idle_exit_s=idle_exit_s,
+            is_new=is_new,
         )
 
     @classmethod

@@ -51,7 +51,7 @@ Read = Callable[[Request], Awaitable[object]]
 
 def requests(folder: Path, scale: Scale) -> Generator[Trial]:
     source, chance = random.Random(_SEED), np.random.default_rng(_SEED)
-    with closing(CountingStore(open_store(f"posix://{folder}/chunks"))) as store:
+    with closing(CountingStore(open_store(f"posix://{folder}/chunks", is_new=True))) as store:
         starts = dict(_put_chunk(store, source) for _ in range(scale.chunks))
         owners = {chunk_id: chance.integers(CLIENTS, size=FILES_PER_CHUNK) for chunk_id in starts}
 

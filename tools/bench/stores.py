@@ -28,10 +28,10 @@ _SECONDS_MAX = "600"
 
 
 def stores(folder: Path, scale: Scale) -> Generator[Trial]:
-    with closing(open_store(f"posix://{folder}/chunks")) as store:
+    with closing(open_store(f"posix://{folder}/chunks", is_new=True)) as store:
         yield from _trials(store, filesystem_type(folder), scale, _Dd(folder, scale.chunks))
     for url in os.environ.get("DIESELFS_BENCH_STORES", "").split():
-        with closing(open_store(url)) as store:
+        with closing(open_store(url, is_new=True)) as store:
             yield from _trials(store, "rados", scale, _RadosBench(url, scale.chunks))
 
 

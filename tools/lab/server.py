@@ -63,8 +63,8 @@ class RunningServer:
         return self.process.wait(STOP_TIMEOUT_S)
 
 
-def start_server(folder: Path, options: Sequence[str] = ()) -> RunningServer:
-    """Start a server over `folder` and wait until it listens."""
+def start_server(folder: Path, options: Sequence[str] = (), is_new: bool = True) -> RunningServer:
+    """Start a server over `folder` and wait until it listens. With `is_new`, its store may be without a marker."""
     folder.mkdir(parents=True, exist_ok=True)
     tcp, unix = f"tcp://127.0.0.1:{free_port()}", f"unix:{folder}/server.sock"
     ready, report = os.pipe()
@@ -72,7 +72,7 @@ def start_server(folder: Path, options: Sequence[str] = ()) -> RunningServer:
         *(sys.executable, "-m", "dieselfs_server.main"),
         *("--listen", tcp, "--listen", unix),
         *("--store", f"posix://{folder}/chunks", "--metadata", f"sqlite://{folder}/metadata.db"),
-        *("--ready-fd", str(report), *options),
+        *("--ready-fd", str(report), *(("--init",) if is_new else ()), *options),
     ]
     with open(folder / "server.log", "ab") as log:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import trio
 
-from dieselfs.errors import AccessDenied, ProtocolError
+from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S
 from dieselfs.rpc import auth
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_call, encode_refusal, encode_reply, thrift
@@ -78,7 +78,12 @@ async def _check_proof(
     method, sequence, arguments = decode_call(message)
     if method != "prove":
         raise ProtocolError("the second call is not 'prove'")
-    known = await trio.to_thread.run_sync(keys.verifier, hello.user, hello.key_id)
+    try:
+        known = await trio.to_thread.run_sync(keys.verifier, hello.user, hello.key_id)
+    except DieselfsError as error:  # strangers get no reason
+        away = Unavailable("the server cannot read its table of users now; its log has the reason")
+        await connection.send(encode_refusal("prove", sequence, away))
+        return f"{caller}: {error}"
     verifier = known or auth.Verifier.nobody(keys.salt, hello.user, hello.key_id)
     transcript = auth.transcript(hello.user, hello.key_id, hello.client_nonce, server_nonce)
     if not auth.is_client_proof(verifier, transcript, arguments.proof) or known is None:

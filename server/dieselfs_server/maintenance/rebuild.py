@@ -33,6 +33,7 @@ def rebuild(
     Unreadable chunks are skipped and reported; their entries are missing afterwards. During a rebuild the server sends
     no snapshot of the dataset; chunks are read and written as usual.
     """
+    next(store.list_chunks(dataset_id), None)  # raises Unavailable while the store is away
     dataset = _known(metadata, name)
     if dataset is None or since_s is None:
         dataset = _emptied(metadata, name, dataset_id, dataset, now_ns)

@@ -6,15 +6,18 @@ tiered:fast=URL,slow=URL,size=200GiB
 memory:
 """
 
+import os
 import random
 import re
+from contextlib import ExitStack
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
 from dieselfs.units import parse_size
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.limited import Bounds, LimitedStore
+from dieselfs_server.store.marker import missing, open_marked
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.rados import RadosStore
@@ -34,35 +37,44 @@ FAST_WAIT_S_MAX = 0.5
 _TIER_OPTIONS = ("fast", "slow", "size")
 
 
-def open_store(url: str) -> ObjectStore:
-    """The object store at `url`; each backend has its own limits and retries.
+def open_store(url: str, is_new: bool) -> ObjectStore:
+    """The object store at `url`; each backend has its own limits and retries. `is_new` creates a missing marker.
 
-    Raises InvalidInput for an invalid URL, Unavailable or NotFound if the store cannot be used.
+    Raises InvalidInput for an invalid URL, Unavailable or NotFound if the store cannot be used or has no marker.
     """
     scheme = urlsplit(url).scheme
     if scheme == "tiered":
         fast_url, slow_url, size_bytes = tier_options(url)
-        # No retries: what the fast tier cannot serve at once, the slow one serves.
-        fast = LimitedStore(_open_backend(fast_url), Bounds(wait_s_max=FAST_WAIT_S_MAX))
-        try:
-            slow = _guarded(_open_backend(slow_url))
-        except BaseException:
-            fast.close()
-            raise
-        return TieredStore(fast, slow, size_bytes)
-    return _guarded(_open_backend(url))
+        # No retries: what the fast tier cannot serve at once, the slow one serves. It may be lost at any time, so it
+        # always counts as new; its marker stops copies to a folder whose file system is unmounted later.
+        fast = LimitedStore(_open_backend(fast_url, is_new=True), Bounds(wait_s_max=FAST_WAIT_S_MAX))
+        with ExitStack() as opened:
+            opened.callback(fast.close)
+            marked = open_marked(fast, fast_url, is_new=True)
+            slow = _guarded(slow_url, is_new)
+            opened.pop_all()
+        return TieredStore(marked, slow, size_bytes)
+    return _guarded(url, is_new)
 
 
-def _guarded(store: ObjectStore) -> ObjectStore:
+def _guarded(url: str, is_new: bool) -> ObjectStore:
+    backend = _open_backend(url, is_new)
     # Retries outside of the limits: a call that waits for its retry holds no token.
-    return RetryingStore(LimitedStore(store, Bounds()), RetryPolicy(), random.Random())
+    store = RetryingStore(LimitedStore(backend, Bounds()), RetryPolicy(), random.Random())
+    with ExitStack() as opened:
+        opened.callback(store.close)
+        marked = open_marked(store, url, is_new or isinstance(backend, MemoryStore))
+        opened.pop_all()
+    return marked
 
 
-def _open_backend(url: str) -> ObjectStore:
+def _open_backend(url: str, is_new: bool) -> ObjectStore:
     parts = urlsplit(url)
     path = unquote(parts.netloc + parts.path)
     match parts.scheme:
         case "posix" if path:
+            if not (is_new or os.path.isdir(path)):
+                raise Unavailable(missing(url))
             return PosixStore(path)
         case "memory":
             return MemoryStore()

@@ -18,6 +18,7 @@ from dieselfs.address import UnixAddress
 from dieselfs.errors import Unavailable
 from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.sockets import open_socket
+from dieselfs_server.store.opening import open_store
 
 END_TIMEOUT_S = 20.0
 
@@ -143,9 +144,26 @@ def test_a_home_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_a_server_that_cannot_start_says_why(home: Path) -> None:
-    home.mkdir(parents=True)
+    open_store(f"posix://{home}/chunks", is_new=True).close()
     (home / "metadata.db").write_bytes(
         b"this is not a database, but it is long enough to look like one" * 100
     )
     with pytest.raises(Unavailable, match=r"did not start.*metadata"):
         connect_embedded(home)
+
+
+def test_a_home_without_its_chunks_is_unavailable_at_once(home: Path) -> None:
+    with dieselfs.connect("data", home=home, server="embedded", create=True) as data:
+        data.put("file", b"content")
+        data.flush()
+        (process_id,) = servers_of(home)
+        (home / "chunks").rename(home / "away")
+        with pytest.raises(Unavailable, match="marker is missing"):
+            data.client.rebuild("data")
+        os.kill(process_id, signal.SIGKILL)
+        wait_until(lambda: process_id not in servers_of(home))
+        with pytest.raises(Unavailable, match="has no marker"):
+            data.client.datasets()
+        assert not (home / "chunks").exists()
+        (home / "away").rename(home / "chunks")
+        assert data.get("file") == b"content"

@@ -20,7 +20,7 @@ from tests.support.ceph import RunningCeph, needs_ceph
     ],
 )
 def test_a_store_is_opened_and_works(url: str, tmp_path: Path) -> None:
-    store = open_store(url.format(folder=tmp_path))
+    store = open_store(url.format(folder=tmp_path), is_new=True)
     try:
         store.put(DATASET_ID, CHUNK_ID, [b"content"])
         assert store.get_range(DATASET_ID, CHUNK_ID, 0, 7) == b"content"
@@ -32,7 +32,7 @@ def test_a_store_is_opened_and_works(url: str, tmp_path: Path) -> None:
 
 @needs_ceph
 def test_a_pool_is_opened_and_works(ceph: RunningCeph) -> None:
-    store = open_store(ceph.url("data"))
+    store = open_store(ceph.url("data"), is_new=True)
     try:
         store.put_record("opened", b"x")
         assert store.get_record("opened") == b"x"
@@ -60,7 +60,7 @@ def test_a_pool_is_opened_and_works(ceph: RunningCeph) -> None:
 )
 def test_what_is_no_store_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
-        open_store(url)
+        open_store(url, is_new=True)
 
 
 def test_values_of_tiers_may_hold_commas() -> None:

@@ -1,0 +1,76 @@
+"""The object store goes away under a running server: requests are refused, and nothing is changed or created."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import Unavailable
+from lab.namespace import wait_for
+from tests.support.server import running_server, start_server
+
+
+@pytest.mark.parametrize("is_empty_folder", [False, True])
+def test_a_store_that_is_away_is_never_taken_for_empty(tmp_path: Path, is_empty_folder: bool) -> None:
+    with running_server(tmp_path / "server") as server:
+        chunks, away = server.folder / "chunks", server.folder / "away"
+        key = server.user("ada", all_datasets="admin")
+        with contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as data:
+            data.put("file", b"content")
+            data.flush()
+        chunks.rename(away)
+        if is_empty_folder:
+            chunks.mkdir()
+        with contextlib.closing(server.client()) as client:
+            for call in (
+                lambda: client.rebuild("data"),
+                lambda: client.fsck("data", is_deep=False, is_repair=True),
+                lambda: client.purge("data", 0, False),
+                lambda: client.drop_dataset("data"),
+                lambda: client.tags("data"),
+                lambda: client.put_tag("data", "v1"),
+                lambda: client.add_key("eve"),
+            ):
+                with pytest.raises(Unavailable, match="away"):
+                    call()
+            assert client.dataset("data").files == 1
+        with (
+            pytest.raises(Unavailable, match="away"),
+            contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as data,
+        ):
+            data.put("other", b"more")
+            data.flush()
+        assert chunks.exists() == is_empty_folder and not (is_empty_folder and list(chunks.iterdir()))
+
+        server.stop()
+        with pytest.raises(AssertionError, match="has no marker"):
+            start_server(server.folder, is_new=False)
+        assert chunks.exists() == is_empty_folder
+        if is_empty_folder:
+            chunks.rmdir()
+        away.rename(chunks)
+    again = start_server(tmp_path / "server", is_new=False)
+    try:
+        with contextlib.closing(Dataset(again.settings(key), "data", is_created=False)) as data:
+            assert data.get("file") == b"content"
+    finally:
+        again.stop()
+
+
+def test_a_login_while_the_table_of_users_cannot_be_read_is_unavailable(tmp_path: Path) -> None:
+    with running_server(tmp_path / "server") as server:
+        key = server.user("ada", data="read")
+        (server.folder / "chunks").rename(server.folder / "away")
+
+        def refusal() -> str:
+            with contextlib.closing(server.client(key)) as client:
+                try:
+                    client.datasets()
+                except Unavailable as error:
+                    return str(error)
+            return ""
+
+        wait_for(lambda: bool(refusal()), "the server has read its table of users again")
+        assert "cannot read its table of users" in refusal() and "marker" not in refusal()
+        assert "marker is missing" in server.log()
