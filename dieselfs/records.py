@@ -45,7 +45,7 @@ class ChunkRecord:
     updated_ns: int
     header_length: int
     payload_length: int
-    payload_checksum: int
+    payload_digest: bytes
     entries: int
     deleted_entries: int
     deleted: bytes
@@ -53,13 +53,13 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An extent: its place in the file, its chunk, offset and length in the payload, and the xxh3 of its bytes."""
+    """An extent: its place in the file, its chunk, offset and length in the payload, and the digest of its bytes."""
 
     place: int
     chunk_id: bytes
     offset: int
     length: int
-    checksum: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class EntryTable:
     """All live entries of one generation, as columns of shape (rows,); the input of a snapshot.
 
     Rows are ordered by `(folder, name)`, as bytes. A file of one extent has the index of its chunk in `chunks` (else
-    -1), with `offsets` and `checksums`. The extents of a file that spans chunks are in `extents`, ordered by
+    -1), with `offsets` and `digests`. The extents of a file that spans chunks are in `extents`, ordered by
     `(row, place)`. Indexes are those of `chunk_table`, which is ordered by chunk ID.
     """
 
@@ -114,7 +114,7 @@ class EntryTable:
     sizes: npt.NDArray[np.uint64]
     chunks: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.uint32]
-    checksums: npt.NDArray[np.uint64]
+    digests: npt.NDArray[np.void]
     targets: dict[int, bytes]
     """By the row of a symbolic link, its target."""
     extents: ExtentColumns
@@ -129,4 +129,4 @@ class ExtentColumns:
     chunks: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.uint32]
     lengths: npt.NDArray[np.uint32]
-    checksums: npt.NDArray[np.uint64]
+    digests: npt.NDArray[np.void]

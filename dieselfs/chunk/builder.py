@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
-from dieselfs.chunk.format import COLUMN_TYPES, MODE_MAX, VERSION_MAX, Buffer, ChunkHeader, Op, Preamble
+from dieselfs.chunk.format import COLUMN_TYPES, MODE_MAX, VERSION_MAX, ChunkHeader, Op, Preamble
+from dieselfs.digests import NO_DIGEST, Buffer, digest_of, extent_digest_of
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import (
     CHUNK_ENTRIES_MAX,
@@ -22,13 +22,12 @@ from dieselfs.limits import (
 )
 from dieselfs.names import path_fault, printable
 
-# The path, then one number for each of COLUMN_TYPES, in that order. Version 0: one of those reserved for the chunk.
+# The path, then one value for each of COLUMN_TYPES, in that order. Version 0: one of those reserved for the chunk.
 # A plain tuple, because one is made per uploaded file, and a named tuple takes a third of the time.
-_Entry = tuple[bytes, int, int, int, int, int, int, int, int, int]
+_Entry = tuple[bytes, int, int, int, int, int, int, int, bytes, int]
 
 _DELETE, _FILE, _DIRECTORY, _SYMLINK = map(int, (Op.DELETE, Op.FILE, Op.DIRECTORY, Op.SYMLINK))
 _TIME_NS_MIN, _TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
-_NO_BYTES_CHECKSUM = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,8 @@ class SealedChunk:
             chunk_id=chunk_id,
             header_length=len(header),
             payload_length=len(self.payload),
-            payload_checksum=xxh3_128_intdigest(self.payload),
-            header_checksum=xxh3_64_intdigest(header),
+            payload_digest=digest_of(self.payload),
+            header_digest=digest_of(header),
         )
         return preamble.encode() + header, self.payload
 
@@ -141,23 +140,23 @@ class ChunkBuilder:
             raise InvalidInput(
                 f"{printable(path)}: {length} bytes at {place} of a file of {size} bytes: {fault}"
             )
-        self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, xxh3_64_intdigest(data), version)
+        self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, extent_digest_of(data), version)
         self._contents.append(data)
         self.payload_bytes = offset + length
 
     def add_directory(self, path: bytes, mode: int, mtime_ns: int, version: int = 0) -> None:
-        self._add(path, _DIRECTORY, mode, mtime_ns, 0, 0, 0, 0, _NO_BYTES_CHECKSUM, version)
+        self._add(path, _DIRECTORY, mode, mtime_ns, 0, 0, 0, 0, NO_DIGEST, version)
 
     def add_symlink(self, path: bytes, target: bytes, mode: int, mtime_ns: int, version: int = 0) -> None:
         if not 0 < len(target) <= PATH_BYTES_MAX or b"\0" in target:
             raise InvalidInput(f"{printable(path)}: link target is empty, too long, or holds a NUL byte")
-        checksum = xxh3_64_intdigest(target)
-        self._add(path, _SYMLINK, mode, mtime_ns, 0, 0, self._target_end, len(target), checksum, version)
+        digest = extent_digest_of(target)
+        self._add(path, _SYMLINK, mode, mtime_ns, 0, 0, self._target_end, len(target), digest, version)
         self._targets.append(target)
         self._target_end += len(target)
 
     def add_delete(self, path: bytes, version: int = 0) -> None:
-        self._add(path, _DELETE, 0, 0, 0, 0, 0, 0, _NO_BYTES_CHECKSUM, version)
+        self._add(path, _DELETE, 0, 0, 0, 0, 0, 0, NO_DIGEST, version)
 
     def _add(
         self,
@@ -169,7 +168,7 @@ class ChunkBuilder:
         place: int,
         offset: int,
         length: int,
-        checksum: int,
+        digest: bytes,
         version: int,
     ) -> None:
         path_bytes = self._path_bytes + len(path) + (length if op == _SYMLINK else 0)
@@ -188,7 +187,7 @@ class ChunkBuilder:
         if not _TIME_NS_MIN <= mtime_ns <= _TIME_NS_MAX:  # a file system may have years after 2262
             mtime_ns = _TIME_NS_MIN if mtime_ns < 0 else _TIME_NS_MAX
         self._entries.append(
-            (path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, checksum, version)
+            (path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, digest, version)
         )
         self._path_bytes = path_bytes
 

@@ -1,7 +1,7 @@
 """The chunk: preamble, header, payload (`docs/reference/chunk-format.md`). Bytes in, values out; no I/O.
 
 Chunks are the durable data of dieselfs: the headers contain every entry that a dataset ever had. Decoding assumes
-hostile bytes: each length is checked before it is used, and no byte is used without a checksum or a check. Each fault
+hostile bytes: each length is checked before it is used, and no byte is used without a digest or a check. Each fault
 raises `Damaged` with the name of the object and the offset in it.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.columns import I64, U8, U32, U64, ends_fault, ends_of, first_bad_path, split_blob
+from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, NO_DIGEST, Buffer, digest_of, extent_digest_of
 from dieselfs.errors import Damaged
 from dieselfs.fields import (
     CHECKSUM_BYTES,
@@ -36,29 +36,27 @@ from dieselfs.limits import (
 from dieselfs.names import path_fault, printable
 from dieselfs.records import Op as Op
 
-Buffer = bytes | bytearray | memoryview
-
 MAGIC = b"\x89DSLC\r\n\x1a"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MODE_MAX = 0o7777
 VERSION_MAX = (1 << 63) - 1
 
-_PREAMBLE = struct.Struct("<8sHHIQ16s16sQ")  # the checksum of these bytes follows them
+_PREAMBLE = struct.Struct(
+    f"<8sHHIQ16s{DIGEST_BYTES}s{DIGEST_BYTES}s"
+)  # the checksum of these bytes follows them
 PREAMBLE_BYTES = _PREAMBLE.size + CHECKSUM_BYTES
-assert PREAMBLE_BYTES == 72
+assert PREAMBLE_BYTES == 112
 
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """The first 72 bytes of a chunk: its ID, and the lengths of its parts in bytes."""
+    """The first PREAMBLE_BYTES of a chunk: its ID, and the lengths of its parts in bytes."""
 
     chunk_id: bytes
     header_length: int
     payload_length: int
-    payload_checksum: int
-    """xxh3, 128 bits, of the payload."""
-    header_checksum: int
-    """xxh3, 64 bits, of the header."""
+    payload_digest: bytes
+    header_digest: bytes
 
     @property
     def payload_start(self) -> int:
@@ -76,8 +74,8 @@ class Preamble:
             self.header_length,
             self.payload_length,
             self.chunk_id,
-            self.payload_checksum.to_bytes(16, "little"),
-            self.header_checksum,
+            self.payload_digest,
+            self.header_digest,
         )
 
 
@@ -89,7 +87,7 @@ COLUMN_TYPES: dict[str, np.dtype[np.generic]] = {
     "places": U64,
     "offsets": U32,
     "lengths": U32,
-    "checksums": U64,
+    "digests": EXTENT_DIGESTS,
     "versions": U64,
 }
 """The columns of a header that have one number per entry."""
@@ -119,7 +117,7 @@ class ChunkHeader:
     - `sizes`: size of the whole file in bytes
     - `places`: where in the file this extent begins; 0 unless the file spans chunks
     - `offsets`, `lengths`: the extent in the payload; for a symbolic link, its target in `targets`
-    - `checksums`: xxh3, 64 bits, of those bytes
+    - `digests`: of those bytes (`extent_digest_of`)
     - `versions`: of the entries of one path, the one with the largest version wins; all extents of a file have the same
     """
 
@@ -134,7 +132,7 @@ class ChunkHeader:
     places: npt.NDArray[np.uint64]
     offsets: npt.NDArray[np.uint32]
     lengths: npt.NDArray[np.uint32]
-    checksums: npt.NDArray[np.uint64]
+    digests: npt.NDArray[np.void]
     versions: npt.NDArray[np.uint64]
 
     def __len__(self) -> int:
@@ -161,12 +159,12 @@ class ChunkHeader:
 
 
 def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None) -> Preamble:
-    """Decode the first 72 bytes of a chunk.
+    """Decode the first PREAMBLE_BYTES of a chunk.
 
     `source` names the object in errors. Raises Damaged, also for a valid chunk with another ID than
     `expected_id`.
     """
-    header_length, payload_length, chunk_id, payload_sum, header_sum = unpack_preamble(
+    header_length, payload_length, chunk_id, payload_digest, header_digest = unpack_preamble(
         _PREAMBLE, MAGIC, FORMAT_VERSION, data, source, "chunk"
     )
     if header_length > CHUNK_HEADER_BYTES_MAX:
@@ -179,9 +177,7 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
         raise Damaged(
             f"{source}: offset 24: this is chunk {chunk_name(chunk_id)}, not chunk {chunk_name(expected_id)}"
         )
-    return Preamble(
-        chunk_id, header_length, payload_length, int.from_bytes(payload_sum, "little"), header_sum
-    )
+    return Preamble(chunk_id, header_length, payload_length, payload_digest, header_digest)
 
 
 def decode_header(
@@ -191,8 +187,8 @@ def decode_header(
     where = f"{source}: offset {PREAMBLE_BYTES}"
     if len(data) != preamble.header_length:
         raise Damaged(f"{where}: {len(data)} bytes of a header of {preamble.header_length}")
-    if xxh3_64_intdigest(data) != preamble.header_checksum:
-        raise Damaged(f"{where}: checksum of the header does not match")
+    if digest_of(data) != preamble.header_digest:
+        raise Damaged(f"{where}: digest of the header does not match")
     try:
         header = _decode_columns(unpack_fields(data, _FIELD_KINDS), preamble.payload_length)
     except FieldsFault as fault:
@@ -206,45 +202,50 @@ def decode_header(
 
 
 def check_payload(preamble: Preamble, payload: Buffer, source: str) -> None:
-    """Raise Damaged unless `payload` has the length and checksum in the preamble."""
+    """Raise Damaged unless `payload` has the length and digest in the preamble."""
     if len(payload) != preamble.payload_length:
         raise Damaged(
             f"{source}: offset {preamble.payload_start}: {len(payload)} bytes of a payload of "
             f"{preamble.payload_length}"
         )
-    if xxh3_128_intdigest(payload) != preamble.payload_checksum:
-        raise Damaged(f"{source}: offset {preamble.payload_start}: checksum of the payload does not match")
+    if digest_of(payload) != preamble.payload_digest:
+        raise Damaged(f"{source}: offset {preamble.payload_start}: digest of the payload does not match")
 
 
 def check_extents(preamble: Preamble, header: ChunkHeader, payload: Buffer, source: str) -> None:
-    """Raise Damaged unless every file extent and link target has the checksum that its entry states."""
+    """Raise Damaged unless every file extent and link target has the digest that its entry states."""
     view = memoryview(payload)
     rows = zip(
         header.ops.tolist(),
         header.offsets.tolist(),
         header.lengths.tolist(),
-        header.checksums.tolist(),
+        header.digests.tolist(),
         strict=True,
     )
-    for entry, (op, offset, length, checksum) in enumerate(rows):
-        if op == Op.FILE and xxh3_64_intdigest(view[offset : offset + length]) != checksum:
+    for entry, (op, offset, length, digest) in enumerate(rows):
+        if op == Op.FILE and extent_digest_of(view[offset : offset + length]) != digest:
             raise Damaged(
-                f"{source}: offset {preamble.payload_start + offset}: checksum of "
+                f"{source}: offset {preamble.payload_start + offset}: digest of "
                 f"{printable(header.paths[entry])!r} does not match"
             )
-        if op == Op.SYMLINK and xxh3_64_intdigest(header.target(entry)) != checksum:
+        if op == Op.SYMLINK and extent_digest_of(header.target(entry)) != digest:
             raise Damaged(
-                f"{source}: offset {PREAMBLE_BYTES}: checksum of the target of "
+                f"{source}: offset {PREAMBLE_BYTES}: digest of the target of "
                 f"{printable(header.paths[entry])!r} does not match"
             )
 
 
 def decode_chunk(
-    data: Buffer, source: str, expected_id: bytes | None = None, expected_dataset_id: bytes | None = None
+    data: Buffer,
+    source: str,
+    expected_id: bytes | None = None,
+    expected_dataset_id: bytes | None = None,
+    are_extents_checked: bool = True,
 ) -> tuple[Preamble, ChunkHeader, memoryview]:
     """Decode and verify a whole chunk: preamble, header, payload and every extent. Raises Damaged.
 
-    The payload is a view into `data`, not a copy.
+    The payload is a view into `data`, not a copy. The digest of the payload covers each of its bytes; the digests of
+    extents, which take twice as long, tell in addition whether the writer has computed them from these bytes.
     """
     preamble = decode_preamble(data, source, expected_id)
     if len(data) != preamble.object_length:
@@ -258,7 +259,8 @@ def decode_chunk(
     )
     payload = view[preamble.payload_start :]
     check_payload(preamble, payload, source)
-    check_extents(preamble, header, payload, source)
+    if are_extents_checked:
+        check_extents(preamble, header, payload, source)
     return preamble, header, payload
 
 
@@ -325,7 +327,7 @@ def _check_entries(header: ChunkHeader, payload_length: int) -> None:
     refuse(is_link & (offsets + lengths > len(header.targets)), "link target lies outside its column")
     refuse(is_link & ((lengths == 0) | (lengths > PATH_BYTES_MAX)), "link target is empty or too long")
     refuse(
-        ~has_bytes & ((offsets != 0) | (lengths != 0) | (header.checksums != 0)),
+        ~has_bytes & ((offsets != 0) | (lengths != 0) | (header.digests != np.void(NO_DIGEST))),
         "has bytes, but is neither file nor link",
     )
     refuse(~is_file & ((header.sizes != 0) | (header.places != 0)), "has a size, but is no file")

@@ -19,6 +19,7 @@ from xxhash import xxh3_64_intdigest
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import Op
 from dieselfs.columns import ends_of
+from dieselfs.digests import DIGESTS
 from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
 from dieselfs.records import EntryTable
@@ -94,14 +95,12 @@ def build_snapshot(table: EntryTable) -> bytes:
             "extent_offsets": extents["offsets"],
             "extent_lengths": extents["lengths"],
             "extent_places": extents["places"],
-            "extent_checksums": extents["checksums"],
+            "extent_digests": extents["digests"],
             "link_nodes": np.array([node for node, _ in links], np.uint32),
             "link_ends": ends_of(link_targets),
             "links": np.frombuffer(b"".join(link_targets), np.uint8),
             "chunk_ids": np.frombuffer(b"".join(c.chunk_id for c in table.chunk_table), np.uint8),
-            "chunk_checksums": np.frombuffer(
-                b"".join(c.payload_checksum.to_bytes(16, "little") for c in table.chunk_table), np.uint8
-            ),
+            "chunk_digests": np.frombuffer(b"".join(c.payload_digest for c in table.chunk_table), DIGESTS),
             "chunk_payload_lengths": np.array([c.payload_length for c in table.chunk_table], np.uint32),
             "hash_slots": _hash_slots(tree.paths, table.dataset.dataset_id),
         },
@@ -216,7 +215,7 @@ def _extents(table: EntryTable, node_of_row: Numbers) -> dict[str, npt.NDArray[A
         "offsets": np.concatenate((table.offsets[single], spanning.offsets)),
         "lengths": np.concatenate((table.sizes[single], spanning.lengths.astype(np.uint64))),
         "places": np.concatenate((np.zeros(len(single), np.uint64), spanning.places)),
-        "checksums": np.concatenate((table.checksums[single], spanning.checksums)),
+        "digests": np.concatenate((table.digests[single], spanning.digests)),
     }
     order = np.lexsort((columns["places"], columns["nodes"]))
     order = order[columns["nodes"][order] >= 0]

@@ -1,16 +1,18 @@
 """The snapshot file: preamble, header, sections (`docs/reference/snapshot-format.md`). Bytes in, values out; no I/O."""
 
-import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import I64, U8, U32, U64
+from dieselfs.digests import DIGEST_BYTES as DIGEST_BYTES
+from dieselfs.digests import DIGESTS, EXTENT_DIGESTS, Buffer, digest_of
 from dieselfs.errors import Damaged
 from dieselfs.fields import (
     CHECKSUM_BYTES,
@@ -23,20 +25,22 @@ from dieselfs.fields import (
 )
 from dieselfs.limits import KIB, SNAPSHOT_BYTES_MAX
 
-Buffer = bytes | bytearray | memoryview
-
 MAGIC = b"\x89DSLS\r\n\x1a"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SECTION_ALIGNMENT = 64
 HEADER_BYTES_MAX = 64 * KIB
-DIGEST_BYTES = 32
 NUMBER_MAX = (1 << 63) - 1
 COUNT_MAX = (1 << 32) - 1
 """Nodes, extents, links, or chunks of one snapshot."""
 
-_PREAMBLE = struct.Struct("<8sHHIQQ32s")  # the checksum of these bytes follows them
+SIGNER_BYTES = 32
+SIGNATURE_BYTES = 64
+
+_PREAMBLE = struct.Struct(
+    f"<8sHHIQQ{DIGEST_BYTES}s{SIGNER_BYTES}s{SIGNATURE_BYTES}s"
+)  # the checksum of these bytes follows them
 PREAMBLE_BYTES = _PREAMBLE.size + CHECKSUM_BYTES
-assert PREAMBLE_BYTES == 72
+assert PREAMBLE_BYTES == 168
 
 SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
     # One element per node; node 0 is the root, inode = node + 1.
@@ -55,14 +59,14 @@ SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
     "extent_offsets": U32,
     "extent_lengths": U32,
     "extent_places": U64,
-    "extent_checksums": U64,
+    "extent_digests": EXTENT_DIGESTS,
     # One element per symbolic link, ordered by node; the targets, joined.
     "link_nodes": U32,
     "link_ends": U64,
     "links": U8,
-    # One element per chunk, ordered by ID; IDs and payload checksums have 16 bytes each.
+    # One element per chunk, ordered by ID; IDs have 16 bytes each.
     "chunk_ids": U8,
-    "chunk_checksums": U8,
+    "chunk_digests": DIGESTS,
     "chunk_payload_lengths": U32,
     # Index from the hash of a full path to its node.
     "hash_slots": U64,
@@ -101,7 +105,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """The values of the header. `digest` (SHA-256 over all bytes behind the preamble) names the exact content."""
+    """The values of the header. `digest` (BLAKE3 over all bytes behind the preamble) names the exact
+    content. `signer` and `signature` are zeros in a snapshot that no server has signed (`dieselfs.snapshot.signature`).
+    """
 
     dataset: str
     dataset_id: bytes
@@ -116,6 +122,8 @@ class SnapshotHeader:
     hash_bits: int
     sections: Mapping[str, Section]
     digest: bytes
+    signer: bytes
+    signature: bytes
     file_length: int
 
 
@@ -125,7 +133,7 @@ def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> Snaps
     `data` may be the whole file or any beginning with the complete header. The time does not depend on the size of the
     snapshot. Raises Damaged. The sections are not read: see `check_digest` and `dieselfs.snapshot.check`.
     """
-    header_length, stated_length, header_sum, digest = unpack_preamble(
+    header_length, stated_length, header_sum, *seal = unpack_preamble(
         _PREAMBLE, MAGIC, FORMAT_VERSION, data, source, "snapshot"
     )
     if stated_length != file_length or file_length > SNAPSHOT_BYTES_MAX:
@@ -136,12 +144,12 @@ def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> Snaps
     if xxh3_64_intdigest(packed) != header_sum:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: checksum of the header does not match")
     try:
-        return _decode_fields(unpack_fields(packed, _FIELD_KINDS), digest, file_length)
+        return _decode_fields(unpack_fields(packed, _FIELD_KINDS), seal, file_length)
     except FieldsFault as fault:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: header: {fault}") from None
 
 
-def _decode_fields(fields: dict[str, Any], digest: bytes, file_length: int) -> SnapshotHeader:
+def _decode_fields(fields: dict[str, Any], seal: Sequence[bytes], file_length: int) -> SnapshotHeader:
     check_dataset_fields(fields)
     for name in _NUMBERS:
         if not 0 <= fields[name] <= (COUNT_MAX if name in _COUNTS else NUMBER_MAX):
@@ -157,7 +165,14 @@ def _decode_fields(fields: dict[str, Any], digest: bytes, file_length: int) -> S
         name: Section(*values)
         for name, values in zip(SECTION_TYPES, _SECTION.iter_unpack(packed), strict=True)
     }
-    header = SnapshotHeader(**{**fields, "sections": sections}, digest=digest, file_length=file_length)
+    digest, signer, signature = seal
+    header = SnapshotHeader(
+        **{**fields, "sections": sections},
+        digest=digest,
+        signer=signer,
+        signature=signature,
+        file_length=file_length,
+    )
     _check_sections(header)
     return header
 
@@ -183,17 +198,17 @@ def _exact_lengths(header: SnapshotHeader) -> dict[str, int]:
         **dict.fromkeys(("path_ends", "name_lengths", "parents", "modes"), header.nodes),
         **dict.fromkeys(("sizes", "mtimes_ns", "firsts", "counts"), header.nodes),
         **dict.fromkeys(("extent_chunks", "extent_offsets", "extent_lengths"), header.extents),
-        **dict.fromkeys(("extent_places", "extent_checksums"), header.extents),
+        **dict.fromkeys(("extent_places", "extent_digests"), header.extents),
         **dict.fromkeys(("link_nodes", "link_ends"), header.links),
-        **dict.fromkeys(("chunk_ids", "chunk_checksums"), 16 * header.chunks),
-        "chunk_payload_lengths": header.chunks,
+        "chunk_ids": 16 * header.chunks,
+        **dict.fromkeys(("chunk_digests", "chunk_payload_lengths"), header.chunks),
     }
     return {name: count * SECTION_TYPES[name].itemsize for name, count in elements.items()}
 
 
 def check_digest(data: Buffer, header: SnapshotHeader, source: str) -> None:
     """Raise Damaged unless the file matches the digest that it states."""
-    if hashlib.sha256(memoryview(data)[PREAMBLE_BYTES:]).digest() != header.digest:
+    if digest_of(memoryview(data)[PREAMBLE_BYTES:]) != header.digest:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: digest of the snapshot does not match")
 
 
@@ -221,10 +236,24 @@ def encode_snapshot(
         body += [bytes(padding), content]
         position += padding + len(content)
     header = pack_header(b"".join(sections))
-    digest = hashlib.sha256(header)
+    digest = blake3(header)
     for part in body:
         digest.update(part)
-    preamble = pack_preamble(
-        _PREAMBLE, MAGIC, FORMAT_VERSION, len(header), position, xxh3_64_intdigest(header), digest.digest()
-    )
+    preamble = _preamble(header, position, digest.digest(), bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES))
     return b"".join([preamble, header, *body])
+
+
+def with_signature(data: bytes, header: SnapshotHeader, signer: bytes, signature: bytes) -> bytes:
+    """The snapshot file `data`, which has this `header`, with another signature."""
+    (length,) = struct.unpack_from("<I", data, 12)
+    packed = data[PREAMBLE_BYTES : PREAMBLE_BYTES + length]
+    return (
+        _preamble(packed, header.file_length, header.digest, signer, signature)
+        + memoryview(data)[PREAMBLE_BYTES:]
+    )
+
+
+def _preamble(header: bytes, file_length: int, digest: bytes, signer: bytes, signature: bytes) -> bytes:
+    header_sum = xxh3_64_intdigest(header)
+    values = (len(header), file_length, header_sum, digest, signer, signature)
+    return pack_preamble(_PREAMBLE, MAGIC, FORMAT_VERSION, *values)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import I64, U8, U32, U64
+from dieselfs.digests import DIGEST_BYTES, DIGESTS, EXTENT_DIGEST_BYTES, EXTENT_DIGESTS
 from dieselfs.errors import Damaged, InvalidInput, NotFound, PathNotFound
 from dieselfs.names import printable
 from dieselfs.snapshot.builder import hash_seed
@@ -35,7 +36,14 @@ LINK_HOPS_MAX = 40
 
 # Columns are used in place, and memoryviews support only the byte order of the machine.
 assert sys.byteorder == "little"
-_FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {U8: "B", U32: "I", U64: "Q", I64: "q"}
+_FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {
+    U8: "B",
+    U32: "I",
+    U64: "Q",
+    I64: "q",
+    EXTENT_DIGESTS: "B",
+    DIGESTS: "B",
+}
 
 _TYPE_BITS = 0o170000
 """Type bits of a mode, for hot paths instead of `stat.S_ISREG`."""
@@ -63,13 +71,13 @@ class Stat(NamedTuple):
 
 
 class ExtentRef(NamedTuple):
-    """An extent: its place in the file, the index of its chunk, its range in the payload, and its xxh3."""
+    """An extent: its place in the file, the index of its chunk, its range in the payload, and its digest."""
 
     place: int
     chunk: int
     offset: int
     length: int
-    checksum: int
+    digest: bytes
 
 
 class Snapshot:
@@ -134,7 +142,7 @@ class Snapshot:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 that names this exact content."""
+        """BLAKE3 that names this exact content."""
         return self.header.digest
 
     @property
@@ -278,13 +286,14 @@ class Snapshot:
                 first + int(np.searchsorted(places, stop, side="left")),
             )
         columns = self._columns
+        digests = columns["extent_digests"]
         return [
             ExtentRef(
                 columns["extent_places"][extent],
                 columns["extent_chunks"][extent],
                 columns["extent_offsets"][extent],
                 columns["extent_lengths"][extent],
-                columns["extent_checksums"][extent],
+                bytes(digests[EXTENT_DIGEST_BYTES * extent : EXTENT_DIGEST_BYTES * (extent + 1)]),
             )
             for extent in chosen
         ]
@@ -322,9 +331,9 @@ class Snapshot:
     def chunk_payload_length(self, chunk: int) -> int:
         return int(self._columns["chunk_payload_lengths"][chunk])
 
-    def chunk_checksum(self, chunk: int) -> int:
-        """xxh3, 128 bits, of the chunk's payload."""
-        return int.from_bytes(self._columns["chunk_checksums"][16 * chunk : 16 * chunk + 16], "little")
+    def chunk_digest(self, chunk: int) -> bytes:
+        """The digest of the chunk's payload."""
+        return bytes(self._columns["chunk_digests"][DIGEST_BYTES * chunk : DIGEST_BYTES * (chunk + 1)])
 
     # -- verification ------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Source(Protocol):
     """Whole chunks, and extents of many chunks in as few requests as possible."""
 
     def fetch_chunk(self, chunk: int) -> bytes | bytearray | memoryview:
-        """The payload of a chunk (an index into the snapshot's table). Raises Damaged unless its checksum matches."""
+        """The payload of a chunk (an index into the snapshot's table). Raises Damaged unless its digest matches."""
         ...
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
@@ -83,7 +83,7 @@ class Source(Protocol):
 
 
 def fetch_extent(source: Source, extent: ExtentRef) -> memoryview:
-    """The bytes of one extent. Raises Damaged unless their checksum matches."""
+    """The bytes of one extent. Raises Damaged unless their digest matches."""
     (arrival,) = source.fetch_many({extent.chunk: [extent]})
     result = arrival[extent.chunk]
     if isinstance(result, DieselfsError):

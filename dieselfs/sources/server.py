@@ -1,16 +1,17 @@
 """Reads bytes of files through a server, verified against a snapshot. This module waits for sockets.
 
-Everything is verified before it is returned: a whole payload against the checksum of its chunk, a range against that
+Everything is verified before it is returned: a whole payload against the digest of its chunk, a range against that
 of its extent. A mismatch is fetched once more, and then raises Damaged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_intdigest
+from blake3 import blake3
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.segment import Segment
+from dieselfs.digests import digest_of, extent_digest_of
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import KIB
 from dieselfs.rpc.client import ServerClient
@@ -39,50 +40,50 @@ class ServerSource:
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
         """As `Source.fetch_chunk_into`. Raises as `fetch_chunk`."""
-        checksum = xxh3_128()
+        digest = blake3()
 
         def parts() -> Iterator[memoryview]:
-            checksum.reset()
+            digest.reset()
             yield destination
-            checksum.update(destination)
+            digest.update(destination)
 
-        self._fetch_parts(chunk, parts, checksum)
+        self._fetch_parts(chunk, parts, digest)
 
     def fetch_segment(self, chunk: int) -> Segment:
         """The payload of a chunk in sealed memory, to be shared with other processes. Raises as `fetch_chunk`."""
         length_bytes = self.snapshot.chunk_payload_length(chunk)
         segment = Segment.create(length_bytes)
-        checksum = xxh3_128()
+        digest = blake3()
 
         def parts() -> Iterator[memoryview]:
-            checksum.reset()
+            digest.reset()
             room = memoryview(bytearray(min(PART_BYTES, length_bytes)))
             for start in range(0, length_bytes, PART_BYTES):
                 part = room[: length_bytes - start]
                 yield part
-                checksum.update(part)
+                digest.update(part)
                 segment.write(start, part)
 
         try:
-            self._fetch_parts(chunk, parts, checksum)
+            self._fetch_parts(chunk, parts, digest)
             segment.seal()
         except BaseException:
             segment.close()
             raise
         return segment
 
-    def _fetch_parts(self, chunk: int, parts: Callable[[], Iterator[memoryview]], checksum: xxh3_128) -> None:
-        """Fetch a payload into `parts()`, which has its `checksum` worked out by its end. Raises as `fetch_chunk`."""
+    def _fetch_parts(self, chunk: int, parts: Callable[[], Iterator[memoryview]], digest: blake3) -> None:
+        """Fetch a payload into `parts()`, which has its `digest` worked out by its end. Raises as `fetch_chunk`."""
         chunk_id, length_bytes = self.snapshot.chunk_id(chunk), self.snapshot.chunk_payload_length(chunk)
         for number in range(FETCHES_MAX):
             # A local file may be damaged where the server has another copy.
             self._client.payload_in_parts(
                 self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0
             )
-            if checksum.intdigest() == self.snapshot.chunk_checksum(chunk):
+            if digest.digest() == self.snapshot.chunk_digest(chunk):
                 return
         raise Damaged(
-            f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: checksum of the payload does not match"
+            f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: digest of the payload does not match"
         )
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
@@ -116,21 +117,21 @@ class ServerSource:
         assert bad is not None
         raise Damaged(
             f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: payload offset {bad.offset}: "
-            f"checksum of an extent of {bad.length} bytes does not match"
+            f"digest of an extent of {bad.length} bytes does not match"
         )
 
 
 def is_intact(snapshot: Snapshot, chunk: int, slices: Slices, extents: Sequence[ExtentRef] = ()) -> bool:
-    """Whether extents of a chunk have their checksums; without extents, whether its payload has."""
+    """Whether extents of a chunk have their digests; without extents, whether its payload has."""
     if extents:
         return first_damaged(extents, slices) is None
-    return xxh3_128_intdigest(slices.content) == snapshot.chunk_checksum(chunk)
+    return digest_of(slices.content) == snapshot.chunk_digest(chunk)
 
 
 def first_damaged(extents: Sequence[ExtentRef], contents: Iterable[bytes | memoryview]) -> ExtentRef | None:
-    """The first extent whose bytes do not have its checksum, or None."""
-    checksums = [xxh3_64_intdigest(content) for content in contents]
-    if checksums == [extent.checksum for extent in extents]:
+    """The first extent whose bytes do not have its digest, or None."""
+    digests = [extent_digest_of(content) for content in contents]
+    if digests == [extent.digest for extent in extents]:
         return None
-    pairs = zip(extents, checksums, strict=True)
-    return next(extent for extent, checksum in pairs if checksum != extent.checksum)
+    pairs = zip(extents, digests, strict=True)
+    return next(extent for extent, digest in pairs if digest != extent.digest)

@@ -6,6 +6,7 @@ import stat
 import numpy as np
 
 from dieselfs.chunk.format import Op
+from dieselfs.digests import EXTENT_DIGESTS
 from dieselfs.errors import NotFound
 from dieselfs.records import DatasetRecord, EntryTable, ExtentColumns
 from dieselfs.snapshot.builder import build_snapshot
@@ -35,7 +36,6 @@ def snapshot_of(folder: str) -> Snapshot:
     statuses = [status for _, _, status in rows]
     is_folder = np.array([stat.S_ISDIR(status.st_mode) for status in statuses], np.bool_)
     sizes = np.where(is_folder, 0, np.array([status.st_size for status in statuses], np.uint64))
-    zeros = np.zeros(len(rows), np.uint64)
     table = EntryTable(
         DatasetRecord(bytes(16), "local", 1, 0, int((~is_folder).sum()), int(sizes.sum()), 0),
         [],
@@ -46,9 +46,9 @@ def snapshot_of(folder: str) -> Snapshot:
         np.array([status.st_mtime_ns for status in statuses], np.int64),
         sizes.astype(np.uint64),
         np.full(len(rows), -1, np.int64),
-        zeros.astype(np.uint32),
-        zeros,
+        np.zeros(len(rows), np.uint32),
+        np.zeros(len(rows), EXTENT_DIGESTS),
         {},
-        ExtentColumns(*(np.zeros(0, dtype) for dtype in ("i8", "u8", "i8", "u4", "u4", "u8"))),
+        ExtentColumns(*(np.zeros(0, dtype) for dtype in ("i8", "u8", "i8", "u4", "u4", EXTENT_DIGESTS))),
     )
     return Snapshot(build_snapshot(table), folder)

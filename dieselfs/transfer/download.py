@@ -259,12 +259,8 @@ class TreeDownload:
 
     def _extent(self, extent: int) -> ExtentRef:
         column = self.snapshot.column
-        return ExtentRef(
-            *(
-                int(column(f"extent_{name}")[extent])
-                for name in ("places", "chunks", "offsets", "lengths", "checksums")
-            )
-        )
+        names = ("places", "chunks", "offsets", "lengths", "digests")
+        return ExtentRef(*(column(f"extent_{name}")[extent].item() for name in names))
 
     def _fetch(self, chunk: int, extents: Sequence[ExtentRef]) -> Sequence[Content | DieselfsError]:
         """The bytes of each extent, or its error. Raises Unavailable."""

@@ -124,7 +124,7 @@ class ImageExport:
         """Fetch the extents of a chunk, those of `plan.extents[first:last]`, and write each in its place."""
         column = self._snapshot.column
         rows = self._plan.extents[first:last]
-        names = ("places", "chunks", "offsets", "lengths", "checksums")
+        names = ("places", "chunks", "offsets", "lengths", "digests")
         extents = list(map(ExtentRef, *(column(f"extent_{name}")[rows].tolist() for name in names)))
         chunk, total_bytes = extents[0].chunk, sum(extent.length for extent in extents)
         if is_worth_whole(total_bytes, self._snapshot.chunk_payload_length(chunk)):

@@ -239,7 +239,7 @@ class MetadataSuite:
             preamble.header_length,
             preamble.payload_length,
         )
-        assert chunk.payload_checksum == preamble.payload_checksum
+        assert chunk.payload_digest == preamble.payload_digest
         assert apply(store, [Put(b"b", 2)], chunk_id(2)) == 2
 
     def test_an_empty_chunk_is_a_chunk(self, store: MetadataStore) -> None:

@@ -186,7 +186,7 @@ def alter(server: RunningServer, statement: str) -> None:
     [
         "UPDATE entry SET size = size + 1 WHERE name = CAST('f007' AS BLOB)",
         "UPDATE entry SET offset = offset + 1 WHERE name = CAST('f007' AS BLOB)",
-        "UPDATE entry SET checksum = checksum + 1 WHERE name = CAST('f007' AS BLOB)",
+        "UPDATE entry SET digest_b = digest_b + 1 WHERE name = CAST('f007' AS BLOB)",
         "DELETE FROM entry WHERE name = CAST('f007' AS BLOB)",
         "UPDATE entry SET target = CAST('elsewhere' AS BLOB) WHERE name = CAST('link' AS BLOB)",
     ],

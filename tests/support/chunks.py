@@ -1,13 +1,13 @@
-"""Chunks with any header, also an invalid one, and a preamble with correct checksums."""
+"""Chunks with any header, also an invalid one, and a preamble with correct digests."""
 
 from typing import Any
 
 import msgpack
 import numpy as np
-from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import COLUMN_TYPES, Op, Preamble
+from dieselfs.digests import NO_DIGEST, digest_of, extent_digest_of
 
 CHUNK_ID = bytes.fromhex("65920080 0242ac110002 00002a 000007".replace(" ", ""))
 DATASET_ID = bytes(range(0xA0, 0xB0))
@@ -32,7 +32,7 @@ def sample_chunk() -> bytes:
 def sample_fields(payload: bytes = b"meow\n") -> dict[str, Any]:
     """The fields of a header with a folder `d`, a file `d/f` that is the payload, and a link `l` to `d`."""
     paths = [b"d", b"d/f", b"l"]
-    columns: dict[str, list[int]] = {
+    columns: dict[str, list[Any]] = {
         "ops": [Op.DIRECTORY, Op.FILE, Op.SYMLINK],
         "modes": [0o755, 0o644, 0o777],
         "mtimes_ns": [1, 2, 3],
@@ -40,7 +40,7 @@ def sample_fields(payload: bytes = b"meow\n") -> dict[str, Any]:
         "places": [0, 0, 0],
         "offsets": [0, 0, 0],
         "lengths": [0, len(payload), 1],
-        "checksums": [0, xxh3_64_intdigest(payload), xxh3_64_intdigest(b"d")],
+        "digests": [NO_DIGEST, extent_digest_of(payload), extent_digest_of(b"d")],
         "versions": [7, 8, 9],
     }
     return {
@@ -54,11 +54,11 @@ def sample_fields(payload: bytes = b"meow\n") -> dict[str, Any]:
     }
 
 
-def column(dtype: str, values: list[int]) -> bytes:
+def column(dtype: str, values: list[Any]) -> bytes:
     return np.array(values, dtype).tobytes()
 
 
-def with_number(fields: dict[str, Any], name: str, entry: int, value: int) -> dict[str, Any]:
+def with_number(fields: dict[str, Any], name: str, entry: int, value: int | bytes) -> dict[str, Any]:
     """The fields with one number of one column changed."""
     values = np.frombuffer(fields[name], "<u4" if name == "path_ends" else COLUMN_TYPES[name]).copy()
     values[entry] = value
@@ -68,9 +68,7 @@ def with_number(fields: dict[str, Any], name: str, entry: int, value: int) -> di
 def chunk_object(
     fields: dict[str, Any] | bytes, payload: bytes = b"meow\n", chunk_id: bytes = CHUNK_ID
 ) -> bytes:
-    """A chunk with this header (packed, or as fields) and this payload; all checksums are correct."""
+    """A chunk with this header (packed, or as fields) and this payload; all digests are correct."""
     header = fields if isinstance(fields, bytes) else msgpack.packb(fields)
-    preamble = Preamble(
-        chunk_id, len(header), len(payload), xxh3_128_intdigest(payload), xxh3_64_intdigest(header)
-    )
+    preamble = Preamble(chunk_id, len(header), len(payload), digest_of(payload), digest_of(header))
     return preamble.encode() + header + payload

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, Preamble, decode_header, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
+from dieselfs.digests import EXTENT_DIGESTS, digest_of, extent_digest_of
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.names import split_path
@@ -72,14 +72,14 @@ class MemoryChunkSource:
         self.payloads = payloads
         self.fetched_chunks: list[int] = []
         self.fetched_extents: list[ExtentRef] = []
-        self._checksums = [snapshot.chunk_checksum(chunk) for chunk in range(snapshot.chunk_count)]
+        self._digests = [snapshot.chunk_digest(chunk) for chunk in range(snapshot.chunk_count)]
         self.chunk_names = [chunk_name(snapshot.chunk_id(chunk)) for chunk in range(snapshot.chunk_count)]
 
     def fetch_chunk(self, chunk: int) -> bytes:
         self.fetched_chunks.append(chunk)
         payload = bytes(self.payloads[chunk])
-        if xxh3_128_intdigest(payload) != self._checksums[chunk]:
-            raise Damaged(f"chunk {self.chunk_names[chunk]}: checksum of the payload does not match")
+        if digest_of(payload) != self._digests[chunk]:
+            raise Damaged(f"chunk {self.chunk_names[chunk]}: digest of the payload does not match")
         return payload
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
@@ -88,11 +88,9 @@ class MemoryChunkSource:
     def fetch_extent(self, extent: ExtentRef) -> bytes:
         self.fetched_extents.append(extent)
         data = bytes(self.payloads[extent.chunk][extent.offset : extent.offset + extent.length])
-        if xxh3_64_intdigest(data) != extent.checksum:
+        if extent_digest_of(data) != extent.digest:
             name = self.chunk_names[extent.chunk]
-            raise Damaged(
-                f"chunk {name}: payload offset {extent.offset}: checksum of an extent does not match"
-            )
+            raise Damaged(f"chunk {name}: payload offset {extent.offset}: digest of an extent does not match")
         return data
 
     def fetch_many(
@@ -195,7 +193,7 @@ def _chunk_record(preamble: Preamble, entries: int) -> ChunkRecord:
         1,
         preamble.header_length,
         preamble.payload_length,
-        preamble.payload_checksum,
+        preamble.payload_digest,
         entries,
         0,
         bytes(-(-entries // 8)),
@@ -211,10 +209,10 @@ def _entry_table(
         (row, *extent) for row, path in enumerate(paths) if len(extents[path]) > 1 for extent in extents[path]
     ]
 
-    def first(column: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    def first(column: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.array([getattr(header, column)[entry] for _, entry, header in firsts], dtype)
 
-    def span(column: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    def span(column: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.array([getattr(header, column)[entry] for _, _, entry, header in spans], dtype)
 
     ops, sizes = first("ops", np.uint8), first("sizes", np.uint64)
@@ -233,7 +231,7 @@ def _entry_table(
         sizes,
         chunks,
         first("offsets", np.uint32),
-        first("checksums", np.uint64),
+        first("digests", EXTENT_DIGESTS),
         {
             row: header.target(entry)
             for row, (_, entry, header) in enumerate(firsts)
@@ -245,6 +243,6 @@ def _entry_table(
             np.array([chunk for _, chunk, _, _ in spans], np.int64),
             span("offsets", np.uint32),
             span("lengths", np.uint32),
-            span("checksums", np.uint64),
+            span("digests", EXTENT_DIGESTS),
         ),
     )

@@ -94,16 +94,16 @@ def table_records(table: EntryTable) -> dict[bytes, FileRecord]:
     assert ids == sorted(ids)
     spanning = table.extents
     by_row: dict[int, list[Extent]] = {}
-    for row, place, chunk, offset, length, checksum in zip(
+    for row, place, chunk, offset, length, digest in zip(
         spanning.rows.tolist(),
         spanning.places.tolist(),
         spanning.chunks.tolist(),
         spanning.offsets.tolist(),
         spanning.lengths.tolist(),
-        spanning.checksums.tolist(),
+        spanning.digests.tolist(),
         strict=True,
     ):
-        by_row.setdefault(row, []).append(Extent(place, ids[chunk], offset, length, checksum))
+        by_row.setdefault(row, []).append(Extent(place, ids[chunk], offset, length, digest))
     assert list(by_row) == sorted(by_row)
     records = {}
     for row, (folder, name) in enumerate(keys):
@@ -112,7 +112,7 @@ def table_records(table: EntryTable) -> dict[bytes, FileRecord]:
         assert (chunk >= 0) == (table.ops[row] == Op.FILE and row not in by_row)
         extents = by_row.get(row, [])
         if chunk >= 0 and size > 0:
-            extents = [Extent(0, ids[chunk], int(table.offsets[row]), size, int(table.checksums[row]))]
+            extents = [Extent(0, ids[chunk], int(table.offsets[row]), size, table.digests[row].tobytes())]
         op, mode, mtime_ns = int(table.ops[row]), int(table.modes[row]), int(table.mtimes_ns[row])
         records[path] = FileRecord(
             path, op, mode, mtime_ns, size, 0, table.targets.get(row, b""), tuple(extents)

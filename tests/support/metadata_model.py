@@ -113,7 +113,9 @@ class MetadataModel:
     def _extent(self, place: _Place) -> Extent:
         header, entry = self._headers[place.chunk_id], place.entry
         _, _, start, length = self._numbers(place)
-        return Extent(start, place.chunk_id, int(header.offsets[entry]), length, int(header.checksums[entry]))
+        return Extent(
+            start, place.chunk_id, int(header.offsets[entry]), length, header.digests[entry].tobytes()
+        )
 
 
 def _way(parts: Iterable[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]] | None:

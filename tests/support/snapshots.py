@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.chunk.format import Op
+from dieselfs.digests import EXTENT_DIGESTS, NO_DIGEST, digest_of, extent_digest_of
 from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE, build_snapshot
@@ -38,7 +39,7 @@ def file_of(*ranges: tuple[int, int, int], mode: int = 0o644, mtime_ns: int = 0)
     """A file of the extents `(chunk, offset, length)`."""
     extents, place = [], 0
     for chunk, offset, length in ranges:
-        extents.append(ExtentRef(place, chunk, offset, length, (chunk << 40) + offset))
+        extents.append(ExtentRef(place, chunk, offset, length, extent_digest_of(b"%d:%d" % (chunk, offset))))
         place += length
     return Entry(Op.FILE, mode, mtime_ns, tuple(extents))
 
@@ -69,7 +70,9 @@ def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
     return EntryTable(
         DatasetRecord(DATASET_ID, "pets", 7, 1_700_000_000_000_000_000, len(paths), sum(sizes), chunks),
         [
-            ChunkRecord((chunk + 1).to_bytes(16, "big"), 0, 1000, PAYLOAD_BYTES, chunk << 100, 0, 0, b"")
+            ChunkRecord(
+                (chunk + 1).to_bytes(16, "big"), 0, 1000, PAYLOAD_BYTES, digest_of(bytes([chunk])), 0, 0, b""
+            )
             for chunk in range(chunks)
         ],
         [split_path(path)[0] for path in paths],
@@ -80,7 +83,7 @@ def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
         np.array(sizes, np.uint64),
         np.array([extent.chunk if extent else -1 for extent in singles], np.int64),
         np.array([extent.offset if extent else 0 for extent in singles], np.uint32),
-        np.array([extent.checksum if extent else 0 for extent in singles], np.uint64),
+        np.array([extent.digest if extent else NO_DIGEST for extent in singles], EXTENT_DIGESTS),
         {row: entry.target for row, entry in enumerate(entries) if entry.op is Op.SYMLINK},
         ExtentColumns(
             np.array([row for row, _ in extents], np.int64),
@@ -88,7 +91,7 @@ def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
             np.array([extent.chunk for _, extent in extents], np.int64),
             np.array([extent.offset for _, extent in extents], np.uint32),
             np.array([extent.length for _, extent in extents], np.uint32),
-            np.array([extent.checksum for _, extent in extents], np.uint64),
+            np.array([extent.digest for _, extent in extents], EXTENT_DIGESTS),
         ),
     )
 
@@ -114,7 +117,7 @@ def visible(tree: Tree) -> dict[bytes, Entry]:
 
 
 def with_columns(data: bytes, **columns: npt.NDArray[Any]) -> bytes:
-    """The snapshot with whole columns replaced, and all checksums and the digest corrected."""
+    """The snapshot with whole columns replaced, and all digests corrected."""
     snapshot = Snapshot(data, SOURCE)
     header = snapshot.header
     numbers = {
@@ -133,7 +136,7 @@ def with_columns(data: bytes, **columns: npt.NDArray[Any]) -> bytes:
 
 
 def with_element(data: bytes, column: str, index: int, value: int) -> bytes:
-    """The snapshot with one element of one column replaced, and all checksums and the digest corrected."""
+    """The snapshot with one element of one column replaced, and all digests corrected."""
     values = Snapshot(data, SOURCE).column(column).copy()
-    values[index] = value
+    values[index] = value.to_bytes(values.itemsize, "little") if values.dtype.kind == "V" else value
     return with_columns(data, **{column: values})

@@ -27,7 +27,7 @@ class Extents:
     chunks: Numbers
     offsets: Numbers
     lengths: Numbers
-    checksums: npt.NDArray[np.uint64]
+    digests: npt.NDArray[np.void]
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -59,7 +59,7 @@ class Extents:
         return int((-(-self.lengths // PAGE_BYTES)).sum()) * PAGE_BYTES
 
     def extents(self) -> list[ExtentRef]:
-        columns = (self.places, self.chunks, self.offsets, self.lengths, self.checksums)
+        columns = (self.places, self.chunks, self.offsets, self.lengths, self.digests)
         return list(map(ExtentRef, *(column.tolist() for column in columns)))
 
 
@@ -78,7 +78,7 @@ class ExtentTable:
         self._offsets = snapshot.column("extent_offsets")
         self._lengths = snapshot.column("extent_lengths")
         self._places = snapshot.column("extent_places")
-        self._checksums = snapshot.column("extent_checksums")
+        self._digests = snapshot.column("extent_digests")
 
     def page_bytes(self, nodes: npt.NDArray[np.integer]) -> Numbers:
         """Bytes of whole pages for each of these files."""
@@ -125,7 +125,7 @@ class ExtentTable:
             self._chunks[numbers].astype(np.int64),
             self._offsets[numbers].astype(np.int64),
             self._lengths[numbers].astype(np.int64),
-            self._checksums[numbers],
+            self._digests[numbers],
         )
 
     @cached_property

@@ -42,13 +42,13 @@ def commit_chunk(
     ID, NotFound if there is no such dataset.
     """
     source = f"chunk {chunk_name(chunk_id)}"
-    preamble, header, _ = decode_chunk(data, source, chunk_id, dataset_id)
+    preamble, header, _ = decode_chunk(data, source, chunk_id, dataset_id, are_extents_checked=False)
     if len(header) and int(header.versions.max()) > now_ns + VERSION_AHEAD_NS_MAX:
         raise InvalidInput(f"{source}: its versions were not reserved here")
     try:
         store.put(dataset_id, chunk_id, [data])
     except AlreadyExists:
-        # The reply to an earlier attempt may have been lost. The preamble has the checksums of all other bytes.
+        # The reply to an earlier attempt may have been lost. The preamble has the digests of all other bytes.
         stored = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
         if stored != bytes(data[:PREAMBLE_BYTES]):
             raise

@@ -204,7 +204,7 @@ def _rows(table: EntryTable) -> dict[str, tuple[object, ...]]:
     extents: dict[int, list[tuple[object, ...]]] = {}
     spanning = table.extents
     columns = (spanning.rows, spanning.chunks, spanning.places, spanning.offsets, spanning.lengths)
-    for row, chunk, *rest in zip(*(c.tolist() for c in (*columns, spanning.checksums)), strict=True):
+    for row, chunk, *rest in zip(*(c.tolist() for c in (*columns, spanning.digests)), strict=True):
         extents.setdefault(row, []).append((ids[chunk], *rest))
     entries = (
         table.chunks,
@@ -213,7 +213,7 @@ def _rows(table: EntryTable) -> dict[str, tuple[object, ...]]:
         table.mtimes_ns,
         table.sizes,
         table.offsets,
-        table.checksums,
+        table.digests,
     )
     return {
         _path(table, row): (ids[chunk], *rest, table.targets.get(row), tuple(extents.get(row, ())))

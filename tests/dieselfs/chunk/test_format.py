@@ -26,6 +26,7 @@ from dieselfs.chunk.format import (
     decode_header,
     decode_preamble,
 )
+from dieselfs.digests import NO_DIGEST, extent_digest_of
 from dieselfs.errors import Damaged
 from dieselfs.limits import (
     CHUNK_ENTRIES_MAX,
@@ -51,8 +52,6 @@ from tests.support.chunks import (
 from tests.support.decoders import check_decoder, refused
 
 SOURCE = "chunk 42"
-
-numbers_of_64_bits = st.integers(0, (1 << 64) - 1)
 
 
 def decode(data: bytes) -> object:
@@ -109,20 +108,20 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 def test_damage_is_found_where_it_is() -> None:
-    """With the checksums over the whole made right, the checksum of the file or of the link still tells."""
+    """With the digests over the whole made right, the digest of the file or of the link still tells."""
     fields = sample_fields()
     payload_start = PREAMBLE_BYTES + len(msgpack.packb(fields))
     message = refused(decode, chunk_object(fields, b"meow!"), SOURCE)
-    assert message == f"chunk 42: offset {payload_start}: checksum of 'd/f' does not match"
+    assert message == f"chunk 42: offset {payload_start}: digest of 'd/f' does not match"
     message = refused(decode, chunk_object({**fields, "targets": b"e"}), SOURCE)
-    assert message == "chunk 42: offset 72: checksum of the target of 'l' does not match"
+    assert message == "chunk 42: offset 112: digest of the target of 'l' does not match"
 
 
 def test_a_valid_chunk_in_the_place_of_another_is_damage() -> None:
     other = bytes(16)
     with pytest.raises(Damaged, match=r"chunk 42: offset 24: this is chunk .*, not chunk ------"):
         decode_chunk(sample_chunk(), SOURCE, other)
-    with pytest.raises(Damaged, match="chunk 42: offset 72: this chunk belongs to dataset 'pets'"):
+    with pytest.raises(Damaged, match="chunk 42: offset 112: this chunk belongs to dataset 'pets'"):
         decode_chunk(sample_chunk(), SOURCE, CHUNK_ID, other)
 
 
@@ -133,7 +132,7 @@ def preamble_with(place: int, form: str, value: object) -> bytes:
     """The sample's chunk with one value in its preamble changed and the preamble's checksum made right."""
     data = bytearray(sample_chunk())
     struct.pack_into(form, data, place, value)
-    struct.pack_into("<Q", data, 64, xxh3_64_intdigest(data[:64]))
+    struct.pack_into("<Q", data, PREAMBLE_BYTES - 8, xxh3_64_intdigest(data[: PREAMBLE_BYTES - 8]))
     return bytes(data)
 
 
@@ -142,16 +141,17 @@ def preamble_with(place: int, form: str, value: object) -> bytes:
     [
         (0, "<8s", b"\x89DSLS\r\n\x1a", 0, "not a dieselfs chunk"),
         (8, "<H", 0, 8, "format 0"),
-        (8, "<H", 2, 8, "format 2"),
+        (8, "<H", 1, 8, "chunk format 1"),
+        (8, "<H", 3, 8, "format 3"),
         (10, "<H", 1, 8, "flags 0x1"),
         (12, "<I", CHUNK_HEADER_BYTES_MAX + 1, 12, "header of"),
         (12, "<I", 0xFFFF_FFFF, 12, "header of"),
-        (12, "<I", 0, 77, "the preamble announces 77"),
+        (12, "<I", 0, 117, "the preamble announces 117"),
         (16, "<Q", CHUNK_PAYLOAD_BYTES_MAX + 1, 16, "payload of"),
         (16, "<Q", (1 << 64) - 1, 16, "payload of"),
         (16, "<Q", 6, len(sample_chunk()), "the preamble announces"),
-        (40, "<16s", bytes(16), len(sample_chunk()) - 5, "checksum of the payload"),
-        (56, "<Q", 0, 72, "checksum of the header"),
+        (40, "<32s", bytes(32), len(sample_chunk()) - 5, "digest of the payload"),
+        (72, "<32s", bytes(32), 112, "digest of the header"),
     ],
 )
 def test_preamble_that_cannot_be(place: int, form: str, value: object, offset: int, what: str) -> None:
@@ -233,7 +233,7 @@ HOSTILE_FIELDS: dict[str, dict[Any, Any]] = {
     "place and length round 2^64": with_number(FIELDS, "places", 1, HUGE - 4),
     "place and length round 2^63": with_number(FIELDS, "places", 1, (1 << 63) - 5),
     "place of a link": with_number(FIELDS, "places", 2, 1),
-    "checksum of a folder": with_number(FIELDS, "checksums", 0, 1),
+    "digest of a folder": with_number(FIELDS, "digests", 0, bytes(15) + b"\1"),
     "bytes of a folder": with_number(FIELDS, "lengths", 0, 1),
     "offset of a folder": with_number(FIELDS, "offsets", 0, 1),
     "target past its column": with_number(FIELDS, "offsets", 2, 1),
@@ -241,8 +241,8 @@ HOSTILE_FIELDS: dict[str, dict[Any, Any]] = {
     "target empty": with_number(FIELDS, "lengths", 2, 0),
     "target too long": with_number({**FIELDS, "targets": b"t" * 5000}, "lengths", 2, PATH_BYTES_MAX + 1),
     "target with NUL": {**FIELDS, "targets": b"\0"},
-    "target with another checksum": {**FIELDS, "targets": b"e"},
-    "file with another checksum": with_number(FIELDS, "checksums", 1, 0),
+    "target with another digest": {**FIELDS, "targets": b"e"},
+    "file with another digest": with_number(FIELDS, "digests", 1, NO_DIGEST),
     "the root as a file": with_number(with_number(FIELDS, "path_ends", 0, 0), "ops", 0, Op.FILE),
     "the root deleted": with_number(with_number(FIELDS, "path_ends", 0, 0), "ops", 0, Op.DELETE),
     "path ..": paths_field(b"d", b"..", b"l"),
@@ -264,7 +264,7 @@ HOSTILE_FIELDS: dict[str, dict[Any, Any]] = {
 
 @pytest.mark.parametrize("case", HOSTILE_FIELDS)
 def test_header_that_cannot_be(case: str) -> None:
-    """All checksums are right here: only the checks of the values themselves stand in the way."""
+    """All digests are right here: only the checks of the values themselves stand in the way."""
     message = refused(decode, chunk_object(HOSTILE_FIELDS[case]), SOURCE)
     assert len(message) < 1000
 
@@ -296,7 +296,7 @@ HOSTILE_BYTES: dict[str, bytes] = {
 @pytest.mark.parametrize("case", HOSTILE_BYTES)
 def test_header_that_is_no_map_of_fields(case: str) -> None:
     message = refused(decode, chunk_object(HOSTILE_BYTES[case]), SOURCE)
-    assert message.startswith("chunk 42: offset 72: header: ")
+    assert message.startswith("chunk 42: offset 112: header: ")
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def headers(draw: st.DrawFn) -> tuple[ChunkHeader, bytes]:
     """Any possible header, with a payload that fits."""
     entries = draw(st.lists(st.tuples(paths, st.sampled_from(Op), st.binary(max_size=20)), max_size=12))
     payload, targets = bytearray(), bytearray()
-    columns: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMN_TYPES}
     for _, op, content in entries:
         size = place = offset = 0
         if op is Op.FILE:
@@ -370,7 +370,7 @@ def headers(draw: st.DrawFn) -> tuple[ChunkHeader, bytes]:
             "places": place,
             "offsets": offset,
             "lengths": len(content),
-            "checksums": xxh3_64_intdigest(content) if content or op is Op.FILE else 0,
+            "digests": extent_digest_of(content) if content or op is Op.FILE else NO_DIGEST,
             "versions": draw(st.integers(1, (1 << 63) - 1)),
         }
         for name, value in row.items():
@@ -408,8 +408,8 @@ def test_any_possible_chunk_round_trips(made: tuple[ChunkHeader, bytes], chunk_i
         chunk_id=st.binary(min_size=16, max_size=16),
         header_length=st.integers(0, CHUNK_HEADER_BYTES_MAX),
         payload_length=st.integers(0, CHUNK_PAYLOAD_BYTES_MAX),
-        payload_checksum=st.integers(0, (1 << 128) - 1),
-        header_checksum=numbers_of_64_bits,
+        payload_digest=st.binary(min_size=32, max_size=32),
+        header_digest=st.binary(min_size=32, max_size=32),
     )
 )
 def test_any_possible_preamble_round_trips(preamble: Preamble) -> None:
@@ -448,7 +448,7 @@ def copy_within(chance: random.Random, data: bytearray) -> None:
 MUTATIONS: list[Mutation] = [flip_bits, put_number, cut_out, copy_within]
 
 
-def test_mutated_headers_with_right_checksums_give_damaged_or_a_header() -> None:
+def test_mutated_headers_with_right_digests_give_damaged_or_a_header() -> None:
     """40,000 headers, each a few changes away from a good one."""
     chance = random.Random(20_240_229)
     good = [PACKED, decode_chunk(sample_chunk(), SOURCE)[1].encode()]

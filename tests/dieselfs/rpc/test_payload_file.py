@@ -119,7 +119,7 @@ def test_damage_is_asked_for_again_in_bytes(server: RunningServer) -> None:
             file.seek(-1, os.SEEK_END)
             file.write(bytes([PAYLOAD[-1] ^ 1]))
         before = data.client.status().metrics["rpc.requests"]
-        with pytest.raises(Damaged, match="checksum"):
+        with pytest.raises(Damaged, match="digest"):
             ServerSource(data.client, data.snapshot).fetch_chunk(chunks.index(chunk_id))
         assert data.client.status().metrics["rpc.requests"] == before + 3
     chunk_file(server, chunk_id).unlink()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.chunk.format import Op
+from dieselfs.digests import NO_DIGEST
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.builder import build_snapshot, hash_bits_for, hash_seed
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
@@ -175,11 +176,14 @@ def test_extents_may_come_in_any_order() -> None:
 @pytest.mark.parametrize(
     "extents",
     [
-        pytest.param((ExtentRef(0, 0, 0, 10, 0), ExtentRef(11, 1, 0, 10, 0)), id="gap"),
-        pytest.param((ExtentRef(0, 0, 0, 10, 0), ExtentRef(9, 1, 0, 10, 0)), id="overlap"),
-        pytest.param((ExtentRef(1, 0, 0, 10, 0), ExtentRef(11, 1, 0, 10, 0)), id="no beginning"),
+        pytest.param((ExtentRef(0, 0, 0, 10, NO_DIGEST), ExtentRef(11, 1, 0, 10, NO_DIGEST)), id="gap"),
+        pytest.param((ExtentRef(0, 0, 0, 10, NO_DIGEST), ExtentRef(9, 1, 0, 10, NO_DIGEST)), id="overlap"),
         pytest.param(
-            (ExtentRef(0, 0, PAYLOAD_BYTES - 9, 10, 0), ExtentRef(10, 1, 0, 10, 0)), id="past its chunk"
+            (ExtentRef(1, 0, 0, 10, NO_DIGEST), ExtentRef(11, 1, 0, 10, NO_DIGEST)), id="no beginning"
+        ),
+        pytest.param(
+            (ExtentRef(0, 0, PAYLOAD_BYTES - 9, 10, NO_DIGEST), ExtentRef(10, 1, 0, 10, NO_DIGEST)),
+            id="past its chunk",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Hostile snapshots: columns altered, all checksums and the digest right. There must be one way to read what passes."""
+"""Hostile snapshots: columns altered, all digests and the digest right. There must be one way to read what passes."""
 
 import random
 from contextlib import suppress

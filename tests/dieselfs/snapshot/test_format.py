@@ -1,6 +1,5 @@
-"""The snapshot file: its preamble and header, whole, cut short, flipped, and hostile with right checksums."""
+"""The snapshot file: its preamble and header, whole, cut short, flipped, and hostile with right digests."""
 
-import hashlib
 import random
 import struct
 from typing import Any
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from dieselfs.digests import digest_of
 from dieselfs.errors import Damaged
 from dieselfs.limits import SNAPSHOT_BYTES_MAX
 from dieselfs.snapshot.format import (
@@ -36,12 +36,12 @@ def decode(data: bytes) -> None:
 
 
 def sealed(data: bytes | bytearray) -> bytes:
-    """`data` with all checksums and the digest made right; lengths stay what the preamble says."""
+    """`data` with all digests made right; lengths stay what the preamble says."""
     whole = bytearray(data)
     header_end = PREAMBLE_BYTES + int.from_bytes(whole[12:16], "little")
     struct.pack_into("<Q", whole, 24, xxh3_64_intdigest(whole[PREAMBLE_BYTES:header_end]))
-    struct.pack_into("<32s", whole, 32, hashlib.sha256(whole[PREAMBLE_BYTES:]).digest())
-    struct.pack_into("<Q", whole, 64, xxh3_64_intdigest(whole[:64]))
+    struct.pack_into("<32s", whole, 32, digest_of(whole[PREAMBLE_BYTES:]))
+    struct.pack_into("<Q", whole, PREAMBLE_BYTES - 8, xxh3_64_intdigest(whole[: PREAMBLE_BYTES - 8]))
     return bytes(whole)
 
 
@@ -57,7 +57,7 @@ def test_header_says_what_the_snapshot_is() -> None:
     header = decode_snapshot_header(DATA, len(DATA), SOURCE)
     assert (header.dataset, header.generation, header.nodes, header.files) == ("pets", 7, 8, 4)
     assert (header.total_bytes, header.extents, header.links, header.chunks) == (139, 4, 1, 2)
-    assert header.digest == hashlib.sha256(DATA[PREAMBLE_BYTES:]).digest()
+    assert header.digest == digest_of(DATA[PREAMBLE_BYTES:])
     assert header.file_length == len(DATA)
 
 
@@ -99,7 +99,7 @@ def test_damage_behind_the_header_is_found_by_the_digest() -> None:
     data = bytearray(DATA)
     data[-1] ^= 1
     header = decode_snapshot_header(data, len(data), SOURCE)
-    with pytest.raises(Damaged, match="snapshot 7: offset 72: digest of the snapshot does not match"):
+    with pytest.raises(Damaged, match="snapshot 7: offset 168: digest of the snapshot does not match"):
         check_digest(data, header, SOURCE)
 
 
@@ -108,11 +108,12 @@ def test_damage_behind_the_header_is_found_by_the_digest() -> None:
     [
         (0, "<8s", b"\x89DSLC\r\n\x1a", 0),
         (8, "<H", 0, 8),
-        (8, "<H", 2, 8),
+        (8, "<H", 1, 8),
+        (8, "<H", 3, 8),
         (10, "<H", 1, 8),
         (12, "<I", HEADER_BYTES_MAX + 1, 12),
         (12, "<I", len(DATA), 12),
-        (12, "<I", 0, 72),
+        (12, "<I", 0, PREAMBLE_BYTES),
         (16, "<Q", 0, 16),
         (16, "<Q", len(DATA) + 1, 16),
         (16, "<Q", HUGE, 16),
@@ -121,7 +122,7 @@ def test_damage_behind_the_header_is_found_by_the_digest() -> None:
 def test_preamble_that_cannot_be(place: int, form: str, value: object, offset: int) -> None:
     data = bytearray(DATA)
     struct.pack_into(form, data, place, value)
-    struct.pack_into("<Q", data, 64, xxh3_64_intdigest(data[:64]))
+    struct.pack_into("<Q", data, PREAMBLE_BYTES - 8, xxh3_64_intdigest(data[: PREAMBLE_BYTES - 8]))
     try:
         message = refused(decode, sealed(data), SOURCE)
     except ValueError:  # a header length for which `sealed` cannot make the checksum right
@@ -132,7 +133,7 @@ def test_preamble_that_cannot_be(place: int, form: str, value: object, offset: i
 def test_a_file_beyond_the_limit_is_refused() -> None:
     data = bytearray(DATA)
     struct.pack_into("<Q", data, 16, SNAPSHOT_BYTES_MAX + 1)
-    struct.pack_into("<Q", data, 64, xxh3_64_intdigest(data[:64]))
+    struct.pack_into("<Q", data, PREAMBLE_BYTES - 8, xxh3_64_intdigest(data[: PREAMBLE_BYTES - 8]))
     with pytest.raises(Damaged, match="snapshot 7: offset 16: "):
         decode_snapshot_header(data, SNAPSHOT_BYTES_MAX + 1, SOURCE)
 
@@ -195,7 +196,7 @@ HOSTILE_FIELDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", HOSTILE_FIELDS)
 def test_header_that_cannot_be(case: str) -> None:
-    """All checksums and the digest are right here."""
+    """All digests are right here."""
     refused(decode, with_header(msgpack.packb(HOSTILE_FIELDS[case])), SOURCE)
 
 
@@ -212,14 +213,14 @@ def test_an_unchanged_header_is_taken() -> None:
 def test_columns_of_another_type_are_stored_as_the_format_says() -> None:
     snapshot = Snapshot(DATA, SOURCE)
     numbers = {name: FIELDS[name] for name in FIELDS if name not in ("dataset", "dataset_id", "sections")}
-    wide = {name: snapshot.column(name).astype(">i8") for name in SECTION_TYPES if name != "hash_slots"}
-    again = encode_snapshot(
-        "pets", snapshot.header.dataset_id, numbers, {**wide, "hash_slots": snapshot.column("hash_slots")}
-    )
+    columns = {name: snapshot.column(name) for name in SECTION_TYPES}
+    narrow = ("hash_slots", "extent_digests", "chunk_digests")
+    wide = {name: column.astype(">i8") for name, column in columns.items() if name not in narrow}
+    again = encode_snapshot("pets", snapshot.header.dataset_id, numbers, {**columns, **wide})
     assert Snapshot(again, SOURCE).column("sizes").tolist() == snapshot.column("sizes").tolist()
 
 
-def test_mutated_headers_with_right_checksums_give_damaged_or_a_snapshot() -> None:
+def test_mutated_headers_with_right_digests_give_damaged_or_a_snapshot() -> None:
     """10,000 headers, each a few changes away from a good one."""
     chance = random.Random(20_240_301)
     packed = DATA[PREAMBLE_BYTES : PREAMBLE_BYTES + HEADER_LENGTH]

@@ -38,14 +38,16 @@ def test_the_table_of_the_preamble() -> None:
 
 def test_the_fields_of_the_header() -> None:
     fields = [name.strip("`") for name, _, _ in table(DOCUMENT, "### Header")]
-    assert fields == [name for name in SnapshotHeader.__slots__ if name not in ("digest", "file_length")]
+    others = ("digest", "signer", "signature", "file_length")
+    assert fields == [name for name in SnapshotHeader.__slots__ if name not in others]
 
 
 def test_the_table_of_the_sections() -> None:
     rows = table(DOCUMENT, "### Sections")
     stated = {name.strip("`"): element for name, element, _, _ in rows}
     assert list(stated.items()) == [
-        (name, f"{dtype.kind}{8 * dtype.itemsize}") for name, dtype in SECTION_TYPES.items()
+        (name, f"{dtype.itemsize} bytes" if dtype.kind == "V" else f"{dtype.kind}{8 * dtype.itemsize}")
+        for name, dtype in SECTION_TYPES.items()
     ]
     header = SNAPSHOT.header
     counts = {
@@ -85,9 +87,12 @@ def test_the_nodes_of_the_example() -> None:
 
 
 def test_the_extents_of_the_example() -> None:
-    columns = ("extent_chunks", "extent_offsets", "extent_lengths", "extent_places", "extent_checksums")
-    rows = np.array([[int(cell) for cell in row[1:]] for row in table(DOCUMENT, "### The extents")])
-    assert rows.T.tolist() == [SNAPSHOT.column(name).tolist() for name in columns]
+    columns = ("extent_chunks", "extent_offsets", "extent_lengths", "extent_places")
+    rows = table(DOCUMENT, "### The extents")
+    numbers = np.array([[int(cell) for cell in row[1:5]] for row in rows])
+    assert numbers.T.tolist() == [SNAPSHOT.column(name).tolist() for name in columns]
+    digests = [bytes.fromhex(row[5].strip("`")) for row in rows]
+    assert digests == SNAPSHOT.column("extent_digests").tolist()
 
 
 def test_the_slots_of_the_example() -> None:

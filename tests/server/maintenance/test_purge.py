@@ -22,7 +22,7 @@ NOW_NS = NOW_S * 10**9
 
 
 def dead(number: int, died_ns: int) -> ChunkRecord:
-    return ChunkRecord(number.to_bytes(16, "big"), died_ns, 1, 1, 1, 3, 3, b"\x07")
+    return ChunkRecord(number.to_bytes(16, "big"), died_ns, 1, 1, bytes(32), 3, 3, b"\x07")
 
 
 def test_a_dead_chunk_goes_when_nobody_can_need_it() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dieselfs.chunk.format import ChunkHeader, Preamble
+from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Preamble
 from dieselfs.errors import Unavailable
 from dieselfs.limits import REPORT_LINE_BYTES_MAX
 from dieselfs_server.datasets.catalog import Catalog
@@ -56,10 +56,10 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there() -> None:
     world = World()
     chunk_ids = list(world.store.list_chunks(DATASET))
     data = bytearray(world.store.get_range(DATASET, chunk_ids[0], 0, world.store.size(DATASET, chunk_ids[0])))
-    data[90] ^= 1
+    data[PREAMBLE_BYTES + 18] ^= 1
     world.store.delete(DATASET, chunk_ids[0])
     world.store.put(DATASET, chunk_ids[0], [data])
     metadata = SqliteMetadata(":memory:")
     report = rebuild(world.store, metadata, "data", DATASET, NOW_NS)
-    assert len(report.damaged) == 1 and "checksum of the header" in report.damaged[0]
+    assert len(report.damaged) == 1 and "digest of the header" in report.damaged[0]
     assert 0 < report.files < len(world.files)

@@ -125,7 +125,7 @@ def test_a_damaged_chunk_is_named_and_every_other_file_is_written(tmp_path: Path
         ran = dlcmd("get", "-r", "--json", "dl://d/many/", "out", exit_code=EXIT_DAMAGED)
         assert ran.summary["failed"] == len(ran.objects) == 1 and ran.summary["is_damaged"]
         damaged = ran.objects[0]["path"].removeprefix("many/")
-        assert "checksum" in ran.objects[0]["reason"] and "chunk " in ran.objects[0]["reason"]
+        assert "digest" in ran.objects[0]["reason"] and "chunk " in ran.objects[0]["reason"]
         assert names(tmp_path / "out") == {str(number) for number in range(8)} - {damaged}
         for name in names(tmp_path / "out"):
             assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "many" / name).read_bytes()

@@ -2,8 +2,7 @@
 
 import os
 
-from xxhash import xxh3_64_hexdigest
-
+from dieselfs.digests import extent_digest_of
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from tests.support.dlcmd import Dlcmd
 
@@ -21,8 +20,8 @@ def test_the_extents_of_a_file_are_shown(dlcmd: Dlcmd, dataset: str) -> None:
     (dlcmd.folder / "f").write_bytes(content)
     dlcmd("put", "--chunk-size", "2000", "f", f"dl://{dataset}/")
     (found,) = dlcmd("info", "--json", f"dl://{dataset}/f").objects
-    assert [(extent["place"], extent["length"], extent["xxh3"]) for extent in found["extents"]] == [
-        (place, len(content[place : place + 2000]), xxh3_64_hexdigest(content[place : place + 2000]))
+    assert [(extent["place"], extent["length"], extent["blake3"]) for extent in found["extents"]] == [
+        (place, len(content[place : place + 2000]), extent_digest_of(content[place : place + 2000]).hex())
         for place in (0, 2000, 4000)
     ]
     assert len({extent["chunk"] for extent in found["extents"]}) == 3

@@ -62,11 +62,11 @@ def _file(session: Session, location: Location) -> None:
     ]
     listed = []
     for extent in extents:
-        chunk, checksum = chunk_name(snapshot.chunk_id(extent.chunk)), f"{extent.checksum:016x}"
+        chunk, digest = chunk_name(snapshot.chunk_id(extent.chunk)), extent.digest.hex()
         lines.append(
-            f"  byte {extent.place}: {extent.length} bytes in chunk {chunk} at {extent.offset}, xxh3 {checksum}"
+            f"  byte {extent.place}: {extent.length} bytes in chunk {chunk} at {extent.offset}, blake3 {digest}"
         )
         places = {"place": extent.place, "length": extent.length, "chunk": chunk, "offset": extent.offset}
-        listed.append({**places, "xxh3": checksum})
+        listed.append({**places, "blake3": digest})
     fields = {"dataset": dataset.name, **name_fields(path), "size": size_bytes, "extents": listed}
     output.record("file", "\n".join(lines), fields)

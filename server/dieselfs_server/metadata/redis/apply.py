@@ -259,7 +259,7 @@ class _Commit:
             preamble.header_length,
             preamble.payload_length,
             len(self._application.header),
-            preamble.payload_checksum.to_bytes(16, "little"),
+            preamble.payload_digest,
             bits.to_bytes(BUCKETS // 8, "little"),
         )
 

@@ -44,7 +44,8 @@ class KeyPair:
 
 
 def registry_keys(prefix: bytes) -> KeyPair:
-    return KeyPair("the registry of datasets", hash_key=prefix + b"{datasets}")
+    """The number in the key is the version of all values; a server finds no datasets of another version, and rebuilds."""
+    return KeyPair("the registry of datasets", hash_key=prefix + b"{datasets2}")
 
 
 class DatasetKeys:

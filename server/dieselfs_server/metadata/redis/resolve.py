@@ -58,8 +58,14 @@ class ChunkEntries:
 
     def extent(self, entry: int) -> StoredExtent:
         header = self.header
-        columns = (header.offsets, header.checksums, header.modes, header.mtimes_ns)
-        return StoredExtent(self.chunk_id, entry, *(int(column[entry]) for column in columns))
+        return StoredExtent(
+            self.chunk_id,
+            entry,
+            int(header.offsets[entry]),
+            header.digests[entry].tobytes(),
+            int(header.modes[entry]),
+            int(header.mtimes_ns[entry]),
+        )
 
     def extent_key(self, entry: int) -> tuple[int, int, int, int]:
         """`(version, size, place, length)`."""

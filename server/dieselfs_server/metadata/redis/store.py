@@ -251,7 +251,7 @@ class RedisMetadata:
                 parts = [(place, length, stored[place, length]) for place, length in chosen]
                 return path_state.record(
                     path,
-                    tuple(Extent(at, e.chunk_id, e.offset, length, e.checksum) for at, length, e in parts),
+                    tuple(Extent(at, e.chunk_id, e.offset, length, e.digest) for at, length, e in parts),
                 )
         raise lost(keys)
 

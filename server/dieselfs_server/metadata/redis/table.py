@@ -18,6 +18,7 @@ from xxhash import xxh3_64_digest
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import Op
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.digests import EXTENT_DIGESTS
 from dieselfs.errors import Damaged
 from dieselfs.limits import REDIS_SCAN_ENTRIES
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
@@ -238,7 +239,7 @@ class _Reading:
             fixed["size"].astype(np.uint64),
             np.where(kinds == Kind.FILE, index_of(fixed["chunk_id"].tolist()), -1),
             fixed["offset"].astype(np.uint32),
-            fixed["checksum"].astype(np.uint64),
+            fixed["digest"].copy(),
             targets,
             ExtentColumns(
                 np.array([row for row, *_ in rows], np.int64),
@@ -246,7 +247,7 @@ class _Reading:
                 index_of(extent.chunk_id for *_, extent, _ in rows),
                 np.array([extent.offset for *_, extent, _ in rows], np.uint32),
                 np.array([length for *_, length in rows], np.uint32),
-                np.array([extent.checksum for *_, extent, _ in rows], np.uint64),
+                np.array([extent.digest for *_, extent, _ in rows], EXTENT_DIGESTS),
             ),
         )
 

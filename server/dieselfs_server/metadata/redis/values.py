@@ -13,9 +13,10 @@ from typing import ClassVar, NamedTuple, Self
 import msgpack
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64_digest
 
 from dieselfs.chunk.format import COLUMN_TYPES, ChunkHeader, Op, Preamble, decode_header, decode_preamble
+from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, NO_DIGEST, digest_of
 from dieselfs.errors import Damaged
 from dieselfs.names import printable
 from dieselfs.records import ChunkRecord, DatasetRecord, Extent, FileRecord
@@ -98,13 +99,12 @@ class DatasetState:
 class ChunkState(_Packed):
     """A chunk's record, without its deletion bitmap. `buckets` has one bit for each bucket with a receipt."""
 
-    FORMAT = struct.Struct(f"<qIII16s{BUCKETS // 8}s")
+    FORMAT = struct.Struct(f"<qIII{DIGEST_BYTES}s{BUCKETS // 8}s")
     updated_ns: int
     header_length: int
     payload_length: int
     entries: int
-    payload_checksum: bytes
-    """16 bytes, little-endian."""
+    payload_digest: bytes
     buckets: bytes
 
     def record(self, chunk_id: bytes, deleted: "DeletedState | None") -> ChunkRecord:
@@ -114,7 +114,7 @@ class ChunkState(_Packed):
             max(self.updated_ns, deleted.updated_ns) if deleted else self.updated_ns,
             self.header_length,
             self.payload_length,
-            int.from_bytes(self.payload_checksum, "little"),
+            self.payload_digest,
             self.entries,
             int.from_bytes(bits, "little").bit_count(),
             bits,
@@ -179,7 +179,7 @@ def pending_of(body: bytes, source: str) -> tuple[Preamble, ChunkHeader, int]:
     start = len(body) - length
     preamble = decode_preamble(body[_PENDING.size : start], source)
     encoded = body[start:]  # the same header as in the chunk, but perhaps not the same bytes
-    own = replace(preamble, header_length=length, header_checksum=xxh3_64_intdigest(encoded))
+    own = replace(preamble, header_length=length, header_digest=digest_of(encoded))
     return preamble, decode_header(own, encoded, source), now_ns
 
 
@@ -201,7 +201,7 @@ FIXED = np.dtype(
         ("chunk_id", "V16"),
         ("entry", "<u4"),
         ("offset", "<u4"),
-        ("checksum", "<u8"),
+        ("digest", EXTENT_DIGESTS),
         ("version", "<u8"),
         ("size", "<u8"),
         ("mtime_ns", "<i8"),
@@ -211,7 +211,7 @@ FIXED = np.dtype(
         ("assemblies", "<u4"),
     ]
 )
-_FIXED = struct.Struct("<16sIIQQQqHBHI")
+_FIXED = struct.Struct("<16sII16sQQqHBHI")
 assert _FIXED.size == FIXED.itemsize
 
 Rank = tuple[int, int, int, bytes, int]
@@ -223,7 +223,7 @@ class PathState(NamedTuple):
     A value is decoded from its end: the seal, fields of fixed length (the first nine below), then assemblies and
     target. So a million values are encoded and decoded as one array.
 
-    `chunk_id`, `entry`, `offset` and `checksum` are set for an entry in one chunk. `gathered` has (version, size, sum
+    `chunk_id`, `entry`, `offset` and `digest` are set for an entry in one chunk. `gathered` has (version, size, sum
     of the lengths of known extents) of the live file, if it spans chunks, and of all newer files. `sequence` rises with
     each change of extents, so that equal values mean equal extents.
     """
@@ -231,7 +231,7 @@ class PathState(NamedTuple):
     chunk_id: bytes = bytes(16)
     entry: int = 0
     offset: int = 0
-    checksum: int = 0
+    digest: bytes = NO_DIGEST
     version: int = 0
     size: int = 0
     mtime_ns: int = 0
@@ -284,7 +284,7 @@ class PathState(NamedTuple):
         """The extent of a file in one chunk; empty for all other states."""
         if self.kind != Kind.FILE or not self.size:
             return ()
-        return (Extent(0, self.chunk_id, self.offset, self.size, self.checksum),)
+        return (Extent(0, self.chunk_id, self.offset, self.size, self.digest),)
 
     def record(self, path: bytes, extents: tuple[Extent, ...]) -> FileRecord:
         op = Op.FILE if self.kind == Kind.SPANNING else self.kind
@@ -295,11 +295,11 @@ class PathState(NamedTuple):
 class StoredExtent(_Packed):
     """Where an extent is stored, and mode and time of the whole file."""
 
-    FORMAT = struct.Struct("<16sIIQHq")
+    FORMAT = struct.Struct("<16sII16sHq")
     chunk_id: bytes
     entry: int
     offset: int
-    checksum: int
+    digest: bytes
     mode: int
     mtime_ns: int
 
@@ -317,7 +317,7 @@ def bodies_of(chunk_id: bytes, header: ChunkHeader) -> list[bytes]:
     fixed["chunk_id"] = np.frombuffer(chunk_id, "V16")
     fixed["entry"] = np.arange(count)
     fixed["offset"] = np.where(is_file, header.offsets, 0)
-    fixed["checksum"] = np.where(is_file, header.checksums, np.uint64(0))
+    fixed["digest"] = np.where(is_file, header.digests, np.void(NO_DIGEST))
     fixed["version"] = header.versions
     fixed["size"] = header.sizes
     fixed["mtime_ns"] = header.mtimes_ns

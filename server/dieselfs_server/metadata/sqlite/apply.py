@@ -6,7 +6,7 @@ fast ones: SQLite releases the interpreter lock at every step, and to get it bac
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import ChunkHeader, Op
+from dieselfs.digests import EXTENT_DIGESTS, NO_DIGEST
 from dieselfs_server.metadata.rules import Effects, change_folders
 from dieselfs_server.metadata.sqlite.extents import StoredExtent, apply_extents, drop_overtaken
 
-_STAGED_COLUMNS = "folder, name, entry, version, op, mode, mtime_ns, size, offset, checksum, target"
+_STAGED_COLUMNS = "folder, name, entry, version, op, mode, mtime_ns, size, offset, digest_a, digest_b, target"
 _STAGED_WIDTH = _STAGED_COLUMNS.count(",") + 1
 _ROWS_PER_INSERT_MAX = 1024
 """Rows of one INSERT; smaller ones have a power of two, so that few different statements are compiled."""
@@ -42,7 +43,8 @@ class _Entries:
     sizes: Numbers
     lengths: Numbers
     offsets: Numbers
-    checksums: Numbers
+    digest_halves: Numbers
+    """The digests of files as two numbers each, shape (entries, 2)."""
     versions: Numbers
 
     @classmethod
@@ -59,7 +61,7 @@ class _Entries:
             header.sizes.astype(np.int64),
             header.lengths.astype(np.int64),
             np.where(is_file, header.offsets, 0).astype(np.int64),
-            np.where(is_file, header.checksums, np.uint64(0)).view(np.int64),
+            np.where(is_file, header.digests, np.void(NO_DIGEST)).view(np.int64).reshape(-1, 2),
             header.versions.astype(np.int64),
         )
 
@@ -123,7 +125,7 @@ def _stage(connection: sqlite3.Connection, entries: _Entries, rows: Numbers) -> 
     header, picked = entries.header, rows.tolist()
     links = set(np.flatnonzero(header.ops == Op.SYMLINK).tolist())
     columns: list[npt.NDArray[Any]] = [entries.versions, header.ops, header.modes, header.mtimes_ns]
-    columns += [entries.sizes, entries.offsets, entries.checksums]
+    columns += [entries.sizes, entries.offsets, *entries.digest_halves.T]
     rows_of_values = zip(
         [entries.folders[row] for row in picked],
         [entries.names[row] for row in picked],
@@ -166,6 +168,11 @@ def parse_numbers(text: str | None) -> Numbers:
     return np.fromstring(text or "", np.int64, sep=",")
 
 
+def digests_of(halves: Sequence[Numbers]) -> npt.NDArray[np.void]:
+    """The digests of which these are the first and the last numbers: shape (n,)."""
+    return np.ascontiguousarray(np.stack(halves, axis=1)).view(EXTENT_DIGESTS)[:, 0]
+
+
 def _beaten(connection: sqlite3.Connection, entries: _Entries, rivals: _Rivals) -> npt.NDArray[np.bool_]:
     """Which rivals are older than the staged entries. Of equal versions, the one in the newer chunk counts."""
     versions = entries.versions[rivals.staged]
@@ -203,8 +210,8 @@ def _move_to_tables(
 ) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO entry "
-        "(dataset, folder, name, version, op, mode, mtime_ns, size, chunk, entry, offset, checksum, target) "
-        "SELECT ?, folder, name, version, op, mode, mtime_ns, size, ?, entry, offset, checksum, target "
+        "(dataset, folder, name, version, op, mode, mtime_ns, size, chunk, entry, offset, digest_a, digest_b, target) "
+        "SELECT ?, folder, name, version, op, mode, mtime_ns, size, ?, entry, offset, digest_a, digest_b, target "
         f"FROM staged WHERE op <> {int(Op.DELETE)}",
         (dataset, entries.chunk),
     )
@@ -230,7 +237,7 @@ def _move_to_tables(
 def _extents(dataset: int, entries: _Entries, rows: Numbers) -> Iterator[StoredExtent]:
     header = entries.header
     file_columns = (entries.versions, entries.sizes, header.places, entries.lengths)
-    columns = (entries.offsets, entries.checksums, header.modes, header.mtimes_ns)
+    columns = (entries.offsets, *entries.digest_halves.T, header.modes, header.mtimes_ns)
     for row in rows.tolist():
         path = (dataset, entries.folders[row], entries.names[row])
         place = (int(column[row]) for column in file_columns)

@@ -32,7 +32,8 @@ class StoredExtent(NamedTuple):
     chunk: int
     entry: int
     offset: int
-    checksum: int
+    digest_a: int
+    digest_b: int
     mode: int
     mtime_ns: int
 
@@ -101,8 +102,8 @@ def _gather(
         return False
     effects.dead[old_chunk].append(old_entry)
     connection.execute(
-        "UPDATE piece SET chunk = :chunk, entry = :entry, offset = :offset, checksum = :checksum, mode = :mode, "
-        f"mtime_ns = :mtime_ns WHERE {_EXTENT}",
+        "UPDATE piece SET chunk = :chunk, entry = :entry, offset = :offset, digest_a = :digest_a, "
+        f"digest_b = :digest_b, mode = :mode, mtime_ns = :mtime_ns WHERE {_EXTENT}",
         fields,
     )
     return extent.place == 0  # the first extent has the file's mode and time
@@ -126,8 +127,8 @@ def _assemble(connection: sqlite3.Connection, extent: StoredExtent, effects: Eff
     first = {**fields, "place": 0, "length": chosen[0][1]}
     connection.execute(
         "INSERT OR REPLACE INTO entry "
-        "(dataset, folder, name, version, op, mode, mtime_ns, size, chunk, entry, offset, checksum, target) "
-        f"SELECT dataset, folder, name, version, {int(Op.FILE)}, mode, mtime_ns, size, NULL, NULL, 0, 0, NULL "
+        "(dataset, folder, name, version, op, mode, mtime_ns, size, chunk, entry, offset, digest_a, digest_b, target) "
+        f"SELECT dataset, folder, name, version, {int(Op.FILE)}, mode, mtime_ns, size, NULL, NULL, 0, 0, 0, NULL "
         f"FROM piece WHERE {_EXTENT}",
         first,
     )

@@ -1,10 +1,10 @@
 """The tables of the SQLite metadata store; `docs/reference/metadata-keys.md` explains how they work together.
 
-Checksums, which are unsigned in the chunk format, are stored as signed numbers with the same 64 bits.
+The digest of a file's bytes is stored as two numbers, its halves, because `group_concat` joins numbers.
 """
 
 APPLICATION_ID = 0x44534C4D  # "DSLM"; `file` shows it; distinguishes our databases from others
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 TABLES = (
     """
@@ -30,7 +30,7 @@ TABLES = (
         updated_ns        INTEGER NOT NULL,                   -- when it was applied, or `deleted` last changed
         header_length     INTEGER NOT NULL,                   -- bytes
         payload_length    INTEGER NOT NULL,                   -- bytes
-        payload_checksum  BLOB NOT NULL,                      -- 16 bytes, little-endian
+        payload_digest    BLOB NOT NULL,                      -- 32 bytes
         entries           INTEGER NOT NULL,
         deleted_entries   INTEGER NOT NULL DEFAULT 0,         -- bits set in `deleted`
         deleted           BLOB NOT NULL,                      -- bit i % 8 of byte i / 8: entry i is dead
@@ -51,7 +51,8 @@ TABLES = (
         chunk     INTEGER,            -- chunk.number; NULL: a file that spans chunks, see `piece`
         entry     INTEGER,            -- which entry of that chunk; NULL with `chunk`
         offset    INTEGER NOT NULL,   -- of a file's bytes in the payload; else 0
-        checksum  INTEGER NOT NULL,   -- of a file's bytes; else 0
+        digest_a  INTEGER NOT NULL,   -- of a file's bytes, the first 8 bytes as a signed little-endian number; else 0
+        digest_b  INTEGER NOT NULL,   -- the last 8 bytes
         target    BLOB,               -- of a symbolic link; else NULL
         PRIMARY KEY (dataset, folder, name)
     ) STRICT, WITHOUT ROWID
@@ -82,7 +83,8 @@ TABLES = (
         chunk     INTEGER NOT NULL,
         entry     INTEGER NOT NULL,
         offset    INTEGER NOT NULL,
-        checksum  INTEGER NOT NULL,
+        digest_a  INTEGER NOT NULL,
+        digest_b  INTEGER NOT NULL,
         mode      INTEGER NOT NULL,
         mtime_ns  INTEGER NOT NULL,
         in_use    INTEGER NOT NULL DEFAULT 0,  -- 1: the live file is read from this extent
@@ -137,7 +139,8 @@ CREATE TEMPORARY TABLE staged (
     mtime_ns  INTEGER NOT NULL,
     size      INTEGER NOT NULL,
     offset    INTEGER NOT NULL,
-    checksum  INTEGER NOT NULL,
+    digest_a  INTEGER NOT NULL,
+    digest_b  INTEGER NOT NULL,
     target    BLOB,
     PRIMARY KEY (folder, name)
 ) WITHOUT ROWID

@@ -5,6 +5,7 @@ Tables: `schema.py`. Threads: `connections.py`. States after a crash: `docs/inte
 
 import os
 import sqlite3
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,7 +29,7 @@ from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES
 from dieselfs_server.metadata.sqlite.table import read_entry_table
 
 _DATASET_COLUMNS = "dataset_id, name, generation, updated_ns, files, total_bytes, chunks"
-_CHECKSUM_MASK = (1 << 64) - 1
+_DIGEST = struct.Struct("<qq")
 
 
 class SqliteMetadata:
@@ -188,19 +189,19 @@ class SqliteMetadata:
         with self._reading(dataset_id) as (connection, number):
             key = (number, *split_path(path))
             row = connection.execute(
-                "SELECT op, mode, mtime_ns, size, version, ifnull(target, x''), offset, checksum, "
+                "SELECT op, mode, mtime_ns, size, version, ifnull(target, x''), offset, digest_a, digest_b, "
                 "(SELECT chunk_id FROM chunk WHERE number = entry.chunk) "
                 "FROM entry WHERE (dataset, folder, name) = (?, ?, ?)",
                 key,
             ).fetchone()
             if row is None:
                 return None
-            op, mode, mtime_ns, size, version, target, offset, checksum, chunk_id = row
+            op, mode, mtime_ns, size, version, target, offset, *halves, chunk_id = row
             extents: tuple[Extent, ...] = ()
             if op == Op.FILE and chunk_id is None:
                 extents = _spanning_extents(connection, key)
             elif op == Op.FILE and size > 0:
-                extents = (Extent(0, chunk_id, offset, size, checksum & _CHECKSUM_MASK),)
+                extents = (Extent(0, chunk_id, offset, size, _DIGEST.pack(*halves)),)
         return FileRecord(path, op, mode, mtime_ns, size, version, target, extents)
 
     def list_folder(self, dataset_id: bytes, folder: bytes, after: bytes, limit: int) -> Sequence[FileRecord]:
@@ -260,7 +261,7 @@ def _insert_chunk(
     connection: sqlite3.Connection, dataset: int, preamble: Preamble, entries: int, now_ns: int
 ) -> int:
     (number,) = connection.execute(
-        "INSERT INTO chunk (dataset, chunk_id, updated_ns, header_length, payload_length, payload_checksum, entries, "
+        "INSERT INTO chunk (dataset, chunk_id, updated_ns, header_length, payload_length, payload_digest, entries, "
         "deleted) VALUES (?, ?, ?, ?, ?, ?, ?, zeroblob(?)) RETURNING number",
         (
             dataset,
@@ -268,7 +269,7 @@ def _insert_chunk(
             now_ns,
             preamble.header_length,
             preamble.payload_length,
-            preamble.payload_checksum.to_bytes(16, "little"),
+            preamble.payload_digest,
             entries,
             (entries + 7) // 8,
         ),
@@ -279,28 +280,26 @@ def _insert_chunk(
 def _chunks(connection: sqlite3.Connection, dataset: int) -> list[tuple[int, ChunkRecord]]:
     """All chunks of a dataset with their numbers, ordered by ID."""
     rows = connection.execute(
-        "SELECT number, chunk_id, updated_ns, header_length, payload_length, payload_checksum, entries, "
+        "SELECT number, chunk_id, updated_ns, header_length, payload_length, payload_digest, entries, "
         "deleted_entries, deleted FROM chunk WHERE dataset = ? ORDER BY chunk_id",
         (dataset,),
     )
     return [
         (
             number,
-            ChunkRecord(
-                chunk_id, ns, header, payload, int.from_bytes(checksum, "little"), entries, dead, deleted
-            ),
+            ChunkRecord(chunk_id, ns, header, payload, payload_digest, entries, dead, deleted),
         )
-        for number, chunk_id, ns, header, payload, checksum, entries, dead, deleted in rows
+        for number, chunk_id, ns, header, payload, payload_digest, entries, dead, deleted in rows
     ]
 
 
 def _spanning_extents(connection: sqlite3.Connection, key: tuple[int, bytes, bytes]) -> tuple[Extent, ...]:
     rows = connection.execute(
-        "SELECT place, (SELECT chunk_id FROM chunk WHERE number = piece.chunk), offset, length, checksum FROM piece "
-        "WHERE (dataset, folder, name) = (?, ?, ?) AND in_use ORDER BY place",
+        "SELECT place, (SELECT chunk_id FROM chunk WHERE number = piece.chunk), offset, length, digest_a, digest_b "
+        "FROM piece WHERE (dataset, folder, name) = (?, ?, ?) AND in_use ORDER BY place",
         key,
     )
     return tuple(
-        Extent(place, chunk_id, offset, length, checksum & _CHECKSUM_MASK)
-        for place, chunk_id, offset, length, checksum in rows
+        Extent(place, chunk_id, offset, length, _DIGEST.pack(*halves))
+        for place, chunk_id, offset, length, *halves in rows
     )

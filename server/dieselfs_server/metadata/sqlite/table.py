@@ -12,10 +12,10 @@ import numpy as np
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import Op
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
-from dieselfs_server.metadata.sqlite.apply import parse_numbers
+from dieselfs_server.metadata.sqlite.apply import digests_of, parse_numbers
 
 _BLOCK_ENTRIES = 16_384
-_NUMBER_COLUMNS = ("op", "mode", "mtime_ns", "size", "offset", "checksum", "ifnull(chunk, 0)")
+_NUMBER_COLUMNS = ("op", "mode", "mtime_ns", "size", "offset", "digest_a", "digest_b", "ifnull(chunk, 0)")
 _BLOCK = f"""
     SELECT CAST(group_concat(folder, char(0)) AS BLOB), CAST(group_concat(name, '/') AS BLOB),
         {", ".join(f"group_concat({column})" for column in _NUMBER_COLUMNS)}
@@ -23,9 +23,12 @@ _BLOCK = f"""
         SELECT * FROM entry WHERE dataset = ? AND (folder, name) > (?, ?) ORDER BY folder, name LIMIT {_BLOCK_ENTRIES}
     )
 """  # a folder has no NUL, a name has no slash
-_ROOT = "SELECT op, mode, mtime_ns, size, offset, checksum, 0 FROM entry WHERE (dataset, folder, name) = (?, x'', x'')"
+_ROOT = (
+    f"SELECT {', '.join(_NUMBER_COLUMNS[:-1])}, 0 FROM entry WHERE (dataset, folder, name) = (?, x'', x'')"
+)
 _EXTENTS = """
-    SELECT group_concat(place), group_concat(length), group_concat(chunk), group_concat(offset), group_concat(checksum)
+    SELECT group_concat(place), group_concat(length), group_concat(chunk), group_concat(offset),
+        group_concat(digest_a), group_concat(digest_b)
     FROM (SELECT * FROM piece WHERE dataset = ? AND in_use ORDER BY folder, name, place)
 """
 
@@ -44,7 +47,7 @@ def read_entry_table(
         folders += block_folders
         names += block_names
         blocks.append(numbers)
-    ops, modes, mtimes_ns, sizes, offsets, checksums, chunk_numbers = np.concatenate(blocks, axis=1)
+    ops, modes, mtimes_ns, sizes, offsets, *halves, chunk_numbers = np.concatenate(blocks, axis=1)
     is_file = ops == Op.FILE
     index_of = _ChunkIndex([chunk for chunk, _ in chunks])
     return EntryTable(
@@ -58,7 +61,7 @@ def read_entry_table(
         sizes.astype(np.uint64),
         np.where(is_file, index_of(chunk_numbers), -1),
         offsets.astype(np.uint32),
-        checksums.view(np.uint64),
+        digests_of(halves),
         _targets(connection, number, np.flatnonzero(ops == Op.SYMLINK)),
         _extents(connection, number, np.flatnonzero(is_file & (chunk_numbers == 0)), index_of),
     )
@@ -108,7 +111,7 @@ def _extents(
     connection: sqlite3.Connection, number: int, rows: Numbers, index_of: _ChunkIndex
 ) -> ExtentColumns:
     columns = connection.execute(_EXTENTS, (number,)).fetchone()
-    places, lengths, chunks, offsets, checksums = map(parse_numbers, columns)
+    places, lengths, chunks, offsets, *halves = map(parse_numbers, columns)
     file_of_extent = np.cumsum(places == 0) - 1  # the first extent of each file is at 0
     return ExtentColumns(
         rows[file_of_extent],
@@ -116,5 +119,5 @@ def _extents(
         index_of(chunks),
         offsets.astype(np.uint32),
         lengths.astype(np.uint32),
-        checksums.view(np.uint64),
+        digests_of(halves),
     )

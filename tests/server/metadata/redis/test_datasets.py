@@ -100,4 +100,4 @@ def test_a_dropped_dataset_leaves_no_key(redis_server: RedisProcess, redis_url: 
         apply(store, [Put(b"a/b", 1, size=3), Put(b"d", 3, size=4, length=2)], chunk_id(1))
         assert len(client.keys(prefix + b"*")) > 8
         store.drop_dataset(DATASET_ID)
-        assert client.keys(prefix + b"*") == [prefix + b"{datasets}"]
+        assert client.keys(prefix + b"*") == [prefix + b"{datasets2}"]

@@ -128,6 +128,6 @@ def test_what_a_chunk_says() -> None:
     assert entries.is_extent == [False, True, False, False]
     assert entries.is_delete == [False, False, True, False]
     assert entries.extent_key(1) == (2, 9, 4, 5)
-    assert entries.extent(1) == StoredExtent(chunk_id(1), 1, 3, int(header.checksums[1]), 0o644, 5)
+    assert entries.extent(1) == StoredExtent(chunk_id(1), 1, 3, header.digests[1].tobytes(), 0o644, 5)
     with pytest.raises(ValueError, match="columns"):
         ChunkEntries.of(chunk_id(1), replace(header, versions=header.versions[:1]))

@@ -107,7 +107,7 @@ def test_an_altered_value_is_noticed_and_rebuilt(redis_server: RedisProcess, red
                     noticed.add(key.rpartition(b":")[0] if b":live:" in key else key.rpartition(b":")[2])
                     if b"datasets" not in key and b"dataset" not in key.rpartition(b":")[2]:
                         assert f"rebuild dl://{DATASET}" in str(error)
-        for part in (b"{datasets}", b"chunks", b"dataset", b"deleted", b"folders", b"pieces"):
+        for part in (b"{datasets2}", b"chunks", b"dataset", b"deleted", b"folders", b"pieces"):
             assert any(key.endswith(part) for key in noticed), part
         assert any(key.endswith(b"live") for key in noticed)
 

@@ -60,7 +60,7 @@ def test_records() -> None:
 
 
 def test_a_chunk_and_its_bitmap() -> None:
-    state = ChunkState(7, 100, 200, 11, b"\1" * 16, b"\xff" * 32)
+    state = ChunkState(7, 100, 200, 11, b"\1" * 32, b"\xff" * 32)
     assert ChunkState.of(state.body()) == state
     marked = DeletedState().marked([3], 5).marked([10, 0], 9)
     assert DeletedState.of(marked.body()) == marked
@@ -86,7 +86,7 @@ def test_a_pending_header() -> None:
 
 STANDINGS = [
     PathState(),
-    PathState(chunk_id(1), 65535, 1 << 31, (1 << 64) - 1, 1 << 62, 1 << 60, -5, 0o7777, Kind.FILE),
+    PathState(chunk_id(1), 65535, 1 << 31, b"\xff" * 16, 1 << 62, 1 << 60, -5, 0o7777, Kind.FILE),
     PathState(
         kind=Kind.SYMLINK, version=2, target=b"../\xff", gathered=((3, 9, 4), (4, 1 << 60, 7)), sequence=6
     ),
@@ -144,5 +144,5 @@ def test_the_order_of_what_counts() -> None:
 
 
 def test_extents() -> None:
-    extent = StoredExtent(chunk_id(1), 65535, 1 << 31, (1 << 64) - 1, 0o7777, -1)
+    extent = StoredExtent(chunk_id(1), 65535, 1 << 31, b"\xff" * 16, 0o7777, -1)
     assert StoredExtent.of(extent.body()) == extent

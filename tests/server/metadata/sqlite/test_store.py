@@ -154,7 +154,7 @@ def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "error", "message"),
-    [(SCHEMA_VERSION + 1, InvalidInput, "newer than 2"), (0, Damaged, "unknown schema 0")],
+    [(SCHEMA_VERSION + 1, InvalidInput, f"newer than {SCHEMA_VERSION}"), (0, Damaged, "unknown schema 0")],
 )
 def test_an_unknown_schema_is_one_clear_error(
     tmp_path: Path, version: int, error: type[DieselfsError], message: str

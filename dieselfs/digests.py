@@ -1,0 +1,32 @@
+"""BLAKE3 digests, which prove that bytes are those that were stored. No I/O.
+
+A digest is checked once, when bytes arrive from a store or from another machine. Nobody can make other bytes with the
+same digest; xxh3, which detects accidents only, stays for values in memory and for the lookup of paths.
+"""
+
+import numpy as np
+from blake3 import blake3
+
+Buffer = bytes | bytearray | memoryview
+
+DIGEST_BYTES = 32
+"""Of a payload, a header, a snapshot, a dataset."""
+EXTENT_DIGEST_BYTES = 16
+"""Of an extent and of a link's target: every header and snapshot has one for each."""
+
+NO_DIGEST = bytes(EXTENT_DIGEST_BYTES)
+"""Of an entry without bytes."""
+
+EXTENT_DIGESTS = np.dtype(f"V{EXTENT_DIGEST_BYTES}")
+"""A column of digests of extents: elements are compared whole, and `tolist` gives byte strings."""
+DIGESTS = np.dtype(f"V{DIGEST_BYTES}")
+
+
+def digest_of(data: Buffer) -> bytes:
+    """The digest of `data`, DIGEST_BYTES long."""
+    return blake3(data).digest()
+
+
+def extent_digest_of(data: Buffer) -> bytes:
+    """The digest of an extent or a link's target, EXTENT_DIGEST_BYTES long."""
+    return blake3(data).digest(EXTENT_DIGEST_BYTES)
