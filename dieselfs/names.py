@@ -20,6 +20,9 @@ from dieselfs.limits import (
 
 SCHEME = "dl://"
 
+CONTROL_FOLDER = ".dieselfs"
+"""The folder in the root of a mount with its control files; it hides an entry of the dataset with this name."""
+
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 # One expression for speed, because uploader and chunk decoder apply it to every path. Each part is not "." or "..", and

@@ -29,10 +29,12 @@ from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
 EMBEDDED = "embedded"
 """As a server: the embedded server of the home, even if the configuration names another."""
 AUTO = "auto"
-"""As the name of a job: the name from the launcher."""
+"""As the name of a job: the name from the launcher. As the view of a mount: the best one that is possible."""
 DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
 POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
 DRIVERS = KERNEL, PYFUSE3 = "kernel", "pyfuse3"
+IMAGE, OVERLAY, FUSE = "image", "overlay", "fuse"
+VIEWS = AUTO, IMAGE, OVERLAY, FUSE
 
 SYSTEM_CONFIG = Path("/etc/dieselfs/config.toml")
 
@@ -101,7 +103,7 @@ NUMBER = Kind("N", _whole_number)
 MEMORY = Kind("SIZE", _memory, "_bytes")
 RATE = Kind("RATE", parse_rate, "_bytes")
 TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
-POLICY, DRIVER = _choice(POLICIES), _choice(DRIVERS)
+POLICY, DRIVER, VIEW = _choice(POLICIES), _choice(DRIVERS), _choice(VIEWS)
 SWITCH = Kind("")
 ADDRESSES = Kind("ADDRESS")
 """A list of texts in a file, a flag that may be repeated."""
@@ -178,6 +180,8 @@ SETTINGS = (
             "Fetch chunks that memory can pin when they are read, or at once.", ON_DEMAND),
     Setting("warm_rate", RATE, _P.NODE, "Limit background prefetch to this many bytes per second.", "no limit"),
     Setting("driver", DRIVER, _P.OPTION | _P.MOUNT, "FUSE driver.", KERNEL),
+    Setting("view", VIEW, _P.OPTION | _P.MOUNT,
+            "The kernel's file system that shows the files; auto: the fastest one that is possible.", AUTO),
     Setting("allow_other", SWITCH, _P.OPTION | _P.MOUNT,
             "Allow other users to read the mount, as far as the modes of the files allow."),
     Setting("noexec", SWITCH, _P.OPTION | _P.MOUNT, "Programs on the mount cannot be run."),

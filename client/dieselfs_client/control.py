@@ -20,7 +20,6 @@ from dieselfs.process.state_dirs import log_path
 from dieselfs.settings import KERNEL, CacheOptions
 from dieselfs_client.daemon_list import CACHE_DAEMON, cache_daemons
 from dieselfs_client.mount.mount_table import (
-    FILESYSTEM_TYPE,
     MountRecord,
     dieselfs_mounts,
     is_stale,
@@ -50,6 +49,7 @@ class Mount:
     """A mount of dieselfs.
 
     - `process`: its supervisor, None if it is dead or not visible; then `daemon` is None, and the rest means nothing
+    - `view`: how the kernel shows the files; `view_reason`: why no better way is possible, or empty
     - `daemon`: the process that serves it, None while it is replaced
     - `restarts`: daemons started after one died; `upgrades`: on request
     - `resends`: the kernel sends requests again (Linux 6.9), so that readers notice neither
@@ -61,6 +61,8 @@ class Mount:
     dataset: str
     process: int | None
     options: tuple[str, ...]
+    view: str
+    view_reason: str
     is_stale: bool
     daemon: int | None
     restarts: int
@@ -170,7 +172,7 @@ def _users_of(place: str) -> list[str]:
 def mounted_place(mountpoint: str | os.PathLike[str]) -> str:
     place = resolved_mountpoint(mountpoint)
     record = mount_at(place)
-    if record is None or record.filesystem != FILESYSTEM_TYPE:
+    if record is None or not record.is_dieselfs:
         raise MountNotFound(f"{place}: no dataset is mounted there; dlcmd mounts lists the mounts")
     return place
 
@@ -222,6 +224,8 @@ def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mou
         record.dataset,
         supervision.supervisor or None,
         record.options,
+        record.view,
+        supervision.view_reason,
         stale,
         supervision.daemon or None,
         supervision.restarts,

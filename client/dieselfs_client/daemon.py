@@ -17,10 +17,10 @@ import trio
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
 from dieselfs.errors import EXIT_OK, DieselfsError, MountError
-from dieselfs.limits import MIB
+from dieselfs.limits import KIB, MIB
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import ONESHOT, CacheOptions
+from dieselfs.settings import FUSE, ONESHOT, CacheOptions
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
@@ -34,13 +34,25 @@ from dieselfs_client.memory.warming import Pace
 from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
 from dieselfs_client.mount.driver import Driver
 from dieselfs_client.mount.drivers import driver_class
+from dieselfs_client.mount.layers import (
+    BASE,
+    LAYERS,
+    Layers,
+    cover,
+    make_base,
+    remove_base,
+    remove_bases,
+)
 from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import raise_read_ahead, unmount
+from dieselfs_client.mount.mount_watch import uncovered
+from dieselfs_client.mount.mounting import facts, raise_read_ahead, unmount
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
+from dieselfs_client.mount.view import Choice, after_refusal, choices
 from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 from dieselfs_client.supervision.handover_state import HandoverState
+from dieselfs_client.supervision.status import MemoryFile
 from dieselfs_client.supervision.supervisor import DEVICE
 from dieselfs_client.supervision.supervisor_client import Command, SupervisorClient
 
@@ -50,6 +62,7 @@ FIRST_PIN_TIMEOUT_S = 5.0
 """A daemon is ready once the server has its pin, or after this time."""
 HANDOVER_STATE = "handover_state"
 """The name of its descriptor at the supervisor."""
+LAYERS_BYTES_MAX = 64 * KIB
 LOG_BYTES_MAX = 16 * MIB
 """Size of the log file at which it is rotated; one old file is kept."""
 
@@ -183,17 +196,31 @@ class _MountService(Service):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.holder = holder_name(self.mountpoint, self.supervisor_client.process)
+        self.layers = Layers(self.mountpoint)
+        self._layers_file: MemoryFile | None = None
+        self._base: int | None = None
+        self._choices: list[Choice] | None = None
+        self._refused_view: MountError | None = None
 
     async def run(self, orders: AsyncIterator[Command]) -> None:
         nodes = max(self.config.nodes, 1) if self.config else 0
         allotment = allotment_of(self.snapshot, self.options, nodes)
-        connection = await trio.to_thread.run_sync(self._connect)
-        try:
-            refusal = await self._serve(connection, allotment, orders)
-        finally:
-            # If this is the last descriptor, the kernel now fails the requests that still wait.
-            os.close(connection.device)
-        await self._clear(connection)
+        while True:
+            self._refused_view = None
+            connection = await trio.to_thread.run_sync(self._connect)
+            try:
+                refusal = await self._serve(connection, allotment, orders)
+            finally:
+                # If this is the last descriptor, the kernel now fails the requests that still wait.
+                os.close(connection.device)
+            await trio.to_thread.run_sync(self._clear, connection)
+            if self._refused_view is None:
+                break
+            self._choices = after_refusal((self._choices or [])[1:], str(self._refused_view))
+            if not self._choices:
+                raise self._refused_view
+        _log.info("%s is unmounted", self.mountpoint)
+        await self.unpin()
         self.raise_refusal()
         if refusal is not None:
             raise MountError(f"{self.mountpoint}: {refusal}")
@@ -202,12 +229,12 @@ class _MountService(Service):
     def _connect(self) -> KernelConnection:
         supervisor = self.supervisor_client
         inherited = supervisor.inherited.pop(DEVICE, None)
-        connection = connect(
-            self.mountpoint, self.snapshot.dataset, self.options, inherited, supervisor.is_clean
-        )
+        self._arrange_layers()
+        connection = connect(self.layers, self.snapshot.dataset, self.options, inherited, supervisor.is_clean)
         if not connection.is_taken_over:
             supervisor.tell("keep", DEVICE, connection.device)
-            supervisor.tell("mounted", connection.number)
+            self._note_layers(replace(self.layers, number="" if self.layers.base else connection.number))
+            supervisor.tell("mounted", self.layers.number)
             if not connection.can_resend:
                 _log.warning(
                     "%s: if the daemon dies, %s is mounted again, and open files fail",
@@ -215,6 +242,37 @@ class _MountService(Service):
                     self.mountpoint,
                 )
         return connection
+
+    def _arrange_layers(self) -> None:
+        """Take over the layers of the previous daemon, or choose new ones."""
+        supervisor = self.supervisor_client
+        self._base = supervisor.inherited.pop(BASE, None)
+        content = supervisor.inherited.pop(LAYERS, None)
+        if content is not None:
+            self._layers_file = MemoryFile(LAYERS, content)
+            self.layers = Layers.decode(os.pread(content, LAYERS_BYTES_MAX, 0))
+            self._choices = [Choice(self.layers.view, self.layers.reason)]
+            return
+        remove_bases()
+        if self._choices is None:
+            self._choices = choices(self.options.view, facts())
+        view, reason = self._choices[0]
+        base = ""
+        if view != FUSE:
+            base, self._base = make_base()
+            supervisor.tell("keep", BASE, self._base)
+        self._note_layers(Layers(self.mountpoint, view, reason, base))
+        supervisor.tell("view", reason)
+
+    def _note_layers(self, layers: Layers) -> None:
+        """Keep what the next daemon must know of the layers."""
+        self.layers = layers
+        if self._layers_file is None:
+            self._layers_file = MemoryFile(LAYERS)
+            self._layers_file.write(layers.encode())
+            self.supervisor_client.tell("keep", LAYERS, self._layers_file.descriptor)
+        else:
+            self._layers_file.write(layers.encode())
 
     async def _serve(
         self, connection: KernelConnection, allotment: Allotment, orders: AsyncIterator[Command]
@@ -228,7 +286,7 @@ class _MountService(Service):
             buffer_pool = BufferPool(
                 slot_bytes, 1 + allotment.evictable // slot_bytes
             )  # 1: of the page cache
-            pages = PageCache(connection.device, self.mountpoint, snapshot, buffer_pool)
+            pages = PageCache(connection.device, self.layers.fuse_place, snapshot, buffer_pool)
             try:
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
@@ -246,26 +304,37 @@ class _MountService(Service):
                         buffer_pool,
                         self.role,
                         foreground=foreground,
+                        view=Choice(self.layers.view, self.layers.reason),
+                        root_mode=0o700 if self._is_private() else None,
                     )
                     if self.client is not None:
                         node.control.errors.trouble = self.client.trouble
                     user = os.getuid() if self.options.uid is None else self.options.uid
                     group = os.getgid() if self.options.gid is None else self.options.gid
                     parts = node.core, node.reads, node.control, user, group
-                    driver = driver_class(self.options.driver)(connection.device, *parts, is_taken_over)
+                    root_user = os.geteuid() if self._is_private() else None
+                    driver = driver_class(self.options.driver)(
+                        connection.device, *parts, is_taken_over, root_user
+                    )
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
-                    nursery.start_soon(self._announce_mount, driver, connection, nursery.cancel_scope)
+                    nursery.start_soon(self._announce_mount, driver, connection, nursery)
                     nursery.start_soon(self.keep_pinned)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
                     generation, dataset = snapshot.generation, snapshot.dataset
                     _log.info("%s generation %d of %s on %s", what, generation, dataset, self.mountpoint)
+                    view, reason = self.layers.view, self.layers.reason
+                    _log.info("view %s%s", view, f" ({reason})" if reason else "")
             finally:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(pages.close)
                 buffer_pool.close()
             answering.cancel_scope.cancel()
         return driver.refusal
+
+    def _is_private(self) -> bool:
+        """Whether the mode of the root must keep other users out: FUSE does that, other file systems do not."""
+        return bool(self.layers.base) and not self.options.allow_other
 
     def _handover_state(self) -> HandoverState:
         """The state that the previous daemon handed over."""
@@ -284,18 +353,38 @@ class _MountService(Service):
         others.cancel()
 
     async def _announce_mount(
-        self, driver: Driver, connection: KernelConnection, serving: trio.CancelScope
+        self, driver: Driver, connection: KernelConnection, nursery: trio.Nursery
     ) -> None:
+        serving = nursery.cancel_scope
         await driver.agreed.wait()
         if driver.refusal is not None:
             serving.cancel()
             return
+        if not self.layers.number:
+            try:
+                await trio.to_thread.run_sync(self._cover)
+            except MountError as error:
+                self._refused_view = error
+                serving.cancel()
+                return
+        nursery.start_soon(self._end_when_uncovered)
         await self.settled(connection.is_taken_over)
         if not connection.is_taken_over and not await trio.to_thread.run_sync(
-            raise_read_ahead, self.mountpoint
+            raise_read_ahead, self.layers.fuse_place
         ):
             _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
+
+    def _cover(self) -> None:
+        """Mount what users see over the FUSE mount."""
+        self._note_layers(cover(self.layers, self.snapshot.dataset, self.options.noexec))
+        self.supervisor_client.tell("mounted", self.layers.number)
+
+    async def _end_when_uncovered(self) -> None:
+        """Detach the FUSE mount when the mount that users see is unmounted; its last user ends the connection."""
+        if self.layers.base:
+            await uncovered(self.layers)
+            await trio.to_thread.run_sync(remove_base, self.layers.base)
 
     async def _obey(
         self,
@@ -327,13 +416,18 @@ class _MountService(Service):
             with contextlib.suppress(MountError):  # another process has unmounted it
                 await trio.to_thread.run_sync(lambda: unmount(self.mountpoint, lazily=True))
 
-    async def _clear(self, connection: KernelConnection) -> None:
+    def _clear(self, connection: KernelConnection) -> None:
+        """Unmount what is left, and remove the base."""
         record = mount_at(self.mountpoint)
-        if record is not None and record.device == connection.number:
+        number = self.layers.number or ("" if self.layers.base else connection.number)
+        if record is not None and record.device == number:
             with contextlib.suppress(MountError):
                 unmount(self.mountpoint, lazily=True)
-        _log.info("%s is unmounted", self.mountpoint)
-        await self.unpin()
+        if self._base is not None:
+            remove_base(self.layers.base)
+            os.close(self._base)
+            self._base = None
+            self.supervisor_client.tell("drop", BASE)
 
 
 def _leave() -> NoReturn:

@@ -42,6 +42,7 @@ from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.mount.view import FUSE_VIEW, Choice
 from dieselfs_client.prefetch.extent_table import ExtentTable
 from dieselfs_client.prefetch.prefetcher import Pages, Prefetcher
 from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
@@ -91,15 +92,21 @@ class Node:
         job: JobRole | None = None,
         clock: Callable[[], float] = trio.current_time,
         foreground: Foreground | None = None,
+        view: Choice = FUSE_VIEW,
+        root_mode: int | None = None,
     ) -> None:
-        """`source`: the current source of bytes; called for each request, in any thread."""
+        """`source`: the current source of bytes; called for each request, in any thread.
+
+        `root_mode`: see `MountCore`.
+        """
         foreground = foreground or Foreground()
         self.metrics = metrics = job.metrics if job else Registry()
         self.stats = metrics.as_dict
         counted = CountedSource(source, FetchMetrics(metrics))
-        self.core = MountCore(snapshot)
+        self.core = MountCore(snapshot, root_mode)
         self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._write_state)
         self._snapshot = snapshot
+        self._view = view
         self._options = options
         self._job = job
         self._allotment = allotment
@@ -204,6 +211,7 @@ class Node:
             "server": self._options.server,
             "home": self._options.home,
             "version": version("dieselfs"),
+            **self._view_fields(),
             "options": {name: value for name, value in asdict(self._options).items() if value is not None},
         }
 
@@ -225,7 +233,13 @@ class Node:
         best = round(min(allotment.pinned / max(self._dataset_bytes, 1), 1), 4)
         metrics.gauge("hit_rate.best_possible", "Share of the dataset that can be pinned.").value = best
         metrics.gauge("hit_rate.actual", "Pinned share of the planned bytes.", self._actual_hit_rate)
+        metrics.info(
+            "view", "How the kernel shows the files, and why no better way is possible.", self._view_fields
+        )
         metrics.info("plans", "Each plan that is read: its window and its readers.", self._plans)
+
+    def _view_fields(self) -> dict[str, str]:
+        return {"view": self._view.view, "view_reason": self._view.reason}
 
     def _actual_hit_rate(self) -> float | None:
         planned_bytes = self._prefetcher.planned.value

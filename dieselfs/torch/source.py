@@ -8,14 +8,11 @@ from typing import Any
 from dieselfs.dataset import Dataset, connect
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import LIBRARY_MEMORY_BYTES, NAME_BYTES_MAX
-from dieselfs.names import SCHEME, is_location, parse_location, user_path
+from dieselfs.names import CONTROL_FOLDER, SCHEME, is_location, parse_location, user_path
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.torch.local_folder import snapshot_of
-
-CONTROL_FOLDER = ".dieselfs"
-"""In the root of every mount, and in no listing."""
 
 
 class LibrarySource:

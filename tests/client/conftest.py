@@ -9,12 +9,23 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
+from dieselfs.settings import FUSE, OVERLAY
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
 from tests.support.server import RunningServer, running_server
 
 FILES = {f"train/{number}.txt": b"file %d\n" % number * 500 for number in range(40)}
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount this view")
+
+
+@pytest.fixture(scope="session", params=[FUSE, pytest.param(OVERLAY, marks=needs_root)])
+def view(request: pytest.FixtureRequest) -> str:
+    """Each view of a mount."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,11 @@ from tests.support.server import RunningServer
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
 
+@pytest.fixture
+def options(options: MountOptions, view: str) -> MountOptions:
+    return replace(options, view=view)
+
+
 def is_alive(process: int) -> bool:
     """Whether the process runs (a zombie does not)."""
     try:
@@ -52,6 +57,7 @@ def test_mount_list_unmount(options: MountOptions, mountpoint: Path) -> None:
         assert (mountpoint / path).read_bytes() == content
     mount = listed(mountpoint)
     assert (mount.dataset, mount.process, mount.is_stale) == ("letters", process, False)
+    assert (mount.view, mount.view_reason) == (options.view, "")
     assert os.getsid(process) != os.getsid(0), "Ctrl-C here must not reach it"
     assert os.readlink(f"/proc/{process}/cwd") == "/"
     names = [Path(f"/proc/{one}/comm").read_text().strip() for one in (mount.process, mount.daemon)]

@@ -2,18 +2,17 @@
 blocks.
 """
 
-import contextlib
 import errno
 import logging
 import os
 import struct
 from typing import NamedTuple
 
-from dieselfs.errors import MountError
 from dieselfs.names import SCHEME
 from dieselfs.settings import KERNEL
+from dieselfs_client.mount.layers import Layers, detach
 from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, unmount
+from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint
 from dieselfs_client.mount.options import MountOptions
 
 _RESEND = 7
@@ -21,6 +20,9 @@ _RESEND = 7
 
 Then the highest bit of `unique` is set; the reply has the same `unique`.
 """
+PRIVATE_SOURCE = "dieselfs"
+"""The source of a FUSE mount below another view, so that it is not listed as a mount of a dataset."""
+
 _NOTICE = struct.Struct("=IiQ")
 
 _log = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ _log = logging.getLogger(__name__)
 class KernelConnection(NamedTuple):
     """`device` is a descriptor of `/dev/fuse`; the holder of the connection closes it.
 
-    - `number`: the `major:minor` of the files on the mount
+    - `number`: the `major:minor` of the files on the FUSE mount
     - `is_taken_over`: the previous daemon may have negotiated with the kernel already
     - `can_resend`: the kernel sends requests that this daemon leaves unanswered to the next one
     """
@@ -56,27 +58,28 @@ def resend(device: int) -> bool:
 
 
 def connect(
-    mountpoint: str, dataset: str, options: MountOptions, inherited: int | None = None, is_clean: bool = False
+    layers: Layers, dataset: str, options: MountOptions, inherited: int | None = None, is_clean: bool = False
 ) -> KernelConnection:
-    """Mount, or take over the mount of `inherited`, the device of the previous daemon. Raises MountError.
+    """Make the FUSE mount of `layers`, or take over that of `inherited`, the device of the previous daemon.
 
     `is_clean`: that daemon left no request unanswered. If it did, and the kernel cannot send requests again, the old
-    mount is detached and a new one made in its place. Then files that are open on the old one fail; the path works.
+    mount is detached with all its layers, and a new one made in its place. Then files that are open on the old one
+    fail; the path works. Raises MountError.
     """
     if inherited is not None:
         can_resend = _resends(options) and resend(inherited)
         if can_resend or (is_clean and options.driver == KERNEL):
-            record = mount_at(mountpoint)
+            record = mount_at(layers.fuse_place)
             return KernelConnection(inherited, record.device if record else "", True, can_resend)
         _log.warning(
-            "%s: %s is mounted again, and reads of open files fail", cannot_resend(options), mountpoint
+            "%s: %s is mounted again, and reads of open files fail", cannot_resend(options), layers.mountpoint
         )
-        with contextlib.suppress(MountError):  # it is unmounted already
-            unmount(mountpoint, lazily=True)
+        detach(layers)
         os.close(inherited)
-    prepare_mountpoint(mountpoint)
-    device = mount_device(mountpoint, SCHEME + dataset, options.allow_other, options.noexec)
-    record = mount_at(mountpoint)
+    prepare_mountpoint(layers.mountpoint)
+    source = PRIVATE_SOURCE if layers.base else SCHEME + dataset
+    device = mount_device(layers.fuse_place, source, options.allow_other, options.noexec)
+    record = mount_at(layers.fuse_place)
     can_resend = _resends(options) and resend(device)
     return KernelConnection(device, record.device if record else "", False, can_resend)
 

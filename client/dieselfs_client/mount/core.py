@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import KIB
+from dieselfs.names import CONTROL_FOLDER as CONTROL_FOLDER_NAME
 from dieselfs.names import printable
 from dieselfs.snapshot.reader import ROOT, ExtentRef, Snapshot
 
@@ -22,8 +23,7 @@ IO_BLOCK_BYTES = 4096
 FOLDER_BLOCK_BYTES = 256 * KIB
 """The `st_blksize` of a folder. Most programs request this much of a listing per call, instead of 32 KiB."""
 ROOT_INODE = ROOT + 1
-CONTROL_FOLDER = b".dieselfs"
-"""The folder in the root with the control files of a mount; it hides an entry of the dataset with this name."""
+CONTROL_FOLDER = CONTROL_FOLDER_NAME.encode()
 
 
 class Attributes(NamedTuple):
@@ -71,8 +71,10 @@ class MountCore:
     """Safe to share between threads. Methods raise NotFound for an inode or a name that does not exist, and
     InvalidInput for an operation that the type of the inode does not have."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, root_mode: int | None = None) -> None:
+        """`root_mode`: the access mode of the root, instead of that in the snapshot."""
         self.snapshot = snapshot
+        self._root_mode = root_mode
         self._node_count = len(snapshot)
         self._modes = snapshot.column("modes")
         self._sizes = snapshot.column("sizes")
@@ -91,6 +93,8 @@ class MountCore:
 
     def attributes(self, inode: int) -> Attributes:
         status = self.snapshot.stat(self.node(inode))
+        if inode == ROOT_INODE and self._root_mode is not None:
+            return Attributes(inode, stat.S_IFDIR | self._root_mode, status.size, status.mtime_ns)
         return Attributes(inode, status.mode, status.size, status.mtime_ns)
 
     def lookup(self, folder: int, name: bytes) -> int:

@@ -20,9 +20,9 @@ class Driver(ABC):
     """Serves one connection to the kernel. Used from one trio thread.
 
     `device` is an open descriptor of `/dev/fuse`, mounted; the caller closes it. All files belong to `user` and
-    `group`. `agreed` is set after the negotiation with the kernel; `refusal` is None if it succeeded. With
-    `is_taken_over`, the previous daemon may have negotiated: then `agreed` is set when all requests that it left
-    unanswered are served.
+    `group`, and the root to `root_user` (None: to `user`). `agreed` is set after the negotiation with the kernel;
+    `refusal` is None if it succeeded. With `is_taken_over`, the previous daemon may have negotiated: then `agreed` is
+    set when all requests that it left unanswered are served.
     """
 
     device: int
@@ -32,6 +32,7 @@ class Driver(ABC):
     user: int
     group: int
     is_taken_over: bool = False
+    root_user: int | None = None
 
     def __post_init__(self) -> None:
         self.agreed = trio.Event()

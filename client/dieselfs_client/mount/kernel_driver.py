@@ -59,7 +59,7 @@ class KernelDriver(Driver):
             opcode: self.reads.metrics.counter("fuse.requests", "Requests of the kernel.", operation=name)
             for opcode, name in names.items()
         }
-        self._encoder = encoder = protocol.Encoder(self.user, self.group)
+        self._encoder = encoder = protocol.Encoder(self.user, self.group, self.root_user)
         # Requests that wait, by `unique`; changed only between checkpoints.
         self._waiting: dict[int, trio.CancelScope] = {}
         # Each returns the payload of its reply; None if there is no reply, or the handler sends it.

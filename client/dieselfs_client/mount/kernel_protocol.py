@@ -18,6 +18,7 @@ from dieselfs.limits import NAME_BYTES_MAX, READ_BYTES_MAX
 from dieselfs_client.mount.core import (
     FOLDER_BLOCK_BYTES,
     IO_BLOCK_BYTES,
+    ROOT_INODE,
     STAT_BLOCK_BYTES,
     Attributes,
     Siblings,
@@ -248,10 +249,11 @@ NO_SUCH_ENTRY = _ENTRY_OUT.pack(0, 0, FOREVER_S, *([0] * 19))
 
 
 class Encoder:
-    """Encodes attributes, with the owner and group of all files."""
+    """Encodes attributes, with the owner and group of all files. `root_user` owns the root; None: the same user."""
 
-    def __init__(self, user: int, group: int) -> None:
+    def __init__(self, user: int, group: int, root_user: int | None = None) -> None:
         self._user = user
+        self._root_user = user if root_user is None else root_user
         self._group = group
         blank = np.zeros(1, _DIRENT_PLUS)
         blank["entry_valid_s"] = blank["attr_valid_s"] = FOREVER_S
@@ -263,10 +265,11 @@ class Encoder:
 
     def _attribute_fields(self, of: Attributes) -> tuple[int, ...]:
         second, ns = divmod(of.mtime_ns, _S)
+        user = self._root_user if of.inode == ROOT_INODE else self._user
         return (
             *(of.inode, of.size, of.blocks),
             *(second, second, second, ns, ns, ns),
-            *(of.mode, 1, self._user, self._group, 0, of.io_block_bytes, 0),
+            *(of.mode, 1, user, self._group, 0, of.io_block_bytes, 0),
         )
 
     def entry(self, of: Attributes, name_valid_s: int = FOREVER_S) -> bytes:

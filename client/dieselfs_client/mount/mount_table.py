@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dieselfs.names import SCHEME
+from dieselfs.names import CONTROL_FOLDER, SCHEME
+from dieselfs.settings import IMAGE
+from dieselfs_client.mount.view import FILESYSTEMS, view_of
 
 MOUNT_PROBE_TIMEOUT_S = 2.0
 """A mount that does not answer `statfs` within this time hangs, but is not dead."""
 
-FILESYSTEM_TYPE = "fuse.dieselfs"
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
@@ -28,6 +29,16 @@ class MountRecord:
     filesystem: str
     device: str
     options: tuple[str, ...]
+
+    @property
+    def is_dieselfs(self) -> bool:
+        """Whether users see it as a mount of dieselfs. The private FUSE mount below another view is none."""
+        return self.source.startswith(SCHEME) and self.filesystem in FILESYSTEMS.values()
+
+    @property
+    def view(self) -> str:
+        """The view, of a mount of dieselfs."""
+        return view_of(self.filesystem)
 
     @property
     def dataset(self) -> str:
@@ -55,9 +66,7 @@ def _unescaped(field: bytes) -> str:
 
 def dieselfs_mounts() -> list[MountRecord]:
     """The mounts of dieselfs, in the order in which they were made."""
-    return [
-        record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.filesystem == FILESYSTEM_TYPE
-    ]
+    return [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.is_dieselfs]
 
 
 def mount_at(mountpoint: str) -> MountRecord | None:
@@ -72,14 +81,18 @@ def mount_at(mountpoint: str) -> MountRecord | None:
 def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
     """Whether the daemon of a mount is dead.
 
-    Calls `statfs`, the only call that the kernel always passes to the daemon. A daemon that does not answer in time
-    hangs, but is not dead.
+    Calls `statfs`, the only call that the kernel always passes to the daemon; EROFS answers it, so there the control
+    tree is asked. A daemon that does not answer in time hangs, but is not dead.
     """
+    record = mount_at(mountpoint)
+    place = mountpoint
+    if record is not None and record.is_dieselfs and record.view == IMAGE:
+        place = os.path.join(mountpoint, CONTROL_FOLDER)
     verdict: list[bool] = []
 
     def probe() -> None:
         try:
-            os.statvfs(mountpoint)
+            os.statvfs(place)
             verdict.append(False)
         except OSError as error:
             # The second is the reply to a request that was in flight when the daemon died.

@@ -1,10 +1,12 @@
-"""Mounts and unmounts: by `mount(2)` as root, through `fusermount3` as another user. This module calls the kernel.
+"""Mounts and unmounts: by mount(2) as root, through `fusermount3` as another user. This module calls the kernel.
 
 All functions block; a daemon that serves the mount calls them in a worker thread.
 """
 
 import ctypes
+import logging
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -14,7 +16,10 @@ from pathlib import Path
 
 from dieselfs.errors import MountDenied, MountError, MountNotFound
 from dieselfs.limits import KIB, READ_BYTES_MAX, UNMOUNT_TIMEOUT_S
-from dieselfs_client.mount.mount_table import FILESYSTEM_TYPE, is_stale, mount_at
+from dieselfs.names import CONTROL_FOLDER
+from dieselfs.settings import FUSE
+from dieselfs_client.mount.mount_table import is_stale, mount_at
+from dieselfs_client.mount.view import FILESYSTEMS, Facts
 
 DEVICE = "/dev/fuse"
 
@@ -23,12 +28,33 @@ _MS_NOSUID = 2
 _MS_NODEV = 4
 _MS_NOEXEC = 8
 _MS_NOATIME = 1024
+_MS_BIND = 4096
 _FLAGS = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOATIME
 _MNT_FORCE = 1
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
+_CAP_SYS_ADMIN = 21
+_OPEN_TREE, _MOVE_MOUNT = 428, 429
+_AT_FDCWD = -100
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_FROM_DESCRIPTOR = 4
+_ALL_USERS = ["0", "0", "4294967295"]
+"""The user IDs in a process that is in no user namespace."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_log = logging.getLogger(__name__)
+
+
+def facts() -> Facts:
+    """What this process may do on this kernel."""
+    status = Path("/proc/self/status").read_text()
+    (capabilities,) = (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+    major, minor = re.findall("[0-9]+", os.uname().release)[:2]
+    return Facts(
+        bool(int(capabilities, 16) >> _CAP_SYS_ADMIN & 1),
+        Path("/proc/self/uid_map").read_text().split() != _ALL_USERS,
+        (int(major), int(minor)),
+    )
 
 
 def resolved_mountpoint(mountpoint: str | os.PathLike[str]) -> str:
@@ -49,7 +75,7 @@ def prepare_mountpoint(mountpoint: str) -> None:
 
     Raises MountError, with the remedy.
     """
-    while (record := mount_at(mountpoint)) is not None and record.filesystem == FILESYSTEM_TYPE:
+    while (record := mount_at(mountpoint)) is not None and record.is_dieselfs:
         if not is_stale(mountpoint):
             raise MountError(
                 f"{mountpoint}: {record.source} is mounted there already; "
@@ -79,7 +105,7 @@ def mount_device(mountpoint: str, source: str, allow_other: bool = False, noexec
     options = ["default_permissions", f"max_read={READ_BYTES_MAX}"]
     if allow_other:
         options.append("allow_other")
-    if os.geteuid() == 0:
+    if _mounts_itself():
         return _mount_as_root(mountpoint, source, options, noexec)
     return _mount_through_helper(mountpoint, source, options, noexec)
 
@@ -95,13 +121,29 @@ def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: boo
         raise MountError(f"{DEVICE}: {error.strerror}; load the kernel module first: modprobe fuse") from None
     owner = f"user_id={os.getuid()},group_id={os.getgid()}"
     data = ",".join([f"fd={device},rootmode={stat.S_IFDIR:o}", owner, *options])
-    flags = _FLAGS | (_MS_NOEXEC if noexec else 0)
-    arguments = (os.fsencode(source), os.fsencode(mountpoint), FILESYSTEM_TYPE.encode(), flags)
-    if _libc.mount(*arguments, data.encode()) != 0:
-        code = ctypes.get_errno()
+    try:
+        mount_kernel_file_system(source, mountpoint, FILESYSTEMS[FUSE], noexec, data)
+    except MountError:
         os.close(device)
-        raise MountError(f"{mountpoint}: cannot be mounted: {os.strerror(code)}")
+        raise
     return device
+
+
+def mount_kernel_file_system(
+    source: str, mountpoint: str, filesystem: str | None, noexec: bool = False, data: str = ""
+) -> None:
+    """mount(2), read-only; without `filesystem`, the folder `source` is mounted there too (bind). Raises MountError."""
+    flags = _FLAGS | (_MS_NOEXEC if noexec else 0) if filesystem else _MS_BIND
+    kind = filesystem.encode() if filesystem else None
+    if _libc.mount(os.fsencode(source), os.fsencode(mountpoint), kind, flags, os.fsencode(data)) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        what = f" as {filesystem}" if filesystem and filesystem != FILESYSTEMS[FUSE] else ""
+        raise MountError(f"{mountpoint}: cannot be mounted{what}: {reason}")
+
+
+def _mounts_itself() -> bool:
+    """Whether this process calls the kernel, and not `fusermount3`."""
+    return os.geteuid() == 0 or facts().may_mount
 
 
 def _mount_through_helper(mountpoint: str, source: str, options: list[str], noexec: bool) -> int:
@@ -153,19 +195,37 @@ def raise_read_ahead(mountpoint: str) -> bool:
 
 
 def unmount(mountpoint: str, lazily: bool = False, is_cut_off: bool = False) -> None:
-    """Unmount. Raises MountError, also while files on the mount are open.
+    """Unmount, with the control tree that is mounted on a view. Raises MountError, also while files on it are open.
 
     `lazily`: detach the mount at once; its daemon serves open files. `is_cut_off`: also end the connection, so that
-    waiting requests fail; this has an effect for root only.
+    waiting requests fail; this has an effect for root only, and on a FUSE mount.
     """
-    if os.geteuid() == 0:
-        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0) | (_MNT_FORCE if is_cut_off else 0)
-        fault = None
-        if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
-            fault = os.strerror(ctypes.get_errno())
-    else:
+    if not _mounts_itself():
         command = [_helper(), "-u", *(["-z"] if lazily else []), "--", mountpoint]
         done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
-        fault = _first_line(done.stderr) if done.returncode != 0 else None
-    if fault is not None:
-        raise MountError(f"{mountpoint}: cannot be unmounted: {fault}")
+        if done.returncode != 0:
+            raise MountError(f"{mountpoint}: cannot be unmounted: {_first_line(done.stderr)}")
+        return
+    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0) | (_MNT_FORCE if is_cut_off else 0)
+    control = os.path.join(mountpoint, CONTROL_FOLDER)
+    if lazily or mount_at(control) is None:
+        _unmount(mountpoint, mountpoint, flags)
+        return
+    copy = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(control), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    try:
+        _unmount(control, mountpoint, flags)
+        try:
+            _unmount(mountpoint, mountpoint, flags)
+        except MountError:
+            to = _AT_FDCWD, os.fsencode(control), _MOVE_MOUNT_FROM_DESCRIPTOR
+            if copy >= 0 and _libc.syscall(_MOVE_MOUNT, copy, b"", *to) != 0:
+                _log.warning("%s: cannot be mounted again: %s", control, os.strerror(ctypes.get_errno()))
+            raise
+    finally:
+        if copy >= 0:
+            os.close(copy)
+
+
+def _unmount(place: str, mountpoint: str, flags: int) -> None:
+    if _libc.umount2(os.fsencode(place), flags) != 0:
+        raise MountError(f"{mountpoint}: cannot be unmounted: {os.strerror(ctypes.get_errno())}")

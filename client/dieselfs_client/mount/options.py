@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import READ_TIMEOUT_S
-from dieselfs.settings import KERNEL, SWITCH, CacheOptions, Place, given_at
+from dieselfs.settings import AUTO, KERNEL, SWITCH, CacheOptions, Place, given_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class MountOptions(CacheOptions):
     """
 
     driver: str = KERNEL
+    view: str = AUTO
     allow_other: bool = False
     noexec: bool = False
     uid: int | None = None

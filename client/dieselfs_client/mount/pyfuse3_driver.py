@@ -17,6 +17,7 @@ from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs_client.mount.control_tree import CONTROL_INODE
 from dieselfs_client.mount.core import (
     IO_BLOCK_BYTES,
+    ROOT_INODE,
     STAT_BLOCK_BYTES,
     Attributes,
 )
@@ -84,7 +85,9 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
         entry.st_ino = InodeT(of.inode)
         entry.st_mode = pyfuse3.ModeT(of.mode)
         entry.st_nlink = 1
-        entry.st_uid, entry.st_gid = self.user, self.group
+        is_other = of.inode == ROOT_INODE and self.root_user is not None
+        entry.st_uid = (self.root_user or 0) if is_other else self.user
+        entry.st_gid = self.group
         entry.st_size = of.size
         entry.st_blksize, entry.st_blocks = of.io_block_bytes, of.blocks
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = of.mtime_ns

@@ -24,6 +24,7 @@ class SupervisorStatus(NamedTuple):
     - `restarts`: daemons started after one died; `upgrades`: on request
     - `refusals`: upgrades that failed, so that the old daemon continued
     - `trouble`: the last failure, empty if there was none
+    - `view_reason`: why the mount has no better view, or empty
     - `resends`: the kernel can send requests again, so that readers do not notice the death of a daemon
     """
 
@@ -36,6 +37,7 @@ class SupervisorStatus(NamedTuple):
     upgrades: int = 0
     refusals: int = 0
     trouble: str = ""
+    view_reason: str = ""
     resends: bool = False
 
 

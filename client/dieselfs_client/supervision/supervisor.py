@@ -175,6 +175,8 @@ class Supervisor:
             child.pid = int(about)
         elif word == "mounted":
             self._state = self._state._replace(device=about)
+        elif word == "view":
+            self._state = self._state._replace(view_reason=about)
         elif word == "warm":
             child.is_ready = True
         elif word == "ready":
@@ -388,13 +390,14 @@ class Supervisor:
         while not all(child.is_gone(time.monotonic()) for child in self._children()):
             self._wait(TICK_S)
         close_all(self._held)  # now the kernel fails the requests that still wait
-        if self._state.device and not self._is_unmounted:
+        if not self._is_unmounted:
             _unmount(self._state.mountpoint, self._state.device)
 
 
 def _unmount(mountpoint: str, device: str) -> None:
-    """Unmount, if the mount still exists. The large import is made only here."""
+    """Unmount, if the mount still exists, with its layers. The large import is made only here."""
     from dieselfs.errors import MountError
+    from dieselfs_client.mount.layers import remove_bases
     from dieselfs_client.mount.mount_table import mount_at
     from dieselfs_client.mount.mounting import unmount
 
@@ -402,6 +405,7 @@ def _unmount(mountpoint: str, device: str) -> None:
     if record is not None and record.device == device:
         with contextlib.suppress(MountError):  # another process has unmounted it
             unmount(mountpoint, lazily=True, is_cut_off=True)
+    remove_bases()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Both drivers, for the tests of what programs see."""
+"""Both drivers and all views, for the tests of what programs see."""
 
 from importlib.util import find_spec
 
@@ -13,6 +13,13 @@ needs_pyfuse3 = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="session", params=[KERNEL, pytest.param(PYFUSE3, marks=needs_pyfuse3)])
-def options(request: pytest.FixtureRequest) -> MountOptions:
-    """The options of a mount with one driver, and with the other."""
-    return MountOptions(driver=request.param)
+def driver(request: pytest.FixtureRequest) -> str:
+    """One driver, and the other."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def options(driver: str, view: str) -> MountOptions:
+    """The options of a mount with each driver and each view."""
+    return MountOptions(driver=driver, view=view)

@@ -74,7 +74,7 @@ def test_a_dead_mount_is_replaced(tmp_path: Path, packed: PackedDataset) -> None
 def test_two_dead_mounts_on_top_of_each_other(tmp_path: Path) -> None:
     try:
         for _ in range(2):
-            os.close(mount_device(str(tmp_path), "pets"))
+            os.close(mount_device(str(tmp_path), "dl://pets"))
         prepare_mountpoint(str(tmp_path))
         assert mount_at(str(tmp_path)) is None
     finally:
@@ -82,7 +82,7 @@ def test_two_dead_mounts_on_top_of_each_other(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_a_mount_that_is_cut_off(tmp_path: Path) -> None:
-    device = mount_device(str(tmp_path), "pets")  # which nobody serves
+    device = mount_device(str(tmp_path), "dl://pets")  # which nobody serves
 
     def ask() -> None:
         with suppress(OSError):

@@ -30,7 +30,9 @@ def _state(mount: control.Mount) -> str:
         return "dead: mount it again"
     if mount.process is None:
         return "process of another user"
-    state = f"process {mount.process}, daemon {mount.daemon or 'is being replaced'}"
+    state = f"process {mount.process}, daemon {mount.daemon or 'is being replaced'}, view {mount.view}"
+    if mount.view_reason:
+        state += f": {mount.view_reason}"
     if mount.restarts:
         state += f", restarted {mount.restarts} times after a crash"
     if not mount.resends:

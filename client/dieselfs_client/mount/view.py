@@ -1,0 +1,91 @@
+"""Which of the kernel's file systems shows a mount: the views. No I/O.
+
+image      EROFS on a virtual image that the daemon serves      no request for anything that is cached
+overlay    read-only overlayfs over the FUSE mount              no `ioctl` to the daemon
+fuse       the FUSE mount itself                                needs only fusermount3
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dieselfs.errors import MountError
+from dieselfs.settings import AUTO, FUSE, IMAGE, OVERLAY
+
+EROFS_FILE_LINUX = 6, 12
+"""The first Linux that mounts EROFS on a file (CONFIG_EROFS_FS_BACKED_BY_FILE)."""
+OVERLAY_NAMESPACE_LINUX = 5, 11
+"""The first Linux that mounts overlayfs in a user namespace."""
+
+FILESYSTEMS = {IMAGE: "erofs", OVERLAY: "overlay", FUSE: "fuse.dieselfs"}
+"""The type of the mount on the visible path, as the kernel lists it."""
+_BY_FILESYSTEM = {filesystem: view for view, filesystem in FILESYSTEMS.items()}
+_AUTOMATIC = (FUSE,)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What this process may do here.
+
+    - `may_mount`: it has CAP_SYS_ADMIN; `is_in_user_namespace`: only in a user namespace of its own
+    - `linux`: major and minor number of the kernel
+    """
+
+    may_mount: bool
+    is_in_user_namespace: bool
+    linux: tuple[int, int]
+
+
+class Choice(NamedTuple):
+    """A view, and why there is no better one; the reason is empty for the best one, and for one that was asked for."""
+
+    view: str
+    reason: str
+
+
+FUSE_VIEW = Choice(FUSE, "")
+
+
+def obstacle(view: str, facts: Facts) -> str | None:
+    """Why a view is not possible; None if it is, as far as can be known before the kernel is asked."""
+    if view == FUSE:
+        return None
+    if not facts.may_mount:
+        return f"the view {view} needs root, or a user namespace of its own (dlcmd run)"
+    if view == IMAGE and facts.is_in_user_namespace:
+        return "the view image needs root: the kernel mounts no EROFS in a user namespace"
+    needed = EROFS_FILE_LINUX if view == IMAGE else OVERLAY_NAMESPACE_LINUX
+    if facts.linux < needed and (view == IMAGE or facts.is_in_user_namespace):
+        return f"the view {view} needs Linux {_version(needed)}, and this is {_version(facts.linux)}"
+    return None
+
+
+def choices(asked: str, facts: Facts) -> list[Choice]:
+    """The views to try, best first. `asked`: the setting. Raises MountError if that view is not possible."""
+    if asked != AUTO:
+        reason = obstacle(asked, facts)
+        if reason is not None:
+            raise MountError(f"{reason}; mount without --view, or with --view {FUSE}")
+        return [Choice(asked, "")]
+    found: list[Choice] = []
+    reasons: list[str] = []
+    for view in _AUTOMATIC:
+        reason = obstacle(view, facts)
+        if reason is None:
+            found.append(Choice(view, "; ".join(reasons)))
+        else:
+            reasons.append(reason)
+    return found
+
+
+def after_refusal(left: list[Choice], refused: str) -> list[Choice]:
+    """The views that are left when the kernel has refused one for the reason `refused`."""
+    return [Choice(view, "; ".join(filter(None, (reason, refused)))) for view, reason in left]
+
+
+def view_of(filesystem: str) -> str:
+    """The view whose visible mount has this type."""
+    return _BY_FILESYSTEM.get(filesystem, FUSE)
+
+
+def _version(number: tuple[int, int]) -> str:
+    return ".".join(map(str, number))
