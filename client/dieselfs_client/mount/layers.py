@@ -130,7 +130,8 @@ def _mount_overlay(layers: Layers, source: str, noexec: bool) -> None:
     # Overlayfs without a writable layer needs two others. With `xino`, all files have the device number of the mount.
     lowers = (os.path.join(layers.base, name) for name in (_FUSE, _EMPTY))
     lower = ":".join(place.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for place in lowers)
-    os.stat(layers.fuse_place)  # overlayfs copies the mode of the root, which FUSE has only after it was asked for
+    # Overlayfs copies the mode of the root, which FUSE does not know before someone asks for it.
+    os.stat(layers.fuse_place)
     data = f"lowerdir={lower},xino=on"
     mount_kernel_file_system(source, layers.mountpoint, FILESYSTEMS[OVERLAY], noexec, data)
 

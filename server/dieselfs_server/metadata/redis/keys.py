@@ -44,7 +44,7 @@ class KeyPair:
 
 
 def registry_keys(prefix: bytes) -> KeyPair:
-    """The number in the key is the version of all values; a server finds no datasets of another version, and rebuilds."""
+    """The number in the key is the version of all values. A server that finds no datasets of its version rebuilds."""
     return KeyPair("the registry of datasets", hash_key=prefix + b"{datasets2}")
 
 
