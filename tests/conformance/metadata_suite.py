@@ -19,6 +19,7 @@ from dieselfs.records import FileRecord, NoteChange, PendingFile
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.metadata.interface import MetadataStore
+from tests.conformance.rebuild_suite import RebuildSuite
 from tests.support.metadata_chunks import (
     DATASET,
     DATASET_ID,
@@ -73,7 +74,7 @@ _model_settings = settings(
 )
 
 
-class MetadataSuite:
+class MetadataSuite(RebuildSuite):
     def make_store(self, folder: Path) -> MetadataStore:
         """A store that is empty, or that holds what a store made with the same folder was left with."""
         raise NotImplementedError

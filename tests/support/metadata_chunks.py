@@ -67,6 +67,11 @@ def apply(store: MetadataStore, puts: Sequence[Put], identity: bytes, dataset_id
     return store.apply(dataset_id, *pack(puts, identity, dataset_id), NOW_NS)
 
 
+def apply_to_copy(store: MetadataStore, copy_id: bytes, puts: Sequence[Put], identity: bytes) -> None:
+    """Apply a chunk of the dataset to the copy that a rebuild fills."""
+    store.apply(copy_id, *pack(puts, identity), NOW_NS, is_again=True)
+
+
 def list_all(store: MetadataStore, folder: bytes, limit: int = 1000) -> list[FileRecord]:
     """A folder's content, listed `limit` entries at a time."""
     records: list[FileRecord] = []

@@ -70,7 +70,7 @@ class Catalog:
             return known
         try:
             record = self.dataset(name)
-        except Unavailable:
+        except (Unavailable, Damaged):
             with self._lock:
                 self._away_until_s = self._clock() + METADATA_AWAY_S
                 known = self._ids.get(name)

@@ -35,7 +35,7 @@ class MetadataStore(Protocol):
     ) -> DatasetRecord:
         """Create a dataset without entries. Raises AlreadyExists if the name or the ID is taken.
 
-        A rebuild passes the last known `generation` and `updated_ns`, so that both keep rising.
+        A rebuild of lost metadata passes the last known `generation` and `updated_ns`, so that both keep rising.
         """
         ...
 
@@ -49,6 +49,26 @@ class MetadataStore(Protocol):
 
     def drop_dataset(self, dataset_id: bytes, /) -> None:
         """Remove a dataset with all its metadata. Atomic. Raises NotFound."""
+        ...
+
+    def begin_rebuild(self, dataset_id: bytes, /) -> bytes:
+        """Start an empty copy of a dataset, also of a damaged one; returns the ID of the copy, which `apply` takes.
+
+        From now on `apply` to the dataset applies to the copy too. Nobody else sees the copy. An earlier copy that was
+        not put in place is removed.
+        """
+        ...
+
+    def finish_rebuild(self, dataset_id: bytes, /, copy_id: bytes, now_ns: int) -> None:
+        """Put the copy in the place of the dataset, atomically, and remove what was there.
+
+        Notes and reserved versions stay, the generation and its time rise. Concurrent calls continue with the copy.
+        Raises NotFound if the copy has been replaced by that of another rebuild.
+        """
+        ...
+
+    def cancel_rebuild(self, dataset_id: bytes, /, copy_id: bytes) -> None:
+        """Remove the copy; no error if it is not the present one."""
         ...
 
     def reserve_versions(self, dataset_id: bytes, /, count: int, now_ns: int) -> int:

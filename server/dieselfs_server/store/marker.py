@@ -19,7 +19,7 @@ _FORMAT = 1
 _ID_BYTES = 16
 
 _CHECKED_BEFORE = frozenset(
-    ("put", "delete", "delete_dataset", "put_record", "delete_record", "list_records")
+    ("put", "delete", "delete_dataset", "put_record", "create_record", "delete_record", "list_records")
 )
 
 
@@ -81,8 +81,9 @@ def open_marked(store: ObjectStore, name: str, is_new: bool) -> MarkedStore:
     if store_id is None:
         if not is_new:
             raise Unavailable(missing(name))
-        store_id = secrets.token_hex(_ID_BYTES)
-        store.put_record(MARKER_RECORD, json.dumps({"format": _FORMAT, "id": store_id}).encode())
+        marker = {"format": _FORMAT, "id": secrets.token_hex(_ID_BYTES)}
+        store.create_record(MARKER_RECORD, json.dumps(marker).encode())
+        store_id = read_marker(store) or ""  # perhaps that of another server
     return MarkedStore(store, store_id)
 
 

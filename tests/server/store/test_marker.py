@@ -25,6 +25,7 @@ CALLS: list[Callable[[ObjectStore], object]] = [
     lambda store: list(store.list_datasets()),
     lambda store: store.delete_dataset(DATASET_ID),
     lambda store: store.put_record("users", b"x"),
+    lambda store: store.create_record("identity", b"x"),
     lambda store: store.get_record("users"),
     lambda store: store.list_records(""),
     lambda store: store.delete_record("users"),

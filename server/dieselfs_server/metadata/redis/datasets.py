@@ -22,8 +22,11 @@ from dieselfs_server.metadata.redis.fields import (
 )
 from dieselfs_server.metadata.redis.keys import (
     BUCKETS,
+    COPY,
+    MOVED,
     RECORD,
     REGISTRY_CHANGES,
+    REPLACED,
     TOKEN_BYTES,
     VERSIONS,
     DatasetKeys,
@@ -61,6 +64,12 @@ def sweep(client: RedisCalls, keys: DatasetKeys, buckets: Iterable[int]) -> None
     execute(client, removals)
 
 
+def remove_keys(client: RedisCalls, keys: DatasetKeys) -> None:
+    """Remove all keys of a dataset, or of a copy, that is not in the registry."""
+    sweep(client, keys, range(BUCKETS))
+    execute(client, [remove_call(keys.all_keys)])
+
+
 class Datasets:
     def __init__(self, client: RedisCalls, prefix: bytes) -> None:
         self._client = client
@@ -94,8 +103,45 @@ class Datasets:
         if value is not None:
             keys = self._note(name.encode(), Registered.of(unseal(self._registry, name.encode(), value)))
             with suppress(DatasetGone):
-                return live_state(keys, *read_fields(self._client, keys.dataset, RECORD)).record
+                return self._live(keys)
         raise NotFound(f"there is no dataset {name!r}")
+
+    def _live(self, keys: DatasetKeys) -> DatasetRecord:
+        """The record of a dataset, or of the copy that has replaced it. Raises DatasetGone, Damaged."""
+        try:
+            return live_state(keys, *read_fields(self._client, keys.dataset, RECORD)).record
+        except DatasetGone:
+            copy = self.follow(keys)
+            if copy is None:
+                raise
+            return live_state(copy, *read_fields(self._client, copy.dataset, RECORD)).record
+
+    def follow(self, keys: DatasetKeys) -> DatasetKeys | None:
+        """The keys of the copy that has replaced a dataset, which is then in the registry; None if there is none."""
+        (moved,) = read_fields(self._client, keys.dataset, MOVED)
+        if moved is None:
+            return None
+        copy, name = keys.with_token(unseal(keys.dataset, MOVED, moved)), keys.name.encode()
+        (value,) = read_fields(self._client, self._registry, name)
+        registered = None if value is None else self._decoded(name, value)
+        if registered is None:
+            return None
+        if registered.token == keys.token:
+            listed = Change(self._registry)
+            listed.put(name, Registered(registered.dataset_id, copy.token).body(), value)
+            swap(self._client, listed)  # stale: another server has done it
+            registered = Registered(registered.dataset_id, copy.token)
+        return self._note(name, registered)
+
+    def add_copy(self, copy: DatasetKeys) -> bytes:
+        """Make `keys` find a copy; returns its ID."""
+        with self._lock:
+            self._known[copy.token] = copy
+        return copy.token
+
+    def forget_copy(self, copy_id: bytes) -> None:
+        with self._lock:
+            self._known.pop(copy_id, None)
 
     def all(self) -> list[DatasetRecord]:
         """Without datasets whose value in the registry is damaged; `find` raises Damaged for these."""
@@ -104,7 +150,10 @@ class Datasets:
         records = []
         for each, ((value,),) in zip(keys, values, strict=True):
             with suppress(DatasetGone):
-                records.append(live_state(each, value).record)
+                try:
+                    records.append(live_state(each, value).record)
+                except DatasetGone:
+                    records.append(self._live(each))
         return sorted(records, key=lambda record: record.name)
 
     def create(self, record: DatasetRecord) -> None:
@@ -148,6 +197,11 @@ class Datasets:
 
     def _remove(self, keys: DatasetKeys) -> None:
         """Remove all keys of a dropped dataset; its buckets before its name, so that a crash leaves it findable."""
+        for field in (COPY, REPLACED):
+            (token,) = read_fields(self._client, keys.dataset, field)
+            with suppress(Damaged):
+                if token is not None:
+                    remove_keys(self._client, keys.with_token(unseal(keys.dataset, field, token)))
         sweep(self._client, keys, range(BUCKETS))
         name = keys.name.encode()
         (value,) = read_fields(self._client, self._registry, name)
@@ -168,7 +222,7 @@ class Datasets:
                 continue
             keys = DatasetKeys(self._prefix, name.decode(), registered.token)
             try:
-                live_state(keys, *read_fields(self._client, keys.dataset, RECORD))
+                self._live(keys)
             except DatasetGone:
                 self._remove(keys)
                 execute(self._client, [remove_field_call(self._registry, name)])

@@ -22,6 +22,9 @@ RECORD = b"record"
 VERSIONS = b"versions"
 HOLD = b"hold"
 CHANGES = b"changes"
+COPY = b"copy"
+MOVED = b"moved"
+REPLACED = b"replaced"
 REGISTRY_CHANGES = b"/"
 """Not a valid dataset name."""
 
@@ -63,6 +66,10 @@ class DatasetKeys:
         self.pending = KeyPair(self.owner, hash_key=base + b"pending")
         self.tree = KeyPair(self.owner, base + b"tree", base + b"tree:hidden")
         self.notes = KeyPair(self.owner, sorted_key=base + b"notes")
+
+    def with_token(self, token: bytes) -> "DatasetKeys":
+        """The keys of a copy of the dataset."""
+        return DatasetKeys(self._prefix, self.name, token)
 
     @property
     def all_keys(self) -> list[bytes]:

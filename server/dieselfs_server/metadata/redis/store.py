@@ -6,6 +6,7 @@ Keys: `keys.py`. How a chunk is applied: `apply.py`. States after a crash or a l
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
@@ -50,6 +51,13 @@ from dieselfs_server.metadata.redis.keys import (
     parse_extent_name,
 )
 from dieselfs_server.metadata.redis.resolve import EXTENTS_OF_FILE_MAX
+from dieselfs_server.metadata.redis.switch import (
+    begin_copy,
+    copy_of,
+    end_copy,
+    put_in_place,
+    remove_replaced,
+)
 from dieselfs_server.metadata.redis.table import (
     EXTENT_VALUE_BYTES,
     check_bucket,
@@ -72,6 +80,9 @@ from dieselfs_server.metadata.redis.values import (
     unseal,
 )
 from dieselfs_server.metadata.rules import merge_listing, tiling
+
+KEYS_TRIES_MAX = 8
+"""Tries of a call whose dataset is replaced by a rebuild each time."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -123,6 +134,24 @@ class RedisMetadata:
         self._on(dataset_id, lambda keys: self._datasets.drop(keys, dataset_id))
 
     @_on_dataset
+    def begin_rebuild(self, keys: DatasetKeys) -> bytes:
+        return self._datasets.add_copy(begin_copy(self._client, keys))
+
+    def finish_rebuild(self, dataset_id: bytes, copy_id: bytes, now_ns: int) -> None:
+        keys, copy = self._datasets.keys(dataset_id), self._datasets.keys(copy_id)
+        try:
+            put_in_place(self._client, keys, copy, now_ns)
+        except DatasetGone:
+            raise NotFound(f"there is no dataset {dataset_id.hex()}") from None
+        self._datasets.follow(keys)
+        remove_replaced(self._client, keys, copy)
+        self._datasets.forget_copy(copy_id)
+
+    def cancel_rebuild(self, dataset_id: bytes, copy_id: bytes) -> None:
+        end_copy(self._client, self._datasets.keys(dataset_id), copy_id)
+        self._datasets.forget_copy(copy_id)
+
+    @_on_dataset
     def reserve_versions(self, keys: DatasetKeys, count: int, now_ns: int) -> int:
         for _ in range(REDIS_SWAPS_MAX):
             record, versions = read_fields(self._client, keys.dataset, RECORD, VERSIONS)
@@ -146,6 +175,11 @@ class RedisMetadata:
         now_ns: int,
         is_again: bool = False,
     ) -> int:
+        # Its own copy first: if that is put in place meanwhile, this application continues there, and finds the chunk.
+        copy = copy_of(self._client, keys)
+        if copy is not None:
+            with suppress(DatasetGone):
+                self._application(copy, preamble, header, now_ns, is_again).apply()
         return self._application(keys, preamble, header, now_ns, is_again).apply()
 
     @_on_dataset
@@ -281,13 +315,14 @@ class RedisMetadata:
         self._client.close()
 
     def _on(self, dataset_id: bytes, work: Callable[[DatasetKeys], Result]) -> Result:
-        """Call `work` with the dataset's keys; again with new keys if those were of a dropped dataset."""
-        for _ in range(2):
+        """Call `work` with the dataset's keys; again with new keys if those were of a dropped or replaced dataset."""
+        for _ in range(KEYS_TRIES_MAX):
             keys = self._datasets.keys(dataset_id)
             try:
                 return work(keys)
             except DatasetGone:
-                self._datasets.forget(dataset_id, keys)
+                if self._datasets.follow(keys) is None:
+                    self._datasets.forget(dataset_id, keys)
         raise NotFound(f"there is no dataset {dataset_id.hex()}")
 
     def _application(

@@ -12,7 +12,7 @@ TABLES = (
     CREATE TABLE dataset (
         number        INTEGER PRIMARY KEY AUTOINCREMENT,  -- identifies the dataset in other tables; never reused
         dataset_id    BLOB NOT NULL UNIQUE,               -- 16 bytes
-        name          TEXT NOT NULL UNIQUE,
+        name          TEXT NOT NULL UNIQUE,               -- with a slash: a copy that a rebuild makes (switch.py)
         generation    INTEGER NOT NULL DEFAULT 0,         -- chunks applied for the first time, ever
         updated_ns    INTEGER NOT NULL DEFAULT 0,         -- when the generation last rose, since 1970; 0: never
         files         INTEGER NOT NULL DEFAULT 0,         -- live entries that are files

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
+from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.names import split_path
 from dieselfs.records import (
     ChunkRecord,
@@ -25,7 +26,15 @@ from dieselfs.records import (
 from dieselfs_server.metadata.rules import merge_listing
 from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
 from dieselfs_server.metadata.sqlite.connections import Connections
-from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES
+from dieselfs_server.metadata.sqlite.switch import (
+    IS_VISIBLE,
+    begin_copy,
+    copy_of,
+    end_copy,
+    old_copies,
+    put_in_place,
+    remove_rows,
+)
 from dieselfs_server.metadata.sqlite.table import read_entry_table
 
 _DATASET_COLUMNS = "dataset_id, name, generation, updated_ns, files, total_bytes, chunks"
@@ -81,14 +90,40 @@ class SqliteMetadata:
 
     def datasets(self) -> list[DatasetRecord]:
         with self._connections.reading() as connection:
-            rows = connection.execute(f"SELECT {_DATASET_COLUMNS} FROM dataset ORDER BY name").fetchall()
+            query = f"SELECT {_DATASET_COLUMNS} FROM dataset WHERE {IS_VISIBLE} ORDER BY name"
+            rows = connection.execute(query).fetchall()
         return [DatasetRecord(*row) for row in rows]
 
     def drop_dataset(self, dataset_id: bytes) -> None:
         with self._writing(dataset_id, is_durable=True) as (connection, number):
-            for table in DATASET_TABLES:
-                connection.execute(f"DELETE FROM {table} WHERE dataset = ?", (number,))
-            connection.execute("DELETE FROM dataset WHERE number = ?", (number,))
+            copy = copy_of(connection, number)
+            for each in (*old_copies(connection, number), *([copy[0]] if copy else []), number):
+                remove_rows(connection, each)
+
+    def begin_rebuild(self, dataset_id: bytes) -> bytes:
+        copy_id = os.urandom(DATASET_ID_BYTES)
+        with self._writing(dataset_id) as (connection, number):
+            begin_copy(connection, number, copy_id)
+        self._remove_old(dataset_id)
+        return copy_id
+
+    def finish_rebuild(self, dataset_id: bytes, copy_id: bytes, now_ns: int) -> None:
+        with self._writing(dataset_id, is_durable=True) as (connection, number):
+            put_in_place(connection, number, copy_id, now_ns)
+        self._remove_old(dataset_id)
+
+    def cancel_rebuild(self, dataset_id: bytes, copy_id: bytes) -> None:
+        with self._writing(dataset_id) as (connection, number):
+            end_copy(connection, number, copy_id)
+        self._remove_old(dataset_id)
+
+    def _remove_old(self, dataset_id: bytes) -> None:
+        """Remove old copies, each in a transaction of its own."""
+        with self._reading(dataset_id) as (connection, number):
+            numbers = old_copies(connection, number)
+        for old in numbers:
+            with self._connections.writing() as connection:
+                remove_rows(connection, old)
 
     def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
         with self._writing(dataset_id) as (connection, number):
@@ -106,15 +141,9 @@ class SqliteMetadata:
     ) -> int:
         # `is_again` makes no difference: the record of a chunk and its entries are in one transaction.
         with self._writing(dataset_id) as (connection, number):
-            if _chunk_number(connection, number, preamble.chunk_id) is None:
-                chunk = _insert_chunk(connection, number, preamble, len(header), now_ns)
-                effects = apply_entries(connection, number, chunk, preamble.chunk_id, header)
-                write_effects(connection, number, effects, now_ns)
-                connection.execute(
-                    "UPDATE dataset SET generation = generation + 1, chunks = chunks + 1, "
-                    "updated_ns = max(updated_ns + 1, ?), last_version = max(last_version, ?) WHERE number = ?",
-                    (now_ns, int(header.versions.max(initial=0)), number),
-                )
+            copy = copy_of(connection, number)
+            for each in (number, copy[0]) if copy else (number,):
+                _apply(connection, each, preamble, header, now_ns)
             return _number(connection, "SELECT generation FROM dataset WHERE number = ?", number)
 
     def has_chunk(self, dataset_id: bytes, chunk_id: bytes) -> bool:
@@ -231,6 +260,22 @@ class SqliteMetadata:
 
     def close(self) -> None:
         self._connections.close()
+
+
+def _apply(
+    connection: sqlite3.Connection, number: int, preamble: Preamble, header: ChunkHeader, now_ns: int
+) -> None:
+    """Apply a chunk to dataset `number`, unless it has been applied."""
+    if _chunk_number(connection, number, preamble.chunk_id) is not None:
+        return
+    chunk = _insert_chunk(connection, number, preamble, len(header), now_ns)
+    effects = apply_entries(connection, number, chunk, preamble.chunk_id, header)
+    write_effects(connection, number, effects, now_ns)
+    connection.execute(
+        "UPDATE dataset SET generation = generation + 1, chunks = chunks + 1, "
+        "updated_ns = max(updated_ns + 1, ?), last_version = max(last_version, ?) WHERE number = ?",
+        (now_ns, int(header.versions.max(initial=0)), number),
+    )
 
 
 def _number(connection: sqlite3.Connection, query: str, parameter: int) -> int:
