@@ -1,13 +1,15 @@
 """The EROFS image of a snapshot: its metadata area, and the place of each file in the data area. No I/O.
 
-The image is a function of the snapshot and of `Ownership`; docs/reference/erofs-image.md has the layout. The metadata
-area (superblock, inodes, folders, links) is computed here, in columns. The data area is not: an export writes it.
+The image is a function of the snapshot, of `Ownership` and of `Serving`; docs/reference/erofs-image.md has the layout.
+The metadata area (superblock, inodes, folders, links) is computed here, in columns. The data area is not: an export
+writes it, and a mount computes the blocks that the kernel reads.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -38,11 +40,18 @@ _MODE_BITS_KEPT = 0o170777
 _FOLDER, _FILE, _LINK = 0o04, 0o10, 0o12
 _ENTRY_TYPES = np.zeros(16, np.uint32)
 _ENTRY_TYPES[[_FILE, _FOLDER, _LINK]] = 1, 2, 7
-_DOT = ord(".")
+_DOT, _DOTS = ord("."), b".."
 _NS = 1_000_000_000
+METADATA_GUARD_BLOCKS = 256
+"""Unused blocks between the metadata area and the files of an image that is served: 1 MiB, the kernel's read-ahead."""
+FILE_GUARD_BLOCKS = 1
+"""Unused blocks on each side of a guarded file. One is enough for the kernel to see no sequence of reads."""
+_CONTROL_MODE = _FOLDER << _TYPE_SHIFT | 0o555
 _NAMES_AT_ONCE = 1 << 16
 """Entries whose names are copied in one step: the arithmetic takes 16 bytes for each byte of a name."""
 
+_ENTRY = Struct("<QHBx")
+"""An entry of a folder: nid, offset of the name in the block, type."""
 _SUPERBLOCK = np.dtype(
     [
         ("magic", "<u4"),
@@ -80,6 +89,7 @@ _INODE = np.dtype(
     ]
 )
 assert _SUPERBLOCK.itemsize == FIRST_INODE_OFFSET - SUPERBLOCK_OFFSET
+assert _ENTRY.size == _ENTRY_BYTES
 assert _INODE.itemsize == _INODE_BYTES and FIRST_INODE_OFFSET % _INODE_BYTES == 0
 
 
@@ -93,31 +103,54 @@ class Ownership:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Serving:
+    """What an image has that a mount serves block by block.
+
+    `control`: the name of an empty folder in the root, to mount on, which hides an entry of the snapshot with this
+    name; `is_guarded`: shape (nodes of the snapshot,), the files with unused blocks around them, and so out of the
+    reach of the kernel's read-ahead.
+    """
+
+    control: bytes
+    is_guarded: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class ErofsImage:
     """An image. Files without bytes have no place in it; the gaps behind files are zeros.
 
     `metadata`: shape (n,), uint8, the bytes from offset 0 to the data area; `nodes`: shape (files,), in the order of
     the data area, which is that of chunks and offsets in them; `starts`: shape (files,), the offset in the image of
-    each, ascending.
+    each, ascending. `opening`: shape (BLOCK_BYTES,), for `Serving`: the block at `opening_offset`, with the control
+    folder in the listing of the root; `metadata` has the block without it. Shape (0,) for another image.
     """
 
     metadata: npt.NDArray[np.uint8]
     nodes: Numbers
     starts: Numbers
     size_bytes: int
+    opening: npt.NDArray[np.uint8]
+    opening_offset: int
 
 
-def build_image(snapshot: Snapshot, ownership: Ownership, folder: int = ROOT) -> ErofsImage:
+def build_image(
+    snapshot: Snapshot, ownership: Ownership, folder: int = ROOT, serving: Serving | None = None
+) -> ErofsImage:
     """The image of `folder` and everything below it. Takes about 1 us per entry.
 
     Raises InvalidInput if the image would have more than IMAGE_BLOCKS_MAX blocks.
     """
-    tree = _Tree(snapshot, folder)
+    tree = _Tree(snapshot, folder, b"" if serving is None else serving.control)
     names = _names_of(tree)
     layout = _place(tree, names)
     files, lengths = _files(tree)
-    starts = layout.end + np.cumsum(lengths) - lengths
-    size_bytes = layout.end + int(lengths.sum())
+    data_start, guards = layout.end, np.zeros(len(files), np.int64)
+    if serving is not None:
+        data_start += METADATA_GUARD_BLOCKS * BLOCK_BYTES
+        guards = FILE_GUARD_BLOCKS * BLOCK_BYTES * serving.is_guarded[tree.nodes[files]]
+    ends = data_start + np.cumsum(lengths + 2 * guards)
+    starts = ends - guards - lengths
+    size_bytes = int(ends[-1]) if len(ends) else data_start
     if size_bytes > IMAGE_BLOCKS_MAX * BLOCK_BYTES:
         raise InvalidInput(
             f"an EROFS image of {snapshot.dataset} would have {size_bytes} bytes, and the limit is "
@@ -129,7 +162,15 @@ def build_image(snapshot: Snapshot, ownership: Ownership, folder: int = ROOT) ->
     metadata.view(_INODE)["first_block"][layout.inodes[files] // _INODE_BYTES] = starts >> BLOCK_BITS
     _write_names(metadata, tree, names, layout)
     _write_links(metadata, tree, layout)
-    return ErofsImage(metadata, tree.nodes[files], starts, size_bytes)
+    opening, opening_offset = np.empty(0, np.uint8), 0
+    if tree.control:
+        place = int(np.flatnonzero(names.targets[: names.bounds[1]] == tree.control)[0])
+        unit = int(np.searchsorted(layout.unit_bounds, place, side="right")) - 1
+        opening_offset = int(layout.unit_starts[unit])
+        block = metadata[opening_offset : opening_offset + BLOCK_BYTES]
+        opening = block.copy()
+        block[:] = _without(opening.tobytes(), place - int(layout.unit_bounds[unit]))
+    return ErofsImage(metadata, tree.nodes[files], starts, size_bytes, opening, opening_offset)
 
 
 def _round_up(values: Any, unit: int) -> Any:
@@ -140,19 +181,36 @@ class _Tree:
     """The columns of the entries of the image, each of shape (n,). An entry is an index into them; entry 0 is the root.
 
     `nodes`: in the snapshot, ascending, so breadth first: behind the root come the entries in the first folder, those
-    in the second, and so on. `folders`: entries, ascending; `ranks`: of each entry among them.
+    in the second, and so on. `folders`: entries, ascending; `ranks`: of each entry among them. `control`: the entry of
+    the control folder, 0 without one; its node is the root. `names`: the paths of the snapshot, `..`, and the name of
+    the control folder; the name of an entry is a part of them.
     """
 
-    def __init__(self, snapshot: Snapshot, folder: int) -> None:
+    def __init__(self, snapshot: Snapshot, folder: int, control: bytes) -> None:
         self.snapshot = snapshot
         self.nodes: Numbers = np.concatenate([[folder], *nodes_below(snapshot, folder)])
-        self.modes = snapshot.column("modes")[self.nodes]
-        self.types = self.modes >> _TYPE_SHIFT
-        self.sizes = snapshot.column("sizes")[self.nodes].astype(np.int64)
+        hidden = snapshot.child(folder, control) if control else -1
+        if hidden >= 0:
+            self.nodes = np.setdiff1d(self.nodes, np.concatenate([[hidden], *nodes_below(snapshot, hidden)]))
         self.parents = np.searchsorted(self.nodes, snapshot.column("parents")[self.nodes])
         self.parents[0] = 0
+        paths = snapshot.column("paths")
+        self.names = np.concatenate([paths, np.frombuffer(_DOTS + control, U8)])
+        self.control = 0
+        if control:
+            children = snapshot.children(folder)
+            before = bisect_left(children, control, key=snapshot.name)
+            self.control = entry = before + 1
+            self.nodes = np.insert(self.nodes, entry, folder)
+            self.parents = np.insert(self.parents + (self.parents >= entry), entry, 0)
+        self.modes = snapshot.column("modes")[self.nodes]
+        self.sizes = snapshot.column("sizes")[self.nodes].astype(np.int64)
         self.name_lengths = snapshot.column("name_lengths")[self.nodes].astype(np.int64)
         self.name_starts = snapshot.column("path_ends")[self.nodes].astype(np.int64) - self.name_lengths
+        if control:
+            self.modes[entry], self.sizes[entry] = _CONTROL_MODE, 0
+            self.name_lengths[entry], self.name_starts[entry] = len(control), len(paths) + len(_DOTS)
+        self.types = self.modes >> _TYPE_SHIFT
         self.folders = np.flatnonzero(self.types == _FOLDER)
         self.ranks = np.zeros(len(self.nodes), np.int64)
         self.ranks[self.folders] = np.arange(len(self.folders))
@@ -165,7 +223,7 @@ class _Names:
     """The names in all folders, one folder after the other, each sorted, with `.` and `..`.
 
     Shape (n,): the entry that a name leads to; where the name begins in `names`, and its bytes. `bounds`: shape
-    (folders + 1,), where the names of each folder begin. `names`: the paths of the snapshot, then `..`.
+    (folders + 1,), where the names of each folder begin. `names`: as in `_Tree`.
     """
 
     targets: Numbers
@@ -176,8 +234,7 @@ class _Names:
 
 
 def _names_of(tree: _Tree) -> _Names:
-    paths = tree.snapshot.column("paths")
-    names = np.concatenate([paths, np.frombuffer(b"..", U8)])
+    names, dots_start = tree.names, len(tree.snapshot.column("paths"))
     counts = np.bincount(tree.ranks[tree.parents[1:]], minlength=len(tree.folders))
     bounds = np.concatenate([[0], np.cumsum(counts + 2)])
     children = np.arange(1, len(tree.nodes))
@@ -193,7 +250,7 @@ def _names_of(tree: _Tree) -> _Names:
     places = bounds[ranks] + in_folder + (in_folder >= dot[ranks]) + (in_folder >= dots[ranks])
 
     targets = np.empty(bounds[-1], np.int64)
-    starts = np.full(bounds[-1], len(paths))
+    starts = np.full(bounds[-1], dots_start)
     lengths = np.empty(bounds[-1], np.int64)
     targets[places], starts[places], lengths[places] = children, tree.name_starts[1:], tree.name_lengths[1:]
     targets[bounds[:-1] + dot], lengths[bounds[:-1] + dot] = tree.folders, 1
@@ -249,7 +306,10 @@ def _place(tree: _Tree, names: _Names) -> _Layout:
             unit_names.append(first)
             continue
         content_starts[entry] = end
-        for start in _blocks(sizes_before, first, last):
+        blocks = list(_blocks(sizes_before, first, last))
+        if tree.control and blocks[-1] == last - 1 and names.targets[last - 1] == tree.control:
+            blocks[-1] -= 1  # a block of the control folder alone would be empty without it
+        for start in blocks:
             unit_starts.append(end)
             unit_names.append(start)
             end += BLOCK_BYTES
@@ -307,6 +367,7 @@ def _write_inodes(
     inodes["uid"], inodes["gid"] = ownership.uid, ownership.gid
     inodes["mtime_s"], inodes["mtime_ns"] = mtimes_ns // _NS, mtimes_ns % _NS
     subfolders = np.bincount(tree.parents[tree.folders[1:]], minlength=len(inodes))
+    subfolders[0] -= tree.control > 0  # listings do not show it
     inodes["links"] = np.where(tree.types == _FOLDER, 2 + subfolders, 1)
     metadata.view(_INODE)[layout.inodes // _INODE_BYTES] = inodes
 
@@ -329,6 +390,20 @@ def _write_names(metadata: npt.NDArray[np.uint8], tree: _Tree, names: _Names, la
         in_name = np.arange(lengths.sum()) - np.repeat(before[first:last] - before[first], lengths)
         source = np.repeat(names.name_starts[first:last], lengths) + in_name
         metadata[np.repeat(starts[first:last], lengths) + in_name] = names.names[source]
+
+
+def _without(block: bytes, place: int) -> npt.NDArray[np.uint8]:
+    """A block of a folder without the entry at `place`."""
+    entries = list(_ENTRY.iter_unpack(block[: _ENTRY.unpack_from(block)[1]]))
+    starts = [start for _, start, _ in entries]
+    ends = [*starts[1:], len(block)]
+    names = [block[start:end].rstrip(b"\0") for start, end in zip(starts, ends, strict=True)]
+    del entries[place], names[place]
+    records, end = b"", _ENTRY_BYTES * len(entries)
+    for (nid, _, kind), name in zip(entries, names, strict=True):
+        records += _ENTRY.pack(nid, end, kind)
+        end += len(name)
+    return np.frombuffer((records + b"".join(names)).ljust(len(block), b"\0"), np.uint8)
 
 
 def _write_links(metadata: npt.NDArray[np.uint8], tree: _Tree, layout: _Layout) -> None:

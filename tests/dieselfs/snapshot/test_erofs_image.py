@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
 from dieselfs.snapshot import erofs_image
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, Ownership, build_image
+from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, Ownership, Serving, build_image
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.erofs import fsck, image_bytes, mounted_image, needs_fsck
 from tests.support.trees import odd_tree
@@ -127,6 +128,71 @@ def test_an_image_beyond_the_block_addresses_is_refused(monkeypatch: pytest.Monk
         build_image(packed.snapshot, ROOT_OWNED)
 
 
+CONTROL = b".dieselfs"
+
+
+def served(packed: PackedDataset, path: Path, is_opening: bool = False) -> Path:
+    """An image as a mount serves it, with every third file guarded."""
+    serving = Serving(CONTROL, np.arange(len(packed.snapshot)) % 3 == 0)
+    image = build_image(packed.snapshot, ROOT_OWNED, serving=serving)
+    content = bytearray(image_bytes(packed, image))
+    if is_opening:
+        content[image.opening_offset : image.opening_offset + BLOCK_BYTES] = image.opening.tobytes()
+    path.write_bytes(content)
+    return path
+
+
+def test_guarded_files_have_unused_blocks_around_them() -> None:
+    packed = pack_entries([TreeEntry(b"%02d" % n, 0o100644, 0, b"x" * (3000 * n)) for n in range(40)])
+    is_guarded = np.arange(len(packed.snapshot)) % 3 == 0
+    image = build_image(packed.snapshot, ROOT_OWNED, serving=Serving(CONTROL, is_guarded))
+    lengths = -(-packed.snapshot.column("sizes")[image.nodes].astype(np.int64) // BLOCK_BYTES) * BLOCK_BYTES
+    origin = len(image.metadata) + METADATA_GUARD_BLOCKS * BLOCK_BYTES
+    gaps = np.diff(np.concatenate([[origin], np.stack([image.starts, image.starts + lengths], 1).ravel()]))[
+        ::2
+    ]
+    of = is_guarded[image.nodes].astype(int)
+    assert (gaps // BLOCK_BYTES).tolist() == (of + np.concatenate([[0], of[:-1]])).tolist()
+    assert image.size_bytes == image.starts[-1] + lengths[-1] + of[-1] * BLOCK_BYTES
+
+
+@needs_fsck
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([], id="alone"),
+        pytest.param([b"!", b"-a", b".a", b".e", b"z"], id="in the middle"),
+        pytest.param([b"%02d" % n + b"!" * 253 for n in range(40)], id="before others"),
+        # 15 names of 255 bytes and one of 40, `.` and `..` take 4,084 bytes of a block.
+        pytest.param([b"!" * 40, *(b"-%02d" % n + b"!" * 252 for n in range(15))], id="in the next block"),
+    ],
+)
+def test_the_control_folder_is_found_and_then_not_listed(others: list[bytes], tmp_path: Path) -> None:
+    packed = pack_entries([TreeEntry(name, 0o100644, 0, name) for name in others])
+    opening, image = served(packed, tmp_path / "opening", True), served(packed, tmp_path / "image")
+    assert fsck(opening) == "" and fsck(image) == ""
+    with mounted_image(opening, tmp_path / "first") as mounted:
+        assert sorted(os.listdir(os.fsencode(mounted))) == sorted([*others, CONTROL])
+        control = mounted / os.fsdecode(CONTROL)
+        assert control.stat().st_mode == 0o40555 and list(control.iterdir()) == []
+    with mounted_image(image, tmp_path / "second") as mounted:
+        assert sorted(os.listdir(os.fsencode(mounted))) == sorted(others)
+        assert not (mounted / os.fsdecode(CONTROL)).exists()
+        assert mounted.stat().st_nlink == 2
+        assert all((mounted / os.fsdecode(name)).read_bytes() == name for name in others)
+
+
+@needs_fsck
+def test_the_control_folder_hides_an_entry_of_its_name(tmp_path: Path) -> None:
+    names = (b".dieselfs/a/b", b".dieselfs/c", b"a/.dieselfs/d", b"a/b", b"z")
+    packed = pack_entries([TreeEntry(name, 0o100644, 0, name) for name in names])
+    image = served(packed, tmp_path / "image")
+    assert fsck(image) == ""
+    with mounted_image(image, tmp_path / "mounted") as mounted:
+        found = {path for path, (mode, _, _) in described(mounted).items() if stat.S_ISREG(mode)}
+        assert found == {b"a/.dieselfs/d", b"a/b", b"z"}
+
+
 _names = st.binary(min_size=1, max_size=12).filter(
     lambda name: name not in (b".", b"..") and not set(name) & {0, ord("/")}
 )
@@ -154,12 +220,17 @@ def _trees(draw: st.DrawFn) -> dict[bytes, TreeEntry]:
 
 
 @needs_fsck
+@pytest.mark.parametrize("write", [written, served])
 @given(entries=_trees())
 @settings(max_examples=60, deadline=None)
-def test_random_trees(entries: dict[bytes, TreeEntry], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_random_trees(
+    write: Callable[[PackedDataset, Path], Path],
+    entries: dict[bytes, TreeEntry],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     folder = tmp_path_factory.mktemp("image")
     packed = pack_entries([entries[path] for path in sorted(entries)], chunk_bytes=5000)
-    image = written(packed, folder / "image")
+    image = write(packed, folder / "image")
     assert fsck(image) == ""
     with mounted_image(image, folder / "mounted") as mounted:
         wanted = {path: (of.mode, of.mtime_ns, of.content) for path, of in entries.items()}
