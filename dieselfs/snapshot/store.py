@@ -93,7 +93,8 @@ class SnapshotStore:
                 f"cannot store the snapshot in {folder}: {error.strerror}; free some space there, then try again"
             ) from None
         for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
-            old.unlink(missing_ok=True)
+            for kept in folder.glob(f"{old.stem}.*"):  # with its images
+                kept.unlink(missing_ok=True)
         return Snapshot.open(path)
 
 

@@ -30,7 +30,7 @@ from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, Siblings
+from dieselfs_client.mount.core import CONTROL_FOLDER, CONTROL_INODE, ROOT_INODE, Attributes, Siblings
 from dieselfs_client.mount.error_log import ErrorLog
 from dieselfs_client.mount.path_lines import NEWLINE, NUL, PathLines, unwritable
 
@@ -39,8 +39,6 @@ CONTROL_FILES_MAX = 1024
 SHUFFLES_KEPT_MAX = 16
 """File lists that `.dieselfs/shuffle/` keeps for repeated requests; 4 bytes a file."""
 
-CONTROL_INODE = 1 << 62
-"""The folder itself. Its inodes are this number or larger, those of a dataset are smaller."""
 SHUFFLE_INODE = CONTROL_INODE + 1
 _WARM = b"warm"
 _LISTED_INODE = CONTROL_INODE + 2

@@ -23,6 +23,8 @@ IO_BLOCK_BYTES = 4096
 FOLDER_BLOCK_BYTES = 256 * KIB
 """The `st_blksize` of a folder. Most programs request this much of a listing per call, instead of 32 KiB."""
 ROOT_INODE = ROOT + 1
+CONTROL_INODE = 1 << 62
+"""The folder with the control files. Its inodes are this number or larger, those of a dataset are smaller."""
 CONTROL_FOLDER = CONTROL_FOLDER_NAME.encode()
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import trio
 
 from dieselfs.limits import NAME_BYTES_MAX
-from dieselfs_client.mount.control_tree import CONTROL_INODE, ControlTree
-from dieselfs_client.mount.core import CONTROL_FOLDER, ROOT_INODE, Attributes, MountCore
+from dieselfs_client.mount.control_tree import ControlTree
+from dieselfs_client.mount.core import CONTROL_FOLDER, CONTROL_INODE, ROOT_INODE, Attributes, MountCore
 from dieselfs_client.mount.error_log import Refused
+from dieselfs_client.mount.image_reads import ImageReads
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
 from dieselfs_client.mount.read_path import ReadPath
 
@@ -27,7 +28,7 @@ class Driver(ABC):
 
     device: int
     core: MountCore
-    reads: ReadPath
+    reads: ReadPath | ImageReads
     control: ControlTree
     user: int
     group: int

@@ -16,8 +16,7 @@ import trio
 
 from dieselfs.errors import ProtocolError
 from dieselfs_client.mount import kernel_protocol as protocol
-from dieselfs_client.mount.control_tree import CONTROL_INODE
-from dieselfs_client.mount.core import Attributes, Siblings
+from dieselfs_client.mount.core import CONTROL_INODE, Attributes, Siblings
 from dieselfs_client.mount.driver import Driver
 from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.kernel_protocol import KernelRequest, Opcode

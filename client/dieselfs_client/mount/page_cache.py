@@ -50,13 +50,22 @@ class PageCache:
     Methods raise MountError when the kernel has ended the connection, or when the helper hangs or died too often.
     """
 
-    def __init__(self, device: int, mountpoint: str, snapshot: Snapshot, buffer_pool: BufferPool) -> None:
-        """Payloads in the `buffer_pool` are not copied. Its slots have room for the largest chunk.
+    def __init__(
+        self,
+        device: int,
+        mountpoint: str,
+        snapshot: Snapshot,
+        buffer_pool: BufferPool,
+        image_file: int | None = None,
+    ) -> None:
+        """Payloads in the `buffer_pool` are not copied. Its slots have room for the largest chunk. `image_file`: the
+        descriptor of a stored image, for `ImagePages`; the caller closes it after `close`.
 
         Starts the helper, so that no push waits for it.
         """
         self._device = device
         self._buffer_pool = buffer_pool
+        self._image_file = image_file
         self._copy = buffer_pool.take(largest_payload_bytes(snapshot))  # for payloads from elsewhere
         self._root = os.fsencode(mountpoint) + b"/"
         self._snapshot = snapshot
@@ -94,11 +103,21 @@ class PageCache:
         self._storing = None
         return int(lengths.sum()) - int(lengths[unknown].sum())
 
-    def _store(self, headers: npt.NDArray[np.void], places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-        """Returns the numbers of those whose inode the kernel does not know."""
+    def _store(
+        self,
+        headers: npt.NDArray[np.void],
+        pieces: npt.NDArray[np.uint64],
+        counts: npt.NDArray[np.uint32] | None = None,
+    ) -> npt.NDArray[np.uint32]:
+        """Returns the numbers of those whose inode the kernel does not know. `pieces`: shape (pieces, 2), address and
+        length; `counts`: of the pieces of each notice, by default one.
+        """
         if not len(headers):
             return np.empty(0, np.uint32)
-        return self._order(b"S", LENGTH.pack(len(headers)), headers.tobytes(), places.tobytes())
+        if counts is None:
+            counts = np.ones(len(headers), np.uint32)
+        parts = headers.tobytes(), counts.tobytes(), pieces.tobytes()
+        return self._order(b"S", LENGTH.pack(len(headers)), *parts)
 
     def _unknown_nodes(
         self,
@@ -184,7 +203,7 @@ class PageCache:
         if self._helper is None:
             self._starts += 1
             try:
-                self._helper = _Helper(self._device, self._buffer_pool)
+                self._helper = _Helper(self._device, self._buffer_pool, self._image_file)
             except OSError as error:  # then all reads go through the daemon
                 reason = f"the page helper cannot be started: {error.strerror}"
                 raise MountError(f"page cache: {reason}") from None
@@ -205,16 +224,19 @@ def largest_payload_bytes(snapshot: Snapshot) -> int:
 class _Helper:
     """The process, and the socket for its orders."""
 
-    def __init__(self, device: int, buffer_pool: BufferPool) -> None:
+    def __init__(self, device: int, buffer_pool: BufferPool, image_file: int | None) -> None:
         self._socket, theirs = socket.socketpair()
         for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, direction, _TIME.pack(PAGE_HELPER_ORDER_S, 0))
         descriptors = [theirs.fileno(), device, buffer_pool.descriptor]
+        of_image = [] if image_file is None else [image_file]
         with theirs:
             # -S and -E: without site packages and environment it starts faster.
             command = [sys.executable, "-S", "-E", page_helper.__file__]
-            command += map(str, [*descriptors, buffer_pool.length_bytes])
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
+            command += map(str, [*descriptors, buffer_pool.length_bytes, *of_image])
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[*descriptors, *of_image]
+            )
 
     def order(self, message: bytes) -> npt.NDArray[np.uint32]:
         """Raises OSError or EOFError when the helper is dead, or does not reply within PAGE_HELPER_ORDER_S."""

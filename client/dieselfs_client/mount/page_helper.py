@@ -7,8 +7,10 @@ starts fast and takes little memory. This module calls the kernel.
 Messages in both directions have their length (u32) before them, in the byte order of the machine. An order is a letter
 and its arguments. The reply is the list of the items that failed, by number (u32 each).
 
-    S  count (u32); headers of the notices (40 bytes each); offset and length of the bytes of each in the shared
-       memory (u64, u64): store
+    S  count (u32); headers of the notices (40 bytes each); how many pieces the bytes of each have (u32); address and
+       length of each piece (u64, u64): store. Addresses are those of the shared memory; from IMAGE_BASE on, of the file
+       with the metadata of an image; from ZEROS_BASE on, zeros.
+    A  path, ended by NUL; offset and length of ranges (u64, u64): drop their pages of this file
     D  paths, each ended by NUL: drop the pages of these files
     L  paths, each ended by NUL: look these files up, so that the kernel knows them
     F  paths, each ended by NUL: list these folders, so that the kernel knows their entries
@@ -21,10 +23,15 @@ import mmap
 import os
 import struct
 import sys
+from itertools import islice
 
 LENGTH = struct.Struct("=I")
 STORE_HEADER_BYTES = 40
 EXIT_GONE = 3
+IMAGE_BASE = 1 << 62
+ZEROS_BASE = 1 << 63
+ZEROS = bytes(4096)
+_RANGE = struct.Struct("=QQ")
 _GONE = frozenset({errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
 
 
@@ -45,16 +52,26 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def store(device: int, memory: memoryview, message: bytes) -> list[int]:
+def store(device: int, memory: memoryview, image: memoryview, message: bytes) -> list[int]:
     """Returns the numbers of the notices that the kernel did not take."""
     (count,) = LENGTH.unpack_from(message)
-    places = struct.unpack_from(f"={2 * count}Q", message, LENGTH.size + STORE_HEADER_BYTES * count)
+    counts_start = LENGTH.size + STORE_HEADER_BYTES * count
+    counts = struct.unpack_from(f"={count}I", message, counts_start)
+    pieces = _RANGE.iter_unpack(message[counts_start + LENGTH.size * count :])
     failed = []
     write, step, end = os.writev, STORE_HEADER_BYTES, LENGTH.size
-    for number, (first, length) in enumerate(zip(places[::2], places[1::2], strict=True)):
+    for number, parts in enumerate(counts):
         start, end = end, end + step
+        views: list[bytes | memoryview] = [message[start:end]]
+        for first, length in islice(pieces, parts):
+            if first < IMAGE_BASE:
+                views.append(memory[first : first + length])
+            elif first < ZEROS_BASE:
+                views.append(image[first - IMAGE_BASE : first - IMAGE_BASE + length])
+            else:
+                views.append(ZEROS[:length])
         try:
-            write(device, (message[start:end], memory[first : first + length]))
+            write(device, views)
         except OSError as error:
             if error.errno in _GONE:
                 raise
@@ -68,6 +85,18 @@ def drop(path: bytes) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
+
+
+def drop_ranges(message: bytes) -> list[int]:
+    """Returns the numbers of the ranges that failed; none can. Raises OSError if the file cannot be opened."""
+    path, _, ranges = message.partition(b"\0")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for offset, length in _RANGE.iter_unpack(ranges):
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    return []
 
 
 def look_up(path: bytes) -> None:
@@ -96,7 +125,7 @@ def on_paths(kind: bytes, message: bytes) -> list[int]:
     return failed
 
 
-def serve(orders: int, device: int, memory: memoryview) -> None:
+def serve(orders: int, device: int, memory: memoryview, image: memoryview) -> None:
     """Carry out orders until the socket is closed. Raises OSError when the mount has ended."""
     while True:
         try:
@@ -105,15 +134,19 @@ def serve(orders: int, device: int, memory: memoryview) -> None:
         except EOFError:
             return
         kind, message = order[:1], order[1:]
-        failed = store(device, memory, message) if kind == b"S" else on_paths(kind, message)
+        if kind == b"S":
+            failed = store(device, memory, image, message)
+        else:
+            failed = drop_ranges(message) if kind == b"A" else on_paths(kind, message)
         write_all(orders, LENGTH.pack(4 * len(failed)) + struct.pack(f"={len(failed)}I", *failed))
 
 
 def main() -> None:
-    orders, device, shared, length = map(int, sys.argv[1:])
+    orders, device, shared, length, *image = map(int, sys.argv[1:])
+    metadata = mmap.mmap(image[0], 0, prot=mmap.PROT_READ) if image else b""
     with mmap.mmap(shared, length, prot=mmap.PROT_READ) as memory:
         try:
-            serve(orders, device, memoryview(memory))
+            serve(orders, device, memoryview(memory), memoryview(metadata))
         except (OSError, KeyboardInterrupt):
             os._exit(EXIT_GONE)  # `close` would fail while views of the memory exist
         os._exit(0)

@@ -14,8 +14,8 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError, InodeT, R
 
 from dieselfs.errors import MountError
 from dieselfs.limits import NAME_BYTES_MAX
-from dieselfs_client.mount.control_tree import CONTROL_INODE
 from dieselfs_client.mount.core import (
+    CONTROL_INODE,
     IO_BLOCK_BYTES,
     ROOT_INODE,
     STAT_BLOCK_BYTES,

@@ -72,19 +72,22 @@ class ReadPath:
         self._sequential = SequentialReads()
         self._recent = RecentRequests()
 
-    def at_once(self, inode: int, offset: int, size: int) -> Buffers | None:
+    def at_once(self, inode: int, offset: int, size: int, is_ahead: bool = False) -> Buffers | None:
         """Up to `size` bytes at `offset` of a file if all of them are in memory; empty at its end. None also for a
-        tripwire at which the reader must wait.
+        tripwire at which the reader must wait. `is_ahead`: no reader asks for these bytes yet.
 
         Raises NotFound or InvalidInput for an inode that is no file.
         """
         parts = self._core.parts(inode, offset, size)
         if self._prefetcher is not None:
             node = inode - 1
-            self._prefetcher.noticed(node)
+            if is_ahead:
+                self._prefetcher.tripwires.spring(node)
+            else:
+                self._prefetcher.noticed(node)
             held = self._prefetcher.tripwires.held(node)
             if held is not None:
-                if offset == 0 and self._prefetcher.is_starved(node):
+                if offset == 0 and not is_ahead and self._prefetcher.is_starved(node):
                     return None
                 self._at_once.value += 1
                 return [held[offset : offset + size]]
@@ -129,6 +132,11 @@ class ReadPath:
         finally:
             self._waited.observe(trio.current_time() - began_s)
             self._failed.value += not is_done
+
+    def fetch_ahead(self, inode: int, offset: int, size: int) -> None:
+        """Begin to fetch the chunks of a range, for a read that follows; raises as `at_once`."""
+        for part in self._core.parts(inode, offset, size):
+            self._chunk_cache.prefetch(part.extent.chunk)
 
     async def _held_back(self, node: int) -> memoryview | None:
         """The bytes of a tripwire, once the next files of its reader were pushed; None for any other file."""

@@ -11,8 +11,8 @@ from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE, ControlTree
-from dieselfs_client.mount.core import ROOT_INODE
+from dieselfs_client.mount.control_tree import SHUFFLE_INODE, ControlTree
+from dieselfs_client.mount.core import CONTROL_INODE, ROOT_INODE
 from dieselfs_client.mount.error_log import ErrorLog
 from tests.support.control import SimpleContents
 from tests.support.snapshots import SOURCE, file_of, snapshot_bytes

@@ -15,8 +15,8 @@ from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE
-from dieselfs_client.mount.core import MountCore
+from dieselfs_client.mount.control_tree import SHUFFLE_INODE
+from dieselfs_client.mount.core import CONTROL_INODE, MountCore
 from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.kernel_protocol import Opcode
 from dieselfs_client.mount.read_path import ReadPath

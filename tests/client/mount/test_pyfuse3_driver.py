@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.mount.control_tree import CONTROL_INODE, SHUFFLE_INODE
-from dieselfs_client.mount.core import ROOT_INODE, MountCore
+from dieselfs_client.mount.control_tree import SHUFFLE_INODE
+from dieselfs_client.mount.core import CONTROL_INODE, ROOT_INODE, MountCore
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
 from dieselfs_client.mount.read_path import ReadPath
 from tests.support.control import simple_control
