@@ -16,11 +16,11 @@ import trio
 
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
-from dieselfs.errors import EXIT_OK, DieselfsError, MountError
+from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB, MIB
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import FUSE, ONESHOT, CacheOptions
+from dieselfs.settings import FUSE, IMAGE, ONESHOT, CacheOptions
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
@@ -34,6 +34,7 @@ from dieselfs_client.memory.warming import Pace
 from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
 from dieselfs_client.mount.driver import Driver
 from dieselfs_client.mount.drivers import driver_class
+from dieselfs_client.mount.image_file import ImageFile, image_file
 from dieselfs_client.mount.layers import (
     BASE,
     LAYERS,
@@ -43,6 +44,7 @@ from dieselfs_client.mount.layers import (
     remove_base,
     remove_bases,
 )
+from dieselfs_client.mount.metadata_push import MetadataPush
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mount_watch import uncovered
 from dieselfs_client.mount.mounting import facts, raise_read_ahead, unmount
@@ -201,15 +203,15 @@ class _MountService(Service):
         self._base: int | None = None
         self._choices: list[Choice] | None = None
         self._refused_view: MountError | None = None
+        self._image: ImageFile | None = None
 
     async def run(self, orders: AsyncIterator[Command]) -> None:
-        nodes = max(self.config.nodes, 1) if self.config else 0
-        allotment = allotment_of(self.snapshot, self.options, nodes)
+        self._allot()  # raises before anything is mounted
         while True:
             self._refused_view = None
             connection = await trio.to_thread.run_sync(self._connect)
             try:
-                refusal = await self._serve(connection, allotment, orders)
+                refusal = await self._serve(connection, self._allot(), orders)
             finally:
                 # If this is the last descriptor, the kernel now fails the requests that still wait.
                 os.close(connection.device)
@@ -217,6 +219,9 @@ class _MountService(Service):
             if self._refused_view is None:
                 break
             self._choices = after_refusal((self._choices or [])[1:], str(self._refused_view))
+            if self._image is not None:
+                os.close(self._image.descriptor)
+                self._image = None
             if not self._choices:
                 raise self._refused_view
         _log.info("%s is unmounted", self.mountpoint)
@@ -225,6 +230,16 @@ class _MountService(Service):
         if refusal is not None:
             raise MountError(f"{self.mountpoint}: {refusal}")
         self.supervisor_client.tell_last("ended")
+
+    def _allot(self) -> Allotment:
+        nodes = max(self.config.nodes, 1) if self.config else 0
+        metadata_bytes = len(self._image.image.metadata) if self._image else 0
+        return allotment_of(self.snapshot, self.options, nodes, metadata_bytes)
+
+    def _owner(self) -> tuple[int, int]:
+        """User and group of all files."""
+        user = os.getuid() if self.options.uid is None else self.options.uid
+        return user, os.getgid() if self.options.gid is None else self.options.gid
 
     def _connect(self) -> KernelConnection:
         supervisor = self.supervisor_client
@@ -252,10 +267,19 @@ class _MountService(Service):
             self._layers_file = MemoryFile(LAYERS, content)
             self.layers = Layers.decode(os.pread(content, LAYERS_BYTES_MAX, 0))
             self._choices = [Choice(self.layers.view, self.layers.reason)]
+            if self.layers.view == IMAGE:
+                self._open_image(supervisor.inherited.pop(IMAGE, None))
             return
         remove_bases()
         if self._choices is None:
             self._choices = choices(self.options.view, facts())
+        if self._choices[0].view == IMAGE:
+            try:
+                self._open_image(None)
+            except InvalidInput as error:
+                self._choices = after_refusal(self._choices[1:], str(error))
+                if not self._choices:
+                    raise
         view, reason = self._choices[0]
         base = ""
         if view != FUSE:
@@ -263,6 +287,23 @@ class _MountService(Service):
             supervisor.tell("keep", BASE, self._base)
         self._note_layers(Layers(self.mountpoint, view, reason, base))
         supervisor.tell("view", reason)
+
+    def _open_image(self, inherited: int | None) -> None:
+        """Raises InvalidInput for a dataset that cannot have an image, or not in the memory of the mount."""
+        self._image = image_file(self.snapshot, *self._owner(), not self.options.allow_other, inherited)
+        try:
+            self._allot()
+        except InvalidInput:
+            os.close(self._image.descriptor)
+            self._image = None
+            raise
+        if inherited is None:
+            self.supervisor_client.tell("keep", IMAGE, self._image.descriptor)
+
+    def _pages(self, device: int, buffer_pool: BufferPool) -> PageCache:
+        if self._image is None:
+            return PageCache(device, self.layers.fuse_place, self.snapshot, buffer_pool)
+        return self._image.pages(device, self.layers, self.snapshot, buffer_pool)
 
     def _note_layers(self, layers: Layers) -> None:
         """Keep what the next daemon must know of the layers."""
@@ -286,7 +327,7 @@ class _MountService(Service):
             buffer_pool = BufferPool(
                 slot_bytes, 1 + allotment.evictable // slot_bytes
             )  # 1: of the page cache
-            pages = PageCache(connection.device, self.layers.fuse_place, snapshot, buffer_pool)
+            pages = self._pages(connection.device, buffer_pool)
             try:
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
@@ -309,15 +350,13 @@ class _MountService(Service):
                     )
                     if self.client is not None:
                         node.control.errors.trouble = self.client.trouble
-                    user = os.getuid() if self.options.uid is None else self.options.uid
-                    group = os.getgid() if self.options.gid is None else self.options.gid
-                    parts = node.core, node.reads, node.control, user, group
+                    parts = node.core, node.reads, node.control, *self._owner()
                     root_user = os.geteuid() if self._is_private() else None
                     driver = driver_class(self.options.driver)(
                         connection.device, *parts, is_taken_over, root_user
                     )
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
-                    nursery.start_soon(self._announce_mount, driver, connection, nursery)
+                    nursery.start_soon(self._announce_mount, driver, node, connection, nursery)
                     nursery.start_soon(self.keep_pinned)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
@@ -353,7 +392,7 @@ class _MountService(Service):
         others.cancel()
 
     async def _announce_mount(
-        self, driver: Driver, connection: KernelConnection, nursery: trio.Nursery
+        self, driver: Driver, node: Node, connection: KernelConnection, nursery: trio.Nursery
     ) -> None:
         serving = nursery.cancel_scope
         await driver.agreed.wait()
@@ -362,7 +401,7 @@ class _MountService(Service):
             return
         if not self.layers.number:
             try:
-                await trio.to_thread.run_sync(self._cover)
+                await self._cover(node.metadata_push)
             except MountError as error:
                 self._refused_view = error
                 serving.cancel()
@@ -375,9 +414,14 @@ class _MountService(Service):
             _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
 
-    def _cover(self) -> None:
-        """Mount what users see over the FUSE mount."""
-        self._note_layers(cover(self.layers, self.snapshot.dataset, self.options.noexec))
+    async def _cover(self, metadata_push: MetadataPush | None) -> None:
+        """Mount what users see over the FUSE mount. Raises MountError if the kernel refuses."""
+        if metadata_push is not None:
+            metadata_push.open()
+        layers = await trio.to_thread.run_sync(cover, self.layers, self.snapshot.dataset, self.options.noexec)
+        if metadata_push is not None:
+            await metadata_push.opened()
+        self._note_layers(layers)
         self.supervisor_client.tell("mounted", self.layers.number)
 
     async def _end_when_uncovered(self) -> None:

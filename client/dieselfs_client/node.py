@@ -40,6 +40,10 @@ from dieselfs_client.memory.warming import Pace, Warming
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.error_log import ErrorLog
+from dieselfs_client.mount.image_core import ImageCore
+from dieselfs_client.mount.image_pages import ImagePages
+from dieselfs_client.mount.image_reads import ImageReads
+from dieselfs_client.mount.metadata_push import MetadataPush
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.read_path import ReadPath
 from dieselfs_client.mount.view import FUSE_VIEW, Choice
@@ -55,10 +59,13 @@ HANDOVER_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) -> Allotment:
+def allotment_of(
+    snapshot: Snapshot, options: MountOptions, job_nodes: int = 0, image_bytes: int = 0
+) -> Allotment:
     """How the memory of a mount is split, within the limits of the user and the system. Raises InvalidInput.
 
-    `job_nodes`: nodes that pool their memory, 1 if their number is not known, 0 without a job.
+    `job_nodes`: nodes that pool their memory, 1 if their number is not known, 0 without a job. `image_bytes`: of the
+    metadata area of an image.
     """
     table = ExtentTable(snapshot)
     lengths = snapshot.column("chunk_payload_lengths")
@@ -68,7 +75,7 @@ def allotment_of(snapshot: Snapshot, options: MountOptions, job_nodes: int = 0) 
         owned_bytes = node_cache_bytes_for(int(share * int(lengths.sum(dtype=np.int64))), job_nodes)
     return allot(
         granted(options.memory_bytes, *room_bytes()),
-        len(snapshot.content),
+        len(snapshot.content) + image_bytes,
         len(snapshot),
         table.total_page_bytes(),
         int(lengths.max()) if len(lengths) else 0,
@@ -103,7 +110,8 @@ class Node:
         self.metrics = metrics = job.metrics if job else Registry()
         self.stats = metrics.as_dict
         counted = CountedSource(source, FetchMetrics(metrics))
-        self.core = MountCore(snapshot, root_mode)
+        image = pages.image if isinstance(pages, ImagePages) else None
+        self.core = MountCore(snapshot, root_mode) if image is None else ImageCore(snapshot, image, root_mode)
         self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._write_state)
         self._snapshot = snapshot
         self._view = view
@@ -127,7 +135,13 @@ class Node:
             snapshot, self._chunk_cache, counted, pages, allotment, nursery, clock, foreground, metrics
         )
         self._dataset_bytes = self._prefetcher.table.total_page_bytes()
-        self.reads = ReadPath(self.core, self._chunk_cache, self._prefetcher, options.timeout_s, metrics)
+        reads = ReadPath(self.core, self._chunk_cache, self._prefetcher, options.timeout_s, metrics)
+        self.reads: ReadPath | ImageReads = reads
+        self.metadata_push: MetadataPush | None = None
+        if isinstance(pages, ImagePages) and isinstance(self.core, ImageCore):
+            push = MetadataPush(self.core, pages, nursery, self._prefetcher.pushing, clock)
+            self.reads = ImageReads(self.core, reads, self.control.errors, push.missed)
+            self.metadata_push = push
         self._declare_metrics(metrics)
         self._handover_state = handover_state or HandoverState()
         entries = self._handover_state.read()

@@ -95,11 +95,14 @@ assert _INODE.itemsize == _INODE_BYTES and FIRST_INODE_OFFSET % _INODE_BYTES == 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Owner and group of all entries; `root_mode`: permission bits of the root instead of the snapshot's."""
+    """Owner and group of all entries; `root_mode`: permission bits of the root instead of the snapshot's; `root_uid`:
+    another owner of the root.
+    """
 
     uid: int
     gid: int
     root_mode: int | None = None
+    root_uid: int | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -365,6 +368,8 @@ def _write_inodes(
     inodes["first_block"] = np.where(layout.is_inline, 0, layout.content_starts >> BLOCK_BITS)
     inodes["number"] = tree.nodes + 1
     inodes["uid"], inodes["gid"] = ownership.uid, ownership.gid
+    if ownership.root_uid is not None:
+        inodes["uid"][0] = ownership.root_uid
     inodes["mtime_s"], inodes["mtime_ns"] = mtimes_ns // _NS, mtimes_ns % _NS
     subfolders = np.bincount(tree.parents[tree.folders[1:]], minlength=len(inodes))
     subfolders[0] -= tree.control > 0  # listings do not show it

@@ -1,6 +1,7 @@
-"""The image of a generation as a mount serves it: computed once, kept beside the snapshot, and mapped.
+"""The image of a generation as a mount serves it: computed once, kept beside the snapshot, mapped. This module opens
+files.
 
-This module opens files. The kernel keeps inodes and folders of an image for as long as it is mounted, so all daemons of
+The kernel keeps inodes and folders of an image for as long as it is mounted, so all daemons of
 a mount must serve the same one: they hand its descriptor on.
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.settings import FUSE, OVERLAY
+from dieselfs.settings import FUSE, IMAGE, OVERLAY
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
@@ -21,7 +21,9 @@ FILES = {f"train/{number}.txt": b"file %d\n" % number * 500 for number in range(
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount this view")
 
 
-@pytest.fixture(scope="session", params=[FUSE, pytest.param(OVERLAY, marks=needs_root)])
+@pytest.fixture(
+    scope="session", params=[FUSE, *(pytest.param(name, marks=needs_root) for name in (OVERLAY, IMAGE))]
+)
 def view(request: pytest.FixtureRequest) -> str:
     """Each view of a mount."""
     name: str = request.param

@@ -34,8 +34,8 @@ class ImageCore(MountCore):
     must look up once to mount on it.
     """
 
-    def __init__(self, snapshot: Snapshot, image: ErofsImage) -> None:
-        super().__init__(snapshot)
+    def __init__(self, snapshot: Snapshot, image: ErofsImage, root_mode: int | None = None) -> None:
+        super().__init__(snapshot, root_mode)
         self.image = image
         self.is_opening = False
         self._metadata = image.metadata.data.toreadonly()

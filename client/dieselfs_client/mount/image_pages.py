@@ -41,8 +41,8 @@ class ImagePages(PageCache):
         image_path: str,
     ) -> None:
         super().__init__(device, mountpoint, snapshot, buffer_pool, image_file)
+        self.image = image
         self._image_path = image_path.encode("utf-8", "surrogateescape") + b"\0"
-        self._metadata_bytes = len(image.metadata)
         self._sizes = snapshot.column("sizes")
         self._blocks = np.zeros(len(snapshot), np.uint32)
         self._blocks[image.nodes] = image.starts // BLOCK_BYTES
@@ -99,7 +99,7 @@ class ImagePages(PageCache):
 
     def store_metadata(self, offset: int) -> None:
         """Store the part of the metadata area, of METADATA_PUSH_BYTES, that begins at `offset`."""
-        length = min(METADATA_PUSH_BYTES, self._metadata_bytes - offset)
+        length = min(METADATA_PUSH_BYTES, len(self.image.metadata) - offset)
         address = IMAGE_BASE + METADATA_OFFSET + offset
         self._store_pieces(*(np.array([number]) for number in (offset, address, length)))
 

@@ -112,7 +112,8 @@ class Prefetcher:
         self.moved = trio.Event()
         """Set and replaced when files were stored, a reader advances, or memory becomes free."""
         self._fetching = trio.CapacityLimiter(BATCHES_AT_ONCE_MAX)
-        self._pushing = trio.CapacityLimiter(1)
+        self.pushing = trio.CapacityLimiter(1)
+        """Held while the page cache is used."""
 
     # -- calls for readers -------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class Prefetcher:
     @property
     def is_busy(self) -> bool:
         """Whether anything is being fetched, pushed or dropped."""
-        return self._fetching.borrowed_tokens + self._pushing.borrowed_tokens > 0
+        return self._fetching.borrowed_tokens + self.pushing.borrowed_tokens > 0
 
     # -- warming: `warming.Warmable` -----------------------------------------------------------------------
 
@@ -393,7 +394,7 @@ class Prefetcher:
         extents, starts = extents[~is_wire], starts[~is_wire]
         try:
             taken = await trio.to_thread.run_sync(
-                self._pages.store, extents, payload, starts, limiter=self._pushing
+                self._pages.store, extents, payload, starts, limiter=self.pushing
             )
         except MountError:
             self._is_over = True
@@ -412,7 +413,7 @@ class Prefetcher:
         dropped = np.union1d(extents.nodes, self.tripwires.sprung())
         if len(dropped) and not self._is_over:
             try:
-                await trio.to_thread.run_sync(self._pages.drop, dropped, limiter=self._pushing)
+                await trio.to_thread.run_sync(self._pages.drop, dropped, limiter=self.pushing)
             except MountError:
                 self._is_over = True
             self._dropped_files.value += len(extents)

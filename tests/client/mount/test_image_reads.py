@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,8 @@ class Rig:
         self.core, self.errors = ImageCore(snapshot, image), ErrorLog()
         self.files = Files(self.core)
         self.missed: list[int] = []
-        self.reads = ImageReads(self.core, self.files, self.errors, self.missed.append)  # type: ignore[arg-type]
+        files: Any = self.files
+        self.reads = ImageReads(self.core, files, self.errors, self.missed.append)
 
     def start(self, path: bytes) -> int:
         image = self.core.image

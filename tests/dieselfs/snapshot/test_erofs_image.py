@@ -73,6 +73,9 @@ def test_owner_group_and_mode_of_the_root(tmp_path: Path) -> None:
         for path, mode in ((mounted, 0o40700), (mounted / "file", 0o100644)):
             status = path.stat()
             assert (status.st_uid, status.st_gid, status.st_mode) == (1234, 70_000, mode)
+    image = written(packed, tmp_path / "image", Ownership(1234, 70_000, 0o700, 5))
+    with mounted_image(image, tmp_path / "again") as mounted:
+        assert (mounted.stat().st_uid, (mounted / "file").stat().st_uid) == (5, 1234)
 
 
 @needs_fsck
