@@ -28,6 +28,7 @@ from dieselfs.errors import (
 
 if TYPE_CHECKING:
     from dieselfs.dataset import Dataset, connect
+    from dieselfs.locations import open_file as open
     from dieselfs.shuffle.cursor import Cursor
     from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
     from dieselfs.shuffle.spec import PlanSpec
@@ -44,8 +45,11 @@ _MODULES = {
     "ShuffledPaths": "dieselfs.shuffle.plan",
     "Stat": "dieselfs.snapshot.reader",
     "connect": "dieselfs.dataset",
+    "open": "dieselfs.locations",
 }
 """Where the names above come from that are not errors."""
+_OTHER_NAMES = {"open": "open_file"}
+"""The names that they have there, if these differ."""
 
 __all__ = [
     "AccessDenied",
@@ -68,6 +72,7 @@ __all__ = [
     "Unavailable",
     "__version__",
     "connect",
+    "open",
 ]
 
 
@@ -76,5 +81,5 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("dieselfs")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES[name]), _OTHER_NAMES.get(name, name))
     return value

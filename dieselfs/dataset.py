@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -25,9 +26,10 @@ import numpy.typing as npt
 
 from dieselfs.cache.file_reader import Path
 from dieselfs.cluster.access import JobAccess
+from dieselfs.dataset_file import DatasetFile, buffered
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
 from dieselfs.frozen_reader import FrozenReader
-from dieselfs.limits import LIBRARY_MEMORY_BYTES
+from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
 from dieselfs.names import SCHEME, check_dataset_name, is_location, parse_location, printable, user_path
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
@@ -147,9 +149,25 @@ class Dataset:
         _check_several(paths)
         return (self._frozen.reader or self._frozen.open()).views(paths)
 
-    def open(self, path: Path) -> io.BytesIO:
-        """A file as a binary file object, for libraries that need one. All its bytes are read at once."""
-        return io.BytesIO(self.get(path))
+    def get_range(self, path: Path, start: int, end: int) -> bytes:
+        """The bytes of a file from `start` up to `end`, as a slice gives them; only extents that have them are read."""
+        reader = self._frozen.reader or self._frozen.open()
+        snapshot = reader.chunks.snapshot
+        node = snapshot.follow(user_path(path))
+        start, end, _ = slice(start, end).indices(snapshot.size(node))
+        return reader.read_range(node, start, end) if start < end else b""
+
+    def open(self, path: Path) -> io.BytesIO | io.BufferedReader:
+        """A file as a binary, seekable file object. A small file is read at once; of a larger one (4 MiB), the extents
+        are read when they are needed.
+        """
+        reader = self._frozen.reader or self._frozen.open()
+        snapshot = reader.chunks.snapshot
+        node = snapshot.follow(user_path(path))
+        if (size := snapshot.size(node)) <= CHUNK_TARGET_BYTES:
+            return io.BytesIO(self.get(path))
+        location = f"{SCHEME}{self._frozen.state}/{printable(snapshot.path(node))}"
+        return buffered(DatasetFile(size, partial(reader.read_range, node), location))
 
     def statistics(self) -> dict[str, Any]:
         """What reading this snapshot came to so far, in this process, by group and name."""
