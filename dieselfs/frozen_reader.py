@@ -36,6 +36,7 @@ class FrozenReader:
         """The open reader; None before the first `open`. Changed under the lock."""
         self.tag, self.memory_bytes, self.job = tag, memory_bytes, job
         self._client, self._settings, self._name = client, settings, name
+        self._store = SnapshotStore(settings.cache / "snapshots", settings.is_older_allowed)
         self._lock = RLock()  # guards `reader` and the two below
         self._generation = generation
         self._is_closed = False
@@ -56,14 +57,16 @@ class FrozenReader:
         with self._lock:
             if self.reader is None:
                 self.check_open()
-                store = SnapshotStore(self._settings.cache / "snapshots")
                 record = self._client.dataset(self._name)
-                return self._attach(store.get(self._client, record, self._generation, self.tag))
+                return self._attach(self._store.get(self._client, record, self._generation, self.tag))
             return self.reader
 
     def use(self, snapshot: Snapshot) -> None:
-        """Read with this snapshot from now on, and stay at its generation."""
+        """Read with this snapshot from now on, and stay at its generation. Raises Damaged if it is signed by others than
+        the earlier ones.
+        """
         with self._lock:
+            self._store.check_signer(snapshot.header)
             self._generation = snapshot.generation
             self._attach(snapshot)
 

@@ -105,6 +105,8 @@ RATE = Kind("RATE", parse_rate, "_bytes")
 TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
 POLICY, DRIVER, VIEW = _choice(POLICIES), _choice(DRIVERS), _choice(VIEWS)
 SWITCH = Kind("")
+YES = "yes"
+YES_OR_NO = _choice((YES, "no"))
 ADDRESSES = Kind("ADDRESS")
 """A list of texts in a file, a flag that may be repeated."""
 
@@ -165,6 +167,8 @@ SETTINGS = (
     Setting("tls_ca", FILE, _P.CLIENT, "PEM certificates to trust; switches TLS on."),
     Setting("home", FOLDER, _P.ENVIRONMENT | _P.OPTION | _P.DAEMON,
             "Folder for embedded data.", "~/.local/share/dieselfs"),
+    Setting("allow_older", YES_OR_NO, _P.ENVIRONMENT,
+            "yes: accept a snapshot that is older than the newest one on this machine.", "no"),
     Setting("config", FILE, _P.ENVIRONMENT,
             "The configuration file.", "~/.config/dieselfs/config.toml, else /etc/dieselfs/config.toml"),
     Setting("etcd_user", NAME, _P.CLIENT | _P.SERVER, "User name at etcd."),
@@ -309,6 +313,7 @@ class Settings:
     etcd: EtcdAccess = field(default_factory=EtcdAccess)
     job: JobSettings = field(default_factory=JobSettings)
     job_memory_bytes: int = 0
+    is_older_allowed: bool = False
 
     @classmethod
     def load(
@@ -346,6 +351,7 @@ class Settings:
             etcd=EtcdAccess.of(values),
             job=JobSettings(**{name: values[name] for name in JOB_FIELDS & values.keys()}).absolute(),
             job_memory_bytes=values.get("job_memory_bytes", 0),
+            is_older_allowed=values.get("allow_older") == YES,
         )
         return replace(settings, server=None) if settings.server == EMBEDDED else settings
 

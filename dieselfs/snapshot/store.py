@@ -7,20 +7,27 @@ from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteSnapshot
+from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.signature import check_snapshot_signature
 
 GENERATIONS_KEPT = 4
+SIGNER_FILE = "signer"
 
 
 class SnapshotStore:
     """One private folder per dataset, with one file per generation; shared by all processes of the user.
 
     A newest snapshot that is older than a stored one is refused, because the server may have lost data. An older one
-    must be requested by its generation or tag.
+    must be requested by its generation or tag, or allowed by `is_older_allowed` (DIESELFS_ALLOW_OLDER).
+
+    Each snapshot is signed by the servers. The file `signer` beside the snapshots has the key that signed the first; a
+    snapshot with another signer is refused.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_older_allowed: bool = False) -> None:
         self._folder = folder
+        self._is_older_allowed = is_older_allowed
 
     def get(
         self, client: ServerClient, dataset: DatasetRecord, generation: int = 0, tag: str = ""
@@ -28,7 +35,7 @@ class SnapshotStore:
         """The snapshot of a generation, 0 for the newest, or of a tag; from a local file or from the server.
 
         Raises NotFound, Unavailable, StorageFull, and Damaged if the server twice sends a snapshot that does not match
-        its description, or that is older than a stored one.
+        its description, that is older than a stored one, or that is not signed by the servers of the dataset.
         """
         try:
             return self._offered(client, dataset, generation, tag)
@@ -41,14 +48,25 @@ class SnapshotStore:
         known = self._known(folder, dataset, generation) if not tag else None
         remote = client.snapshot(dataset.name, generation, known.digest if known else b"", tag)
         newest = self._newest(folder) if is_newest else None
-        if newest is not None and remote.updated_ns < newest.header.updated_ns:
+        is_older = newest is not None and remote.updated_ns < newest.header.updated_ns
+        if newest is not None and is_older and not self._is_older_allowed:
             raise Damaged(
                 f"the server offers an older snapshot of {dataset.name} (generation {remote.generation}) than the "
-                f"newest one on this machine (generation {newest.generation}); if that is right, remove {folder}"
+                f"newest one on this machine (generation {newest.generation}); if that is right, set "
+                "DIESELFS_ALLOW_OLDER=yes, or tag the generation and read the tag"
             )
         if remote.content is None and known is not None:
             return known
         return self._keep(folder, dataset, remote)
+
+    def check_signer(self, header: SnapshotHeader) -> None:
+        """Raise Damaged unless the signer of this snapshot is that of the first of its dataset; StorageFull."""
+        folder = self._folder / header.dataset_id.hex()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_signer(folder / SIGNER_FILE, header.dataset, header.signer)
+        except OSError as error:
+            raise _cannot_store(folder, error) from None
 
     def _known(self, folder: Path, dataset: DatasetRecord, generation: int) -> Snapshot | None:
         """The local snapshot of a generation, 0 for the newest; the server decides whether it is current."""
@@ -75,13 +93,15 @@ class SnapshotStore:
         arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
         arrived.verify()
         header = arrived.header
-        promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id)
-        if (header.digest, header.generation, header.updated_ns, header.dataset_id) != promised:
+        promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id, dataset.name)
+        sent = (header.digest, header.generation, header.updated_ns, header.dataset_id, header.dataset)
+        if sent != promised:
             raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
+        check_snapshot_signature(header, arrived.source)
+        self.check_signer(header)
         path = folder / _file_name(header.updated_ns, header.generation)
         aside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             aside.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(aside, flags, 0o600), "wb") as file:
@@ -89,13 +109,31 @@ class SnapshotStore:
             aside.rename(path)
         except OSError as error:
             aside.unlink(missing_ok=True)
-            raise StorageFull(
-                f"cannot store the snapshot in {folder}: {error.strerror}; free some space there, then try again"
-            ) from None
+            raise _cannot_store(folder, error) from None
         for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
             for kept in folder.glob(f"{old.stem}.*"):  # with its images
                 kept.unlink(missing_ok=True)
         return Snapshot.open(path)
+
+
+def _cannot_store(folder: Path, error: OSError) -> StorageFull:
+    return StorageFull(
+        f"cannot store the snapshot in {folder}: {error.strerror}; free some space there, then try again"
+    )
+
+
+def _check_signer(path: Path, dataset: str, signer: bytes) -> None:
+    """Note the signer of the first snapshot in the file `path`; raise Damaged if it has another one. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+            file.write(f"{signer.hex()}\n")
+    except FileExistsError:
+        if path.read_text("ascii", "replace").strip() not in (signer.hex(), ""):  # "": its writer was killed
+            raise Damaged(
+                f"the snapshot of {dataset} is signed by other servers than those before; if the servers have a new "
+                f"identity, remove {path}"
+            ) from None
 
 
 def _file_name(updated_ns: int, generation: int) -> str:
@@ -118,10 +156,12 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
 def load_snapshot(path: str | os.PathLike[str], current: DatasetRecord, is_stale_allowed: bool) -> Snapshot:
     """A saved snapshot, compared with the server's record of the dataset (DIESEL 4.1.3).
 
-    Raises NotFound, Damaged, and DieselfsError if it is of another dataset, or stale unless `is_stale_allowed`.
+    Raises NotFound, Damaged (also without a valid signature), and DieselfsError if it is of another dataset, or stale
+    unless `is_stale_allowed`.
     """
     snapshot = Snapshot.open(path)
     snapshot.verify()
+    check_snapshot_signature(snapshot.header, snapshot.source)
     if snapshot.header.dataset_id != current.dataset_id:
         raise DieselfsError(f"{path} is a snapshot of another dataset ({snapshot.dataset})")
     if snapshot.generation != current.generation and not is_stale_allowed:

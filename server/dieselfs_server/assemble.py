@@ -21,6 +21,7 @@ from dieselfs_server.datasets.commit import catch_up
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.dispatcher import Dispatcher
+from dieselfs_server.identity import store_identity
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
@@ -104,6 +105,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         stack.callback(store.close)
         metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
         stack.callback(metadata.close)
+        identity = await trio.to_thread.run_sync(store_identity, store)
         users = UserStore(store)
         if settings.admin_key:
             write_admin_key(users, Path(settings.admin_key))
@@ -114,8 +116,8 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             store,
             metadata,
             users,
-            SnapshotCache(settings.state / "snapshots", metadata),
-            TagStore(store),
+            SnapshotCache(settings.state / "snapshots", metadata, identity),
+            TagStore(store, identity),
             settings.state / "scratch",
             names=(settings.store, settings.metadata),
         )

@@ -17,6 +17,7 @@ from dieselfs.errors import AlreadyExists
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import catch_up, commit_chunk, read_header
+from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.pins import Pin, put_pin, remove_pin
 from dieselfs_server.maintenance.purge import purge
@@ -24,6 +25,7 @@ from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
+from tests.support.identity import IDENTITY
 
 DATASET = bytes(range(16))
 NAME = "data"
@@ -76,7 +78,7 @@ class DatasetMachine(RuleBasedStateMachine):
         self.store = KillableStore()
         self.metadata = self.make_metadata()
         self.metadata.create_dataset(NAME, DATASET)
-        self.tags = TagStore(self.store)
+        self.tags = TagStore(self.store, IDENTITY)
         self.now_ns = START_NS
         self.ids = ChunkIdSource(clock=lambda: self.now_ns // 10**9, machine=bytes(6), first_counter=1)
         self.files: Files = {}
@@ -216,7 +218,8 @@ class DatasetMachine(RuleBasedStateMachine):
     # -- what must hold ----------------------------------------------------------------------------------
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(build_snapshot(self.metadata.entry_table(DATASET)), "snapshot of the machine")
+        content = signed(build_snapshot(self.metadata.entry_table(DATASET)), IDENTITY)
+        return Snapshot(content, "snapshot of the machine")
 
     def _read(self, snapshot: Snapshot) -> Files:
         found = {}

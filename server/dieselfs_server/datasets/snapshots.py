@@ -1,4 +1,4 @@
-"""Snapshots, built from the metadata on request, cached as files, and sent from these."""
+"""Snapshots, built from the metadata on request, signed, cached as files, and sent from these."""
 
 import errno
 import logging
@@ -10,8 +10,10 @@ import trio
 from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.records import DatasetRecord
 from dieselfs.snapshot.builder import build_snapshot
-from dieselfs.snapshot.format import SnapshotHeader
+from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header, with_signature
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.signature import check_snapshot_signature, message_of
+from dieselfs_server.identity import Identity
 from dieselfs_server.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -20,11 +22,25 @@ GENERATIONS_KEPT = 4
 """Per dataset; building a new one removes older files."""
 
 
+def signed(content: bytes, identity: Identity) -> bytes:
+    """The snapshot file `content` with the signature of these servers."""
+    header = decode_snapshot_header(content, len(content), "snapshot to sign")
+    return with_signature(content, header, identity.public_key, identity.sign(message_of(header.digest)))
+
+
+def check_signed(snapshot: Snapshot, identity: Identity) -> None:
+    """Raise Damaged unless these servers have signed the snapshot."""
+    if snapshot.header.signer != identity.public_key:
+        raise Damaged(f"{snapshot.source}: not signed by the servers of this store")
+    check_snapshot_signature(snapshot.header, snapshot.source)
+
+
 class SnapshotCache:
     """One folder with a file for each dataset and generation. Concurrent requests share one build."""
 
-    def __init__(self, folder: Path, metadata: MetadataStore) -> None:
+    def __init__(self, folder: Path, metadata: MetadataStore, identity: Identity) -> None:
         self._folder = folder
+        self._identity = identity
         self._metadata = metadata
         self._locks: dict[bytes, trio.Lock] = {}  # changed only between checkpoints
         self._open: dict[Path, Snapshot] = {}  # each changed only under its dataset's lock
@@ -42,7 +58,7 @@ class SnapshotCache:
             return self._older(dataset, generation)
         if (kept := self.kept(dataset)) is not None:
             return kept
-        content = build_snapshot(self._metadata.entry_table(dataset.dataset_id))
+        content = signed(build_snapshot(self._metadata.entry_table(dataset.dataset_id)), self._identity)
         built = Snapshot(content, f"snapshot of {dataset.name}")
         path = self._path(dataset.dataset_id, built.header)  # of the generation built, which may be newer
         try:
@@ -75,6 +91,7 @@ class SnapshotCache:
             try:
                 snapshot = Snapshot.open(path)
                 snapshot.verify()
+                check_signed(snapshot, self._identity)
             except NotFound:
                 return None
             except (Damaged, InvalidInput) as error:

@@ -1,21 +1,26 @@
 """Tags: names for generations that are kept (`dl://data@v3`). Blocks.
 
 A tag is the generation's snapshot as a record in the object store. So it survives the loss of all metadata, and has the
-list of the chunks that it needs. The record's name has the dataset's ID and the tag's name in hexadecimal.
+list of the chunks that it needs. The record's name has the dataset's ID and the tag's name in hexadecimal. Before the
+snapshot, the record has a signature of tag and digest, so that nobody can exchange the tags of a dataset.
 """
 
 import numpy as np
 
-from dieselfs.errors import AlreadyExists, Damaged, NotFound
+from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, NotFound
+from dieselfs.identity import SIGNATURE_BYTES, check_signature
 from dieselfs.names import check_tag_name
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.datasets.snapshots import check_signed
+from dieselfs_server.identity import Identity
 from dieselfs_server.store.interface import ObjectStore
 
 
 class TagStore:
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, identity: Identity) -> None:
         self._store = store
+        self._identity = identity
 
     def add(self, snapshot: Snapshot, name: str) -> TagRecord:
         """Tag a snapshot. Raises AlreadyExists: a tag never changes."""
@@ -23,7 +28,8 @@ class TagStore:
         record = _record_name(dataset_id, check_tag_name(name))
         if self._store.get_record(record) is not None:
             raise AlreadyExists(f"dataset {snapshot.dataset} already has a tag {name!r}; remove it first")
-        self._store.put_record(record, bytes(snapshot.content))
+        signature = self._identity.sign(_message(name, snapshot))
+        self._store.put_record(record, signature + snapshot.content)
         return _describe(name, snapshot)
 
     def get(self, dataset: str, dataset_id: bytes, name: str) -> Snapshot:
@@ -33,10 +39,17 @@ class TagStore:
             raise NotFound(
                 f"dataset {dataset} has no tag {name!r}; list its tags with: dlcmd tag ls dl://{dataset}"
             )
-        snapshot = Snapshot(content, f"tag {name} of {dataset}")
+        source = f"tag {name} of {dataset}"
+        snapshot = Snapshot(content[SIGNATURE_BYTES:], source)
         snapshot.verify()
+        check_signed(snapshot, self._identity)
         if snapshot.header.dataset_id != dataset_id:
             raise Damaged(f"tag {name} of {dataset} holds the snapshot of another dataset")
+        pin, public_key = self._identity.pin, self._identity.public_key
+        try:
+            check_signature(pin, public_key, _message(name, snapshot), content[:SIGNATURE_BYTES], source)
+        except AccessDenied as error:
+            raise Damaged(str(error)) from None
         return snapshot
 
     def names(self, dataset_id: bytes) -> list[str]:
@@ -74,6 +87,10 @@ def _prefix(dataset_id: bytes) -> str:
 
 def _record_name(dataset_id: bytes, name: str) -> str:
     return _prefix(dataset_id) + name.encode("ascii").hex()
+
+
+def _message(name: str, snapshot: Snapshot) -> bytes:
+    return b"dieselfs tag\0" + name.encode("ascii") + b"\0" + snapshot.digest
 
 
 def _describe(name: str, snapshot: Snapshot) -> TagRecord:

@@ -12,19 +12,25 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteSnapshot
 from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.format import with_signature
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import GENERATIONS_KEPT, SnapshotStore, load_snapshot
+from dieselfs.snapshot.store import GENERATIONS_KEPT, SIGNER_FILE, SnapshotStore, load_snapshot
+from dieselfs_server.datasets.snapshots import signed
+from dieselfs_server.identity import Identity
+from tests.support.identity import IDENTITY, OTHER_IDENTITY
 from tests.support.snapshots import SAMPLE, Tree, entry_table, file_of
 
 SECOND_NS = 1_000_000_000
 
 
-def content_of(generation: int, tree: Tree = SAMPLE, dataset_id: bytes | None = None) -> bytearray:
+def content_of(
+    generation: int, tree: Tree = SAMPLE, dataset_id: bytes | None = None, identity: Identity = IDENTITY
+) -> bytearray:
     table = entry_table(tree)
     record = replace(table.dataset, generation=generation, updated_ns=generation * SECOND_NS)
     if dataset_id is not None:
         record = replace(record, dataset_id=dataset_id)
-    return bytearray(build_snapshot(replace(table, dataset=record)))
+    return bytearray(signed(build_snapshot(replace(table, dataset=record)), identity))
 
 
 def offer_of(content: bytearray) -> RemoteSnapshot:
@@ -56,7 +62,7 @@ def offered(cache: SnapshotStore, offer: RemoteSnapshot, generation: int = 0) ->
 
 
 def files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != SIGNER_FILE]
 
 
 def test_a_snapshot_is_fetched_once(tmp_path: Path) -> None:
@@ -106,6 +112,40 @@ def test_an_older_state_is_refused_unless_asked_for_by_number(tmp_path: Path) ->
     with pytest.raises(Damaged, match=r"older snapshot of pets \(generation 6\).*\(generation 7\)"):
         offered(cache, offer_of(content_of(6)))
     assert offered(cache, offer_of(content_of(6)), generation=6).generation == 6
+
+
+def test_an_older_state_can_be_allowed(tmp_path: Path) -> None:
+    offered(SnapshotStore(tmp_path), offer_of(content_of(7)))
+    assert offered(SnapshotStore(tmp_path, is_older_allowed=True), offer_of(content_of(6))).generation == 6
+    with pytest.raises(Damaged, match="DIESELFS_ALLOW_OLDER=yes"):
+        offered(SnapshotStore(tmp_path), offer_of(content_of(6)))
+
+
+def test_a_snapshot_of_other_servers_is_refused(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    offered(cache, offer_of(content_of(7)))
+    forged = offer_of(content_of(8, {}, identity=OTHER_IDENTITY))
+    with pytest.raises(Damaged, match=f"signed by other servers .* remove .*/{SIGNER_FILE}"):
+        offered(cache, forged)
+    assert [Snapshot.open(path).generation for path in files(tmp_path)] == [7]
+    next(tmp_path.rglob(SIGNER_FILE)).unlink()
+    assert offered(cache, forged).generation == 8
+
+
+def test_a_snapshot_without_a_valid_signature_is_refused(tmp_path: Path) -> None:
+    good = bytes(content_of(7))
+    header = Snapshot(good, "good").header
+    other = Snapshot(bytes(content_of(8)), "other").header
+    for signer, signature in (
+        (bytes(32), bytes(64)),
+        (header.signer, bytes(64)),
+        (header.signer, other.signature),
+        (OTHER_IDENTITY.public_key, header.signature),
+    ):
+        forged = bytearray(with_signature(good, header, signer, signature))
+        with pytest.raises(Damaged, match="sign"):
+            offered(SnapshotStore(tmp_path), offer_of(forged))
+    assert files(tmp_path) == []
 
 
 def test_an_older_state_that_says_it_is_new_is_refused(tmp_path: Path) -> None:

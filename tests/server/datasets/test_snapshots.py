@@ -14,6 +14,7 @@ from dieselfs_server.datasets.commit import commit_chunk
 from dieselfs_server.datasets.snapshots import GENERATIONS_KEPT, SnapshotCache
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
+from tests.support.identity import IDENTITY
 
 DATASET = bytes(range(16))
 IDS = ChunkIdSource(clock=lambda: 1_800_000_000, first_counter=1)
@@ -46,7 +47,7 @@ def write(metadata: SqliteMetadata, name: bytes) -> None:
 
 async def test_many_who_ask_at_once_get_one_snapshot(metadata: CountingMetadata, tmp_path: Path) -> None:
     write(metadata, b"file")
-    snapshots = SnapshotCache(tmp_path, metadata)
+    snapshots = SnapshotCache(tmp_path, metadata, IDENTITY)
     got = []
 
     async def ask() -> None:
@@ -61,7 +62,7 @@ async def test_many_who_ask_at_once_get_one_snapshot(metadata: CountingMetadata,
 
 
 async def test_older_generations_are_kept_for_a_while(metadata: CountingMetadata, tmp_path: Path) -> None:
-    snapshots = SnapshotCache(tmp_path, metadata)
+    snapshots = SnapshotCache(tmp_path, metadata, IDENTITY)
     for number in range(1, GENERATIONS_KEPT + 3):
         write(metadata, b"file%d" % number)
         assert (await snapshots.get(metadata.dataset("data"))).generation == number
@@ -75,13 +76,13 @@ async def test_older_generations_are_kept_for_a_while(metadata: CountingMetadata
 
 async def test_a_spoilt_file_is_built_again(metadata: CountingMetadata, tmp_path: Path) -> None:
     write(metadata, b"file")
-    digest = (await SnapshotCache(tmp_path, metadata).get(metadata.dataset("data"))).digest
+    digest = (await SnapshotCache(tmp_path, metadata, IDENTITY).get(metadata.dataset("data"))).digest
     (path,) = tmp_path.iterdir()
     for position in (0, 20, 100, -1):
         content = bytearray(path.read_bytes())
         content[position] ^= 1
         path.write_bytes(content)
-        snapshots = SnapshotCache(tmp_path, metadata)  # a server that has just started
+        snapshots = SnapshotCache(tmp_path, metadata, IDENTITY)  # a server that has just started
         assert (await snapshots.get(metadata.dataset("data"))).digest == digest
 
 
@@ -89,14 +90,14 @@ async def test_a_shelf_that_cannot_be_written_is_named(metadata: CountingMetadat
     write(metadata, b"file")
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match=os.fspath(tmp_path)):
-        await SnapshotCache(tmp_path / "file" / "shelf", metadata).get(metadata.dataset("data"))
+        await SnapshotCache(tmp_path / "file" / "shelf", metadata, IDENTITY).get(metadata.dataset("data"))
 
 
 async def test_snapshots_are_private_and_go_with_their_dataset(
     metadata: CountingMetadata, tmp_path: Path
 ) -> None:
     write(metadata, b"file")
-    snapshots = SnapshotCache(tmp_path / "shelf", metadata)
+    snapshots = SnapshotCache(tmp_path / "shelf", metadata, IDENTITY)
     await snapshots.get(metadata.dataset("data"))
     (path,) = (tmp_path / "shelf").iterdir()
     assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0

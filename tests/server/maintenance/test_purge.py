@@ -15,6 +15,7 @@ from dieselfs_server.maintenance.purge import purge, removable
 from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
+from tests.support.identity import IDENTITY
 
 DATASET = bytes(range(16))
 NOW_S = 1_800_000_000
@@ -70,7 +71,13 @@ class World:
 
     def purge(self, grace_s: int = 0) -> PurgeReport:
         return purge(
-            self.store, self.metadata, self.dataset(), TagStore(self.store), NOW_NS + 10**9, grace_s, False
+            self.store,
+            self.metadata,
+            self.dataset(),
+            TagStore(self.store, IDENTITY),
+            NOW_NS + 10**9,
+            grace_s,
+            False,
         )
 
     def read(self) -> dict[bytes, bytes]:
