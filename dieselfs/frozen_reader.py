@@ -62,8 +62,8 @@ class FrozenReader:
             return self.reader
 
     def use(self, snapshot: Snapshot) -> None:
-        """Read with this snapshot from now on, and stay at its generation. Raises Damaged if it is signed by others than
-        the earlier ones.
+        """Read with this snapshot from now on, and stay at its generation. Raises Damaged if other servers
+        signed it than the earlier ones.
         """
         with self._lock:
             self._store.check_signer(snapshot.header)

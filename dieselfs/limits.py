@@ -25,6 +25,10 @@ CHUNK_ENTRIES_MAX = 65_536
 CHUNK_PATH_BYTES_MAX = 16 * MIB
 """All paths and link targets of one chunk together; a writer seals before it exceeds this."""
 FILE_BYTES_MAX = 1 << 60
+CHUNK_AHEAD_S_MAX = 15 * 60
+"""A server refuses a chunk whose ID is further ahead of its clock: its writer's clock is wrong. A starting server looks
+for chunks that were not applied from an hour before the newest ID, so no ID may be far ahead.
+"""
 
 # Network ----------------------------------------------------------------------------------------------
 FRAME_BYTES_MAX = 2 * MIB

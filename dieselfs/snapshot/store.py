@@ -124,16 +124,16 @@ def _cannot_store(folder: Path, error: OSError) -> StorageFull:
 
 def _check_signer(path: Path, dataset: str, signer: bytes) -> None:
     """Note the signer of the first snapshot in the file `path`; raise Damaged if it has another one. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
-            file.write(f"{signer.hex()}\n")
-    except FileExistsError:
-        if path.read_text("ascii", "replace").strip() not in (signer.hex(), ""):  # "": its writer was killed
-            raise Damaged(
-                f"the snapshot of {dataset} is signed by other servers than those before; if the servers have a new "
-                f"identity, remove {path}"
-            ) from None
+    known = path.read_text("ascii", "replace").strip() if path.exists() else ""
+    if known and known != signer.hex():
+        raise Damaged(
+            f"the snapshot of {dataset} is signed by other servers than those before; if the servers have a new "
+            f"identity, remove {path}"
+        )
+    if not known:
+        aside = path.with_suffix(f".{os.getpid()}.tmp")
+        aside.write_text(f"{signer.hex()}\n", "ascii")
+        aside.rename(path)
 
 
 def _file_name(updated_ns: int, generation: int) -> str:

@@ -15,6 +15,7 @@ from dieselfs.metrics import Registry
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.metadata.interface import MetadataStore
@@ -61,6 +62,7 @@ class Service:
         self.requests = self.metrics.counter("rpc.requests", "Calls of clients.")
         self.sent_payload_bytes = self.metrics.counter("payloads.sent_bytes", "Bytes of chunks sent.")
         self.ids = ChunkIdSource(time.time)
+        self.names_of_datasets = DatasetNames(self.store)
         self.catalog = Catalog(self.store, self.metadata)
         self.executor = RequestExecutor(self.store, self.metrics)
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)

@@ -1,4 +1,4 @@
-"""The datasets by name: from the metadata store or, if it has lost them, from the headers of chunks.
+"""The datasets by name: from the metadata store or, if it has lost them, from the records of their names.
 
 To read chunks, a server needs only the dataset's ID. So running mounts still read while the metadata store is away or
 empty; only requests that need metadata fail, with an error that names the remedy. A store that does not answer delays
@@ -16,6 +16,7 @@ from dieselfs.errors import Damaged, NotFound, Unavailable
 from dieselfs.limits import METADATA_AWAY_S
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.leases.pins import Pin, live_pins
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
@@ -40,8 +41,10 @@ class Catalog:
         self._store = store
         self._metadata = metadata
         self._clock = clock
-        self._lock = Lock()  # guards the three below
+        self._names = DatasetNames(store)
+        self._lock = Lock()  # guards the four below
         self._ids: dict[str, bytes] = {}
+        self._nameless: dict[str, bytes] = {}  # without a record, by the name in their chunks
         self._scanned_s = float("-inf")
         self._away_until_s: float | None = None  # None: the last call to the metadata store succeeded
 
@@ -95,15 +98,34 @@ class Catalog:
             return known
 
     def _stored_id(self, name: str) -> bytes | None:
-        """The ID of the dataset called `name`, from the headers of its chunks."""
-        with self._lock:
-            if self._clock() - self._scanned_s > SCAN_INTERVAL_S:
-                names = {dataset_id: self._name_of(dataset_id) for dataset_id in self._store.list_datasets()}
-                self._ids = {found: dataset_id for dataset_id, found in names.items() if found}
-                self._scanned_s = self._clock()
-            known = self._ids.get(name)
+        """The ID of the dataset called `name` if it has chunks: by its record, else from the headers of chunks."""
+        known = self._names.find(name)
+        if known is None:
+            with self._lock:
+                if self._clock() - self._scanned_s > SCAN_INTERVAL_S:
+                    self._nameless = self._scan()
+                    self._scanned_s = self._clock()
+                known = self._nameless.get(name)
         # This or another server may have dropped it since the scan.
         return known if known is not None and any(self._store.list_chunks(known)) else None
+
+    def _scan(self) -> dict[str, bytes]:
+        """The datasets without a record, which may be lost as well, by the names in the headers of their chunks. A name
+        that two of them have, or that has a record, is left out: one of them could be a forgery.
+        """
+        named = self._names.all()
+        known = set(named.values())
+        found: dict[str, bytes] = {}
+        refused = set(named)
+        for dataset_id in self._store.list_datasets():
+            name = self._name_of(dataset_id) if dataset_id not in known else None
+            if name in found or name in refused:
+                log.error("dataset %s has chunks with the name of another, %s", dataset_id.hex(), name)
+                found.pop(name, None)
+                refused.add(name)
+            elif name is not None:
+                found[name] = dataset_id
+        return found
 
     def _name_of(self, dataset_id: bytes) -> str | None:
         for chunk_id in self._store.list_chunks(dataset_id):

@@ -14,8 +14,11 @@ from dieselfs.chunk.format import (
     decode_header,
     decode_preamble,
 )
-from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk.ids import chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
+from dieselfs.limits import CHUNK_AHEAD_S_MAX
+from dieselfs.records import DatasetRecord
+from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -35,14 +38,20 @@ def commit_chunk(
     chunk_id: bytes,
     data: bytearray | bytes,
     now_ns: int,
+    uploaded_to: str | None = None,
 ) -> int:
     """Verify, store and apply a chunk; returns the dataset's generation. May be repeated.
 
-    Raises Damaged if the bytes are not this chunk of this dataset, AlreadyExists if another chunk has this
-    ID, NotFound if there is no such dataset.
+    `uploaded_to`: the name of the dataset, for a chunk that a client made: its header must have this name, and its ID
+    must not be ahead of the clock.
+
+    Raises Damaged if the bytes are not this chunk of this dataset, InvalidInput for a chunk that must not be uploaded,
+    AlreadyExists if another chunk has this ID, NotFound if there is no such dataset.
     """
     source = f"chunk {chunk_name(chunk_id)}"
     preamble, header, _ = decode_chunk(data, source, chunk_id, dataset_id, are_extents_checked=False)
+    if uploaded_to is not None:
+        _check_upload(chunk_id, header, uploaded_to, now_ns, source)
     if len(header) and int(header.versions.max()) > now_ns + VERSION_AHEAD_NS_MAX:
         raise InvalidInput(f"{source}: its versions were not reserved here")
     try:
@@ -59,6 +68,20 @@ def commit_chunk(
         raise
 
 
+def _check_upload(chunk_id: bytes, header: ChunkHeader, name: str, now_ns: int, source: str) -> None:
+    """Raise InvalidInput for the chunk of a client that names another dataset, or was made in the future."""
+    if header.dataset != name:
+        raise InvalidInput(
+            f"{source}: its header names dataset {header.dataset!r}, but it is uploaded to {name!r}"
+        )
+    ahead_s = chunk_time_s(chunk_id) - now_ns // 10**9
+    if ahead_s > CHUNK_AHEAD_S_MAX:
+        raise InvalidInput(
+            f"{source}: made {ahead_s} s in the future, limit {CHUNK_AHEAD_S_MAX} s; "
+            "set the clock of the machine that writes, or that of the server"
+        )
+
+
 def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
     """Preamble and header of a stored chunk. Raises NotFound, Damaged."""
     source = f"chunk {chunk_name(chunk_id)}"
@@ -67,10 +90,29 @@ def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple
     return preamble, decode_header(preamble, header, source, dataset_id)
 
 
+def _claim_name(names: DatasetNames, dataset: DatasetRecord) -> None:
+    """Make the record of a dataset's name if it is missing. Logs if another dataset has the name."""
+    try:
+        owner = names.claim(dataset.name, dataset.dataset_id)
+    except Damaged as error:
+        log.error("%s", error)
+        return
+    if owner != dataset.dataset_id:
+        log.error(
+            "dataset %s is %s in the store, but %s in the metadata; rebuild it: dlcmd rebuild dl://%s",
+            dataset.name,
+            owner.hex(),
+            dataset.dataset_id.hex(),
+            dataset.name,
+        )
+
+
 def catch_up(store: ObjectStore, metadata: MetadataStore, now_ns: int) -> int:
     """Apply chunks that are stored but not applied; returns their number. Skips damaged ones."""
     applied = 0
+    names = DatasetNames(store)
     for dataset in metadata.datasets():
+        _claim_name(names, dataset)
         since_s = max(metadata.newest_chunk_time_s(dataset.dataset_id) - CATCH_UP_OVERLAP_S, 0)
         for chunk_id in store.list_chunks(dataset.dataset_id, since_s):
             if metadata.has_chunk(dataset.dataset_id, chunk_id):

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import trio
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.auth import Key
@@ -23,7 +23,7 @@ from dieselfs.rpc.records import (
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
-from dieselfs_server.service import Call
+from dieselfs_server.service import Call, Service
 from dieselfs_server.users import Right, Users, with_grant, with_key, without_key
 
 GRACE_S_MAX = 1 << 40
@@ -37,8 +37,16 @@ log = logging.getLogger(__name__)
 async def create_dataset(call: Call) -> DatasetRecord:
     name = call.arguments.name
     await call.require_right(name, Right.WRITE)
-    dataset_id = secrets.token_bytes(DATASET_ID_BYTES)
-    return await trio.to_thread.run_sync(call.service.metadata.create_dataset, name, dataset_id)
+    return await trio.to_thread.run_sync(_create, call.service, name)
+
+
+def _create(service: Service, name: str) -> DatasetRecord:
+    """Raises AlreadyExists, and Unavailable if the dataset has lost its metadata. Blocks."""
+    if service.catalog.dataset(name) is not None:
+        raise AlreadyExists(f"dataset {name!r} exists already")
+    # The name first: a crash after it leaves a name without a dataset, which the next call continues.
+    dataset_id = service.names_of_datasets.claim(name, secrets.token_bytes(DATASET_ID_BYTES))
+    return service.metadata.create_dataset(name, dataset_id)
 
 
 async def get_dataset(call: Call) -> DatasetRecord:
@@ -61,6 +69,7 @@ async def drop_dataset(call: Call) -> None:
         service.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
         service.snapshots.drop(dataset.dataset_id)
         service.tags.drop(dataset.dataset_id)
+        service.names_of_datasets.release(dataset.name, dataset.dataset_id)
 
     await trio.to_thread.run_sync(drop)
     log.info("dataset %s dropped by %s", dataset.name, call.caller.name)

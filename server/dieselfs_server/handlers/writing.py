@@ -47,6 +47,7 @@ async def _commit(service: Service, dataset: DatasetRecord, chunk_id: bytes, dat
         chunk_id,
         data,
         service.now_ns(),
+        dataset.name,
         limiter=service.writes,
     )
 

@@ -8,9 +8,10 @@ from dieselfs.errors import Unavailable
 from dieselfs.limits import METADATA_AWAY_S
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
-from tests.support.chunks import CHUNK_ID, DATASET_ID, sample_chunk
+from tests.support.chunks import CHUNK_ID, DATASET_ID, sample_builder, sample_chunk
 
 NAME = "pets"
 
@@ -76,3 +77,34 @@ def test_a_metadata_store_that_failed_is_asked_now_and_then(
     store.delete_dataset(DATASET_ID)
     metadata.drop_dataset(DATASET_ID)
     assert catalog.dataset(NAME) is None
+
+
+FORGER = bytes(16)
+
+
+def forge(store: MemoryStore) -> None:
+    """Another dataset with an older chunk, whose header has the name `pets`."""
+    chunk_id = bytes(16)
+    store.put(FORGER, chunk_id, sample_builder().seal().encode(chunk_id, NAME, FORGER, 1))
+
+
+def test_the_record_decides_which_dataset_has_a_name(store: MemoryStore, metadata: SqliteMetadata) -> None:
+    DatasetNames(store).claim(NAME, DATASET_ID)
+    forge(store)
+    catalog = Catalog(store, metadata)
+    with pytest.raises(Unavailable, match="dlcmd rebuild dl://pets"):
+        catalog.dataset(NAME)
+    assert catalog.dataset_id(NAME) == DATASET_ID
+
+
+def test_a_name_without_a_record_that_two_datasets_have_is_nobodys(
+    store: MemoryStore, metadata: SqliteMetadata
+) -> None:
+    forge(store)
+    assert Catalog(store, metadata).dataset_id(NAME) is None
+
+
+def test_a_dataset_with_a_record_gets_no_other_name(store: MemoryStore, metadata: SqliteMetadata) -> None:
+    DatasetNames(store).claim("cars", DATASET_ID)
+    catalog = Catalog(store, metadata)
+    assert (catalog.dataset_id(NAME), catalog.dataset_id("cars")) == (None, DATASET_ID)

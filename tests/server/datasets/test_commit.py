@@ -11,7 +11,9 @@ import pytest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, StorageFull, Unavailable
+from dieselfs.limits import CHUNK_AHEAD_S_MAX
 from dieselfs_server.datasets.commit import VERSION_AHEAD_NS_MAX, catch_up, commit_chunk, read_header
+from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.memory import MemoryStore
@@ -107,6 +109,33 @@ def test_versions_from_the_far_future_would_win_for_ever_and_are_refused(metadat
     with pytest.raises(InvalidInput, match="not reserved"):
         commit_chunk(store, metadata, DATASET, chunk_id, data, NOW_NS)
     assert list(store.list_chunks(DATASET)) == []
+
+
+def test_a_chunk_that_names_another_dataset_is_refused(metadata: SqliteMetadata) -> None:
+    store = MemoryStore()
+    chunk_id, data = chunk(b"content")
+    with pytest.raises(InvalidInput, match="names dataset 'data', but it is uploaded to 'mine'"):
+        commit_chunk(store, metadata, DATASET, chunk_id, data, NOW_NS, "mine")
+    assert list(store.list_chunks(DATASET)) == []
+    assert commit_chunk(store, metadata, DATASET, chunk_id, data, NOW_NS, "data") == 1
+
+
+def test_a_chunk_of_the_future_is_refused(metadata: SqliteMetadata) -> None:
+    store = MemoryStore()
+    now_s = NOW_NS // 10**9
+    for ahead_s in (CHUNK_AHEAD_S_MAX + 1, 1 << 31):
+        chunk_id = (now_s + ahead_s).to_bytes(4, "big") + bytes(12)
+        _, data = chunk(b"content", chunk_id=chunk_id)
+        with pytest.raises(InvalidInput, match=f"made {ahead_s} s in the future, limit 900 s; set the clock"):
+            commit_chunk(store, metadata, DATASET, chunk_id, data, NOW_NS, "data")
+    chunk_id = (now_s + CHUNK_AHEAD_S_MAX).to_bytes(4, "big") + bytes(12)
+    assert commit_chunk(store, metadata, DATASET, *chunk(b"x", chunk_id=chunk_id), NOW_NS, "data") == 1
+
+
+def test_a_starting_server_makes_the_records_of_names(metadata: SqliteMetadata) -> None:
+    store = MemoryStore()
+    catch_up(store, metadata, NOW_NS)
+    assert DatasetNames(store).all() == {"data": DATASET}
 
 
 KILL_POINTS = [

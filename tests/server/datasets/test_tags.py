@@ -40,7 +40,7 @@ def test_any_altered_byte_of_a_tag_is_found() -> None:
     for place in range(len(content)):
         altered = bytearray(content)
         altered[place] ^= 1
-        store.put_record(record, altered)
+        store.put_record(record, bytes(altered))
         with pytest.raises(Damaged):
             tags.get("pets", DATASET_ID, "v1")
 
