@@ -36,12 +36,16 @@ if TYPE_CHECKING:  # numpy and trio take 0.3 s, which 'umount' and 'mounts' do n
 
 UPGRADE_TIMEOUT_S = 120.0
 """Wait for a new daemon to take over a mount."""
+REPLACEMENT_TIMEOUT_S = 5.0
+"""Wait for a supervisor to be replaced by the daemon of its mount."""
 UNMOUNT_BUSY_TIMEOUT_S = 1.0
 """A mount whose files are open for longer than this is not unmounted, unless lazily."""
 CACHE_STOP_TIMEOUT_S = 10.0
 
 _STATS, _ERRORS = Path(".dieselfs/stats"), Path(".dieselfs/errors")
 _POLL_S = 0.02
+LOG_TAIL_BYTES = 16 << 10
+"""The last line of a log is searched in this much of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Mount:
     - `daemon`: the process that serves it, None while it is replaced
     - `restarts`: daemons started after one died; `upgrades`: on request
     - `resends`: the kernel sends requests again (Linux 6.9), so that readers notice neither
-    - `trouble`: the last failure of the daemon, or empty
+    - `trouble`: the last failure of its processes, or empty; for a dead mount, why it ended, if its log says so
     - `last_error`: the newest line of `.dieselfs/errors`: time, path and reason of a failed read; or empty
     """
 
@@ -85,8 +89,7 @@ def mount(
     """
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)
-    default = log_path("mount", place.strip("/").replace("/", "-"))
-    log_file = Path(options.log_file).absolute() if options.log_file else default
+    log_file = Path(options.log_file).absolute() if options.log_file else _log_of(place)
     name = _checked(dataset, place, options)
     return launch(
         lambda report: supervisor_command(name, place, options, str(report), str(log_file)),
@@ -95,6 +98,11 @@ def mount(
         f"the mount on {place}",
         MountError,
     )
+
+
+def _log_of(place: str) -> Path:
+    """The log file of a mount that was given no other."""
+    return log_path("mount", place.strip("/").replace("/", "-"))
 
 
 def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options: MountOptions) -> NoReturn:
@@ -193,20 +201,35 @@ def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEO
     daemon does not start: then the old one continues. Raises Unavailable after `timeout_s`.
     """
     place = mounted_place(mountpoint)
-    before = supervision_of(place)
+    before = _living_supervision(place)
     if before is None:
         raise MountError(f"{place}: its supervisor is dead, or belongs to another user")
     deadline_s = time.monotonic() + timeout_s
-    os.kill(before.supervisor, signal.SIGUSR2)
-    while (now := supervision_of(place)) is not None:
-        if now.refusals > before.refusals:
+    asked = 0
+    while True:
+        now = supervision_of(place)
+        if now is None and mount_at(place) is None:
+            raise MountError(f"{place}: it was unmounted during the upgrade")
+        if now is not None and now.refusals > before.refusals:
             raise MountError(f"{place}: {now.trouble}")
-        if now.upgrades > before.upgrades and now.is_served:
+        if now is not None and now.upgrades > before.upgrades and now.is_served:
             return next(found for found in mounts() if found.mountpoint == place)
+        if (
+            now is not None and now.supervisor != asked
+        ):  # also one that has replaced the first in the meantime
+            asked = now.supervisor
+            os.kill(asked, signal.SIGUSR2)
         if time.monotonic() > deadline_s:
             raise Unavailable(f"{place}: no new daemon serves it after {timeout_s:g} s; see dlcmd mounts")
         time.sleep(_POLL_S)
-    raise MountError(f"{place}: it was unmounted during the upgrade")
+
+
+def _living_supervision(place: str) -> SupervisorStatus | None:
+    """The supervisor of a mount; waits for one that is being replaced, for REPLACEMENT_TIMEOUT_S at most."""
+    deadline_s = time.monotonic() + REPLACEMENT_TIMEOUT_S
+    while (found := supervision_of(place)) is None and time.monotonic() < deadline_s and not is_stale(place):
+        time.sleep(_POLL_S)
+    return found
 
 
 def mounts() -> list[Mount]:
@@ -231,7 +254,7 @@ def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mou
         supervision.restarts,
         supervision.upgrades,
         supervision.resends,
-        supervision.trouble,
+        _reason_of_end(record.mountpoint) if stale else supervision.trouble,
         _last_error(record.mountpoint) if supervision.is_served and not stale else "",
     )
 
@@ -241,6 +264,17 @@ def _last_error(place: str) -> str:
     with contextlib.suppress(OSError):  # the mount of another user, without --allow-other
         lines = Path(place, _ERRORS).read_text(errors="replace").splitlines()
     return " ".join(lines[-1].split("\t")) if lines else ""
+
+
+def _reason_of_end(place: str) -> str:
+    """What the supervisor of a dead mount wrote last into the usual log file; empty if it was killed."""
+    with contextlib.suppress(OSError):  # another user's, or elsewhere
+        with open(_log_of(place), "rb") as log:
+            log.seek(max(os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES, 0))
+            last = log.read().decode("utf-8", "replace").splitlines()[-1:]
+        _, found, reason = "".join(last).partition(f" WARNING {place}: ")
+        return reason if found else ""
+    return ""
 
 
 # -- daemons without a mount -----------------------------------------------------------------------------

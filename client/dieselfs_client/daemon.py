@@ -54,8 +54,8 @@ from dieselfs_client.mount.view import Choice, after_refusal, choices
 from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 from dieselfs_client.supervision.handover_state import HandoverState
+from dieselfs_client.supervision.kept_descriptors import DEVICE
 from dieselfs_client.supervision.status import MemoryFile
-from dieselfs_client.supervision.supervisor import DEVICE
 from dieselfs_client.supervision.supervisor_client import Command, SupervisorClient
 
 STOP_GRACE_S = 5.0
@@ -111,8 +111,8 @@ async def serve_mount(
     is unmounted, or the supervisor orders to stop.
 
     With `client`, the server keeps the generation that is mounted, and the mount takes part in the job of `options`.
-    Raises MountError, and the error with which the job refuses the node. After another error, or the order to yield,
-    the mount stays for the next daemon; else it is gone.
+    Raises MountError, and the error with which the job refuses the node: a mount that was ready stays then, and reads
+    of it fail. After another error, or the order to yield, the mount stays for the next daemon; else it is gone.
     """
     service = _MountService(snapshot, source, options, client, mountpoint, supervisor_client)
     refusal: DieselfsError | None = None
@@ -194,6 +194,7 @@ class _MountService(Service):
     mountpoint: str
     supervisor_client: SupervisorClient
     is_yielding: bool = False
+    is_announced: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,8 +216,15 @@ class _MountService(Service):
             finally:
                 # If this is the last descriptor, the kernel now fails the requests that still wait.
                 os.close(connection.device)
+            if self.is_announced and self._is_refused(refusal):
+                # An empty folder in place of the mount would look like a dataset without files.
+                _log.error(
+                    "%s fails; reads of it fail until it is unmounted or mounted again", self.mountpoint
+                )
+                break
             await trio.to_thread.run_sync(self._clear, connection)
             if self._refused_view is None:
+                _log.info("%s is unmounted", self.mountpoint)
                 break
             self._choices = after_refusal((self._choices or [])[1:], str(self._refused_view))
             if self._image is not None:
@@ -224,7 +232,6 @@ class _MountService(Service):
                 self._image = None
             if not self._choices:
                 raise self._refused_view
-        _log.info("%s is unmounted", self.mountpoint)
         await self.unpin()
         self.raise_refusal()
         if refusal is not None:
@@ -240,6 +247,10 @@ class _MountService(Service):
         """User and group of all files."""
         user = os.getuid() if self.options.uid is None else self.options.uid
         return user, os.getgid() if self.options.gid is None else self.options.gid
+
+    def _is_refused(self, refusal: str | None) -> bool:
+        """Whether the mount fails: `refusal` of the kernel, or one of the job."""
+        return refusal is not None or (self.role is not None and self.role.refusal is not None)
 
     def _connect(self) -> KernelConnection:
         supervisor = self.supervisor_client
@@ -412,6 +423,7 @@ class _MountService(Service):
             raise_read_ahead, self.layers.fuse_place
         ):
             _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
+        self.is_announced = True
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
 
     async def _cover(self, metadata_push: MetadataPush | None) -> None:

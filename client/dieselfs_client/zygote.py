@@ -25,8 +25,8 @@ from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError
 from dieselfs_client.daemon import open_dataset, open_log, serve_mount
 from dieselfs_client.mount.options import MountOptions, parse_options
 from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
+from dieselfs_client.supervision.kept_descriptors import SNAPSHOT
 from dieselfs_client.supervision.status import name_process
-from dieselfs_client.supervision.supervisor import SNAPSHOT
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
 Serve = Callable[[SupervisorClient], Coroutine[Any, Any, None]]
@@ -75,7 +75,7 @@ def _be_daemon(control_channel: ControlChannel, serve: Serve, log_file: Path | N
         except ConnectionError as error:
             _log.info("the standby daemon ends: %s", error)
         else:
-            code = _served(supervisor_client, control_channel, serve, log_file)
+            code = _served(supervisor_client, serve, log_file)
     except BaseException:  # any error: the process must not continue as the zygote
         code = EXIT_BUG
         _log.exception("the daemon ended by an unexpected error")
@@ -84,9 +84,7 @@ def _be_daemon(control_channel: ControlChannel, serve: Serve, log_file: Path | N
         os._exit(code)
 
 
-def _served(
-    supervisor_client: SupervisorClient, control_channel: ControlChannel, serve: Serve, log_file: Path | None
-) -> int:
+def _served(supervisor_client: SupervisorClient, serve: Serve, log_file: Path | None) -> int:
     """Serve until the mount has ended; returns the exit code."""
     name_process("dieselfs-daemon")
     if log_file is not None:
@@ -94,17 +92,16 @@ def _served(
     try:
         trio.run(serve, supervisor_client)
     except DieselfsError as error:
-        _fail(control_channel, error, log_file)
+        supervisor_client.tell_last("failed", _failure(error, log_file))
         return error.exit_code
     return EXIT_OK
 
 
-def _fail(control_channel: ControlChannel, error: DieselfsError, log_file: Path | None) -> None:
+def _failure(error: DieselfsError, log_file: Path | None) -> str:
+    """Log it; returns the argument of `failed`."""
     if log_file is not None:
         _log.error("%s", error)
-    text = " ".join(str(error).splitlines())
-    with suppress(OSError):  # the supervisor has ended
-        control_channel.send_patiently("failed", f"{error.exit_code} {type(error).__name__} {text}")
+    return f"{error.exit_code} {type(error).__name__} {' '.join(str(error).splitlines())}"
 
 
 def main() -> None:
@@ -127,7 +124,8 @@ def main() -> None:
             kept = inherited.get(SNAPSHOT)
             opened = open_dataset(dataset, options, None if kept is None else f"/proc/self/fd/{kept}")
         except DieselfsError as error:
-            _fail(control_channel, error, log_file)
+            with suppress(OSError):  # the supervisor has ended
+                control_channel.send_patiently("failed", _failure(error, log_file))
             sys.exit(error.exit_code)
         with suppress(OSError):  # the cache has just removed it: the next zygote fetches it from the server
             file = os.open(opened.snapshot.source, os.O_RDONLY | os.O_CLOEXEC)

@@ -19,8 +19,8 @@ from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions, format_options
 from dieselfs_client.supervision.status import supervision_of
 from tests.client.conftest import FILES
-from tests.client.supervision.test_supervisor import supervisor_and_zygote_run
 from tests.support.server import RunningServer
+from tests.support.supervised import supervisor_and_zygote_run
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
@@ -168,18 +168,6 @@ def test_a_daemon_that_was_killed_is_replaced(options: MountOptions, mountpoint:
     assert "was killed by signal 9" in after.trouble
     control.unmount(mountpoint)
     assert not is_alive(supervisor)
-
-
-def test_a_daemon_without_its_supervisor_ends_and_takes_the_mount_with_it(
-    options: MountOptions, mountpoint: Path
-) -> None:
-    control.mount("letters", mountpoint, options)
-    mount = listed(mountpoint)
-    assert mount.process is not None and mount.daemon is not None
-    os.kill(mount.process, signal.SIGKILL)
-    while is_alive(mount.daemon):
-        time.sleep(0.01)
-    assert os.listdir(mountpoint) == []
 
 
 def test_a_dead_mount_can_be_mounted_again(options: MountOptions, mountpoint: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
+from lab.job import kill_both
 from tests.support.server import RunningServer, running_server
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -163,8 +163,7 @@ def test_a_node_that_is_killed_costs_the_others_no_read(
     read_all(mountpoints[0])
     supervision = supervision_of(str(mountpoints[2]))
     assert supervision is not None
-    for process in (supervision.supervisor, supervision.daemon):
-        os.kill(process, signal.SIGKILL)
+    kill_both(supervision)
     for place in mountpoints[:2]:
         read_all(place)
     assert job_stats(mountpoints[1])["requested"]["failed"] == 0

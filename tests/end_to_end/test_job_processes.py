@@ -20,6 +20,7 @@ from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
+from lab.job import kill_both
 from lab.network import clear
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, content, store
@@ -182,8 +183,7 @@ def test_a_mount_takes_over_from_one_that_is_killed_while_it_is_read(job: Job) -
         reading = threads.submit(read_on)
         try:
             wait_for(lambda: rounds > 0)
-            for process in (supervision.supervisor, supervision.daemon):
-                os.kill(process, signal.SIGKILL)
+            kill_both(supervision)
             wait_for(lambda: is_master(second))
             seen = rounds
             wait_for(lambda: rounds > seen + 1 or reading.done())

@@ -76,9 +76,7 @@ class JobNode:
 
     def kill_mount(self) -> None:
         """Kill its supervisor and its daemon, nothing else on the host."""
-        supervision = self._supervision()
-        for process in (supervision.supervisor, supervision.daemon):
-            os.kill(process, signal.SIGKILL)
+        kill_both(self._supervision())
 
     def stats(self) -> dict[str, Any]:
         """`.dieselfs/stats`."""
@@ -160,3 +158,10 @@ class Job:
 
 def _knows(node: JobNode, names: list[str]) -> bool:
     return bool(sorted(node.stats()["job"]["members"]) == names)
+
+
+def kill_both(supervision: SupervisorStatus) -> None:
+    """Kill the supervisor of a mount and its daemon, before one of them can replace the other."""
+    os.kill(supervision.supervisor, signal.SIGSTOP)
+    os.kill(supervision.daemon, signal.SIGKILL)
+    os.kill(supervision.supervisor, signal.SIGKILL)

@@ -1,7 +1,11 @@
-"""The state of a process that the supervisor started, until its end. This module kills, and reads `/proc`."""
+"""The state of a process of the mount, until its end. This module kills, and reads `/proc`.
+
+The process is a child of the supervisor, or was started by an earlier supervisor of the mount and is adopted.
+"""
 
 import contextlib
 import os
+import select
 import signal
 
 from dieselfs_client.supervision.control_channel import ControlChannel
@@ -17,11 +21,13 @@ DEATH_TIMEOUT_S = 1.0
 
 
 class Child:
-    """A zygote or a daemon. `pid` is 0 until it is known; `status` is set by waitpid once it is dead."""
+    """A zygote or a daemon. `pid` is 0 until it is known; `status` is set once it is dead, by waitpid or by `look`."""
 
     def __init__(self, control_channel: ControlChannel, now_s: float, pid: int = 0) -> None:
         self.control_channel = control_channel
         self.pid = pid
+        self.pidfd: int | None = None
+        """Watches a process that may not be a child."""
         self.born_s = self.beat_s = now_s
         self.is_ready = False
         self.has_hung_up = False
@@ -30,12 +36,45 @@ class Child:
         self.exit_report: tuple[int, str, str] | None = None
         """Exit code, kind of error, and message, if it ended on purpose."""
 
+    def watch(self, pid: int) -> None:
+        """Its process ID is known. If it has ended already, `status` is set. Raises OSError without a descriptor."""
+        self.pid = pid
+        self._close_pidfd()
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.status = signal.SIGKILL
+
+    def look(self) -> None:
+        """Set the `status` of a process that has ended, and of which waitpid tells nothing: it is no child. How it
+        ended is unknown then; that it was killed is assumed.
+        """
+        if self.status is None and self.pidfd is not None and _is_readable(self.pidfd):
+            try:
+                found, status = os.waitpid(self.pid, os.WNOHANG)
+                self.status = status if found else None
+            except ChildProcessError:
+                self.status = signal.SIGKILL
+
+    def close(self) -> None:
+        """Close the control channel, and stop watching. The process is dead, or is no longer wanted."""
+        self.control_channel.close()
+        self._close_pidfd()
+
+    def _close_pidfd(self) -> None:
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+        self.pidfd = None
+
     def kill(self, now_s: float) -> None:
         if self.killed_s is None:
             self.killed_s = now_s
         if self.pid and self.status is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                if self.pidfd is None:
+                    os.kill(self.pid, signal.SIGKILL)
+                else:
+                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def is_gone(self, now_s: float) -> bool:
         """Whether it no longer serves. It may still exist, blocked in the kernel until its successor answers."""
@@ -65,3 +104,9 @@ class Child:
         if os.WIFSIGNALED(self.status):
             return f"was killed by signal {os.WTERMSIG(self.status)}"
         return f"ended with exit code {os.waitstatus_to_exitcode(self.status)}"
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dieselfs.chunk.segment import Segment
 from dieselfs.errors import DieselfsError
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.supervision.supervisor import CHUNK
+from dieselfs_client.supervision.kept_descriptors import CHUNK
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class HandoverChunks:
 
     def keep(self, chunk: int, segment: Segment) -> None:
         """Keep a chunk for the next daemon."""
-        self._supervisor_client.tell("keep", f"{self._prefix}{chunk}", segment.descriptor)
+        self._supervisor_client.tell("keep", f"{self._prefix}{chunk}", segment.descriptor, segment)
 
     def drop(self, chunk: int) -> None:
         """Stop keeping a chunk."""

@@ -1,14 +1,17 @@
 """The supervisor of a mount: owns its descriptors, starts the daemon that serves it, and replaces a daemon that died.
 
-    python -m dieselfs_client.supervision.supervisor REPORT LOG MOUNTPOINT COMMAND...
+    python -m dieselfs_client.supervision.supervisor REPORT|--adopt CHANNEL LOG MOUNTPOINT COMMAND...
 
 This module starts processes and takes signals. It knows nothing of datasets, and imports as little as possible: its
 memory is used for the life of the mount (13 MB, 6 of them its own; importing `dieselfs.limits` would add 30).
 
 COMMAND starts a *zygote*: a process that has imported everything and opened the dataset, and forks daemons. A standby
 daemon is forked in advance. So the mount is served again 10 ms after a daemon died, not after half a second, and
-daemons share most of their memory with the zygote. All are children of the supervisor; `control_channel.py` lists
-their messages.
+daemons share most of their memory with the zygote. All are children of the supervisor, unless it has adopted them;
+`control_channel.py` lists their messages.
+
+Supervisor and daemon restart each other: a daemon whose supervisor dies, or leaves ten heartbeats unanswered, starts
+another one with `--adopt` (`adoption.py`). The mount ends when one of them dies before it has replaced the other.
 
 SIGTERM, SIGINT, SIGHUP: unmount and end; the second time, at once. SIGUSR2: start a new zygote, with the code that is
 installed now, and let its daemon take over the mount. REPORT is a descriptor, or `-`; LOG a file, or `-` for standard
@@ -26,11 +29,28 @@ import sys
 import time
 from collections.abc import Iterator
 
+from dieselfs_client.supervision.adoption import (
+    ADOPT,
+    STATUS,
+    SUPERVISOR,
+    ZYGOTE,
+    Adopted,
+    adopt,
+    remembered_command,
+)
 from dieselfs_client.supervision.child import Child
-from dieselfs_client.supervision.control_channel import ControlChannel, Message, close_all
+from dieselfs_client.supervision.control_channel import ControlChannel, Message
+from dieselfs_client.supervision.kept_descriptors import DESCRIPTORS_MAX, DESCRIPTORS_SPARE, KeptDescriptors
 from dieselfs_client.supervision.restart_policy import RestartPolicy
 from dieselfs_client.supervision.startup_report import StartupReport
-from dieselfs_client.supervision.status import STATUS_NAME, MemoryFile, SupervisorStatus, name_process
+from dieselfs_client.supervision.status import (
+    STATUS_BYTES_MAX,
+    STATUS_NAME,
+    MemoryFile,
+    SupervisorStatus,
+    name_process,
+    parse_status,
+)
 
 FORK_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 20.0
@@ -41,38 +61,37 @@ ZYGOTE_PAUSE_S_MAX = 60.0
 """A zygote that does not start is retried after 1 s, 2 s, 4 s, ... up to this."""
 ZYGOTE_FAILURES_MAX = 5
 """Failed starts in a row after which the supervisor unmounts, if there is no daemon."""
-KEPT_DESCRIPTORS_MAX = 32_768
-DESCRIPTORS_SPARE = 64
-"""Descriptors of the process that are not for the daemons' use."""
 TICK_S = 1.0
 EXIT_OK, EXIT_BUG = 0, 70
 """As in `dieselfs.errors`."""
-
-SNAPSHOT = "snapshot"
-DEVICE = "device"
-"""Names of descriptors. Zygotes get the first, daemons all others."""
-CHUNK = "chunk-"
-"""Prefix of the names of descriptors that hold memory. The supervisor closes them when another process killed a
-daemon: the kernel does so when memory is short, and would kill the next process if no memory came free.
-"""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
-    """Supervises one mount. `report`, `log`: see `StartupReport`; `kept_max`: descriptors held for daemons."""
+    """Supervises one mount.
+
+    - `report`, `log`: see `StartupReport`; `kept_max`: descriptors held for daemons
+    - `adopted`: what an earlier supervisor of this mount left, None for a new mount
+    """
 
     def __init__(
-        self, report: int | None, log: str | None, mountpoint: str, command: list[str], kept_max: int
+        self,
+        report: int | None,
+        log: str | None,
+        mountpoint: str,
+        command: list[str],
+        kept_max: int,
+        adopted: Adopted | None = None,
     ) -> None:
         self._startup_report = StartupReport(report, log)
         self._command = command
-        self._kept_max = kept_max
-        self._held: dict[str, int] = {}
+        self._kept = KeptDescriptors(kept_max)
         self._restart_policy = RestartPolicy()
         self._state = SupervisorStatus(mountpoint, supervisor=os.getpid())
-        self._status_file = MemoryFile(STATUS_NAME)
+        self._status_file = MemoryFile(STATUS_NAME, None if adopted is None else adopted.status)
+        self._own_command = remembered_command([ADOPT, "-" if log is None else log, mountpoint, *command])
         self._zygote: Child | None = None
         self._zygote_failures = 0
         self._zygote_next_s = 0.0
@@ -89,9 +108,30 @@ class Supervisor:
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in (*_STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
+        if adopted is not None:
+            self._adopt(adopted)
+
+    def _adopt(self, adopted: Adopted) -> None:
+        """Continue the work of an earlier supervisor."""
+        now_s = time.monotonic()
+        self._kept.descriptors.update(adopted.held)
+        self._daemon = Child(adopted.daemon, now_s)
+        if adopted.zygote is not None:
+            channel, pid = adopted.zygote
+            self._zygote = Child(channel, now_s)
+            self._zygote.watch(pid)
+            self._zygote.is_ready = True
+        content = os.pread(self._status_file.descriptor, STATUS_BYTES_MAX, 0)
+        before = parse_status(content) or self._state
+        self._state = before._replace(supervisor=os.getpid(), mountpoint=self._state.mountpoint)
+        self._is_clean, self._was_ready = False, True
+        self._note(f"supervisor {before.supervisor} is gone or did not answer; this one replaces it")
 
     def run(self) -> int:
-        """Run until nothing of the mount is left; returns the exit code."""
+        """Run until nothing of the mount is left; returns the exit code.
+
+        After an unexpected error of a mount that was ready, its processes run on: the daemon starts another supervisor.
+        """
         try:
             while self._outcome is None:
                 now_s = time.monotonic()
@@ -105,7 +145,8 @@ class Supervisor:
                     pause_s = self._restart_policy.next_start_s - time.monotonic()
                     self._wait(pause_s if 0 < pause_s < TICK_S else TICK_S)
         finally:
-            self._clear()
+            if self._outcome is not None or not self._was_ready:
+                self._clear()
         code, kind, text = self._outcome
         if code != EXIT_OK:
             self._startup_report.failed(kind, text)
@@ -123,6 +164,8 @@ class Supervisor:
         for child in self._children():
             if not child.has_hung_up:
                 poll.register(child.control_channel, select.POLLIN)
+            if child.pidfd is not None and child.status is None:
+                poll.register(child.pidfd, select.POLLIN)
         if self._startup_report.descriptor is not None:
             poll.register(self._startup_report.descriptor, 0)  # poll reports an error nevertheless
         events = dict(poll.poll(timeout_s * 1000))
@@ -133,8 +176,10 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._signals, 4096):
                 self._take_signal(number)
-        self._receive_all()
         self._reap()
+        for child in self._children():
+            child.look()
+        self._receive_all()
 
     def _take_signal(self, number: int) -> None:
         if number in _STOP_SIGNALS:
@@ -168,22 +213,27 @@ class Supervisor:
     def _take(self, child: Child, message: Message) -> None:
         word, about, descriptor = message
         if word == "keep" and descriptor is not None:
-            self._keep(about, descriptor)
-        elif word == "drop" and about in self._held:
-            os.close(self._held.pop(about))
+            self._kept.keep(about, descriptor)
+        elif word == "drop":
+            self._kept.drop(about)
+        elif word == "beat":
+            self._send(child, "beat")
         elif word == "born":
-            child.pid = int(about)
+            child.watch(int(about))
         elif word == "mounted":
             self._state = self._state._replace(device=about)
         elif word == "view":
             self._state = self._state._replace(view_reason=about)
         elif word == "warm":
             child.is_ready = True
+            if child is self._zygote:
+                self._entrust()
         elif word == "ready":
             child.is_ready = True
             self._state = self._state._replace(resends=about == "resends")
             self._was_ready = True
             self._write_status()  # before the report, whose reader may look at once
+            self._entrust()
             self._startup_report.ready()
         elif word == "clean":
             self._is_clean = True
@@ -192,14 +242,6 @@ class Supervisor:
             child.exit_report = int(code), kind, text
         elif word == "ended":
             child.exit_report = EXIT_OK, "", ""
-
-    def _keep(self, name: str, descriptor: int) -> None:
-        if name in self._held:
-            os.close(self._held[name])
-        elif len(self._held) >= self._kept_max:  # the next daemon fetches the chunk again
-            os.close(descriptor)
-            return
-        self._held[name] = descriptor
 
     # -- zygotes -------------------------------------------------------------------------------------------
 
@@ -211,13 +253,13 @@ class Supervisor:
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with threads must not fork
             pid = os.posix_spawn(command[0], command, environment, setsid=True)
         child = Child(control_channel, time.monotonic(), pid)
-        self._hand_over(child, [name for name in self._held if name == SNAPSHOT])
+        self._hand_over(child, self._kept.for_zygote())
         return child
 
     def _check_zygote(self, now_s: float) -> None:
         zygote = self._zygote
         if zygote is not None and zygote.is_gone(now_s):
-            zygote.control_channel.close()
+            zygote.close()
             self._zygote = None
             self._on_zygote_exit(zygote, now_s)
         elif zygote is not None and zygote.has_hung_up:
@@ -236,22 +278,23 @@ class Supervisor:
         self._zygote_next_s = now_s + min(2.0**self._zygote_failures, ZYGOTE_PAUSE_S_MAX)
         self._zygote_failures += 1
         if self._daemon is None and self._zygote_failures >= ZYGOTE_FAILURES_MAX:
-            self._outcome = EXIT_BUG, "MountError", f"no daemon can be started: {zygote.end}"
+            self._outcome = EXIT_BUG, "MountError", self._is_dead(f"no daemon can be started: {zygote.end}")
 
     def _check_upgrade(self, now_s: float) -> None:
         successor, daemon = self._successor, self._daemon
         if successor is None:
             return
         if successor.is_gone(now_s):
-            successor.control_channel.close()
+            successor.close()
             self._successor = None
             self._note(f"the upgrade failed, the old daemon continues: {successor.end}")
             self._state = self._state._replace(refusals=self._state.refusals + 1)
         elif successor.is_ready and daemon is None:
             for old in filter(None, (self._zygote, self._standby)):
-                old.control_channel.close()
+                old.close()
                 old.kill(now_s)
             self._zygote, self._successor, self._standby = successor, None, None
+            self._entrust()
             self._state = self._state._replace(upgrades=self._state.upgrades + 1)
         elif successor.is_ready and daemon is not None and daemon.is_ready and self._yielding_s is None:
             self._yielding_s = now_s
@@ -278,7 +321,7 @@ class Supervisor:
             if self._zygote is not None:
                 self._zygote.kill(now_s)
             return "the zygote hangs"
-        if daemon.is_hung(now_s, self._has_requests()):
+        if daemon.is_hung(now_s, self._kept.has_requests()):
             return f"daemon {daemon.pid} sent no heartbeat for {silent_s:.0f} s"
         if self._stopping_s is not None and now_s - self._stopping_s > STOP_TIMEOUT_S:
             return f"daemon {daemon.pid} did not stop in time"
@@ -286,19 +329,11 @@ class Supervisor:
             return f"daemon {daemon.pid} did not hand the mount over in time"
         return None
 
-    def _has_requests(self) -> bool:
-        """Whether the kernel has requests that no daemon has taken."""
-        if DEVICE not in self._held:
-            return False
-        poll = select.poll()
-        poll.register(self._held[DEVICE], select.POLLIN)
-        return bool(poll.poll(0))
-
     def _check_standby(self, now_s: float) -> None:
         """Keep a standby daemon, except while a daemon starts or an upgrade is in progress."""
         standby, daemon = self._standby, self._daemon
         if standby is not None and standby.is_gone(now_s):
-            standby.control_channel.close()
+            standby.close()
             self._standby = standby = None
         if standby is None and daemon is not None and daemon.is_ready and self._successor is None:
             self._standby = self._fork(now_s)
@@ -327,29 +362,29 @@ class Supervisor:
             return
         self._daemon, self._standby = self._standby or self._fork(now_s), None
         if self._daemon is not None:
-            names = [name for name in self._held if name != SNAPSHOT]
-            self._hand_over(self._daemon, names, "clean" if self._is_clean else "")
+            if self._was_ready:
+                self._entrust()
+            self._hand_over(self._daemon, self._kept.for_daemon(), "clean" if self._is_clean else "")
             self._daemon.beat_s = time.monotonic()  # receiving thousands of descriptors takes a while
             self._is_clean = False
 
     def _on_daemon_exit(self, daemon: Child, now_s: float) -> None:
-        daemon.control_channel.close()
+        daemon.close()
         self._daemon = None
         if daemon.exit_report is not None:
             self._is_unmounted = True
             self._outcome = daemon.exit_report
-        elif self._yielding_s is not None and daemon.status == 0:
+        elif self._yielding_s is not None and (daemon.status == 0 or self._is_clean):
             self._note("the mount is handed over", is_trouble=False)
         else:
             self._note(f"daemon {daemon.pid} {daemon.end}" if daemon.pid else "no daemon was forked")
             self._state = self._state._replace(restarts=self._state.restarts + 1)
             was_killed = daemon.status in (None, signal.SIGKILL) and daemon.killed_s is None
             if was_killed:
-                close_all({name: self._held.pop(name) for name in [*self._held] if name.startswith(CHUNK)})
+                self._kept.drop_chunks()
             reason = self._restart_policy.note_death(now_s, daemon.is_ready, was_killed)
             if reason is not None:
-                text = f"{self._state.mountpoint}: {reason}; it is unmounted"
-                self._outcome = EXIT_BUG, "MountError", text
+                self._outcome = EXIT_BUG, "MountError", self._is_dead(reason)
         self._yielding_s = None
 
     def _write_status(self) -> None:
@@ -361,15 +396,25 @@ class Supervisor:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _send(self, child: Child | None, word: str) -> None:
+    def _send(self, child: Child | None, word: str, about: str = "", descriptor: int | None = None) -> None:
         if child is not None:
             with contextlib.suppress(OSError):  # it has ended or hangs; heartbeats show that
-                child.control_channel.send(word)
+                child.control_channel.send(word, about, descriptor)
 
-    def _hand_over(self, child: Child, names: list[str], how: str = "") -> None:
+    def _entrust(self) -> None:
+        """Give the daemon what it needs to replace this process."""
+        self._send(self._daemon, "keep", SUPERVISOR, self._own_command)
+        self._send(self._daemon, "keep", STATUS, self._status_file.descriptor)
+        for name, descriptor in self._kept.for_zygote().items():
+            self._send(self._daemon, "keep", name, descriptor)
+        zygote = self._zygote
+        if zygote is not None and zygote.is_ready and not zygote.has_hung_up:
+            self._send(self._daemon, "keep", f"{ZYGOTE}{zygote.pid}", zygote.control_channel.fileno())
+
+    def _hand_over(self, child: Child, descriptors: dict[str, int], how: str = "") -> None:
         with contextlib.suppress(OSError):  # as above
-            for name in names:
-                child.control_channel.send_patiently("keep", name, self._held[name])
+            for name, descriptor in descriptors.items():
+                child.control_channel.send_patiently("keep", name, descriptor)
             child.control_channel.send_patiently("go", how)
 
     def _note(self, text: str, is_trouble: bool = True) -> None:
@@ -381,17 +426,25 @@ class Supervisor:
     # -- the end -------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        """End all processes, and unmount."""
+        """End all processes, and unmount. A mount that fails after it was ready stays, dead: an empty folder in its
+        place would look like a dataset without files.
+        """
         began_s = time.monotonic()
         for child in self._children():
+            child.kill(began_s)  # before it can notice that the channel is closed
             child.control_channel.close()
             child.has_hung_up = True
-            child.kill(began_s)
         while not all(child.is_gone(time.monotonic()) for child in self._children()):
             self._wait(TICK_S)
-        close_all(self._held)  # now the kernel fails the requests that still wait
-        if not self._is_unmounted:
+        self._kept.close()  # now the kernel fails the requests that still wait
+        is_failed = self._was_ready and self._outcome is not None and self._outcome[0] != EXIT_OK
+        if not self._is_unmounted and not is_failed:
             _unmount(self._state.mountpoint, self._state.device)
+
+    def _is_dead(self, reason: str) -> str:
+        place = self._state.mountpoint
+        end = "; reads fail until it is unmounted or mounted again (dlcmd umount, dlcmd mount)"
+        return f"{place}: {reason}{end if self._was_ready else ''}"
 
 
 def _unmount(mountpoint: str, device: str) -> None:
@@ -409,7 +462,12 @@ def _unmount(mountpoint: str, device: str) -> None:
 
 
 def main() -> None:
-    report, log, mountpoint, *command = sys.argv[1:]
+    report, *others = sys.argv[1:]
+    adopted = None
+    if report == ADOPT:
+        report, end, *others = "-", *others
+        adopted = adopt(int(end))
+    log, mountpoint, *command = others
     descriptor = None if report == "-" else int(report)
     if descriptor is not None:
         os.set_inheritable(descriptor, False)
@@ -418,9 +476,10 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))
-    kept_max = min(KEPT_DESCRIPTORS_MAX, descriptors_max - DESCRIPTORS_SPARE)
+    kept_max = min(DESCRIPTORS_MAX, descriptors_max - DESCRIPTORS_SPARE)
     os.chdir("/")  # pins no folder of the user
-    sys.exit(Supervisor(descriptor, None if log == "-" else log, mountpoint, command, kept_max).run())
+    log_file = None if log == "-" else log
+    sys.exit(Supervisor(descriptor, log_file, mountpoint, command, kept_max, adopted).run())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Mounts whose daemons are killed, stopped, and replaced, under readers who check every byte."""
 
-import json
 import os
 import re
 import shutil
@@ -8,135 +7,37 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_BUG, MountError
-from dieselfs.process.launch import wait_for_end
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions
-from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
-from dieselfs_client.supervision.supervisor import DESCRIPTORS_SPARE
+from dieselfs_client.supervision.kept_descriptors import DESCRIPTORS_SPARE
+from dieselfs_client.supervision.status import SupervisorStatus
 from tests.support import verifying_reader
-from tests.support.server import RunningServer, running_server
+from tests.support.server import running_server
+from tests.support.supervised import (
+    children_of,
+    is_dead,
+    log_of,
+    readers,
+    state,
+    supervisor_and_zygote_run,
+    wait_for,
+    wait_until_ended,
+    zygote_of,
+)
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
-READERS = 2
 KILLS = 12
 KILL_INTERVAL_S = 0.1
-
-
-@pytest.fixture(scope="module")
-def dataset(server: RunningServer) -> str:
-    with Dataset(server.settings(), "verified", is_created=False) as data:
-        for number in range(100):
-            data.put(f"{number}", verifying_reader.content_of(f"{number}"))
-    return "verified"
-
-
-@dataclass
-class Readers:
-    stop: Path
-    processes: list[subprocess.Popen[str]]
-    results: list[dict[str, Any]] = field(default_factory=list)
-
-    def finish(self) -> None:
-        """Let them end, and see that nothing failed that they read."""
-        self.stop.touch()
-        self.results = [json.loads(process.communicate(timeout=60)[0]) for process in self.processes]
-        assert [result["failures"] for result in self.results] == [[]] * len(self.processes)
-        assert all(result["reads"] for result in self.results)
-
-
-@contextmanager
-def readers(mountpoint: Path, folder: Path) -> Iterator[Readers]:
-    """All of them are reading."""
-    stop = folder / "stop"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, verifying_reader.__file__, str(mountpoint), str(stop), str(seed)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in range(READERS)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == verifying_reader.BEGUN + "\n"
-        yield Readers(stop, processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-
-
-def state(mountpoint: Path) -> SupervisorStatus:
-    found = supervision_of(str(mountpoint))
-    assert found is not None, "the supervisor is gone"
-    return found
-
-
-def wait_for(
-    mountpoint: Path, condition: Callable[[SupervisorStatus], bool], timeout_s: float = 60
-) -> SupervisorStatus:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition(now := state(mountpoint)):
-        assert time.monotonic() < deadline_s, now
-        time.sleep(0.01)
-    return now
-
-
-def supervisor_and_zygote_run(
-    monkeypatch: pytest.MonkeyPatch, in_supervisor: str = "", in_zygote: str = ""
-) -> None:
-    """Have Python run these before they begin; daemons are forks of the zygote."""
-    command = control.supervisor_command  # the one place where the command lines are put together
-
-    def changed(*arguments: str) -> list[str]:
-        parts = command(*arguments)  # type: ignore[arg-type]  # they are handed through
-        for module, code in (
-            ("dieselfs_client.supervision.supervisor", in_supervisor),
-            ("dieselfs_client.zygote", in_zygote),
-        ):
-            place = parts.index(module)
-            parts[place - 1 : place + 1] = ["-c", f"{code}\nfrom {module} import main\nmain()"]
-        return parts
-
-    monkeypatch.setattr(control, "supervisor_command", changed)
-
-
-def wait_until_ended(process: int, timeout_s: float = 60) -> None:
-    assert wait_for_end(process, timeout_s), "it did not end"
-
-
-def zygote_of(now: SupervisorStatus) -> int:
-    """The one that has a session of its own; what it forks is in that session, and a child of the supervisor, too."""
-    return next((child for child in children_of(now) if os.getsid(child) == child), 0)
-
-
-def children_of(now: SupervisorStatus) -> list[int]:
-    return [*map(int, Path(f"/proc/{now.supervisor}/task/{now.supervisor}/children").read_text().split())]
-
-
-def log_of(options: MountOptions) -> str:
-    assert options.log_file is not None
-    return Path(options.log_file).read_text()
-
-
-@pytest.fixture
-def options(options: MountOptions, tmp_path: Path) -> MountOptions:
-    return replace(options, log_file=str(tmp_path / "mount.log"))
 
 
 def may_be_killed(now: SupervisorStatus) -> bool:
@@ -242,12 +143,16 @@ def test_a_request_that_kills_each_daemon_ends_the_mount_with_a_reason(
     options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor_and_zygote_run(monkeypatch, in_zygote=POISON)
-    supervisor = control.mount(dataset, mountpoint, options)
+    supervisor = control.mount(dataset, mountpoint, replace(options, log_file=None))
     with pytest.raises(OSError):
         os.stat(mountpoint / "poison")
     wait_until_ended(supervisor)
+    assert is_dead(mountpoint), "a folder that looks empty would pass for a dataset without files"
+    [found] = [mount for mount in control.mounts() if mount.mountpoint == str(mountpoint)]
+    assert found.is_stale
+    assert re.match("11 daemons .*; reads fail until it is unmounted", found.trouble)
+    control.unmount(mountpoint)
     assert mount_at(str(mountpoint)) is None
-    assert re.search("11 daemons .*; it is unmounted", log_of(options))
 
 
 def test_in_the_foreground_the_reason_is_the_last_line_and_the_exit_code_says_so(
@@ -267,7 +172,7 @@ def test_in_the_foreground_the_reason_is_the_last_line_and_the_exit_code_says_so
             last = process.stderr.read().splitlines()[-1]
         finally:
             process.kill()
-    assert re.fullmatch(f"dieselfs-mount: {mountpoint}: 11 daemons .*; it is unmounted", last)
+    assert re.fullmatch(f"dieselfs-mount: {mountpoint}: 11 daemons .*", last)
 
 
 def test_daemons_that_cannot_begin_are_an_error_of_mounting(

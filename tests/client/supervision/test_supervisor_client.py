@@ -11,7 +11,12 @@ import trio
 import trio.testing
 
 from dieselfs_client.supervision.control_channel import ControlChannel, Message
-from dieselfs_client.supervision.supervisor_client import BEAT_INTERVAL_S, Command, SupervisorClient
+from dieselfs_client.supervision.supervisor_client import (
+    BEAT_INTERVAL_S,
+    UNANSWERED_MAX,
+    Command,
+    SupervisorClient,
+)
 
 
 @pytest.fixture
@@ -131,6 +136,85 @@ async def test_what_is_told_to_a_supervisor_that_is_gone_is_dropped(supervisor: 
     async with aclosing(supervisor_client.orders()) as orders:
         with trio.fail_after(60):
             assert await anext(orders) is Command.STOP
+
+
+async def test_another_supervisor_gets_all_that_is_known_and_kept(
+    supervisor: ControlChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of the first, which has entrusted its command line to the daemon, and the channel to a later zygote."""
+    started: list[ControlChannel] = []
+
+    def start(command: int, end: socket.socket) -> int:
+        assert os.pread(command, 7, 0) == b"command"
+        started.append(ControlChannel(end.dup()))
+        return os.getpid()
+
+    monkeypatch.setattr("dieselfs_client.supervision.supervisor_client.start_supervisor", start)
+    supervisor_client = client_of(supervisor)
+    memory = os.memfd_create("test")
+    os.write(memory, b"command")
+    for name in ("supervisor", "status", "zygote-1", "zygote-2", "unknown"):
+        supervisor.send("keep", name, memory)
+    supervisor.close()
+    supervisor_client.tell("keep", "device", memory)
+    supervisor_client.tell("keep", "chunk-1", memory)
+    supervisor_client.tell("keep", "chunk-2", memory)
+    supervisor_client.tell("drop", "chunk-1")
+    supervisor_client.tell("mounted", "0:77")
+    supervisor_client.tell("ready", "resends")
+    messages: list[Message] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor_client.flush)
+        orders = supervisor_client.orders()
+        nursery.start_soon(anext, orders)
+        with trio.fail_after(60):
+            while not messages or messages[-1].about != "chunk-2":
+                for next_supervisor in started:
+                    messages += heard(next_supervisor)
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert [(message.word, message.about) for message in messages] == [
+        *(("keep", name) for name in ("supervisor", "status", "zygote-2", "device")),
+        ("go", ""),
+        ("born", str(os.getpid())),
+        ("mounted", "0:77"),
+        ("ready", "resends"),
+        ("keep", "chunk-2"),
+    ]
+    assert supervisor_client.process == os.getpid()
+    for message in messages:
+        if message.descriptor is not None:
+            os.close(message.descriptor)
+    started[0].close()
+    supervisor_client._control_channel.close()
+    os.close(memory)
+
+
+async def test_a_supervisor_that_answers_is_not_killed_and_one_that_does_not_is(
+    supervisor: ControlChannel, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: killed.append(process))
+    memory = os.memfd_create("test")
+    ours, theirs = ControlChannel.pair()
+    with theirs:
+        ours.send("keep", "supervisor", memory)
+        ours.send("go")
+        supervisor_client = SupervisorClient(ControlChannel(theirs))
+        for answers, expected in ((True, []), (False, [os.getpid()])):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor_client.beat)
+                orders = supervisor_client.orders()
+                nursery.start_soon(anext, orders)
+                for _ in range(UNANSWERED_MAX + 5):
+                    await trio.sleep(BEAT_INTERVAL_S)
+                    if answers:
+                        ours.send("beat")
+                nursery.cancel_scope.cancel()
+            await orders.aclose()
+            assert killed == expected
+    ours.close()
+    os.close(memory)
 
 
 def test_what_it_knows_from_the_beginning(supervisor: ControlChannel) -> None:

@@ -27,7 +27,7 @@ def mounts(session: Session) -> int:
 
 def _state(mount: control.Mount) -> str:
     if mount.is_stale:
-        return "dead: mount it again"
+        return f"dead: {printable(mount.trouble.encode('utf-8', 'surrogateescape')) or 'mount it again'}"
     if mount.process is None:
         return "process of another user"
     state = f"process {mount.process}, daemon {mount.daemon or 'is being replaced'}, view {mount.view}"
@@ -38,5 +38,5 @@ def _state(mount: control.Mount) -> str:
     if not mount.resends:
         state += "; if the daemon dies, open files fail"
     if mount.trouble:
-        state += f"; last trouble: {mount.trouble}"
+        state += f"; last trouble: {printable(mount.trouble.encode('utf-8', 'surrogateescape'))}"
     return f"{state}; last error: {mount.last_error}" if mount.last_error else state
