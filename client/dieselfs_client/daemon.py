@@ -216,15 +216,11 @@ class _MountService(Service):
             finally:
                 # If this is the last descriptor, the kernel now fails the requests that still wait.
                 os.close(connection.device)
-            if self.is_announced and self._is_refused(refusal):
-                # An empty folder in place of the mount would look like a dataset without files.
-                _log.error(
-                    "%s fails; reads of it fail until it is unmounted or mounted again", self.mountpoint
-                )
-                break
+            if self.is_announced and (refusal or (self.role and self.role.refusal)):
+                break  # it stays, dead: an empty folder would look like a dataset without files
             await trio.to_thread.run_sync(self._clear, connection)
+            _log.info("%s is unmounted", self.mountpoint)
             if self._refused_view is None:
-                _log.info("%s is unmounted", self.mountpoint)
                 break
             self._choices = after_refusal((self._choices or [])[1:], str(self._refused_view))
             if self._image is not None:
@@ -247,10 +243,6 @@ class _MountService(Service):
         """User and group of all files."""
         user = os.getuid() if self.options.uid is None else self.options.uid
         return user, os.getgid() if self.options.gid is None else self.options.gid
-
-    def _is_refused(self, refusal: str | None) -> bool:
-        """Whether the mount fails: `refusal` of the kernel, or one of the job."""
-        return refusal is not None or (self.role is not None and self.role.refusal is not None)
 
     def _connect(self) -> KernelConnection:
         supervisor = self.supervisor_client

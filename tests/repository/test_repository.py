@@ -51,7 +51,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "dieselfs/transfer/report.py": "tests/dieselfs/transfer/test_upload.py and test_download.py",
     "dieselfs/transfer/sender.py": "tests/dieselfs/transfer/test_upload.py: servers that fail and die",
     "dieselfs/transfer/writer.py": "tests/dieselfs/test_dataset.py puts and deletes through it",
-    "client/dieselfs_client/mount/page_helper.py": "tests/client/mount/test_page_cache.py gives it its orders",
     "server/dieselfs_server/assemble.py": "every test over a running server",
     "server/dieselfs_server/datasets/catalog.py": "tests/server/test_service.py",
     "dieselfs/rpc/serving/*.py": "tests/server/test_listener.py: strangers, broken clients and false servers",

@@ -15,12 +15,16 @@ and its arguments. The reply is the list of the items that failed, by number (u3
     L  paths, each ended by NUL: look these files up, so that the kernel knows them
     F  paths, each ended by NUL: list these folders, so that the kernel knows their entries
 
-It ends when the socket is closed, or with exit code 3 when the mount has ended.
+It ends when the socket is closed, or with exit code 3 when the mount has ended. If daemon and supervisor are killed
+while it waits for an answer of the kernel, it holds the last descriptor of the mount: a second thread closes that as
+soon as the socket is closed, so that the kernel fails all requests, also the one that is waited for.
 """
 
+import _thread
 import errno
 import mmap
 import os
+import select
 import struct
 import sys
 from itertools import islice
@@ -141,9 +145,18 @@ def serve(orders: int, device: int, memory: memoryview, image: memoryview) -> No
         write_all(orders, LENGTH.pack(4 * len(failed)) + struct.pack(f"={len(failed)}I", *failed))
 
 
+def close_when_abandoned(orders: int, device: int) -> None:
+    """Wait until the other end of the socket is closed, then close the device."""
+    poll = select.poll()
+    poll.register(orders, 0)  # a closed end is reported nevertheless
+    poll.poll()
+    os.close(device)
+
+
 def main() -> None:
     orders, device, shared, length, *image = map(int, sys.argv[1:])
     metadata = mmap.mmap(image[0], 0, prot=mmap.PROT_READ) if image else b""
+    _thread.start_new_thread(close_when_abandoned, (orders, device))
     with mmap.mmap(shared, length, prot=mmap.PROT_READ) as memory:
         try:
             serve(orders, device, memoryview(memory), memoryview(metadata))
