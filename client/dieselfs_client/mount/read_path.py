@@ -5,7 +5,7 @@ fetches the whole chunk if the chunk will be pinned, a plan needs it next, or mu
 it fetches only the extent.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from contextlib import suppress
 
 import trio
@@ -28,6 +28,13 @@ HELD_BACK_S = 0.1
 """A reader of a plan waits at a tripwire for at most this time while the files after it are being pushed. Single reads
 of these files take several times as long, and slow the push.
 """
+LATE_S = 5.0
+"""For this long after a read has waited in vain, further reads of the same bytes fail at once. The kernel asks for each
+page of a failed read-ahead once more, on its own, and the program would wait twice as long.
+"""
+LATE_READS_MAX = 1024
+SLOW_FAILURE_S = 1.0
+"""A read that fails sooner may be tried again at once."""
 FILES_REMEMBERED_MAX = 1024
 _WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 1.0, 10.0)
 
@@ -50,6 +57,25 @@ class SequentialReads:
         return last == offset
 
 
+class LateReads:
+    """Reads that have waited in vain, for LATE_S after their end; the last `reads_max` of them."""
+
+    def __init__(self, reads_max: int = LATE_READS_MAX) -> None:
+        self._reads: deque[tuple[float, int, int, int]] = deque(maxlen=reads_max)
+
+    def note(self, inode: int, offset: int, end: int, now_s: float) -> None:
+        self._reads.append((now_s, inode, offset, end))
+
+    def covers(self, inode: int, offset: int, end: int, now_s: float) -> bool:
+        """Whether one of them waited for some of these bytes."""
+        while self._reads and now_s - self._reads[0][0] > LATE_S:
+            self._reads.popleft()
+        return any(
+            inode == late_inode and offset < late_end and late_offset < end
+            for _, late_inode, late_offset, late_end in self._reads
+        )
+
+
 class ReadPath:
     """Used from one trio thread. Without a `prefetcher`, whole chunks are fetched."""
 
@@ -70,6 +96,7 @@ class ReadPath:
         self._prefetcher = prefetcher
         self._timeout_s = timeout_s
         self._sequential = SequentialReads()
+        self._late = LateReads()
         self._recent = RecentRequests()
 
     def at_once(self, inode: int, offset: int, size: int, is_ahead: bool = False) -> Buffers | None:
@@ -112,10 +139,13 @@ class ReadPath:
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `at_once`, but waits for bytes that are not in memory.
 
-        Raises Unavailable after the timeout, and Damaged. If cancelled, fetches in flight continue, for the next
-        reader.
+        Raises Unavailable after the timeout, or at once if a read of the same bytes has just waited in vain; and
+        Damaged. If cancelled, fetches in flight continue, for the next reader.
         """
         began_s = trio.current_time()
+        if self._late.covers(inode, offset, offset + size, began_s):
+            self._failed.value += 1
+            raise Unavailable("the bytes did not arrive in time for the read before")
         is_done = False
         try:
             parts = self._core.parts(inode, offset, size)
@@ -129,6 +159,10 @@ class ReadPath:
                 is_done = True
                 return buffers
             raise Unavailable(f"the bytes did not arrive within {self._timeout_s:g} s")
+        except Unavailable:
+            if (now_s := trio.current_time()) - began_s > SLOW_FAILURE_S:
+                self._late.note(inode, offset, offset + size, now_s)
+            raise
         finally:
             self._waited.observe(trio.current_time() - began_s)
             self._failed.value += not is_done

@@ -10,8 +10,9 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.mount import read_path
 from dieselfs_client.mount.core import ROOT_INODE, MountCore
-from dieselfs_client.mount.read_path import ReadPath, SequentialReads
+from dieselfs_client.mount.read_path import LATE_S, LateReads, ReadPath, SequentialReads
 from dieselfs_client.prefetch.extent_table import Extents
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
@@ -134,6 +135,37 @@ def test_what_does_not_come_in_time_is_an_error_that_says_so(packed: PackedDatas
         StuckSource.gate.set()
 
     run(packed, scenario, timeout_s=0.05, kind=StuckSource)
+
+
+def test_the_second_request_of_the_kernel_for_a_late_page_fails_at_once(
+    packed: PackedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fetch is still in flight, so the caches know of no failure yet."""
+    monkeypatch.setattr(read_path, "SLOW_FAILURE_S", 0.0)
+
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        StuckSource.gate.clear()
+        with pytest.raises(Unavailable, match="did not arrive within"):
+            await reads.fetch(inode(packed, 5), 0, 8192)
+        with pytest.raises(Unavailable, match="the read before"), trio.fail_after(0):
+            await reads.fetch(inode(packed, 5), 4096, 4096)
+        assert reads.metrics.as_dict()["reads"]["failed"] == 2
+        StuckSource.gate.set()
+
+    run(packed, scenario, timeout_s=0.05, kind=StuckSource)
+
+
+def test_late_reads_are_forgotten_and_concern_no_other_bytes() -> None:
+    late = LateReads(reads_max=2)
+    late.note(7, 100, 200, now_s=10.0)
+    assert late.covers(7, 199, 300, now_s=10.0 + LATE_S)
+    assert not late.covers(7, 200, 300, now_s=11.0)
+    assert not late.covers(7, 0, 100, now_s=11.0)
+    assert not late.covers(8, 100, 200, now_s=11.0)
+    assert not late.covers(7, 100, 200, now_s=10.1 + LATE_S)
+    for inode in (1, 2, 3):
+        late.note(inode, 0, 10, now_s=20.0)
+    assert [late.covers(inode, 0, 10, now_s=20.0) for inode in (1, 2, 3)] == [False, True, True]
 
 
 def test_damage_touches_only_the_file_that_it_lies_in(packed: PackedDataset) -> None:
