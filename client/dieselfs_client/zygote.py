@@ -26,6 +26,7 @@ from dieselfs_client.daemon import open_dataset, open_log, serve_mount
 from dieselfs_client.mount.options import MountOptions, parse_options
 from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
 from dieselfs_client.supervision.kept_descriptors import SNAPSHOT
+from dieselfs_client.supervision.privileges import give_up_privileges
 from dieselfs_client.supervision.status import name_process
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
@@ -110,6 +111,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # signals are for the supervisor, which sends orders
     os.umask(0o077)
     name_process("dieselfs-zygote")
+    give_up_privileges()
     os.set_inheritable(int(end), False)
     log_file = None if log == "-" else Path(log)
     with socket.socket(fileno=int(end)) as ours:

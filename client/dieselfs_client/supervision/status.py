@@ -1,7 +1,8 @@
 """The status of a supervisor: its daemon, and how often that was replaced. This module reads `/proc`.
 
-The status is in a memory file of the supervisor, so nothing is left behind when it dies. Only processes of the same
-user, and root, can read it. The supervisor imports this module, so this module imports little.
+The status is in a memory file of the supervisor, and of the daemon that may replace it, so nothing is left behind when
+both die. Only processes of the same user, and root, can read it. The supervisor imports this module, so this module
+imports little.
 """
 
 import contextlib
@@ -62,7 +63,9 @@ def name_process(name: str) -> None:
 
 
 def supervisions() -> list[SupervisorStatus]:
-    """All supervisors that this user can read, in the mount namespace of this process."""
+    """All supervisors of this user, in the mount namespace of this process. Those of others may claim anything, also
+    to a caller who is root.
+    """
     found = []
     for process in filter(str.isdigit, os.listdir("/proc")):
         supervision = _read(f"/proc/{process}")
@@ -72,12 +75,14 @@ def supervisions() -> list[SupervisorStatus]:
 
 
 def supervision_of(mountpoint: str) -> SupervisorStatus | None:
-    """The supervisor of the mount on this (resolved) path, if it lives and this user can read it."""
+    """The supervisor of the mount on this (resolved) path, if it lives and belongs to this user."""
     return next((one for one in supervisions() if one.mountpoint == mountpoint), None)
 
 
 def _read(process: str) -> SupervisorStatus | None:
     try:
+        if os.stat(process).st_uid != os.geteuid():
+            return None
         if os.readlink(f"{process}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
             return None
         links = (f"{process}/fd/{number}" for number in os.listdir(f"{process}/fd"))

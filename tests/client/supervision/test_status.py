@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,7 @@ from dieselfs_client.supervision.status import (
     supervision_of,
     supervisions,
 )
+from tests.support.users import NOBODY
 
 STATE = SupervisorStatus(
     mountpoint="/mnt/ö\udcff", device="0:45", supervisor=os.getpid(), daemon=7, trouble="x" * 500
@@ -40,6 +43,30 @@ def test_who_says_that_he_is_another_process_is_not_believed() -> None:
     status.write(encoded(STATE._replace(supervisor=1)))
     assert supervision_of(STATE.mountpoint) is None
     os.close(status.descriptor)
+
+
+PRETENDER = """
+import os, sys, json
+fields = json.loads(sys.argv[1]) | {"supervisor": os.getpid()}
+os.write(os.memfd_create("dieselfs-mount"), json.dumps(fields).encode())
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
+@pytest.mark.parametrize(("user", "is_believed"), [(0, True), (NOBODY, False)])
+def test_only_processes_of_the_own_user_are_believed(user: int, is_believed: bool) -> None:
+    """Else root's `dlcmd upgrade` would send a signal to whatever another user names."""
+    command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", sys.executable, "-S", "-E"]
+    with subprocess.Popen(
+        [*command, "-c", PRETENDER, encoded(STATE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        found = [one for one in supervisions() if one.supervisor == pid]
+        process.kill()
+    assert bool(found) == is_believed
 
 
 @pytest.mark.parametrize(

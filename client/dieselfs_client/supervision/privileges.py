@@ -1,0 +1,29 @@
+"""What the processes of a mount give up, because they hold keys and data. This module changes its own process.
+
+The daemon of a mount by root stays root: it unmounts at the end, and mounts again where the kernel cannot resend
+requests.
+"""
+
+import ctypes
+import os
+import resource
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_NO_NEW_PRIVS = 38
+
+
+def write_no_core_files() -> None:
+    """For this process and all that it starts."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def give_up_privileges() -> None:
+    """As root: no program that this process starts gains rights (set-user-ID, file capabilities), and processes
+    without CAP_SYS_PTRACE cannot look into this one. Another user unmounts through `fusermount3`, which needs rights.
+    """
+    if os.geteuid() == 0:
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        prctl(
+            _PR_SET_DUMPABLE, 0, 0, 0, 0
+        )  # core_pattern may be a program, to which the limit does not apply

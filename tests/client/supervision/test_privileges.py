@@ -1,0 +1,27 @@
+"""What the processes of a real mount may do."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dieselfs_client import control
+from dieselfs_client.mount.options import MountOptions
+from tests.support.supervised import processes_of, wait_for
+
+pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+
+
+def test_no_process_writes_core_files_and_those_of_root_gain_no_rights(
+    options: MountOptions, dataset: str, mountpoint: Path
+) -> None:
+    control.mount(dataset, mountpoint, options)
+    wait_for(mountpoint, lambda now: bool(processes_of(mountpoint)["standby"]))
+    processes = processes_of(mountpoint)
+    for name, [process] in processes.items():
+        limits = Path(f"/proc/{process}/limits").read_text()
+        [core] = [line for line in limits.splitlines() if line.startswith("Max core file size")]
+        assert core.split()[4:6] == ["0", "0"], name
+        is_limited = "NoNewPrivs:\t1\n" in Path(f"/proc/{process}/status").read_text()
+        assert is_limited == (os.geteuid() == 0 and name != "supervisor"), name
+    control.unmount(mountpoint)
