@@ -6,6 +6,7 @@ It has imported everything and opened the dataset, and never has a second thread
 that a later zygote has the same inode numbers, and needs neither the server nor the snapshot cache.
 """
 
+import ctypes
 import gc
 import logging
 import os
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 def fork_daemons(control_channel: ControlChannel, serve: Serve, log_file: Path | None) -> None:
     """Fork a daemon at each request of the supervisor, until it closes the channel. Never returns in a daemon."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # compiling and importing leaves free memory
     gc.freeze()  # else the first collection in a daemon copies all pages that it shares with the zygote
     control_channel.send("warm")
     while (message := control_channel.receive_patiently(None)) is not None:
