@@ -11,6 +11,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from dieselfs.errors import DieselfsError, StorageFull
 from dieselfs.names import check_path, printable, split_path
@@ -33,9 +34,10 @@ class Destination:
     Methods raise OSError for a failure of one path, StorageFull for one that affects all further paths.
     """
 
-    def __init__(self, folder: bytes) -> None:
-        """Open `folder`, which exists. Raises OSError."""
+    def __init__(self, folder: bytes, permissions: int = PERMISSIONS_KEPT) -> None:
+        """Open `folder`, which exists. `permissions`: those that files and folders may have. Raises OSError."""
         self.folder = folder
+        self._permissions = permissions & PERMISSIONS_KEPT
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._open: OrderedDict[bytes, int] = OrderedDict()
 
@@ -81,7 +83,11 @@ class Destination:
 
     def finish_folder(self, path: bytes, status: Stat) -> None:
         """Set mode and time of a folder, when all of its content is written."""
-        _finish(self._folder(path), status)
+        self._finish(self._folder(path), status)
+
+    def _finish(self, file: int, status: Stat) -> None:
+        os.fchmod(file, status.mode & self._permissions)
+        os.utime(file, ns=(status.mtime_ns, status.mtime_ns))
 
     @contextmanager
     def _replaced(self, path: bytes) -> Iterator[tuple[int, bytes]]:
@@ -108,7 +114,7 @@ class Destination:
             file = os.open(aside, _NEW_FILE, 0o600, dir_fd=descriptor)
             try:
                 write_at(file, content, 0)
-                _finish(file, status)
+                self._finish(file, status)
             finally:
                 os.close(file)
 
@@ -128,7 +134,7 @@ class Destination:
         """Set mode and time of the file that was begun beside `path`, and rename it to `path`."""
         with _room(self.folder):
             with self._begun(path, aside) as file:
-                _finish(file, status)
+                self._finish(file, status)
             folder, name = split_path(path)
             descriptor = self._folder(folder)
             os.rename(aside, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
@@ -156,9 +162,10 @@ def write_at(file: int, content: bytes | memoryview, place: int) -> None:
         left, place = left[written:], place + written
 
 
-def _finish(file: int, status: Stat) -> None:
-    os.fchmod(file, status.mode & PERMISSIONS_KEPT)
-    os.utime(file, ns=(status.mtime_ns, status.mtime_ns))
+def permissions_allowed() -> int:
+    """The permissions that the umask of this process leaves to new files."""
+    status = Path("/proc/self/status").read_text()  # os.umask could only replace it, for all threads
+    return PERMISSIONS_KEPT & ~int(status.partition("\nUmask:")[2].split()[0], 8)
 
 
 def aside_name() -> bytes:
@@ -184,11 +191,14 @@ def _room(folder: bytes) -> Iterator[None]:
         raise
 
 
-def open_destination(folder: bytes) -> Destination:
-    """Open a folder to write to; it is created if missing. Raises DieselfsError, StorageFull."""
+def open_destination(folder: bytes, permissions: int = PERMISSIONS_KEPT) -> Destination:
+    """Open a folder to write to; it is created if missing. `permissions`: see `Destination`.
+
+    Raises DieselfsError, StorageFull.
+    """
     try:
         with _room(folder):
             os.makedirs(folder, exist_ok=True)
-            return Destination(folder)
+            return Destination(folder, permissions)
     except OSError as error:
         raise DieselfsError(f"cannot write to {printable(folder)}: {error.strerror}") from None

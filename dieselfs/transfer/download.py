@@ -20,7 +20,7 @@ from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.names import printable
 from dieselfs.snapshot.reader import ExtentRef, Snapshot, Stat
 from dieselfs.sources.server import ServerSource
-from dieselfs.transfer.destination import Destination, open_destination
+from dieselfs.transfer.destination import PERMISSIONS_KEPT, Destination, open_destination, permissions_allowed
 from dieselfs.transfer.report import TransferReport
 
 Content = bytes | memoryview
@@ -105,17 +105,20 @@ class TreeDownload:
         jobs: int = DEFAULT_JOBS,
         is_forced: bool = False,
         report: TransferReport | None = None,
+        is_preserving: bool = False,
     ) -> None:
         """The content of the folder `node` is written to `folder`, or the file `node` as `name` in `folder`.
 
         `jobs`: threads that fetch and write. `is_forced`: existing files are written again. `report`: of
-        the downloads before this one, to add to.
+        the downloads before this one, to add to. `is_preserving`: permissions as stored, also those that the umask
+        forbids.
         """
         self.report = report or TransferReport()
         self._chunks = chunks
         self.snapshot = chunks.snapshot
         self.node = node
         self.folder = folder
+        self._permissions = PERMISSIONS_KEPT if is_preserving else permissions_allowed()
         self._name = name
         self._base_bytes = len(self.snapshot.path(node))
         self._plan = plan_download(self.snapshot, node)
@@ -139,7 +142,7 @@ class TreeDownload:
         interrupted, every file is whole or as it was, and the next run continues.
         """
         is_new = not os.path.isdir(self.folder)
-        destination = open_destination(self.folder)
+        destination = open_destination(self.folder, self._permissions)
         try:
             self._make_folders(destination)
             for node in self._plan.empty_files.tolist():
@@ -216,7 +219,7 @@ class TreeDownload:
     def _work(self) -> None:
         """The loop of one thread."""
         try:
-            destination = open_destination(self.folder)
+            destination = open_destination(self.folder, self._permissions)
             try:
                 while self._error is None:
                     with self._lock:

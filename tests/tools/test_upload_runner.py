@@ -25,7 +25,8 @@ def test_the_file_holds_it_all_and_is_gone_afterwards(scratch: Path, size: int) 
     content = os.urandom(size)
     with spooled(io.BytesIO(content), QUIET) as path:
         assert Path(path).read_bytes() == content
-        assert Path(path).stat().st_mode & 0o777 == 0o644
+        assert Path(path).stat().st_mode & 0o777 == 0o644, "which the dataset records"
+        assert Path(path).parent.stat().st_mode & 0o777 == 0o700, "other users cannot read it"
     assert os.listdir(scratch) == []
 
 

@@ -24,6 +24,7 @@ def run_get(
     is_recursive: bool,
     is_dry_run: bool,
     is_forced: bool,
+    is_preserving: bool,
     jobs: int,
 ) -> int:
     """Write the locations in `names`, whose last one may be the destination; returns the exit code."""
@@ -48,6 +49,7 @@ def run_get(
             jobs,
             is_forced,
             report,
+            is_preserving,
         )
         for place in locations
     ]

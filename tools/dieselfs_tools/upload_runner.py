@@ -276,7 +276,9 @@ def spooled(stream: BinaryIO, output: Output) -> Iterator[str]:
     """
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="dlcmd-"))
+            # In a folder of this user alone: the mode of the file is what the dataset records.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlcmd-"))
+            file = stack.enter_context(open(os.path.join(folder, "standard-input"), "xb"))
             with shown(output, "read standard input", lambda: _reading(file.fileno())):
                 while block := stream.read(COPY_BYTES):
                     file.write(block)

@@ -10,7 +10,12 @@ import pytest
 
 from dieselfs.errors import DieselfsError, InvalidInput
 from dieselfs.snapshot.reader import Stat
-from dieselfs.transfer.destination import FOLDERS_OPEN_MAX, Destination, open_destination
+from dieselfs.transfer.destination import (
+    FOLDERS_OPEN_MAX,
+    Destination,
+    open_destination,
+    permissions_allowed,
+)
 from tests.support.descriptors import descriptor_count
 
 FILE = Stat(1, stat.S_IFREG | 0o640, 3, 1_600_000_000_123_456_789)
@@ -41,6 +46,24 @@ def test_a_file_is_whole_with_mode_and_time(destination: Destination, root: Path
 def test_set_user_id_is_dropped(destination: Destination, root: Path) -> None:
     destination.write_file(b"f", b"abc", FILE._replace(mode=stat.S_IFREG | 0o6755))
     assert stat.S_IMODE((root / "f").stat().st_mode) == 0o755
+
+
+def test_permissions_are_limited(tmp_path: Path) -> None:
+    limited = Destination(os.fsencode(tmp_path), 0o750)
+    limited.write_file(b"f", b"abc", FILE._replace(mode=stat.S_IFREG | 0o777))
+    limited.make_folder(b"a")
+    limited.finish_folder(b"a", FOLDER._replace(mode=stat.S_IFDIR | 0o777))
+    limited.close()
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("f", "a")] == [0o750, 0o750]
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0])
+def test_the_umask_is_known_without_changing_it(umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert permissions_allowed() == 0o777 & ~umask
+    finally:
+        assert os.umask(before) == umask
 
 
 def test_extents_come_in_any_order(destination: Destination, root: Path) -> None:

@@ -21,6 +21,9 @@ from dieselfs_tools.session import Session
 @options.recursive
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also write files that already exist.")
+@options.flag(
+    "-p", "--preserve", "is_preserving", text="Give permissions as stored, also those that the umask forbids."
+)
 @options.jobs
 def get(session: Session, **chosen: Any) -> int:
     """Write files of a dataset to DESTINATION. [this folder; '-': standard output]
