@@ -194,7 +194,6 @@ class _MountService(Service):
     mountpoint: str
     supervisor_client: SupervisorClient
     is_yielding: bool = False
-    is_announced: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -216,7 +215,7 @@ class _MountService(Service):
             finally:
                 # If this is the last descriptor, the kernel now fails the requests that still wait.
                 os.close(connection.device)
-            if self.is_announced and (refusal or (self.role and self.role.refusal)):
+            if self.supervisor_client.was_ready and (refusal or (self.role and self.role.refusal)):
                 break  # it stays, dead: an empty folder would look like a dataset without files
             await trio.to_thread.run_sync(self._clear, connection)
             _log.info("%s is unmounted", self.mountpoint)
@@ -415,7 +414,6 @@ class _MountService(Service):
             raise_read_ahead, self.layers.fuse_place
         ):
             _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
-        self.is_announced = True
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
 
     async def _cover(self, metadata_push: MetadataPush | None) -> None:

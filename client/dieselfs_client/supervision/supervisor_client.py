@@ -114,7 +114,7 @@ class SupervisorClient:
             if not self._unsent:
                 self._is_sent("beat", "", None)
             self._unanswered += 1
-            if self._unanswered > UNANSWERED_MAX and self.can_restart:
+            if self._unanswered > UNANSWERED_MAX and self.was_ready:
                 _log.warning("supervisor %d does not answer; killing it", self.process)
                 self._unanswered = 0
                 with suppress(ProcessLookupError):
@@ -155,7 +155,7 @@ class SupervisorClient:
                     yield Command(message.word)
                 else:
                     self._take(message)
-            elif self.can_restart:
+            elif self.was_ready:
                 await self._replace_supervisor()
             else:
                 break
@@ -165,8 +165,8 @@ class SupervisorClient:
     # -- the next supervisor -------------------------------------------------------------------------------
 
     @property
-    def can_restart(self) -> bool:
-        """Whether this daemon can start another supervisor: the mount was ready once."""
+    def was_ready(self) -> bool:
+        """Whether the mount was ready once. Since then, this daemon can start another supervisor."""
         return SUPERVISOR in self._entrusted
 
     def _take(self, message: Message) -> None:
