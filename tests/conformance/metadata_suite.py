@@ -226,6 +226,16 @@ class MetadataSuite(RebuildSuite):
             firsts = list(threads.map(lambda _: store.reserve_versions(DATASET_ID, 3, NOW_NS), range(40)))
         assert sorted(firsts) == list(range(NOW_NS, NOW_NS + 120, 3))
 
+    def test_a_chunk_dies_with_a_generation_also_if_the_clock_steps_back(self, store: MetadataStore) -> None:
+        """Else a purge could remove a chunk that a reader of an older generation needs."""
+        apply(store, [Put(b"a", 1)], chunk_id(1))
+        pinned_ns = store.dataset(DATASET).updated_ns
+        preamble, header = pack([delete(b"a", 2)], chunk_id(2))
+        store.apply(DATASET_ID, preamble, header, NOW_NS - 3600 * 10**9)
+        dead, newer = store.chunks(DATASET_ID)
+        assert dead.deleted_entries == 1
+        assert pinned_ns < dead.updated_ns == newer.updated_ns == store.dataset(DATASET).updated_ns
+
     def test_a_chunk_is_applied_once(self, store: MetadataStore) -> None:
         preamble, header = pack([Put(b"a", 1, size=3)], chunk_id(1, time_s=777))
         assert not store.has_chunk(DATASET_ID, chunk_id(1, time_s=777))

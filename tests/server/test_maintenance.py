@@ -3,13 +3,17 @@
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.format import Op, decode_chunk
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.dataset import Dataset
+from dieselfs.digests import digest_of, extent_digest_of
 from dieselfs.errors import (
     AccessDenied,
     AlreadyExists,
@@ -173,6 +177,56 @@ def test_fsck_names_a_missing_chunk(server: RunningServer, data: Dataset) -> Non
     assert any("is missing" in problem.what and largest.name in problem.what for problem in report.problems)
     with pytest.raises(DieselfsError):
         contents(data)
+
+
+def replaced(path: Path) -> bytes:
+    """Replace a stored chunk by another valid one: one byte of a file differs, and all digests are right."""
+    before = path.read_bytes()
+    preamble, header, payload = decode_chunk(before, path.name)
+    content = bytearray(payload)
+    content[len(content) // 2] ^= 1
+    digests = header.digests.copy()
+    for entry in range(len(header)):
+        if header.ops[entry] == Op.FILE:
+            start, length = int(header.offsets[entry]), int(header.lengths[entry])
+            digests[entry] = np.void(extent_digest_of(content[start : start + length]))
+    encoded = replace(header, digests=digests).encode()
+    forged = replace(preamble, payload_digest=digest_of(content), header_digest=digest_of(encoded))
+    after = forged.encode() + encoded + content
+    decode_chunk(after, path.name)
+    path.chmod(0o600)
+    path.write_bytes(after)
+    return before
+
+
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_fsck_finds_a_chunk_that_was_replaced_by_another_valid_one(
+    server: RunningServer, data: Dataset, is_deep: bool
+) -> None:
+    largest = max(chunk_files(server), key=lambda path: path.stat().st_size)
+    before = replaced(largest)
+    report = data.client.fsck("data", is_deep, is_repair=True)
+    said = [problem.what for problem in report.problems if problem.kind == "chunk"]
+    assert said == [f"chunk {largest.name} is another one than the one that was applied"]
+    assert report.unmended_count == report.problem_count
+    with pytest.raises(DieselfsError):  # the repair has not made the forgery the truth
+        contents(data)
+    largest.write_bytes(before)
+    assert contents(data) == FILES
+    assert data.client.fsck("data", is_deep, is_repair=False).problem_count == 0
+
+
+def test_fsck_finds_a_forged_chunk_of_a_tag_also_after_the_loss_of_all_metadata(
+    server: RunningServer, data: Dataset
+) -> None:
+    data.client.put_tag("data", "v1")
+    largest = max(chunk_files(server), key=lambda path: path.stat().st_size)
+    replaced(largest)
+    forget_everything(server)
+    data.client.rebuild("data")
+    report = data.client.fsck("data", is_deep=False, is_repair=False)
+    said = [problem.what for problem in report.problems]
+    assert said == [f"chunk {largest.name} is another one than the one that tag v1 needs"]
 
 
 def alter(server: RunningServer, statement: str) -> None:

@@ -139,6 +139,7 @@ async def fsck(call: Call) -> FsckReport:
         service.store,
         service.metadata,
         service.snapshots,
+        service.tags,
         dataset,
         service.scratch,
         service.now_ns(),

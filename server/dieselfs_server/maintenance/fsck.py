@@ -17,12 +17,13 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError, NotFound
 from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.names import printable
-from dieselfs.records import DatasetRecord, EntryTable
+from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable
 from dieselfs.rpc.records import FsckReport, Problem
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -35,6 +36,7 @@ def fsck(
     store: ObjectStore,
     metadata: MetadataStore,
     snapshots: SnapshotCache,
+    tags: TagStore,
     dataset: DatasetRecord,
     scratch: Path,
     now_ns: int,
@@ -57,6 +59,7 @@ def fsck(
         expected = reference.entry_table(dataset.dataset_id)
         check.compare_metadata(expected)
     check.compare_snapshot(snapshots)
+    check.compare_tags(tags)
     return FsckReport(
         len(check.readable),
         len(expected.ops),
@@ -77,9 +80,11 @@ class _Check:
     now_ns: int
     is_deep: bool
     is_repair: bool
-    readable: set[bytes] = field(default_factory=set)
-    """IDs of chunks."""
+    readable: dict[bytes, Preamble] = field(default_factory=dict)
+    """By the ID of the chunk."""
     unreadable: set[bytes] = field(default_factory=set)
+    replaced: set[bytes] = field(default_factory=set)
+    """IDs of valid chunks that are not those that were applied."""
     total_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
     problem_count: int = 0
@@ -108,18 +113,18 @@ class _Check:
                     log.info("fsck: the header of chunk %s cannot be read either", chunk_name(chunk_id))
                 continue
             reference.apply(dataset_id, preamble, header, self.now_ns)
-            self.readable.add(chunk_id)
+            self.readable[chunk_id] = preamble
             self.total_bytes += preamble.object_length
 
     def compare_chunks(self) -> None:
         """Compare the stored chunks with the records of applied chunks."""
         dataset_id = self.dataset.dataset_id
         applied = {chunk.chunk_id: chunk for chunk in self.metadata.chunks(dataset_id)}
-        for chunk_id in sorted(self.readable - set(applied)):
+        for chunk_id in sorted(set(self.readable) - set(applied)):
             if self.is_repair:
                 self.metadata.apply(dataset_id, *read_header(self.store, dataset_id, chunk_id), self.now_ns)
             self.add("chunk", f"chunk {chunk_name(chunk_id)} is stored, but not applied", self.is_repair)
-        for chunk_id in sorted(set(applied) - self.readable - self.unreadable):
+        for chunk_id in sorted(set(applied) - set(self.readable) - self.unreadable):
             chunk = applied[chunk_id]
             if chunk.deleted_entries < chunk.entries:
                 self.add("chunk", f"chunk {chunk_name(chunk_id)} is missing")
@@ -129,7 +134,13 @@ class _Check:
             self.add(
                 "chunk", f"dead chunk {chunk_name(chunk_id)} is removed, but has a record", self.is_repair
             )
-        lost = (set(applied) - self.readable) | self.unreadable
+        for chunk_id in sorted(set(self.readable) & set(applied)):
+            if _is_replaced(self.readable[chunk_id], applied[chunk_id]):
+                self.replaced.add(chunk_id)
+                self.add(
+                    "chunk", f"chunk {chunk_name(chunk_id)} is another one than the one that was applied"
+                )
+        lost = (set(applied) - set(self.readable)) | self.unreadable | self.replaced
         for path in _files_in(self.metadata.entry_table(dataset_id), lost):
             self.add("file", f"{path} needs a chunk that is damaged or missing")
 
@@ -137,7 +148,8 @@ class _Check:
         """Compare the entries with those of the reference; a repair rebuilds the metadata."""
         actual = self.metadata.entry_table(self.dataset.dataset_id)
         differing = _differences(expected, actual, self.unreadable)
-        is_mended = self.is_repair and bool(differing)
+        # A chunk that was replaced by a valid one may be a forgery: the metadata must not become its.
+        is_mended = self.is_repair and bool(differing) and not self.replaced
         if is_mended:
             rebuild(self.store, self.metadata, self.dataset.name, self.dataset.dataset_id, self.now_ns)
         for path in differing:
@@ -154,6 +166,36 @@ class _Check:
                 snapshots.drop(self.dataset.dataset_id)
             what = f"the snapshot of generation {stored.generation} differs from the metadata"
             self.add("snapshot", what, self.is_repair)
+
+    def compare_tags(self, tags: TagStore) -> None:
+        """Compare the chunks that tags need with the digests that the servers have signed."""
+        name, dataset_id = self.dataset.name, self.dataset.dataset_id
+        for tag in tags.names(dataset_id):
+            try:
+                snapshot = tags.get(name, dataset_id, tag)
+            except NotFound:  # removed meanwhile
+                continue
+            except Damaged as error:
+                self.add("snapshot", str(error))
+                continue
+            for chunk in np.unique(snapshot.column("extent_chunks")).tolist():
+                chunk_id = snapshot.chunk_id(chunk)
+                stored = self.readable.get(chunk_id)
+                if stored is None and chunk_id not in self.unreadable:
+                    self.add("chunk", f"chunk {chunk_name(chunk_id)}, which tag {tag} needs, is missing")
+                elif stored is not None and stored.payload_digest != snapshot.chunk_digest(chunk):
+                    self.add(
+                        "chunk",
+                        f"chunk {chunk_name(chunk_id)} is another one than the one that tag {tag} needs",
+                    )
+
+
+def _is_replaced(stored: Preamble, applied: ChunkRecord) -> bool:
+    lengths = (applied.header_length, applied.payload_length)
+    return (stored.payload_digest, stored.header_length, stored.payload_length) != (
+        applied.payload_digest,
+        *lengths,
+    )
 
 
 def _read_size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:

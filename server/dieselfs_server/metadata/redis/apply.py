@@ -234,28 +234,30 @@ class _Commit:
             return [self._buckets(buckets)] if is_reset else [], state.record.generation
         if pending is None:
             return [], None
+        # The time of the generation, also where the clock has stepped back: purge compares when a chunk died with it.
+        updated_ns = max(state.record.updated_ns + 1, self._application.now_ns)
         done, recorded = Change(self._keys.pending), Change(self._keys.chunks)
         chunk_id = self._application.preamble.chunk_id
         done.remove(chunk_id, pending)
-        recorded.put(chunk_id, self._chunk_state().body(), None)
+        recorded.put(chunk_id, self._chunk_state(updated_ns).body(), None)
         new = replace(
             state.record,
             generation=state.record.generation + 1,
-            updated_ns=max(state.record.updated_ns + 1, self._application.now_ns),
+            updated_ns=updated_ns,
             files=state.record.files + self._effects.files,
             total_bytes=state.record.total_bytes + self._effects.total_bytes,
             chunks=state.record.chunks + 1,
         )
         dataset = self._buckets(buckets)
         dataset.put(RECORD, DatasetState(new).body(), record)
-        changes = [done, recorded, dataset, self._deleted(bitmaps), self._tree(counts)]
+        changes = [done, recorded, dataset, self._deleted(bitmaps, updated_ns), self._tree(counts)]
         return [change for change in changes if change.names], new.generation
 
-    def _chunk_state(self) -> ChunkState:
+    def _chunk_state(self, updated_ns: int) -> ChunkState:
         preamble = self._application.preamble
         bits = sum(1 << each.part.number for each in self._applied)
         return ChunkState(
-            self._application.now_ns,
+            updated_ns,
             preamble.header_length,
             preamble.payload_length,
             len(self._application.header),
@@ -272,12 +274,12 @@ class _Commit:
             change.put(name, number_body(max(known, each.changes)), value)
         return change
 
-    def _deleted(self, bitmaps: Sequence[bytes | None]) -> Change:
+    def _deleted(self, bitmaps: Sequence[bytes | None], updated_ns: int) -> Change:
         change = Change(self._keys.deleted)
         for (chunk_id, entries), value in zip(self._effects.dead.items(), bitmaps, strict=True):
             old = b"" if value is None else unseal(change.key_pair, chunk_id, value)
             state = DeletedState.of(old) if old else DeletedState()
-            change.put(chunk_id, state.marked(entries, self._application.now_ns).body(), value)
+            change.put(chunk_id, state.marked(entries, updated_ns).body(), value)
         return change
 
     def _tree(self, counts: Sequence[bytes | None]) -> Change:

@@ -268,13 +268,17 @@ def _apply(
     """Apply a chunk to dataset `number`, unless it has been applied."""
     if _chunk_number(connection, number, preamble.chunk_id) is not None:
         return
-    chunk = _insert_chunk(connection, number, preamble, len(header), now_ns)
+    # The time of the generation, also where the clock has stepped back: purge compares when a chunk died with it.
+    updated_ns = max(
+        _number(connection, "SELECT updated_ns + 1 FROM dataset WHERE number = ?", number), now_ns
+    )
+    chunk = _insert_chunk(connection, number, preamble, len(header), updated_ns)
     effects = apply_entries(connection, number, chunk, preamble.chunk_id, header)
-    write_effects(connection, number, effects, now_ns)
+    write_effects(connection, number, effects, updated_ns)
     connection.execute(
-        "UPDATE dataset SET generation = generation + 1, chunks = chunks + 1, "
-        "updated_ns = max(updated_ns + 1, ?), last_version = max(last_version, ?) WHERE number = ?",
-        (now_ns, int(header.versions.max(initial=0)), number),
+        "UPDATE dataset SET generation = generation + 1, chunks = chunks + 1, updated_ns = ?, "
+        "last_version = max(last_version, ?) WHERE number = ?",
+        (updated_ns, int(header.versions.max(initial=0)), number),
     )
 
 
