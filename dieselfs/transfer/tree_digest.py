@@ -1,4 +1,5 @@
-"""One digest of a tree: of a dataset, or of a folder of the local file system (`dlcmd verify`).
+"""One digest of a tree: of a dataset, or of a folder of the local file system (`dlcmd verify`). This module
+opens files.
 
 It covers the paths of all files, folders and links, the contents of files, and the targets of links; not modes and
 times, which a copy may change, and not how files lie in chunks. So equal trees have equal digests. The entries are
