@@ -71,6 +71,8 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/dieselfs_tools/commands/upgrade.py": "tests/tools/commands/test_mount.py replaces a daemon",
     "tools/dieselfs_tools/commands/completion.py": "tests/tools/test_completion.py has bash source its script",
     "tools/dieselfs_tools/commands/mounts.py": "tests/tools/commands/test_mount.py goes there and back",
+    "client/dieselfs_client/private_mount.py": "tests/tools/commands/test_run.py",
+    "tools/dieselfs_tools/mount_options.py": "tests/tools/commands/test_mount.py: options, environment, configuration",
     "tools/dieselfs_tools/commands/umount.py": "tests/tools/commands/test_mount.py goes there and back",
     "tools/dieselfs_tools/confirmation.py": "tests/tools/commands/test_rb.py types into a terminal",
     "tools/dieselfs_tools/download_runner.py": "tests/tools/commands/test_get.py",

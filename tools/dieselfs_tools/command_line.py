@@ -47,6 +47,7 @@ VERBS = {
     "rb": "Remove a whole dataset.",
     "mount": "Mount a dataset on a folder, read-only.",
     "umount": "Unmount datasets.",
+    "run": "Run a command with a mounted dataset.",
     "mounts": "List mounted datasets and cache daemons.",
     "upgrade": "Replace the daemons of mounts without unmounting.",
     "warm": "Fetch a mounted dataset into memory.",

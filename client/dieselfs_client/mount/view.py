@@ -19,7 +19,6 @@ OVERLAY_NAMESPACE_LINUX = 5, 11
 FILESYSTEMS = {IMAGE: "erofs", OVERLAY: "overlay", FUSE: "fuse.dieselfs"}
 """The type of the mount on the visible path, as the kernel lists it."""
 _BY_FILESYSTEM = {filesystem: view for view, filesystem in FILESYSTEMS.items()}
-_AUTOMATIC = (FUSE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def choices(asked: str, facts: Facts) -> list[Choice]:
         return [Choice(asked, "")]
     found: list[Choice] = []
     reasons: list[str] = []
-    for view in _AUTOMATIC:
+    for view in (OVERLAY, FUSE) if facts.is_in_user_namespace else (FUSE,):
         reason = obstacle(view, facts)
         if reason is None:
             found.append(Choice(view, "; ".join(reasons)))

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -11,8 +10,8 @@ from dieselfs.flags import settings_options
 from dieselfs.settings import Place
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
-from dieselfs_client.mount.options import MountOptions, parse_options
 from dieselfs_tools import options
+from dieselfs_tools.mount_options import mount_options
 from dieselfs_tools.session import Session
 
 
@@ -39,17 +38,10 @@ def mount(
 
     The command returns when the mount is ready; 'dlcmd umount' ends it.
     """
-    from dieselfs.cluster.job import expected_nodes, with_configured
+    from dieselfs.cluster.job import expected_nodes
     from dieselfs_tools import job_progress
 
-    # The daemon reads environment and configuration itself, except for the job.
-    chosen = MountOptions(server=session.server, key_file=session.key_file, **given)
-    for text in others:
-        chosen = parse_options(text, chosen)
-    settings = session.settings()
-    chosen = with_configured(chosen, settings.job, os.environ)
-    if chosen.job is not None and not chosen.memory_bytes:
-        chosen = replace(chosen, memory_bytes=settings.job_memory_bytes)
+    chosen = mount_options(session, given, others)
     place = resolved_mountpoint(mountpoint)
     data = session.dataset(dataset, job="")
     fields = {"dataset": dataset, "mountpoint": place, "generation": chosen.generation or data.generation}

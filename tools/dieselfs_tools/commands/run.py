@@ -1,0 +1,64 @@
+"""`dlcmd run`: run a command with a mounted dataset."""
+
+import shutil
+from typing import Any
+
+import click
+
+from dieselfs.flags import settings_options
+from dieselfs.settings import Place
+from dieselfs_tools import options
+from dieselfs_tools.mount_options import mount_options
+from dieselfs_tools.session import Session
+
+EXIT_CANNOT_RUN = 126
+EXIT_NO_COMMAND = 127
+"""As of a shell."""
+
+
+@options.verb(
+    "run",
+    "dlcmd run imagenet -- python train.py          # which opens os.environ['DIESELFS_MOUNT']",
+    "dlcmd run --memory 8G imagenet@v3 --at /mnt/imagenet -- ./train.sh",
+)
+@click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option(
+    "--at",
+    type=click.Path(file_okay=False),
+    metavar="FOLDER",
+    help="An empty folder to mount on. [a new one]",
+)
+@settings_options(Place.MOUNT)
+@click.option("-o", "others", multiple=True, metavar="OPTIONS", help="Mount options, as in fstab.")
+def run(
+    session: Session,
+    dataset: str,
+    command: tuple[str, ...],
+    at: str | None,
+    others: tuple[str, ...],
+    given: dict[str, Any],
+) -> int:
+    """Run a command with a dataset that is mounted for it alone, and unmounted when it ends.
+
+    DIESELFS_MOUNT is the path of the mount. No other process sees it, and no rights are needed; where private
+    namespaces are forbidden, it is an ordinary mount. The exit code is that of the command. Processes that it leaves
+    are killed.
+    """
+    from dieselfs.process.keeper import end_as
+    from dieselfs_client import private_mount
+
+    if shutil.which(command[0]) is None:
+        session.output.error(f"{command[0]}: there is no such command")
+        return EXIT_NO_COMMAND
+    chosen = mount_options(session, given, others)
+    session.dataset(
+        dataset, job=""
+    )  # the server of embedded data is started here, where it outlives the command
+    session.close()
+    try:
+        status = private_mount.run(dataset, command, chosen, at, session.output.aside)
+    except OSError as error:
+        session.output.error(f"{command[0]}: {error.strerror}")
+        return EXIT_CANNOT_RUN
+    end_as(status)
