@@ -1,4 +1,4 @@
-"""`dieselfs-mount` and `mount.dieselfs`: the command lines of the mount."""
+"""`dieselfs-mount`, `mount.dieselfs` and `umount.dieselfs`: the command lines of the mount."""
 
 import os
 import sys
@@ -97,6 +97,26 @@ def _mount_helper(
 def mount_helper() -> None:
     """`mount.dieselfs`; its exit codes are those of mount(8)."""
     _run(_mount_helper, "mount.dieselfs", MOUNT_EXIT_USAGE, MOUNT_EXIT_FAILED)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("target")
+@click.option("-l", "is_lazy", is_flag=True, help="Detach now; open files stay readable.")
+@click.option("-f", "is_forced", is_flag=True, help="For umount(8); without effect.")
+@click.option("-n", "no_mtab", is_flag=True, help="For umount(8); there is no mtab.")
+@click.option("-r", "is_made_read_only", is_flag=True, help="For umount(8); it is read-only.")
+@click.option("-v", "is_verbose", is_flag=True)
+@click.option("-t", "filesystem", help="For umount(8).")
+def _umount_helper(target: str, is_lazy: bool, is_verbose: bool, **_: object) -> None:
+    """Unmount TARGET: the helper of umount(8)."""
+    control.unmount(target, is_lazy)
+    if is_verbose:
+        print(f"{target} unmounted")
+
+
+def umount_helper() -> None:
+    """`umount.dieselfs`; its exit codes are those of umount(8)."""
+    _run(_umount_helper, "umount.dieselfs", MOUNT_EXIT_USAGE, MOUNT_EXIT_FAILED)
 
 
 def _run(command: click.Command, program: str, usage: int, failed: int | None = None) -> NoReturn:
