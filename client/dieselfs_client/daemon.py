@@ -18,7 +18,6 @@ from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
 from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB, MIB
-from dieselfs.names import SCHEME
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import FUSE, IMAGE, ONESHOT, CacheOptions
@@ -32,7 +31,6 @@ from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.warming import Pace
-from dieselfs_client.mount import utab
 from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
 from dieselfs_client.mount.driver import Driver
 from dieselfs_client.mount.drivers import driver_class
@@ -427,16 +425,12 @@ class _MountService(Service):
             await metadata_push.opened()
         self._note_layers(layers)
         self.supervisor_client.tell("mounted", self.layers.number)
-        try:
-            utab.enter(SCHEME + self.snapshot.dataset, self.mountpoint)
-        except OSError as error:
-            _log.warning("plain umount will not work: %s", error)
 
     async def _end_when_uncovered(self) -> None:
         """Detach the FUSE mount when the mount that users see is unmounted; its last user ends the connection."""
         if self.layers.base:
             await uncovered(self.layers)
-            await trio.to_thread.run_sync(remove_base, self.layers.base)
+            await trio.to_thread.run_sync(remove_base, self.layers)
 
     async def _obey(
         self,
@@ -476,10 +470,7 @@ class _MountService(Service):
             with contextlib.suppress(MountError):
                 unmount(self.mountpoint, lazily=True)
         if self._base is not None:
-            if mount_at(self.mountpoint) is None:  # else the entry is of a later mount
-                with contextlib.suppress(OSError):  # an entry that is left has no effect
-                    utab.remove(self.mountpoint)
-            remove_base(self.layers.base)
+            remove_base(self.layers)
             os.close(self._base)
             self._base = None
             self.supervisor_client.tell("drop", BASE)

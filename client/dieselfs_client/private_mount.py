@@ -15,7 +15,7 @@ from dieselfs.process.keeper import follow_parent, fork_keeper, kill_descendants
 from dieselfs.process.state_dirs import log_path
 from dieselfs_client import control
 from dieselfs_client.mount import namespace
-from dieselfs_client.mount.layers import make_base, remove_base, remove_bases
+from dieselfs_client.mount.layers import Layers, make_base, remove_base, remove_bases
 from dieselfs_client.mount.mounting import resolved_mountpoint
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
@@ -62,7 +62,7 @@ def run(
     finally:
         kill_descendants()
         if lock is not None:
-            remove_base(base)
+            remove_base(Layers(place, base=base))
             os.close(lock)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.settings import IMAGE, OVERLAY
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions
@@ -15,7 +16,11 @@ from tests.client.conftest import FILES
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
-HELPER = "from dieselfs_client.main import mount_helper; mount_helper()"
+HELPERS = {
+    "mount.dieselfs": "from dieselfs_client.main import mount_helper; mount_helper()",
+    "umount.dieselfs": "from dieselfs_client.main import umount_helper; umount_helper()",
+}
+HELPER = HELPERS["mount.dieselfs"]
 
 
 def mount_command(*arguments: str | Path) -> list[str]:
@@ -109,20 +114,20 @@ def test_a_dataset_that_mount_made_a_path_of_is_explained(mountpoint: Path) -> N
     assert done.stderr.endswith("write dl://letters\n")
 
 
-def with_mount(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a mount namespace in which the helper is installed in /sbin."""
-    helper = folder / "mount.dieselfs"
-    helper.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{HELPER}' \"$@\"\n")
-    helper.chmod(0o755)
+def with_mount(folder: Path, script: str, *unshared: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a mount namespace in which the helpers are installed in /sbin."""
+    for name, code in HELPERS.items():
+        (folder / name).write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n")
+        (folder / name).chmod(0o755)
     install = f"""
 set -e
 mkdir {folder}/sbin {folder}/upper {folder}/work
 mount -t tmpfs none {folder}/upper
 mkdir {folder}/upper/upper {folder}/upper/work
 mount -t overlay none -o lowerdir=/usr/sbin,upperdir={folder}/upper/upper,workdir={folder}/upper/work /usr/sbin
-cp {helper} /usr/sbin/
+cp {folder}/mount.dieselfs {folder}/umount.dieselfs /usr/sbin/
 """
-    done = run(["unshare", "--mount", "sh", "-c", install + script])
+    done = run(["unshare", "--mount", *unshared, "sh", "-c", install + script])
     if "overlay" in done.stderr and done.returncode != 0:
         pytest.skip("this kernel has no overlay file system to install the helper in")
     return done
@@ -146,6 +151,26 @@ grep {mountpoint} /proc/mounts | cut -d ' ' -f 1
 """
     done = with_mount(tmp_path, script + UNMOUNT.format(mountpoint, tmp_path))
     expected = FILES["train/7.txt"] + b"dl://letters\n"
+    assert (done.stdout.encode(), done.stderr, done.returncode) == (expected, "", 0)
+
+
+@needs_mount
+@pytest.mark.parametrize("view", [IMAGE, OVERLAY])
+def test_a_plain_umount_finds_its_helper(
+    options: MountOptions, mountpoint: Path, tmp_path: Path, view: str
+) -> None:
+    """In namespaces whose first process is the script, as at boot."""
+    script = f"""
+mount -t tmpfs none /run
+mount -t dieselfs dl://letters {mountpoint} -o server={options.server},memory=64MB,view={view}
+cat {mountpoint}/train/7.txt
+grep -c "OPTS=helper=dieselfs" /run/mount/utab
+"""
+    end = f"grep -c {mountpoint} /proc/mounts /run/mount/utab || true\n"
+    done = with_mount(
+        tmp_path, script + UNMOUNT.format(mountpoint, tmp_path) + end, "--pid", "--fork", "--mount-proc"
+    )
+    expected = FILES["train/7.txt"] + b"1\n/proc/mounts:0\n/run/mount/utab:0\n"
     assert (done.stdout.encode(), done.stderr, done.returncode) == (expected, "", 0)
 
 

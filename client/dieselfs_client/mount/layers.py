@@ -25,6 +25,7 @@ from dieselfs.errors import MountError
 from dieselfs.names import CONTROL_FOLDER, SCHEME
 from dieselfs.process.state_dirs import is_at, make_private, runtime_folder
 from dieselfs.settings import FUSE, IMAGE, OVERLAY
+from dieselfs_client.mount import utab
 from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
 from dieselfs_client.mount.mounting import facts, mount_kernel_file_system, unmount
 from dieselfs_client.mount.view import FILESYSTEMS
@@ -122,6 +123,9 @@ def cover(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
         except MountError:
             unmount(layers.mountpoint, lazily=True)
             raise
+    if layers.base:
+        with suppress(OSError):  # then only a plain umount does not work
+            utab.enter(SCHEME + dataset, layers.mountpoint)
     record = mount_at(layers.mountpoint)
     return replace(layers, number=record.device if record else "")
 
@@ -181,9 +185,12 @@ def is_covered(layers: Layers) -> bool:
     )
 
 
-def remove_base(base: str) -> None:
-    """Detach the FUSE mount in a base, which serves whatever is mounted or open on it, and remove the base."""
-    _clear_base(base, is_cut_off=False)
+def remove_base(layers: Layers) -> None:
+    """Detach the FUSE mount in the base, which serves whatever is mounted or open on it, and remove the base."""
+    if mount_at(layers.mountpoint) is None:  # else the entry is of a later mount
+        with suppress(OSError):  # an entry that is left has no effect
+            utab.remove(layers.mountpoint)
+    _clear_base(layers.base, is_cut_off=False)
 
 
 def remove_bases() -> None:

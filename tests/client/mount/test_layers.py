@@ -200,7 +200,7 @@ def test_a_base_is_kept_while_it_is_locked(tmp_path: Path, monkeypatch: pytest.M
     remove_bases()
     assert [entry.path for entry in os.scandir(tmp_path / "bases")] == [held]
     assert sorted(os.listdir(held)) == ["empty", "fuse"]
-    remove_base(held)
+    remove_base(Layers(str(tmp_path), base=held))
     assert not Path(held).exists()
     os.close(descriptor)
     remove_bases()
