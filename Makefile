@@ -7,8 +7,11 @@ DATA    ?=
 # More than there are processors: many tests wait, for daemons, timeouts and disks. All tests of a file run in one worker.
 TEST_WORKERS ?= 3
 BENCH   ?=
+TIME    ?= 60
+ONLY    ?=
+SEED    ?= 1
 
-.PHONY: test check docs bench demo venv system system-demo clean
+.PHONY: test check docs bench fuzz demo venv system system-demo clean
 
 # Tests of real daemons have real timeouts, which an overloaded machine can exceed. So tests that fail beside others (exit
 # code 1 of pytest) are repeated, alone, and must pass then. The first failure stays in the output: examine it.
@@ -27,6 +30,9 @@ docs: venv  ## the site of the documents, into site/
 
 bench: $(VENV)/installed-bench  ## the figures of docs/internals/performance.md (BENCH=--quick tries it out)
 	PYTHONPATH=tools $(PYTHON) -m bench $(BENCH)
+
+fuzz: $(VENV)/installed-test  ## mutate inputs of all parsers (TIME=3600 seconds, ONLY=chunk, SEED=7)
+	PYTHONPATH=.:client:server:tools $(PYTHON) -m fuzz --time $(TIME) --only "$(ONLY)" --seed $(SEED)
 
 demo: $(VENV)/installed  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
 	$(PYTHON) -m dieselfs_tools.demo $(DATA)

@@ -27,6 +27,7 @@ ROOT_BY_PACKAGE = {
     "dieselfs_tools": REPOSITORY / "tools" / "dieselfs_tools",
     "lab": REPOSITORY / "tools" / "lab",
     "bench": REPOSITORY / "tools" / "bench",
+    "fuzz": REPOSITORY / "tools" / "fuzz",
 }
 TESTS_BY_PACKAGE = {
     "dieselfs": "dieselfs",
@@ -35,6 +36,7 @@ TESTS_BY_PACKAGE = {
     "dieselfs_tools": "tools",
     "lab": "cluster",
     "bench": "tools/bench",
+    "fuzz": "tools/fuzz",
 }
 
 WITHOUT_TWIN: dict[str, str] = {
@@ -58,7 +60,6 @@ WITHOUT_TWIN: dict[str, str] = {
     "server/dieselfs_server/handlers/*.py": "tests/server/test_service.py and tests/server/test_maintenance.py",
     "server/dieselfs_server/maintenance/fsck.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/maintenance/purge.py": "tests/server/test_maintenance.py",
-    "server/dieselfs_server/datasets/tags.py": "tests/server/test_maintenance.py",
     "server/dieselfs_server/main.py": "tests/cluster and every other test with a server: tools/lab/server.py starts it",
     "server/dieselfs_server/metadata/interface.py": "a contract; tests/conformance/metadata_suite.py holds it",
     "server/dieselfs_server/metadata/sqlite/*.py": "parts of one store: tests/server/metadata/sqlite/test_store.py",
@@ -83,6 +84,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/lab/job.py": "tests/cluster/test_job_once.py mounts jobs of 1 to 8 nodes",
     "tools/lab/redis_process.py": "tests/server/metadata/redis/test_client.py kills and starts it again",
     "tools/lab/server.py": "every test over a running server",
+    "tools/fuzz/__main__.py": "tests/tools/fuzz/test_targets.py tries inputs as it does",
     "tools/bench/*.py": "measurements; their arithmetic has tests in tests/tools/bench/test_figures.py",
 }
 """Modules (or, with a `*`, all that match) that have no test file of their own name, and why."""

@@ -17,7 +17,9 @@ MOUNT_PROBE_TIMEOUT_S = 2.0
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
-_ESCAPE = re.compile(rb"\\([0-7]{3})")
+MOUNT_FIELDS_MIN = 6
+"""Of a line, before the optional fields."""
+_ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,21 @@ class MountRecord:
 
 
 def parse_mountinfo(text: bytes) -> Iterator[MountRecord]:
-    """The mounts in `/proc/self/mountinfo` (see proc_pid_mountinfo(5)), in order; a later one covers an earlier one."""
-    for line in text.splitlines():
+    """The mounts in `/proc/self/mountinfo` (see proc_pid_mountinfo(5)), in order; a later one covers an earlier one.
+
+    Lines that are none of the kernel's are skipped. A source may have any bytes, among them carriage returns.
+    """
+    for line in text.split(b"\n"):
         mount, _, filesystem = line.partition(b" - ")
-        fields, (kind, source, super_options) = mount.split(b" "), filesystem.split(b" ", 2)
+        fields, described = mount.split(b" "), filesystem.split(b" ", 2)
+        if len(fields) < MOUNT_FIELDS_MIN or len(described) != 3:
+            continue
+        kind, source, super_options = described
         yield MountRecord(
             _unescaped(fields[4]),
             _unescaped(source),
             _unescaped(kind),
-            fields[2].decode(),
+            os.fsdecode(fields[2]),
             tuple(dict.fromkeys(_unescaped(fields[5] + b"," + super_options).split(","))),
         )
 

@@ -31,3 +31,16 @@ def test_the_table_of_this_machine_can_be_read(tmp_path: Path) -> None:
 def test_what_answers_is_not_stale(tmp_path: Path) -> None:
     assert not is_stale(str(tmp_path))
     assert not is_stale(str(tmp_path / "missing"))
+
+
+def test_lines_that_are_none_of_the_kernels_and_sources_with_any_bytes() -> None:
+    lines = b"\n".join(
+        (
+            b"",
+            b"36 35 0:32 / /mnt",
+            b"36 35 0:32 / /mnt ro - fuse.dieselfs dl://cut",
+            b"36 35 0:32 / /mnt\\777 ro - tmpfs with\rreturn rw",
+        )
+    )
+    (record,) = parse_mountinfo(lines)
+    assert (record.source, record.mountpoint) == ("with\rreturn", "/mnt\\777")

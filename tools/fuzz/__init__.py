@@ -1,0 +1,1 @@
+"""A mutation fuzzer over every parser of stored and received bytes (`make fuzz`)."""

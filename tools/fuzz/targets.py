@@ -1,0 +1,239 @@
+"""The parsers that the fuzzer tries: for each a name, a function of bytes, and valid inputs.
+
+A function may raise DieselfsError, which is what a parser declares; anything else is a finding. Inputs with checksums
+are also tried with the checksums made right, so that what is behind them is reached.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from dieselfs.address import TcpAddress, parse_etcd, parse_servers
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.format import Preamble, decode_chunk, decode_header, decode_preamble
+from dieselfs.chunk.ids import parse_chunk_name
+from dieselfs.cluster import node_messages
+from dieselfs.cluster.member import Member
+from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, digest_of
+from dieselfs.names import check_path, parse_location
+from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns, Op
+from dieselfs.rpc.members import decode_members, encode_members
+from dieselfs.rpc.messages import decode_call, decode_reply, encode_call, encode_reply
+from dieselfs.settings import Place, read_config
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.share_name import ShareName
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.format import PREAMBLE_BYTES, decode_snapshot_header
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.signature import check_snapshot_signature
+from dieselfs.units import parse_duration, parse_rate, parse_size
+from dieselfs_client.mount.mount_table import parse_mountinfo
+from dieselfs_client.mount.options import MountOptions, parse_options
+from dieselfs_client.supervision.handover_state import HandoverState
+from dieselfs_client.supervision.status import parse_status
+from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.identity import Identity
+from dieselfs_server.store.marker import read_marker
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.users import decode_users
+
+SOURCE = "fuzzed"
+_CHUNK_ID = bytes.fromhex("65920080 0242ac110002 00002a 000007".replace(" ", ""))
+_DATASET_ID = bytes(range(16))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    name: str
+    parse: Callable[[bytes], object]
+    seeds: Sequence[bytes]
+
+
+def _text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
+    """A parser of text, for any bytes; those that are not UTF-8 become surrogates, as in arguments of programs."""
+    return lambda data: parse(data.decode("utf-8", "surrogateescape"))
+
+
+@cache
+def _chunk() -> bytes:
+    builder = ChunkBuilder()
+    builder.add_directory(b"train", 0o755, 1)
+    builder.add_file(b"train/cat.txt", b"meow\n", 0o644, 2)
+    builder.add_file(b"train/empty", b"", 0o600, 3)
+    builder.add_symlink(b"latest", b"train/cat.txt", 0o777, -1)
+    builder.add_delete(b"train/dog.txt")
+    return b"".join(builder.seal().encode(_CHUNK_ID, "pets", _DATASET_ID, 1 << 60))
+
+
+def _chunk_header() -> bytes:
+    preamble = decode_preamble(_chunk(), SOURCE)
+    start = preamble.payload_start - preamble.header_length
+    return _chunk()[start : preamble.payload_start]
+
+
+def _parse_chunk_header(data: bytes) -> object:
+    preamble = Preamble(_CHUNK_ID, len(data), 5, bytes(DIGEST_BYTES), digest_of(data))
+    return decode_header(preamble, data, SOURCE)
+
+
+@cache
+def _snapshot() -> bytes:
+    """A folder, a file in one chunk, one in two, a link."""
+    table = EntryTable(
+        DatasetRecord(_DATASET_ID, "pets", 7, 8, 2, 15, 2),
+        [
+            ChunkRecord(bytes([number]) * 16, 1, 100, 10, bytes(DIGEST_BYTES), 2, 0, b"\0")
+            for number in (1, 2)
+        ],
+        [b"", b"", b"train", b"train"],
+        [b"latest", b"train", b"cat.txt", b"video"],
+        np.array([Op.SYMLINK, Op.DIRECTORY, Op.FILE, Op.FILE], np.uint8),
+        np.array([0o777, 0o755, 0o644, 0o644], np.uint32),
+        np.array([1, 2, 3, 4], np.int64),
+        np.array([0, 0, 5, 10], np.uint64),
+        np.array([-1, -1, 0, -1], np.int64),
+        np.zeros(4, np.uint32),
+        np.zeros(4, EXTENT_DIGESTS),
+        {0: b"train/cat.txt"},
+        ExtentColumns(
+            np.array([3, 3], np.int64),
+            np.array([0, 5], np.uint64),
+            np.array([0, 1], np.int64),
+            np.array([5, 0], np.uint32),
+            np.array([5, 5], np.uint32),
+            np.zeros(2, EXTENT_DIGESTS),
+        ),
+    )
+    return build_snapshot(table)
+
+
+def _parse_snapshot(data: bytes) -> object:
+    snapshot = Snapshot(data, SOURCE)
+    snapshot.verify()
+    return [snapshot.stat(node) for node in snapshot.walk()]
+
+
+def _parse_resealed_snapshot(data: bytes) -> object:
+    """With length, digest and checksums made right."""
+    if len(data) < PREAMBLE_BYTES:
+        return None
+    whole = bytearray(data)
+    end = min(PREAMBLE_BYTES + int.from_bytes(whole[12:16], "little"), len(whole))
+    struct.pack_into("<Q", whole, 16, len(whole))
+    struct.pack_into("<Q", whole, 24, xxh3_64_intdigest(whole[PREAMBLE_BYTES:end]))
+    whole[32:64] = digest_of(whole[PREAMBLE_BYTES:])
+    struct.pack_into("<Q", whole, PREAMBLE_BYTES - 8, xxh3_64_intdigest(whole[: PREAMBLE_BYTES - 8]))
+    return _parse_snapshot(bytes(whole))
+
+
+def _parse_signature(data: bytes) -> None:
+    header = decode_snapshot_header(data, len(data), SOURCE)
+    check_snapshot_signature(header, SOURCE)
+
+
+def _record(name: str, read: Callable[[MemoryStore], object]) -> Callable[[bytes], object]:
+    """A parser of the record `name` of an object store."""
+
+    def parse(data: bytes) -> object:
+        store = MemoryStore()
+        store.put_record(name, data)
+        return read(store)
+
+    return parse
+
+
+@cache
+def _name_record() -> tuple[str, bytes]:
+    store = MemoryStore()
+    DatasetNames(store).claim("pets", _DATASET_ID)
+    (name,) = store.list_records("dataset-")
+    return name, store.get_record(name) or b""
+
+
+def _parse_config(data: bytes) -> object:
+    with NamedTemporaryFile(suffix=".toml") as file:
+        file.write(data)
+        file.flush()
+        return read_config(Path(file.name), Place.CONFIG)
+
+
+def _parse_handover(data: bytes) -> object:
+    descriptor = os.memfd_create("fuzz")
+    try:
+        os.write(descriptor, data)
+        return HandoverState(os.dup(descriptor)).read()
+    finally:
+        os.close(descriptor)
+
+
+_MEMBER = Member("n1", 0, TcpAddress("10.0.0.1", 7070), 1 << 30, bytes(16)).encode()
+_MOUNTINFO = (
+    b"36 35 0:32 / /mnt/pets\\040x ro,nosuid shared:1 - fuse.dieselfs dl://pets ro,user_id=0\n"
+    b"37 35 8:1 / / rw - ext4 /dev/root rw\n"
+)
+
+TARGETS = (
+    Target("chunk", lambda data: decode_chunk(data, SOURCE), [_chunk()]),
+    Target("chunk-header", _parse_chunk_header, [_chunk_header()]),
+    Target("chunk-name", _text(parse_chunk_name), [b"OO7-V-81f03--V--9V--0k"]),
+    Target("snapshot", _parse_snapshot, [_snapshot()]),
+    Target("snapshot-resealed", _parse_resealed_snapshot, [_snapshot()]),
+    Target("snapshot-signature", _parse_signature, [_snapshot()]),
+    Target(
+        "call",
+        decode_call,
+        [
+            encode_call("get_dataset", 1, {"name": "pets"}),
+            encode_call("put_chunk", 2, {"dataset": "pets", "chunk_id": _CHUNK_ID, "bulk_length": 9}),
+        ],
+    ),
+    Target(
+        "reply",
+        lambda data: decode_reply("reserve_versions", 3, data),
+        [encode_reply("reserve_versions", 3, 7)],
+    ),
+    Target("member", Member.of, [_MEMBER]),
+    Target("members", decode_members, [encode_members([_MEMBER, _MEMBER])]),
+    Target(
+        "node-message",
+        node_messages.decode,
+        [node_messages.encode(1, each) for each in (node_messages.ChunkRequest(2, 3), node_messages.Hello())],
+    ),
+    Target("cursor", _text(Cursor.parse), [b"order1.0123456789abcdef01234567.s1.e0.g100.p4096.aaaaaaaa"]),
+    Target("plan", ShareName.parse, [b"seed=1,epoch=0,rank=0,world=2", b"seed=3"]),
+    Target("location", _text(parse_location), [b"dl://pets@v1/train/cat.txt", b"dl://pets"]),
+    Target("path", check_path, [b"train/cat.txt"]),
+    Target(
+        "servers", _text(parse_servers), [b"tcp://a:7070,tcp://[::1]:1", b"unix:/run/x", b"etcd://a:2379,b:1"]
+    ),
+    Target("etcd-address", _text(parse_etcd), [b"a:2379,b:2379"]),
+    Target("size", _text(parse_size), [b"1.5G", b"10MiB"]),
+    Target("rate", _text(parse_rate), [b"10MiB/s"]),
+    Target("duration", _text(parse_duration), [b"1h30m", b"500ms"]),
+    Target(
+        "mount-options",
+        _text(lambda text: parse_options(text, MountOptions())),
+        [b"ro,memory=1G,job=x,uid=1000,noexec", b"server=tcp://a:1,generation=7,timeout=30s"],
+    ),
+    Target("mountinfo", lambda data: list(parse_mountinfo(data)), [_MOUNTINFO]),
+    Target("config", _parse_config, [b'server = "tcp://a:7070"\njob_memory = "1G"\n']),
+    Target(
+        "users", decode_users, [b'{"format": 1, "users": {"ann": {"keys": {}, "grants": {"pets": "read"}}}}']
+    ),
+    Target("identity", Identity.decode, [Identity(bytes(32), bytes(32)).encode()]),
+    Target(
+        "dataset-name",
+        _record(_name_record()[0], lambda store: DatasetNames(store).find("pets")),
+        [_name_record()[1]],
+    ),
+    Target("marker", _record("store", read_marker), [b'{"format": 1, "id": "00"}']),
+    Target("handover", _parse_handover, [b'{"readings": [], "pinned": [1, 2], "files": []}']),
+    Target("supervisor-status", parse_status, [b'{"pid": 1, "mountpoint": "/mnt"}']),
+)
