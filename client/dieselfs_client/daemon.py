@@ -401,6 +401,11 @@ class _MountService(Service):
         if driver.refusal is not None:
             serving.cancel()
             return
+        # Before EROFS opens the image, which then keeps its read-ahead.
+        if not connection.is_taken_over and not await trio.to_thread.run_sync(
+            raise_read_ahead, self.layers.fuse_place
+        ):
+            _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
         if not self.layers.number:
             try:
                 await self._cover(node.metadata_push)
@@ -410,10 +415,6 @@ class _MountService(Service):
                 return
         nursery.start_soon(self._end_when_uncovered)
         await self.settled(connection.is_taken_over)
-        if not connection.is_taken_over and not await trio.to_thread.run_sync(
-            raise_read_ahead, self.layers.fuse_place
-        ):
-            _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
 
     async def _cover(self, metadata_push: MetadataPush | None) -> None:

@@ -44,6 +44,9 @@ class AnyPages:
     def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
         return int(extents.lengths.sum())
 
+    def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
+        self.drop(nodes)
+
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 

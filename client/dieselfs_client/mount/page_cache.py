@@ -156,6 +156,10 @@ class PageCache:
         self._order(b"F", self._paths(folders))
         self._order(b"L", self._paths(single))
 
+    def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
+        """Drop the pages of tripwires wherever the kernel has them, so that the next read of one reaches the daemon."""
+        self.drop(nodes)
+
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         """Drop the pages of files, except pages that are mapped or being read."""
         self._order(b"D", self._paths(nodes.tolist()))

@@ -63,6 +63,10 @@ class Pages(Protocol):
 
     def drop(self, nodes: npt.NDArray[np.integer]) -> None: ...
 
+    def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
+        """As `drop`, and everything else that keeps a read from the daemon."""
+        ...
+
 
 @dataclass(eq=False, slots=True)
 class _Following:
@@ -390,12 +394,16 @@ class Prefetcher:
         is_new = self.budget.put(extents)
         extents, starts = extents[is_new], starts[is_new]
         is_wire = self.tripwires.among(extents.nodes) & (extents.places == 0)
+        wires = extents.nodes[is_wire]
         self.tripwires.hold(extents[is_wire], payload, starts[is_wire])
         extents, starts = extents[~is_wire], starts[~is_wire]
+
+        def store() -> int:
+            self._pages.uncover(wires)  # they may have been read without a plan
+            return self._pages.store(extents, payload, starts)
+
         try:
-            taken = await trio.to_thread.run_sync(
-                self._pages.store, extents, payload, starts, limiter=self.pushing
-            )
+            taken = await trio.to_thread.run_sync(store, limiter=self.pushing)
         except MountError:
             self._is_over = True
             return
@@ -410,10 +418,16 @@ class Prefetcher:
         nodes = np.concatenate([np.empty(0, np.int64), *passed])
         extents = self.budget.release(self.table.of_files(nodes))
         self.tripwires.release(extents.nodes)
-        dropped = np.union1d(extents.nodes, self.tripwires.sprung())
-        if len(dropped) and not self._is_over:
+        sprung = self.tripwires.sprung()
+        if (len(extents) or len(sprung)) and not self._is_over:
+            dropped = np.setdiff1d(extents.nodes, sprung)
+
+            def drop() -> None:
+                self._pages.drop(dropped)
+                self._pages.uncover(sprung)
+
             try:
-                await trio.to_thread.run_sync(self._pages.drop, dropped, limiter=self.pushing)
+                await trio.to_thread.run_sync(drop, limiter=self.pushing)
             except MountError:
                 self._is_over = True
             self._dropped_files.value += len(extents)

@@ -34,6 +34,9 @@ class NoPages:
     def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
         return 0
 
+    def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
+        self.drop(nodes)
+
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 

@@ -87,6 +87,8 @@ class DictPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         self.files -= set(nodes.tolist())
 
+    uncover = drop
+
 
 @dataclass
 class Rig:
@@ -388,6 +390,8 @@ class ExtentPages:
         for node in nodes.tolist():
             self.extents.pop(node, None)
 
+    uncover = drop
+
 
 def test_files_that_span_chunks_stream_too() -> None:
     """None of them lies in one chunk; the first extent of a tripwire is left to its reader."""
@@ -493,5 +497,4 @@ def test_lists_that_were_only_looked_at_do_not_pile_up_nor_take_memory_from_each
             await rig.resolve()
         assert len(rig.prefetcher.windows) == PLANS_MAX
 
-    rig = run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=0)
-    assert rig.pages.most <= 2 * GROUP_FILES
+    assert run(packed, scenario, window=2 * GROUP_FILES * PAGE, pinned=0).pages.most <= 2 * GROUP_FILES

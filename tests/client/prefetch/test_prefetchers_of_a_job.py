@@ -97,6 +97,9 @@ class SetPages:
             self.files.add(node)
         return int(extents.lengths.sum())
 
+    def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
+        self.drop(nodes)
+
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         self.files -= set(nodes.tolist())
 
