@@ -31,6 +31,7 @@ EMBEDDED = "embedded"
 AUTO = "auto"
 """As the name of a job: the name from the launcher. As the view of a mount: the best one that is possible."""
 DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
+TLS_CHOICES = ON, OFF = "on", "off"
 POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
 DRIVERS = KERNEL, PYFUSE3 = "kernel", "pyfuse3"
 IMAGE, OVERLAY, FUSE = "image", "overlay", "fuse"
@@ -103,7 +104,7 @@ NUMBER = Kind("N", _whole_number)
 MEMORY = Kind("SIZE", _memory, "_bytes")
 RATE = Kind("RATE", parse_rate, "_bytes")
 TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
-POLICY, DRIVER, VIEW = _choice(POLICIES), _choice(DRIVERS), _choice(VIEWS)
+POLICY, DRIVER, VIEW, TLS = (_choice(names) for names in (POLICIES, DRIVERS, VIEWS, TLS_CHOICES))
 SWITCH = Kind("")
 YES = "yes"
 YES_OR_NO = _choice((YES, "no"))
@@ -164,7 +165,10 @@ SETTINGS = (
     Setting("server", ADDRESS, _P.CLIENT | _P.OPTION | _P.VERB,
             "tcp://HOST:PORT[,...], etcd://HOST:PORT[,...], unix:PATH, or 'embedded'.", "embedded"),
     Setting("key_file", FILE, _P.CLIENT | _P.OPTION | _P.VERB, "Your key; readable by you alone."),
-    Setting("tls_ca", FILE, _P.CLIENT, "PEM certificates to trust; switches TLS on."),
+    Setting("tls", TLS, _P.CLIENT | _P.SERVER | _P.ETCD,
+            "off: TCP without TLS, for isolated networks; clients and servers must agree.", ON),
+    Setting("tls_ca", FILE, _P.CLIENT,
+            "PEM certificates of authorities that certify the servers.", "the pin in the key file"),
     Setting("home", FOLDER, _P.ENVIRONMENT | _P.OPTION | _P.DAEMON,
             "Folder for embedded data.", "~/.local/share/dieselfs"),
     Setting("allow_older", YES_OR_NO, _P.ENVIRONMENT,
@@ -220,7 +224,8 @@ SETTINGS = (
     Setting("state", FOLDER, _P.SERVER | _P.ETCD, "Folder for snapshots; it can be rebuilt.", "beside the SQLite file"),
     Setting("admin_key", FILE, _P.SERVER | _P.ETCD,
             "On first start, make user 'admin' and write the key here."),
-    Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD, "PEM chain; switches TLS on for TCP."),
+    Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD,
+            "PEM chain of an authority, for clients with tls_ca.", "made from the identity of the store"),
     Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),
     Setting("etcd", Kind("HOST:PORT,..."), _P.SERVER,
             "Register there, and read settings from there that are not set here."),
@@ -310,6 +315,7 @@ class Settings:
     server: str | None = None
     key_file: str | None = None
     tls_ca: str | None = None
+    tls: str = ON
     etcd: EtcdAccess = field(default_factory=EtcdAccess)
     job: JobSettings = field(default_factory=JobSettings)
     job_memory_bytes: int = 0
@@ -348,6 +354,7 @@ class Settings:
             server=server or values.get("server"),
             key_file=key_file or values.get("key_file"),
             tls_ca=tls_ca or values.get("tls_ca"),
+            tls=values.get("tls", ON),
             etcd=EtcdAccess.of(values),
             job=JobSettings(**{name: values[name] for name in JOB_FIELDS & values.keys()}).absolute(),
             job_memory_bytes=values.get("job_memory_bytes", 0),

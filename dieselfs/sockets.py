@@ -2,7 +2,6 @@
 
 import os
 import socket
-import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,9 +30,7 @@ def reachable_path(path: str) -> Iterator[str]:
         os.close(folder)
 
 
-def open_socket(
-    address: Address, tls: ssl.SSLContext | None, timeout_s: float = CONNECT_TIMEOUT_S
-) -> socket.socket:
+def open_socket(address: Address, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
     """Connect within `timeout_s`. Raises Unavailable with the cause."""
     sock: socket.socket | None = None
     try:
@@ -41,19 +38,15 @@ def open_socket(
             sock = socket.create_connection((address.host, address.port), timeout_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _set_keepalive(sock)
-            if tls is not None:
-                sock = tls.wrap_socket(sock, server_hostname=address.host)
         else:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             sock.settimeout(timeout_s)
             with reachable_path(address.path) as path:
                 sock.connect(path)
-    except OSError as error:  # ssl.SSLError and timeouts are OSErrors too
+    except OSError as error:  # timeouts are OSErrors too
         if sock is not None:
             sock.close()
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError):
-            reason += "; is TLS switched on at both ends?"
         raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
     return sock
 

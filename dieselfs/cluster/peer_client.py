@@ -28,9 +28,8 @@ from dieselfs.limits import (
     PEER_SILENCE_S,
 )
 from dieselfs.metrics import Registry
-from dieselfs.rpc.auth import Key
-from dieselfs.rpc.connection import Connection
-from dieselfs.sockets import open_socket
+from dieselfs.rpc.auth import PEER_ROLE, Key
+from dieselfs.rpc.connection import Connection, connected
 
 FIRSTS_IN_A_ROW_MAX = 8
 """After this many first requests, one retry gets the semaphore, so that no retry starves."""
@@ -343,9 +342,9 @@ class PeerClient:
             connection = None
         if connection is None:
             address, timeout_s = link.peer.address, self._connect_timeout_s
-            sock = open_socket(address, None, timeout_s)
+            sock = connected(address, None, timeout_s)
             # Two replies; a stranger at this address might send them byte by byte.
-            connection = Connection(sock, address, self._key, timeout_s, 2 * timeout_s)
+            connection = Connection(sock, address, self._key, timeout_s, 2 * timeout_s, PEER_ROLE)
         try:
             yield connection
         finally:

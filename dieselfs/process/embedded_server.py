@@ -34,10 +34,10 @@ def connect_embedded(home: Path) -> socket.socket:
     address = UnixAddress(str(socket_path(home)))
     for _ in range(_STARTS_MAX):  # a server that is just ending refuses once
         try:
-            return open_socket(address, None)
+            return open_socket(address)
         except Unavailable:
             _start_unless_accepting(home, address)
-    return open_socket(address, None)
+    return open_socket(address)
 
 
 def _start_unless_accepting(home: Path, address: UnixAddress) -> None:
@@ -47,7 +47,7 @@ def _start_unless_accepting(home: Path, address: UnixAddress) -> None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(home / "run" / "start.lock", START_TIMEOUT_S):
             try:
-                open_socket(address, None).close()
+                open_socket(address).close()
             except Unavailable:
                 _start(home)
     except BlockingIOError:

@@ -5,7 +5,7 @@ keeps a verifier from which the key cannot be computed: a stolen user table give
 so no slow hashing is needed.
 
     client_key = HMAC(secret, "client"), verifier = SHA-256(client_key), server_key = HMAC(secret, "server")
-    transcript = label, user, key ID, client nonce, server nonce (each with its length before it)
+    transcript = label, role, channel, user, key ID, client nonce, server nonce (each with its length before it)
     client proof = client_key XOR HMAC(verifier, transcript), server proof = HMAC(server_key, transcript)
 """
 
@@ -14,21 +14,29 @@ import hmac
 import os
 import re
 import secrets
-import stat
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.identity import PIN_BYTES
+from dieselfs.private_file import read_private_file
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 KEY_FILE_BYTES_MAX = 1024
 
-_LABEL = b"dieselfs handshake 1"
+SERVER_ROLE, PEER_ROLE = "server", "peer"
+"""What the caller wants to talk to: a proof for a peer of a job is worthless at a server."""
+PLAIN_CHANNEL, LOCAL_CHANNEL = b"plain", b"local"
+"""Channels without TLS: over TCP, and over a Unix socket."""
+
+_LABEL = b"dieselfs handshake 2"
 _USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_KEY_FILE = re.compile(r"dieselfs-key (\S{1,64}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44})\s*")
+_KEY_ID = re.compile(r"[a-z0-9]{1,32}")
+_KEY_FILE = re.compile(
+    r"dieselfs-key (\S{1,64}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44})(?: ([A-Za-z0-9_=-]{44}))?\s*"
+)
 
 
 def _hmac(key: bytes, message: bytes) -> bytes:
@@ -61,17 +69,34 @@ class Verifier:
         return cls(*(_hmac(salt, f"{part} {user} {key_id}".encode()) for part in ("verifier", "server")))
 
 
+def check_verifier(verifier: bytes, server_key: bytes) -> Verifier:
+    """A verifier from another program. Raises InvalidInput."""
+    if len(verifier) != PROOF_BYTES or len(server_key) != PROOF_BYTES:
+        raise InvalidInput(f"a verifier and a server key have {PROOF_BYTES} bytes each")
+    return Verifier(verifier, server_key)
+
+
+def check_key_id(key_id: str) -> str:
+    """Return `key_id` if it is a valid ID of a key; raise InvalidInput otherwise."""
+    if not _KEY_ID.fullmatch(key_id):
+        raise InvalidInput(f"key ID {key_id[:40]!r} is not allowed: up to 32 small letters and digits")
+    return key_id
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A user's key. The secret is not shown when a key is printed or logged."""
+    """A user's key, and the pin of the servers that know it (`dieselfs/identity.py`). The secret is not shown when a
+    key is printed or logged.
+    """
 
     user: str
     key_id: str
     secret: bytes = field(repr=False)
+    pin: bytes = bytes(PIN_BYTES)
 
     @classmethod
-    def generate(cls, user: str) -> "Key":
-        return cls(check_user_name(user), secrets.token_hex(4), secrets.token_bytes(SECRET_BYTES))
+    def generate(cls, user: str, pin: bytes = bytes(PIN_BYTES)) -> "Key":
+        return cls(check_user_name(user), secrets.token_hex(4), secrets.token_bytes(SECRET_BYTES), pin)
 
     def verifier(self) -> Verifier:
         client_key = _hmac(self.secret, b"client")
@@ -79,7 +104,8 @@ class Key:
 
     def text(self) -> str:
         """The content of a key file."""
-        return f"dieselfs-key {self.user} {self.key_id} {urlsafe_b64encode(self.secret).decode()}\n"
+        secret, pin = (urlsafe_b64encode(part).decode() for part in (self.secret, self.pin))
+        return f"dieselfs-key {self.user} {self.key_id} {secret} {pin}\n"
 
     @classmethod
     def parse(cls, text: str, source: str) -> "Key":
@@ -90,25 +116,30 @@ class Key:
             raise AccessDenied(
                 f"{source} is not a key file: an administrator makes one with 'dlcmd user add NAME'"
             )
-        return cls(check_user_name(match[1]), match[2], secret)
+        pin = urlsafe_b64decode(match[4] or "")
+        if len(pin) != PIN_BYTES:
+            raise AccessDenied(
+                f"{source} is of an earlier version and does not name its servers: "
+                "an administrator makes a new key with 'dlcmd user add NAME'"
+            )
+        return cls(check_user_name(match[1]), match[2], secret, pin)
 
 
 def read_key_file(path: str | os.PathLike[str]) -> Key:
     """Read a key. Raises AccessDenied if there is none, or if other users may read the file."""
-    source = Path(path).expanduser()
-    try:
-        with source.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise AccessDenied(f"key file {source} can be read by others: chmod 600 {source}")
-            content = file.read(KEY_FILE_BYTES_MAX)
-    except OSError as error:
-        raise AccessDenied(f"key file {source}: {error.strerror}") from None
-    return Key.parse(content.decode("ascii", "replace"), f"{source}")
+    content = read_private_file(path, KEY_FILE_BYTES_MAX, "key file")
+    return Key.parse(content.decode("ascii", "replace"), os.fspath(path))
 
 
-def transcript(user: str, key_id: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """The bytes that both proofs cover; the nonces make them different for each connection."""
-    parts = (_LABEL, user.encode(), key_id.encode(), client_nonce, server_nonce)
+def transcript(
+    role: str, channel: bytes, user: str, key_id: str, client_nonce: bytes, server_nonce: bytes
+) -> bytes:
+    """The bytes that both proofs cover; the nonces make them different for each connection.
+
+    `channel` is the fingerprint of the server's certificate as each end sees it, or a channel without TLS. So a proof
+    that somebody passes on to another server, or from TLS to a plain connection, is wrong there.
+    """
+    parts = (_LABEL, role.encode(), channel, user.encode(), key_id.encode(), client_nonce, server_nonce)
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 

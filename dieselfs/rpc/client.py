@@ -3,8 +3,8 @@
 Thread-safe: each call takes its own connection from a pool. Fork-safe: a child never touches its parent's connections.
 """
 
+import logging
 import os
-import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,8 @@ from dieselfs.limits import (
 from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
-from dieselfs.rpc.connection import Connection, read_payload_file
+from dieselfs.rpc.access import AccessFiles
+from dieselfs.rpc.connection import Connection, connected, read_payload_file
 from dieselfs.rpc.endpoints import Tries, open_endpoints
 from dieselfs.rpc.members import JobId, MembershipList, decode_members
 from dieselfs.rpc.records import (
@@ -41,8 +42,7 @@ from dieselfs.rpc.records import (
     UserRecord,
 )
 from dieselfs.rpc.wire import Buffer
-from dieselfs.settings import Settings
-from dieselfs.sockets import open_socket
+from dieselfs.settings import OFF, Settings
 
 if TYPE_CHECKING:  # a tool with one request starts without numpy
     import numpy as np
@@ -58,6 +58,8 @@ POOL_CONNECTIONS_MAX = 16
 """Limit of idle connections; if more threads call, more connections open, and close afterwards."""
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
 
 
 class ServerClient:
@@ -75,9 +77,10 @@ class ServerClient:
         self.settings = settings
         self._embedded = UnixAddress(str(socket_path(settings.home)))
         self.address: Servers = parse_servers(settings.server) if settings.server else self._embedded
-        self._key = auth.read_key_file(settings.key_file) if settings.server and settings.key_file else None
-        self._tls = _tls_context(settings.tls_ca) if settings.server and settings.tls_ca else None
-        self._lock = Lock()  # guards the four below
+        self._access = AccessFiles(settings)
+        if settings.server and settings.tls == OFF:
+            _warn_of_plain_tcp(self.address)
+        self._lock = Lock()  # guards the four below, and replaces `_access`
         self._process_id = os.getpid()
         self._endpoints = open_endpoints(self.address, settings.etcd, start)
         self._idle: list[Connection] = []
@@ -98,12 +101,16 @@ class ServerClient:
     def _connect(self, tries: Tries) -> Connection:
         while True:
             server = tries.next()
+            access = self._access.current()
             try:
                 if self.settings.server is None:
                     return self._connect_embedded()
-                return Connection(open_socket(server, self._tls), server, self._key)
+                return Connection(connected(server, access.tls), server, access.key)
             except Unavailable as error:
                 tries.failed(server, error)
+            except AccessDenied:
+                if self._access.current(is_urgent=True) is access:
+                    raise
 
     def _connect_embedded(self) -> Connection:
         """Retries: a server that exits may accept a connection and drop it; the retry starts another server."""
@@ -120,14 +127,16 @@ class ServerClient:
                 self._process_id = os.getpid()
                 self._idle = []
                 self._endpoints = self._endpoints.forked()
+                self._access = self._access.forked()
             return self._endpoints.tries(is_patient)
 
     def _take(self, tries: Tries) -> tuple[Connection, bool]:
         """`(connection, whether it is a new one)`."""
+        key = self._access.current().key
         with self._lock:
             while self._idle and not tries.has_failed:
                 connection = self._idle.pop()
-                if connection.is_idle:
+                if connection.is_idle and connection.key is key:
                     return connection, False
                 connection.close()
         return self._connect(tries), True
@@ -383,9 +392,29 @@ class ServerClient:
 
     # -- users and server --------------------------------------------------------------------------------
 
-    def add_key(self, user: str, expires_s: int = 0) -> str:
-        """A new key for `user`, a new user if need be. Returns the content of the key file, shown only now."""
-        return str(self._value("add_key", is_repeatable=False, user=user, expires_s=expires_s))
+    def add_key(self, user: str, expires_s: int = 0) -> auth.Key:
+        """A new key for `user`, a new user if need be. It is made here; the server gets what checks it. Raises
+        AlreadyExists if the server has another key with this random ID, InvalidInput at its limits.
+        """
+        pin = bytes(self._value("server_pin"))
+        own = self._access.current().key
+        if own is not None and pin != own.pin:
+            raise ProtocolError("the server names another identity than the key file")
+        key = auth.Key.generate(user, pin)
+        known = key.verifier()
+        self._value(
+            "add_key",
+            user=user,
+            key_id=key.key_id,
+            verifier=known.verifier,
+            server_key=known.server_key,
+            expires_s=expires_s,
+        )
+        return key
+
+    def expire_key(self, key_id: str, expires_s: int) -> None:
+        """Let a key of this user expire at `expires_s`, or earlier if it did already. Raises NotFound."""
+        self._value("expire_key", key_id=key_id, expires_s=expires_s)
 
     def remove_key(self, user: str, key_id: str = "") -> None:
         """Remove a key, or without `key_id` the user. Raises NotFound."""
@@ -417,8 +446,14 @@ def _copy(kind: Callable[..., _T], struct: Any, **converted: object) -> _T:
     return kind(**{name: getattr(struct, name) for _, name, *_ in struct.thrift_spec.values()} | converted)
 
 
-def _tls_context(ca_path: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=os.path.expanduser(ca_path))
-    except OSError as error:
-        raise AccessDenied(f"TLS certificates {ca_path}: {error.strerror or error}") from None
+_warned: set[str] = set()
+
+
+def _warn_of_plain_tcp(servers: Servers) -> None:
+    """Once for each process and address."""
+    if not isinstance(servers, UnixAddress) and str(servers) not in _warned:
+        _warned.add(str(servers))
+        _log.warning(
+            "tls is off for %s: whoever is on the network between can read and change everything, and act as you",
+            servers,
+        )

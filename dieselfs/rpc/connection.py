@@ -7,11 +7,12 @@ loop. Daemons use the same connections in worker threads.
 import math
 import os
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from dieselfs.address import Address
+from dieselfs.address import Address, TcpAddress
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
@@ -28,7 +29,28 @@ from dieselfs.rpc.messages import (
     frame,
     frame_length,
 )
+from dieselfs.rpc.tls import ClientTls, TlsSocket, secured
 from dieselfs.rpc.wire import Buffer, Wire
+from dieselfs.sockets import open_socket
+
+
+def connected(
+    address: Address, tls: ClientTls | None, timeout_s: float = CONNECT_TIMEOUT_S
+) -> socket.socket | TlsSocket:
+    """Connect, over TCP with these terms of TLS, within `timeout_s` for each. Raises Unavailable with the cause."""
+    sock = open_socket(address, timeout_s)
+    if tls is None or not isinstance(address, TcpAddress):
+        return sock
+    try:
+        return secured(sock, address, tls, timeout_s)
+    except BaseException as error:
+        sock.close()
+        if not isinstance(error, OSError):
+            raise
+        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        if not isinstance(error, ssl.SSLCertVerificationError | TimeoutError):
+            reason += "; tls must be off at both ends or at neither"
+        raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
 
 
 class Connection(Wire):
@@ -38,44 +60,52 @@ class Connection(Wire):
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket,
         address: Address,
         key: auth.Key | None,
         timeout_s: float = CONNECT_TIMEOUT_S,
         total_s: float = math.inf,
+        role: str = auth.SERVER_ROLE,
     ) -> None:
-        """Take over `sock` and authenticate. `timeout_s` bounds each wait for bytes to move, `total_s` all of them.
+        """Take over `sock` (see `connected`) and authenticate. `timeout_s` bounds each wait for bytes to move,
+        `total_s` all of them. `role`: see `auth.transcript`.
 
         Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
         """
         super().__init__(sock)
         self.address = address
+        self.key = key
         self._sequence = count(1)
         self.gives_files = False
         """Whether the server may pass descriptors of files: same machine, same user, and no reply has denied it."""
         try:
             self.limit(timeout_s, total_s)
-            self._shake_hands(key, is_local=sock.family == socket.AF_UNIX)
+            self._shake_hands(key, role, sock)
         except BaseException as error:
             self.close()
-            if sock.family != socket.AF_UNIX and isinstance(error.__cause__, ConnectionError):
-                raise Unavailable(f"{error}; is TLS switched on at both ends, or at neither?") from error
+            is_plain = isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX
+            if is_plain and isinstance(error.__cause__, ConnectionError):
+                raise Unavailable(f"{error}; tls must be off at both ends or at neither") from error
             raise
 
-    def _shake_hands(self, key: auth.Key | None, is_local: bool) -> None:
+    def _shake_hands(self, key: auth.Key | None, role: str, sock: socket.socket | TlsSocket) -> None:
+        is_local = sock.family == socket.AF_UNIX
+        if key is None and not is_local:
+            raise self._without_key()
         nonce = os.urandom(auth.NONCE_BYTES)
         user, key_id = (key.user, key.key_id) if key else ("", "")
         hello = {"protocol_version": PROTOCOL_VERSION, "user": user, "key_id": key_id, "client_nonce": nonce}
         challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX)
         if key is None:
             if challenge.is_trusted:
-                self.gives_files = is_local
+                self.gives_files = True
                 return
-            raise AccessDenied(
-                f"the server at {self.address} requires a key: set --key-file, DIESELFS_KEY_FILE "
-                "or the configuration file"
-            )
-        transcript = auth.transcript(user, key_id, nonce, challenge.server_nonce)
+            raise self._without_key()
+        if isinstance(sock, TlsSocket):
+            channel = sock.channel
+        else:
+            channel = auth.LOCAL_CHANNEL if is_local else auth.PLAIN_CHANNEL
+        transcript = auth.transcript(role, channel, user, key_id, nonce, challenge.server_nonce)
         proof = auth.client_proof(key, transcript)
         welcome = self._exchange("prove", {"proof": proof}, (), HANDSHAKE_FRAME_BYTES_MAX)
         if not auth.is_server_proof(key, transcript, welcome.proof):
@@ -83,6 +113,12 @@ class Connection(Wire):
                 f"the server at {self.address} does not know the key of {user!r}: it is not the real one; "
                 "check the address"
             )
+
+    def _without_key(self) -> AccessDenied:
+        return AccessDenied(
+            f"the server at {self.address} requires a key: set --key-file, DIESELFS_KEY_FILE "
+            "or the configuration file"
+        )
 
     def call(
         self,

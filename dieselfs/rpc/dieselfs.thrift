@@ -8,7 +8,7 @@
 
 namespace py dieselfs
 
-const i32 PROTOCOL_VERSION = 1
+const i32 PROTOCOL_VERSION = 2
 
 /** An error of the server. Codes: dieselfs/errors.py, CODE_BY_ERROR. The message is for people. */
 exception Refusal {
@@ -262,8 +262,16 @@ service ChunkServer extends Handshake {
     throws (1: Refusal refusal)
 
   // -- users --
-  /** Adds a key to the user (creating the user). Returns the text of the key file; it is shown only now. */
-  string add_key(1: string user, 2: i64 expires_s) throws (1: Refusal refusal)
+  /** The pin of the servers of this store, for key files: SHA-256 of their public key. */
+  binary server_pin() throws (1: Refusal refusal)
+  /**
+   * Adds a key to the user (creating the user). The caller has made it; the server gets what checks its proofs. May be
+   * repeated.
+   */
+  void add_key(1: string user, 2: string key_id, 3: binary verifier, 4: binary server_key, 5: i64 expires_s)
+    throws (1: Refusal refusal)
+  /** Limits the life of a key of the caller: it expires at `expires_s`, unless it already expires earlier. */
+  void expire_key(1: string key_id, 2: i64 expires_s) throws (1: Refusal refusal)
   /** Removes one key, or with an empty `key_id` the user. */
   void remove_key(1: string user, 2: string key_id) throws (1: Refusal refusal)
   /** `right`: "read", "write", "admin", or "none" to take it away. */

@@ -42,6 +42,10 @@ _BAD_BYTES = (
 """Errors from decoding a well-formed message with wrong content."""
 
 
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+"""The first bytes of a TLS connection: an alert of a server, the hello of a client."""
+
+
 def frame(message: bytes) -> bytes:
     """`message` behind its length."""
     return _LENGTH.pack(len(message)) + message
@@ -50,10 +54,14 @@ def frame(message: bytes) -> bytes:
 def frame_length(header: bytes | bytearray | memoryview, limit_bytes: int) -> int:
     """Bytes of the message behind this frame header. Raises ProtocolError if it is more than the limit."""
     (length,) = _LENGTH.unpack(header)
+    if bytes(header[:2]) in _TLS_RECORDS:
+        raise ProtocolError(
+            "the other side speaks TLS, and here it is off: tls must be off at both ends or at neither"
+        )
     if not 0 < length <= limit_bytes:
         raise ProtocolError(
             f"the other side announces a message of {length} bytes, limit {limit_bytes}: "
-            "is it a dieselfs server, and is TLS switched on at both ends or at neither?"
+            "is it a dieselfs server?"
         )
     return int(length)
 

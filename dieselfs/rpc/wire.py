@@ -7,7 +7,6 @@ outgrow the processor's caches.
 
 import math
 import socket
-import ssl
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from dieselfs.limits import KIB, WAIT_LOOK_S
+from dieselfs.rpc.tls import TlsSocket
 from dieselfs.sockets import receive_with_descriptor
 
 Buffer = bytes | bytearray | memoryview
@@ -33,21 +33,16 @@ class Wire:
     closed its end. An exception from a signal handler may leave a message partly sent or received.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self._socket = sock
-        self._is_encrypted = isinstance(sock, ssl.SSLSocket)
-        self._fill = 0 if self._is_encrypted else socket.MSG_WAITALL
         self._silence_s = self._end_s = math.inf
         self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
         self._taken = self._filled = 0  # bounds of the bytes that have arrived and are not taken yet
-        if self._is_encrypted:
-            sock.settimeout(WAIT_LOOK_S)
-        else:
-            sock.settimeout(None)
-            seconds, fraction = divmod(WAIT_LOOK_S, 1)
-            duration = _DURATION.pack(int(seconds), round(fraction * 1e6))
-            for wait in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                sock.setsockopt(socket.SOL_SOCKET, wait, duration)
+        sock.settimeout(None)
+        seconds, fraction = divmod(WAIT_LOOK_S, 1)
+        duration = _DURATION.pack(int(seconds), round(fraction * 1e6))
+        for wait in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, wait, duration)
 
     def limit(self, silence_s: float, total_s: float = math.inf) -> None:
         """Bound each following wait for a byte to move by `silence_s`, and all of them together by `total_s`."""
@@ -76,13 +71,14 @@ class Wire:
             elif len(destination) < _ARRIVED_BYTES:
                 self._taken, self._filled = 0, self._receive_some(self._arrived, 0)
             else:
-                size = self._receive_some(destination, self._fill)
+                size = self._receive_some(destination, socket.MSG_WAITALL)
             destination = destination[size:]
 
     def receive_with_descriptor(self, length: int, descriptors: list[int]) -> bytes | bytearray:
         """As `receive`, over a Unix socket, when no earlier bytes are left. A descriptor that comes with the first byte
         is added to `descriptors`; the caller closes it.
         """
+        assert isinstance(self._socket, socket.socket)
         first, _ = self._moved(receive_with_descriptor, self._socket, length, descriptors)
         if not first:
             raise ConnectionError("it closed the connection")
@@ -118,14 +114,8 @@ class Wire:
         if not self.is_open or self._taken < self._filled:
             return False
         try:
-            if self._is_encrypted:
-                self._socket.settimeout(0)
-                self._socket.recv(1)
-            else:
-                self._socket.recv(1, socket.MSG_DONTWAIT)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            if self._is_encrypted:
-                self._socket.settimeout(WAIT_LOOK_S)
+            self._socket.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
             return True
         except OSError:
             return False

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -17,11 +16,14 @@ from dieselfs.etcd.client import Etcd
 from dieselfs.process.state_dirs import locked
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
+from dieselfs.rpc.tls import ServerTls
+from dieselfs.settings import OFF
+from dieselfs_server.certificates import CertificateFiles, identity_tls
 from dieselfs_server.datasets.commit import catch_up
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.dispatcher import Dispatcher
-from dieselfs_server.identity import store_identity
+from dieselfs_server.identity import Identity, store_identity
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
@@ -30,14 +32,14 @@ from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.opening import open_store
-from dieselfs_server.users import ALL_DATASETS, Right, UserStore, with_grant, with_key
+from dieselfs_server.users import ALL_DATASETS, Right, StoredKey, Users, UserStore, with_grant, with_key
 
 LOCK_TIMEOUT_S = 10.0
 """Timeout of an embedded server that waits for its predecessor to exit."""
 
 IDLE_CHECK_S = 1.0
 
-_Identity = tuple[int, int] | None
+_File = tuple[int, int] | None
 """Device and inode of a socket's file; None if there is no file."""
 
 log = logging.getLogger(__name__)
@@ -61,22 +63,21 @@ def open_metadata(url: str) -> MetadataStore:
     )
 
 
-def open_tls(settings: ServerSettings) -> ssl.SSLContext | None:
-    if settings.tls_certificate is None or settings.tls_key is None:
+def open_tls(settings: ServerSettings, identity: Identity) -> Callable[[], ServerTls] | None:
+    """The present certificate for TCP; None if TLS is off. Raises InvalidInput."""
+    if settings.tls == OFF or not any(isinstance(address, TcpAddress) for address in settings.listen):
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
-    except OSError as error:
-        raise InvalidInput(f"TLS certificate {settings.tls_certificate}: {error.strerror or error}") from None
-    return context
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        return CertificateFiles(settings.tls_certificate, settings.tls_key).current
+    made = identity_tls(identity)
+    return lambda: made
 
 
-def write_admin_key(users: UserStore, path: Path) -> None:
+def write_admin_key(users: UserStore, path: Path, pin: bytes) -> None:
     """If the server has no users, create an administrator and write the key to `path`."""
     if users.current() or path.exists():
         return
-    key = Key.generate("admin")
+    key = Key.generate("admin", pin)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -86,7 +87,12 @@ def write_admin_key(users: UserStore, path: Path) -> None:
         file.write(key.text())
 
     now_s = int(time.time())
-    users.change(lambda table: with_grant(with_key(table, key, now_s, 0), "admin", ALL_DATASETS, Right.ADMIN))
+    known = StoredKey(key.verifier(), now_s, 0)
+
+    def edit(table: Users) -> Users:
+        return with_grant(with_key(table, "admin", key.key_id, known), "admin", ALL_DATASETS, Right.ADMIN)
+
+    users.change(edit)
     log.info("created user 'admin'; the key is in %s", path)
 
 
@@ -100,15 +106,15 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
                 stack.enter_context(locked(settings.lock, LOCK_TIMEOUT_S))
             except BlockingIOError:
                 raise Unavailable(f"another server holds {settings.lock}") from None
-        tls = open_tls(settings)
         store = await trio.to_thread.run_sync(open_store, settings.store, settings.is_new)
         stack.callback(store.close)
         metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
         stack.callback(metadata.close)
         identity = await trio.to_thread.run_sync(store_identity, store)
+        tls = open_tls(settings, identity)
         users = UserStore(store)
         if settings.admin_key:
-            write_admin_key(users, Path(settings.admin_key))
+            write_admin_key(users, Path(settings.admin_key), identity.pin)
         applied = await trio.to_thread.run_sync(catch_up, store, metadata, int(time.time() * 10**9))
         if applied:
             log.info("applied %d chunks that were stored, but not applied", applied)
@@ -116,6 +122,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             store,
             metadata,
             users,
+            identity,
             SnapshotCache(settings.state / "snapshots", metadata, identity),
             TagStore(store, identity),
             settings.state / "scratch",
@@ -128,8 +135,12 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             has_tls = isinstance(address, TcpAddress) and tls is not None
             opened += [(listener, has_tls) for listener in listeners]
             log.info("listening on %s, %s TLS", address, "with" if has_tls else "without")
-            if isinstance(address, TcpAddress) and not address.is_loopback and tls is None:
-                log.warning("%s: without TLS, data crosses the network unencrypted", address)
+            if isinstance(address, TcpAddress) and tls is None:
+                log.warning(
+                    "%s: tls is off: whoever is on the network between can read and change everything, "
+                    "and act as any user that connects",
+                    address,
+                )
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         for listener, is_encrypted in opened:
@@ -146,7 +157,7 @@ async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> N
         async with open_server(settings) as server, trio.open_nursery() as nursery:
             if settings.idle_exit_s is not None:
                 sockets = [Path(a.path) for a in settings.listen if isinstance(a, UnixAddress)]
-                own = {path: _identity(path) for path in sockets}
+                own = {path: _file_at(path) for path in sockets}
                 nursery.start_soon(_stop_when_idle, settings.idle_exit_s, own, server, nursery.cancel_scope)
             if settings.registry is not None:
                 registry = settings.registry
@@ -162,7 +173,7 @@ async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> N
 
 
 async def _stop_when_idle(
-    idle_exit_s: float, own: Mapping[Path, _Identity], server: RpcServer, scope: trio.CancelScope
+    idle_exit_s: float, own: Mapping[Path, _File], server: RpcServer, scope: trio.CancelScope
 ) -> None:
     """Stop once no client was connected for `idle_exit_s`, or once the file of a socket is gone or replaced."""
     busy_s = trio.current_time()
@@ -170,14 +181,14 @@ async def _stop_when_idle(
         await trio.sleep(IDLE_CHECK_S)
         if server.client_count:
             busy_s = trio.current_time()
-        is_lost = any(_identity(path) != identity for path, identity in own.items())
+        is_lost = any(_file_at(path) != identity for path, identity in own.items())
         if is_lost or trio.current_time() - busy_s >= idle_exit_s:
             log.info("stopping: %s", "the socket is gone" if is_lost else "idle")
             scope.cancel()
             return
 
 
-def _identity(path: Path) -> _Identity:
+def _file_at(path: Path) -> _File:
     with suppress(OSError):
         status = path.lstat()
         return status.st_dev, status.st_ino

@@ -18,6 +18,7 @@ from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.identity import Identity
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.executor import OpenPayload, RequestExecutor
 from dieselfs_server.store.interface import Buffer, ObjectStore
@@ -51,6 +52,7 @@ class Service:
     store: ObjectStore
     metadata: MetadataStore
     users: UserStore
+    identity: Identity
     snapshots: SnapshotCache
     tags: TagStore
     scratch: Path

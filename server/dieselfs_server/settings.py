@@ -13,7 +13,7 @@ from dieselfs.address import Address, EtcdAddress, TcpAddress, UnixAddress, pars
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
-from dieselfs.settings import DEFAULT_LISTEN, Place, check_known, read_config
+from dieselfs.settings import DEFAULT_LISTEN, ON, Place, check_known, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class ServerSettings:
     store: str
     metadata: str
     state: Path
+    tls: str = ON
     tls_certificate: str | None = None
     tls_key: str | None = None
     admin_key: str | None = None
@@ -80,7 +81,7 @@ class ServerSettings:
             if name not in values:
                 raise InvalidInput(f"--{name} is missing: give a URL, for example {_EXAMPLES[name]}")
         if bool(values.get("tls_certificate")) != bool(values.get("tls_key")):
-            raise InvalidInput("TLS needs both --tls-certificate and --tls-key")
+            raise InvalidInput("a certificate needs both --tls-certificate and --tls-key")
         state = values.get("state")
         listen = [parse_address(text) for text in values.get("listen") or [DEFAULT_LISTEN]]
         advertise = [parse_address(text) for text in values.get("advertise") or []]
@@ -89,6 +90,7 @@ class ServerSettings:
             store=values["store"],
             metadata=values["metadata"],
             state=Path(state) if state else _default_state(values["metadata"]),
+            tls=values.get("tls", ON),
             tls_certificate=values.get("tls_certificate"),
             tls_key=values.get("tls_key"),
             admin_key=values.get("admin_key"),

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from threading import Lock
 
-from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs.names import check_dataset_name
-from dieselfs.rpc.auth import Key, Verifier, check_user_name
+from dieselfs.rpc.auth import Verifier, check_user_name
 from dieselfs_server.store.interface import ObjectStore
 
 USERS_RECORD = "users"
@@ -80,24 +80,47 @@ class Caller:
         """The caller's right on `dataset`; NONE if the key has expired or was removed."""
         if self.is_trusted:
             return Right.ADMIN
+        try:
+            self.key(users, now_s)
+        except AccessDenied:
+            return Right.NONE
+        return users[self.name].right_on(dataset)
+
+    def key(self, users: Users, now_s: float) -> StoredKey:
+        """The key that the caller has proved. Raises AccessDenied if it has expired or was removed since."""
         user = users.get(self.name)
         key = user.keys.get(self.key_id) if user else None
-        if user is None or key is None or not key.is_valid(now_s):
-            return Right.NONE
-        return user.right_on(dataset)
+        if key is None or not key.is_valid(now_s):
+            raise AccessDenied(f"the key {self.key_id} of user {self.name} was removed or has expired")
+        return key
 
 
-def with_key(users: Users, key: Key, now_s: int, expires_s: int) -> Users:
-    """`users` with one more key for `key.user`, which is created if missing. Raises InvalidInput at the limits."""
-    user = users.get(check_user_name(key.user), User())
-    if len(user.keys) >= KEYS_PER_USER_MAX:
-        raise InvalidInput(
-            f"user {key.user} has {KEYS_PER_USER_MAX} keys; remove one with 'dlcmd user rm --key'"
-        )
-    if key.user not in users and len(users) >= USERS_MAX:
-        raise InvalidInput(f"cannot add user {key.user}: the limit of {USERS_MAX} users is reached")
-    stored = StoredKey(key.verifier(), now_s, expires_s)
-    return {**users, key.user: replace(user, keys={**user.keys, key.key_id: stored})}
+def with_key(users: Users, name: str, key_id: str, key: StoredKey) -> Users:
+    """`users` with one more key for the user `name`, which is created if missing; without the expired keys of the user.
+
+    No change if the user has this key. Raises AlreadyExists for another key with this ID, InvalidInput at the limits.
+    """
+    user = users.get(check_user_name(name), User())
+    keys = {old_id: old for old_id, old in user.keys.items() if old.is_valid(key.created_s)}
+    if key_id in user.keys:
+        if user.keys[key_id].verifier != key.verifier:
+            raise AlreadyExists(f"user {name} has another key {key_id}: make a new one")
+        return users
+    if len(keys) >= KEYS_PER_USER_MAX:
+        raise InvalidInput(f"user {name} has {KEYS_PER_USER_MAX} keys; remove one with 'dlcmd user rm --key'")
+    if name not in users and len(users) >= USERS_MAX:
+        raise InvalidInput(f"cannot add user {name}: the limit of {USERS_MAX} users is reached")
+    return {**users, name: replace(user, keys={**keys, key_id: key})}
+
+
+def with_expiry(users: Users, name: str, key_id: str, expires_s: int) -> Users:
+    """`users` with a key that expires at `expires_s`, or earlier if it did already. Raises NotFound."""
+    user = _require(users, name)
+    if key_id not in user.keys:
+        raise NotFound(f"user {name} has no key {key_id}")
+    key = user.keys[key_id]
+    key = replace(key, expires_s=min(key.expires_s or expires_s, expires_s))
+    return {**users, name: replace(user, keys={**user.keys, key_id: key})}
 
 
 def without_key(users: Users, name: str, key_id: str) -> Users:

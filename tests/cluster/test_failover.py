@@ -211,7 +211,7 @@ def test_a_machine_that_is_gone_is_noticed_however_long_a_call_may_take(
             listening = stack.enter_context(socket.create_server((storage.address, 0)))
         address = TcpAddress(storage.address, listening.getsockname()[1])
         with node.inside():
-            asking, waiting = (stack.enter_context(open_socket(address, None)) for _ in range(2))
+            asking, waiting = (stack.enter_context(open_socket(address)) for _ in range(2))
         net.cut_off(storage)
         asking.sendall(b"a question that does not arrive")
         for connection in (asking, waiting):

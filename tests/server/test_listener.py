@@ -3,7 +3,10 @@
 import os
 import random
 import socket
+import ssl
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -16,29 +19,21 @@ from dieselfs.errors import AccessDenied, Damaged, NotFound, ProtocolError
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, CONNECTIONS_PER_PEER_MAX, FRAME_BYTES_MAX
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.connection import Connection
+from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call, encode_reply, frame, thrift
 from dieselfs.sockets import open_socket
 from tests.support.dlcmd import wait_until
 from tests.support.server import RunningServer, running_server, start_server
+from tests.support.strangers import is_hung_up, pinned, raw_socket, tls_socket
 
 HELLO = {"protocol_version": PROTOCOL_VERSION, "user": "", "key_id": "", "client_nonce": bytes(32)}
 
 
-@pytest.fixture
-def stranger(server: RunningServer) -> Iterator[socket.socket]:
-    with open_socket(parse_address(server.tcp), None) as sock:
-        sock.settimeout(15)
+@pytest.fixture(params=[raw_socket, tls_socket])
+def stranger(server: RunningServer, request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """Somebody who knows the address, outside of TLS and inside."""
+    with request.param(server.tcp) as sock:
         yield sock
-
-
-def is_hung_up(sock: socket.socket) -> bool:
-    try:
-        while sock.recv(65536):
-            pass
-    except ConnectionError:
-        return True
-    return True  # a timeout would have raised
 
 
 def assert_healthy(server: RunningServer) -> None:
@@ -66,25 +61,29 @@ def assert_healthy(server: RunningServer) -> None:
 def test_before_the_handshake_nothing_is_answered(
     server: RunningServer, stranger: socket.socket, sent: bytes
 ) -> None:
-    stranger.sendall(sent)
+    with suppress(ConnectionError, ssl.SSLError):  # the server may close while we send
+        stranger.sendall(sent)
     assert is_hung_up(stranger)
     assert_healthy(server)
 
 
 def test_noise_of_a_fixed_seed(server: RunningServer) -> None:
     source = random.Random(7)
-    for _ in range(200):
-        with open_socket(parse_address(server.tcp), None) as sock:
+    for _ in range(100):
+        with tls_socket(server.tcp) as sock:
             message = bytearray(frame(encode_call("hello", 1, HELLO)))
             for _ in range(source.randrange(1, 6)):
                 message[source.randrange(len(message))] = source.randrange(256)
-            sock.sendall(bytes(message))
+            with suppress(ConnectionError, ssl.SSLError):
+                sock.sendall(bytes(message))
     assert_healthy(server)
 
 
-def test_another_protocol_version_is_told_so(stranger: socket.socket) -> None:
-    stranger.sendall(frame(encode_call("hello", 1, {**HELLO, "protocol_version": 99})))
-    reply = stranger.recv(65536)
+@pytest.mark.parametrize("version", [1, 99])
+def test_another_protocol_version_is_told_so(server: RunningServer, version: int) -> None:
+    with tls_socket(server.tcp) as stranger:
+        stranger.sendall(frame(encode_call("hello", 1, {**HELLO, "protocol_version": version})))
+        reply = stranger.recv(65536)
     with pytest.raises(ProtocolError, match="upgrade"):
         decode_reply("hello", 1, reply[4:])
 
@@ -95,12 +94,12 @@ def test_unknown_user_removed_key_and_wrong_key_sound_the_same(server: RunningSe
     address = parse_address(server.tcp)
     answers = []
     for key in (
-        Key("nobody", "00000000", bytes(32)),
-        Key("mallory", "00000000", right.secret),
-        Key("mallory", right.key_id, bytes(32)),
+        replace(right, user="nobody", key_id="00000000"),
+        replace(right, key_id="00000000"),
+        replace(right, secret=bytes(32)),
     ):
         with pytest.raises(AccessDenied) as caught:
-            Connection(open_socket(address, None), address, key)
+            Connection(connected(address, pinned(right)), address, key)
         answers.append(str(caught.value))
     assert len(set(answers)) == 1
     reasons = ("handshake failed: ", "wrong secret", "unknown, removed or expired")
@@ -113,16 +112,16 @@ def test_unknown_user_removed_key_and_wrong_key_sound_the_same(server: RunningSe
 def test_a_client_without_a_key_is_told_what_to_do(server: RunningServer) -> None:
     address = parse_address(server.tcp)
     with pytest.raises(AccessDenied, match="--key-file"):
-        Connection(open_socket(address, None), address, None)
+        Connection(open_socket(address), address, None)
 
 
 def test_a_false_server_is_found_out(server: RunningServer) -> None:
-    """A server that does not know the key cannot prove that it does, whatever it says."""
+    """A server that does not know the key cannot prove that it does, whatever it says, without TLS too."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         address = parse_address(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
-        client_end = open_socket(address, None)
+        client_end = open_socket(address)
         false_end, _ = listening.accept()
 
         def pretend() -> None:
@@ -177,7 +176,7 @@ def test_a_chunk_cut_off_in_the_middle_leaves_nothing(server: RunningServer) -> 
     chunk_id = ChunkIdSource().next()
     parts = builder.seal().encode(chunk_id, dataset.name, dataset.dataset_id, 1)
     whole = b"".join(parts)
-    with open_socket(parse_address(server.unix), None) as sock:
+    with open_socket(parse_address(server.unix)) as sock:
         sock.sendall(frame(encode_call("hello", 1, HELLO)))
         sock.recv(65536)
         call = {"dataset": dataset.name, "chunk_id": chunk_id, "bulk_length": len(whole)}
@@ -189,7 +188,7 @@ def test_a_chunk_cut_off_in_the_middle_leaves_nothing(server: RunningServer) -> 
 
 @pytest.mark.parametrize("length", [0, -1, CHUNK_OBJECT_BYTES_MAX + 1, 1 << 62])
 def test_a_false_bulk_length_ends_the_connection(server: RunningServer, length: int) -> None:
-    with open_socket(parse_address(server.unix), None) as sock:
+    with open_socket(parse_address(server.unix)) as sock:
         sock.settimeout(15)
         sock.sendall(frame(encode_call("hello", 1, HELLO)))
         sock.recv(65536)
@@ -203,10 +202,9 @@ def test_connections_from_one_address_are_limited(server: RunningServer) -> None
     held = []
     try:
         for _ in range(CONNECTIONS_PER_PEER_MAX):
-            held.append(open_socket(parse_address(server.tcp), None))
+            held.append(raw_socket(server.tcp))
         # All of them are being waited for; the next is turned away, and other addresses are not.
-        with open_socket(parse_address(server.tcp), None) as one_more:
-            one_more.settimeout(15)
+        with raw_socket(server.tcp) as one_more:
             assert is_hung_up(one_more)
         assert_healthy(server)
     finally:

@@ -1,8 +1,10 @@
 """Who may do what: the table, its record in the object store, and how soon a change counts."""
 
+from dataclasses import replace
+
 import pytest
 
-from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs.rpc.auth import Key
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.users import (
@@ -11,10 +13,12 @@ from dieselfs_server.users import (
     USERS_REFRESH_S,
     Caller,
     Right,
+    StoredKey,
     Users,
     UserStore,
     decode_users,
     encode_users,
+    with_expiry,
     with_grant,
     with_key,
     without_key,
@@ -23,8 +27,12 @@ from dieselfs_server.users import (
 KEY = Key.generate("ada")
 
 
+def added(users: Users, key: Key, now_s: int = 0, expires_s: int = 0) -> Users:
+    return with_key(users, key.user, key.key_id, StoredKey(key.verifier(), now_s, expires_s))
+
+
 def table(expires_s: int = 0) -> Users:
-    users = with_key({}, KEY, 100, expires_s)
+    users = added({}, KEY, 100, expires_s)
     return with_grant(with_grant(users, "ada", "faces", Right.WRITE), "ada", "*", Right.READ)
 
 
@@ -46,17 +54,38 @@ def test_a_key_that_is_gone_or_expired_gives_no_rights() -> None:
 
 def test_two_keys_are_valid_at_once() -> None:
     second = Key.generate("ada")
-    users = with_key(table(), second, 300, 0)
+    users = added(table(), second, 300, 0)
     assert set(users["ada"].keys) == {KEY.key_id, second.key_id}
     assert users["ada"].grants == table()["ada"].grants
+
+
+def test_a_key_is_added_once_and_no_other_takes_its_id() -> None:
+    users = table()
+    assert added(users, KEY, 300) == users
+    with pytest.raises(AlreadyExists):
+        added(users, replace(Key.generate("ada"), key_id=KEY.key_id))
+
+
+def test_an_expired_key_makes_room() -> None:
+    users = table(expires_s=150)
+    for _ in range(KEYS_PER_USER_MAX):
+        users = added(users, Key.generate("ada"), 200)
+    assert KEY.key_id not in users["ada"].keys
+
+
+def test_a_key_expires_earlier_but_never_later() -> None:
+    assert with_expiry(table(), "ada", KEY.key_id, 500)["ada"].keys[KEY.key_id].expires_s == 500
+    assert with_expiry(table(expires_s=150), "ada", KEY.key_id, 500)["ada"].keys[KEY.key_id].expires_s == 150
+    with pytest.raises(NotFound):
+        with_expiry(table(), "ada", "nokey", 500)
 
 
 def test_limits_and_unknown_users() -> None:
     users = table()
     for _ in range(KEYS_PER_USER_MAX - 1):
-        users = with_key(users, Key.generate("ada"), 0, 0)
+        users = added(users, Key.generate("ada"), 0, 0)
     with pytest.raises(InvalidInput, match="keys"):
-        with_key(users, Key.generate("ada"), 0, 0)
+        added(users, Key.generate("ada"), 0, 0)
     with pytest.raises(NotFound):
         with_grant(users, "eve", "*", Right.READ)
     with pytest.raises(NotFound):
@@ -81,7 +110,7 @@ def test_a_change_at_another_server_counts_within_the_stated_time() -> None:
     store = MemoryStore()
     here, there = (UserStore(store, lambda: now_s[0]) for _ in range(2))
     assert here.verifier("ada", KEY.key_id) is None
-    there.change(lambda users: with_key(users, KEY, 1000, 0))
+    there.change(lambda users: added(users, KEY, 1000, 0))
     assert there.verifier("ada", KEY.key_id) == KEY.verifier()
     now_s[0] += USERS_REFRESH_S
     assert here.verifier("ada", KEY.key_id) == KEY.verifier()

@@ -48,7 +48,7 @@ class Home:
 
     def server_process(self) -> int:
         """Process ID of the running server. Raises Unavailable."""
-        with open_socket(UnixAddress(str(socket_path(self.folder))), None) as connection:
+        with open_socket(UnixAddress(str(socket_path(self.folder)))) as connection:
             return peer_process(connection)
 
     def stop_server(self) -> None:

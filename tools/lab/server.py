@@ -44,7 +44,7 @@ class RunningServer:
         """Make a user with these rights (`data="write"`; `all_datasets="admin"` for `*`); returns the key file."""
         client = self.client()
         path = self.folder / f"{name}.key"
-        path.write_text(client.add_key(name))
+        path.write_text(client.add_key(name).text())
         path.chmod(0o600)
         for dataset, right in grants.items():
             client.grant(name, "*" if dataset == "all_datasets" else dataset, right)

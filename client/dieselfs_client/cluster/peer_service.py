@@ -74,7 +74,7 @@ class PeerService:
         self._node_cache = node_cache
         self._warmth = warmth
         self._answer_s = answer_s
-        self._server = RpcServer(self, clients_max=PEER_CLIENTS_MAX, metrics=metrics)
+        self._server = RpcServer(self, clients_max=PEER_CLIENTS_MAX, role=auth.PEER_ROLE, metrics=metrics)
 
     async def serve(self, listener: trio.SocketListener) -> None:
         """Accept peers until cancelled; then close their connections. Fetches in flight complete. Listeners come from

@@ -9,7 +9,10 @@ import trio
 
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import BULK_IDLE_TIMEOUT_S, KIB, MIB
+from dieselfs.rpc import auth
 from dieselfs.rpc.messages import FRAME_HEADER_BYTES, frame, frame_length
+from dieselfs.rpc.serving.tls import TlsStream
+from dieselfs.rpc.tls import ServerTls
 from dieselfs.sockets import rights
 
 Buffer = bytes | bytearray | memoryview
@@ -31,14 +34,27 @@ class ClientConnection:
     when the client is gone. After an error or a cancellation, the connection is unusable.
     """
 
-    def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
+    def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
-        carrier = stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
-        if carrier.socket.family != socket.AF_UNIX:
-            carrier.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        self._tls: TlsStream | None = None
+        self.is_local = stream.socket.family == socket.AF_UNIX
+        if not self.is_local:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._received = bytearray()  # bytes that no method has consumed yet
         self.bulk_bytes_received = 0
         self.bulk_bytes_sent = 0
+
+    async def secure(self, tls: ServerTls) -> None:
+        """The TLS handshake; before anything else is received. Raises OSError."""
+        self._tls = TlsStream(self._stream, tls)
+        await self._tls.shake_hands()
+
+    @property
+    def channel(self) -> bytes:
+        """What proofs of users cover (`auth.transcript`)."""
+        if self._tls is not None:
+            return self._tls.channel
+        return auth.LOCAL_CHANNEL if self.is_local else auth.PLAIN_CHANNEL
 
     async def receive_message(self, bytes_max: int, idle_timeout_s: float) -> bytes | None:
         """The next message, or None if the client closed or was silent for `idle_timeout_s`. Raises ProtocolError."""
@@ -54,7 +70,11 @@ class ClientConnection:
         return await self._receive_exactly(frame_length(header, bytes_max))
 
     async def _receive_more(self) -> bool:
-        more = await self._stream.receive_some(_RECEIVE_BYTES)
+        if self._tls is None:
+            more: Buffer = await self._stream.receive_some(_RECEIVE_BYTES)
+        else:
+            view = memoryview(bytearray(_RECEIVE_BYTES))
+            more = view[: await self._tls.receive_into(view)]
         self._received += more
         return bool(more)
 
@@ -81,12 +101,10 @@ class ClientConnection:
 
     async def _receive_into(self, destination: memoryview) -> int:
         with trio.fail_after(BULK_IDLE_TIMEOUT_S):
-            if isinstance(self._stream, trio.SocketStream):
+            if self._tls is None:
                 size = await self._stream.socket.recv_into(destination)
             else:
-                received = await self._stream.receive_some(len(destination))
-                size = len(received)
-                destination[:size] = received
+                size = await self._tls.receive_into(destination)
         if size == 0:
             raise ProtocolError("the client closed the connection within bulk bytes")
         return size
@@ -105,11 +123,11 @@ class ClientConnection:
         """
         framed = frame(message)
         for batch, batch_bytes in _batches(chain([framed], bulk)):
-            if isinstance(self._stream, trio.SocketStream):
+            if self._tls is None:
                 await self._send_batch(self._stream.socket, batch, batch_bytes)
             else:
-                with trio.fail_after(BULK_IDLE_TIMEOUT_S):
-                    await self._stream.send_all(b"".join(batch))
+                for encrypted in self._tls.encrypted(batch):
+                    await self._send_batch(self._stream.socket, [encrypted], len(encrypted))
             self.bulk_bytes_sent += batch_bytes
         self.bulk_bytes_sent -= len(framed)
 
@@ -132,7 +150,7 @@ class ClientConnection:
         """Send a reply with a descriptor, over a Unix socket. The client reads `length` bytes of the file, which count
         as sent. The descriptor stays open here. Raises OSError too, if the kernel does not pass it.
         """
-        assert isinstance(self._stream, trio.SocketStream)
+        assert self.is_local
         framed = frame(message)
         with trio.fail_after(BULK_IDLE_TIMEOUT_S):
             sent = await self._stream.socket.sendmsg([framed], rights(descriptor))

@@ -39,11 +39,13 @@ class Identity:
     is_trusted: bool = False
 
 
-async def shake_hands(connection: ClientConnection, keys: KeyRing, is_trusted: bool) -> Identity | str:
+async def shake_hands(
+    connection: ClientConnection, keys: KeyRing, role: str, is_trusted: bool
+) -> Identity | str:
     """Authenticate the caller. An unknown one gets a refusal; the reason for the log is returned.
 
-    `is_trusted`: the caller runs as the user of this process, on a Unix socket. Raises ProtocolError for anything but
-    a handshake, trio.TooSlowError after HANDSHAKE_TIMEOUT_S.
+    `role`: see `auth.transcript`. `is_trusted`: the caller runs as the user of this process, on a Unix socket.
+    Raises ProtocolError for anything but a handshake, trio.TooSlowError after HANDSHAKE_TIMEOUT_S.
     """
     with trio.fail_after(HANDSHAKE_TIMEOUT_S):
         hello = await connection.receive_message(HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S)
@@ -65,11 +67,11 @@ async def shake_hands(connection: ClientConnection, keys: KeyRing, is_trusted: b
         await connection.send(encode_reply("hello", sequence, challenge))
         if is_known:
             return Identity(LOCAL_USER, "", is_trusted=True)
-        return await _check_proof(connection, keys, arguments, server_nonce)
+        return await _check_proof(connection, keys, role, arguments, server_nonce)
 
 
 async def _check_proof(
-    connection: ClientConnection, keys: KeyRing, hello: Any, server_nonce: bytes
+    connection: ClientConnection, keys: KeyRing, role: str, hello: Any, server_nonce: bytes
 ) -> Identity | str:
     message = await connection.receive_message(HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S)
     caller = f"user {hello.user[:80]!r}, key {hello.key_id[:80]!r}" if hello.user else "no user and key named"
@@ -85,7 +87,8 @@ async def _check_proof(
         await connection.send(encode_refusal("prove", sequence, away))
         return f"{caller}: {error}"
     verifier = known or auth.Verifier.nobody(keys.salt, hello.user, hello.key_id)
-    transcript = auth.transcript(hello.user, hello.key_id, hello.client_nonce, server_nonce)
+    names, nonces = (hello.user, hello.key_id), (hello.client_nonce, server_nonce)
+    transcript = auth.transcript(role, connection.channel, *names, *nonces)
     if not auth.is_client_proof(verifier, transcript, arguments.proof) or known is None:
         refusal = AccessDenied("unknown key: wrong key file, or the key was removed or has expired")
         await connection.send(encode_refusal("prove", sequence, refusal))

@@ -8,10 +8,9 @@ import errno
 import logging
 import os
 import socket
-import ssl
 import stat
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -28,8 +27,10 @@ from dieselfs.limits import (
     IDLE_TIMEOUT_S,
 )
 from dieselfs.metrics import Registry
+from dieselfs.rpc import auth
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity, KeyRing, shake_hands
+from dieselfs.rpc.tls import ServerTls
 from dieselfs.sockets import peer_user, reachable_path
 
 LISTEN_BACKLOG = 512
@@ -96,13 +97,16 @@ class RpcServer:
     def __init__(
         self,
         handler: RpcHandler,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ServerTls] | None = None,
         clients_max: int = CONNECTIONS_MAX,
+        role: str = auth.SERVER_ROLE,
         metrics: Registry | None = None,
     ) -> None:
+        """`tls`: the present certificate, for each new connection; `role`: see `auth.transcript`."""
         metrics = metrics or Registry()
         self._handler = handler
         self._tls = tls
+        self._role = role
         self._clients_max = clients_max
         self._clients: Counter[str] = Counter()  # by address; changed only between checkpoints
         metrics.gauge("rpc.connections", "Connections of clients.", lambda: self.client_count)
@@ -137,13 +141,22 @@ class RpcServer:
             return
         self._clients[peer] += 1
         connection: ClientConnection | None = None
+        is_secured = False
         try:
-            secured = await self._secure(stream) if is_encrypted else stream
-            connection = ClientConnection(secured)
+            connection = ClientConnection(stream)
+            if is_encrypted:
+                assert self._tls is not None
+                with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+                    await connection.secure(self._tls())
+            is_secured = True
             await self._answer_calls(connection, peer, _is_own_user(stream))
-        except (ProtocolError, trio.TooSlowError, trio.BrokenResourceError, ssl.SSLError, OSError) as error:
+        except (ProtocolError, trio.TooSlowError, trio.BrokenResourceError, OSError) as error:
             reason = str(error) or str(error.__cause__ or "") or type(error).__name__
-            hint = "; is TLS switched on at both ends?" if is_encrypted and connection is None else ""
+            hint = (
+                ""
+                if is_secured
+                else "; the client speaks no TLS 1.3: tls must be off at both ends or at neither"
+            )
             log.info("%s: connection ended: %s%s", peer, reason, hint)
         except Exception:
             log.exception("%s: connection ended by an internal error", peer)
@@ -155,15 +168,8 @@ class RpcServer:
                 self._sent.value += connection.bulk_bytes_sent
             stream.socket.close()
 
-    async def _secure(self, stream: trio.SocketStream) -> trio.SSLStream[trio.SocketStream]:
-        assert self._tls is not None
-        secured = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-        with trio.fail_after(HANDSHAKE_TIMEOUT_S):
-            await secured.do_handshake()
-        return secured
-
     async def _answer_calls(self, connection: ClientConnection, peer: str, is_trusted: bool) -> None:
-        caller = await shake_hands(connection, self._handler.keys, is_trusted)
+        caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted)
         if isinstance(caller, str):
             log.warning("%s: handshake failed: %s", peer, caller)
             return

@@ -10,7 +10,7 @@ import trio
 from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.records import DatasetRecord
-from dieselfs.rpc.auth import Key
+from dieselfs.rpc.auth import check_key_id, check_verifier
 from dieselfs.rpc.records import (
     FsckReport,
     KeyRecord,
@@ -24,7 +24,15 @@ from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
 from dieselfs_server.service import Call, Service
-from dieselfs_server.users import Right, Users, with_grant, with_key, without_key
+from dieselfs_server.users import (
+    Right,
+    StoredKey,
+    Users,
+    with_expiry,
+    with_grant,
+    with_key,
+    without_key,
+)
 
 GRACE_S_MAX = 1 << 40
 TIME_S_MAX = 0xFFFF_FFFF
@@ -151,14 +159,33 @@ async def fsck(call: Call) -> FsckReport:
 # -- users -----------------------------------------------------------------------------------------------
 
 
-async def add_key(call: Call) -> str:
-    await call.require_admin()
+async def server_pin(call: Call) -> bytes:
+    return call.service.identity.pin
+
+
+async def add_key(call: Call) -> None:
+    """Administrators add keys of all users; others their own, which do not outlive the key that they use."""
     arguments, now_s = call.arguments, call.service.now_ns() // 10**9
-    key = Key.generate(arguments.user)
-    if arguments.expires_s and arguments.expires_s <= now_s:
-        raise InvalidInput(f"the key would already be expired: {arguments.expires_s} is in the past")
-    await _change_users(call, lambda users: with_key(users, key, now_s, arguments.expires_s))
-    return key.text()
+    expires_s = arguments.expires_s
+    if arguments.user == call.caller.name and not call.caller.is_trusted:
+        users = await trio.to_thread.run_sync(call.service.users.current)
+        used = call.caller.key(users, now_s)
+        expires_s = min(expires_s or used.expires_s, used.expires_s or expires_s)
+    else:
+        await call.require_admin()
+    if expires_s and expires_s <= now_s:
+        raise InvalidInput(f"the key would already be expired: {expires_s} is in the past")
+    key = StoredKey(check_verifier(arguments.verifier, arguments.server_key), now_s, expires_s)
+    key_id = check_key_id(arguments.key_id)
+    await _change_users(call, lambda users: with_key(users, arguments.user, key_id, key))
+
+
+async def expire_key(call: Call) -> None:
+    arguments, now_s = call.arguments, call.service.now_ns() // 10**9
+    if arguments.expires_s <= now_s:
+        raise InvalidInput(f"a key cannot expire in the past ({arguments.expires_s}): remove it")
+    name = call.caller.name
+    await _change_users(call, lambda users: with_expiry(users, name, arguments.key_id, arguments.expires_s))
 
 
 async def remove_key(call: Call) -> None:

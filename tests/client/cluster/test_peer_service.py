@@ -9,7 +9,7 @@ from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, encode_requests
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
 from dieselfs.limits import KIB, MIB
-from dieselfs.rpc.auth import Key
+from dieselfs.rpc.auth import PEER_ROLE, Key
 from dieselfs.rpc.connection import Connection
 from dieselfs.sockets import open_socket
 from dieselfs_client.cluster import peer_service
@@ -33,7 +33,7 @@ def packed() -> PackedDataset:
 
 def connect(node: PeerNode, key: Key | None = None) -> Connection:
     address = node.member.address
-    return Connection(open_socket(address, None), address, key or SECRET.peer_key())
+    return Connection(open_socket(address), address, key or SECRET.peer_key(), role=PEER_ROLE)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_fingerprints_tell_jobs_apart_and_show_nothing() -> None:
 
 def test_peers_prove_it_to_each_other() -> None:
     mine, theirs = SECRET.peer_key(), JobSecret(b"s" * 32).peer_key()
-    said = auth.transcript(mine.user, mine.key_id, b"n" * 32, b"m" * 32)
+    said = auth.transcript(auth.PEER_ROLE, auth.PLAIN_CHANNEL, mine.user, mine.key_id, b"n" * 32, b"m" * 32)
     assert auth.is_client_proof(theirs.verifier(), said, auth.client_proof(mine, said))
     assert not auth.is_client_proof(OTHER.peer_key().verifier(), said, auth.client_proof(mine, said))
     assert mine.secret not in (SECRET.secret, SECRET.fingerprint())

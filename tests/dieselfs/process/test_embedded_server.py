@@ -127,7 +127,7 @@ def test_the_server_ends_when_idle(home: Path) -> None:
     for idle_s in (2, 15, 60):
         server = server_that_ends_when_idle(home, idle_s)
         try:
-            connection = open_socket(UnixAddress(str(socket_path(home))), None)
+            connection = open_socket(UnixAddress(str(socket_path(home))))
             break
         except Unavailable:  # the machine has stalled for so long: with another, that idles longer
             server.wait(END_TIMEOUT_S)

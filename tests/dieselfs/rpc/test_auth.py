@@ -7,6 +7,10 @@ import pytest
 
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.rpc.auth import (
+    LOCAL_CHANNEL,
+    PEER_ROLE,
+    PLAIN_CHANNEL,
+    SERVER_ROLE,
     Key,
     Verifier,
     client_proof,
@@ -18,7 +22,8 @@ from dieselfs.rpc.auth import (
 )
 
 KEY = Key("ada", "k1", bytes(range(32)))
-SAID = transcript("ada", "k1", b"c" * 32, b"s" * 32)
+CHANNEL = b"e" * 32
+SAID = transcript(SERVER_ROLE, CHANNEL, "ada", "k1", b"c" * 32, b"s" * 32)
 
 
 def test_the_right_key_passes_on_both_sides() -> None:
@@ -35,9 +40,13 @@ def test_another_proof_fails(proof: bytes) -> None:
 
 def test_a_proof_is_of_no_use_in_another_conversation() -> None:
     for other in (
-        transcript("ada", "k1", b"c" * 32, b"t" * 32),
-        transcript("ada", "k2", b"c" * 32, b"s" * 32),
-        transcript("adak", "1", b"c" * 32, b"s" * 32),  # the same bytes, cut elsewhere
+        transcript(SERVER_ROLE, CHANNEL, "ada", "k1", b"c" * 32, b"t" * 32),
+        transcript(SERVER_ROLE, CHANNEL, "ada", "k2", b"c" * 32, b"s" * 32),
+        transcript(SERVER_ROLE, CHANNEL, "adak", "1", b"c" * 32, b"s" * 32),  # the same bytes, cut elsewhere
+        transcript(PEER_ROLE, CHANNEL, "ada", "k1", b"c" * 32, b"s" * 32),
+        transcript(SERVER_ROLE, b"f" * 32, "ada", "k1", b"c" * 32, b"s" * 32),  # another certificate
+        transcript(SERVER_ROLE, PLAIN_CHANNEL, "ada", "k1", b"c" * 32, b"s" * 32),
+        transcript(SERVER_ROLE, LOCAL_CHANNEL, "ada", "k1", b"c" * 32, b"s" * 32),
     ):
         assert not is_client_proof(KEY.verifier(), other, client_proof(KEY, SAID))
 
@@ -88,3 +97,11 @@ def test_a_broken_key_file_is_refused_without_showing_it(tmp_path: Path, text: s
 def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccessDenied, match=os.fspath(tmp_path)):
         read_key_file(tmp_path / "none")
+
+
+def test_a_key_file_of_an_earlier_version_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(" ".join(KEY.text().split()[:-1]) + "\n")
+    path.chmod(0o600)
+    with pytest.raises(AccessDenied, match="earlier version"):
+        read_key_file(path)

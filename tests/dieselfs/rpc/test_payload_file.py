@@ -67,7 +67,7 @@ def connection(server: RunningServer) -> Iterator[Connection]:
 
 def connect(address: str, key_file: Path | None = None) -> Connection:
     server = parse_address(address)
-    return Connection(open_socket(server, None), server, read_key_file(str(key_file)) if key_file else None)
+    return Connection(open_socket(server), server, read_key_file(str(key_file)) if key_file else None)
 
 
 def open_chunks(server: RunningServer) -> list[str]:

@@ -12,7 +12,10 @@ from threading import Event, Thread, get_ident
 
 import pytest
 
+from dieselfs.address import TcpAddress
 from dieselfs.limits import MIB
+from dieselfs.rpc import tls
+from dieselfs.rpc.tls import ClientTls, TlsSocket, new_context
 from dieselfs.rpc.wire import Wire
 from tests.support.certificates import make_certificate
 
@@ -20,7 +23,7 @@ LONG_S = 60.0
 SHORT_S = 0.3
 CONTENT = os.urandom(3 * MIB + 12_345)
 
-Ends = tuple[socket.socket, socket.socket]
+Ends = tuple[socket.socket | TlsSocket, socket.socket]
 
 
 def tcp_ends() -> Ends:
@@ -34,14 +37,16 @@ def tls_ends(folder: Path) -> Ends:
     certificate, key = make_certificate(folder)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate, key)
-    client = ssl.create_default_context(cafile=str(certificate))
+    client = new_context(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(certificate)
+    client.verify_mode, client.check_hostname = ssl.CERT_REQUIRED, True
     ours, theirs = tcp_ends()
     secured: list[socket.socket] = []
     other = Thread(target=lambda: secured.append(server.wrap_socket(theirs, server_side=True)))
     other.start()
-    ours = client.wrap_socket(ours, server_hostname="127.0.0.1")
+    wrapped = tls.secured(ours, TcpAddress("127.0.0.1", 0), ClientTls(client), LONG_S)
     other.join(LONG_S)
-    return ours, secured[0]
+    return wrapped, secured[0]
 
 
 @pytest.fixture(params=["tcp", "unix", "tls"])

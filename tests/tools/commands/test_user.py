@@ -80,3 +80,32 @@ def test_dry_runs_change_nothing(dlcmd: Dlcmd, server: RunningServer) -> None:
 def test_a_key_as_json(dlcmd: Dlcmd, server: RunningServer) -> None:
     ran = administrator(dlcmd, server)("user", "add", "emil", "--json")
     assert ran.objects[0]["key"].startswith(f"dieselfs-key emil {ran.summary['key_id']} ")
+
+
+def test_a_key_is_rotated_by_its_user_and_the_old_one_expires(dlcmd: Dlcmd, server: RunningServer) -> None:
+    path = server.user("rita", ritas="write")
+    old = path.read_text()
+    rita = Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.tcp, "DIESELFS_KEY_FILE": str(path)})
+    rita("user", "rotate", "--keep", "1s", exit_code=EXIT_USAGE)
+    assert "would replace" in rita("user", "rotate", "-n").text and path.read_text() == old
+    summary = rita("user", "rotate", "--keep", "1h", "--json").summary
+    assert (stat.S_IMODE(path.stat().st_mode), path.read_text().split()[2]) == (0o600, summary["key_id"])
+    assert path.read_text().split()[3] != old.split()[3]
+    rita("ls")
+    (listed,) = (one for one in server.client().users() if one.name == "rita")
+    expiry = {key.key_id: key.expires_s for key in listed.keys}
+    assert expiry.keys() == {summary["key_id"], summary["old_key_id"]}
+    assert expiry[summary["key_id"]] == 0 and abs(expiry[summary["old_key_id"]] - time.time() - 3600) < 600
+
+
+def test_a_key_makes_no_key_that_outlives_it_or_is_of_another_user(
+    dlcmd: Dlcmd, server: RunningServer
+) -> None:
+    admin, path = administrator(dlcmd, server), dlcmd.folder / "otto.key"
+    admin("user", "add", "otto", "--out", path, "--expires", "30d")
+    otto = Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.tcp, "DIESELFS_KEY_FILE": str(path)})
+    otto("user", "add", "otto2", exit_code=EXIT_REFUSED)
+    otto("user", "rotate")
+    (listed,) = (one for one in server.client().users() if one.name == "otto")
+    assert len(listed.keys) == 2
+    assert all(0 < key.expires_s < time.time() + 31 * 24 * 3600 for key in listed.keys)

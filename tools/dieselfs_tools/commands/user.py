@@ -7,13 +7,15 @@ from dataclasses import asdict
 
 import click
 
-from dieselfs.errors import AlreadyExists, DieselfsError, NotFound
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
+from dieselfs.private_file import write_private_file
 from dieselfs.rpc.auth import Key, check_user_name
-from dieselfs.units import format_time
+from dieselfs.units import format_duration, format_time
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
 ALL_DATASETS = "*"
+KEEP_S_MIN = 10.0
 RIGHTS = ("read", "write", "admin", "none")
 
 
@@ -49,9 +51,10 @@ def add(session: Session, name: str, out: str | None, lifetime_s: float, is_dry_
         return session.output.summary(f"would make a key for {name}", {"dry_run": True, **fields})
     expires_s = int(time.time() + lifetime_s) if lifetime_s else 0
     if out is None:
-        text = session.client.add_key(name, expires_s)
+        key = session.client.add_key(name, expires_s)
+        text = key.text()
         session.output.record("key", text.rstrip("\n"), {"user": name, "key": text})
-        return session.output.summary("", {**fields, "key_id": Key.parse(text, "the server").key_id})
+        return session.output.summary("", {**fields, "key_id": key.key_id})
     key = _write_key(session, name, out, expires_s)
     return session.output.summary(
         f"the key {key.key_id} of {name} is in {out}", {**fields, "key_id": key.key_id}
@@ -68,15 +71,63 @@ def _write_key(session: Session, name: str, out: str, expires_s: int) -> Key:
         raise DieselfsError(f"{out}: {error.strerror}") from None
     try:
         with os.fdopen(descriptor, "w") as file:
-            text = session.client.add_key(name, expires_s)
-            file.write(text)
+            key = session.client.add_key(name, expires_s)
+            file.write(key.text())
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
         with suppress(OSError):
             os.unlink(out)
         raise
-    return Key.parse(text, out)
+    return key
+
+
+@options.verb(
+    "rotate",
+    "dlcmd user rotate                    # a new key in your key file; the old one expires in a day",
+    "dlcmd user rotate --keep 10min",
+    group=user,
+)
+@click.option(
+    "--keep",
+    "keep_s",
+    type=options.DURATION,
+    default="1d",
+    show_default=True,
+    help="The old key stays valid for this time.",
+)
+@options.dry_run
+def rotate(session: Session, keep_s: float, is_dry_run: bool) -> int:
+    """Replace the key in your key file by a new one, which is made here. Copies of the file stop working when the old
+    key expires; programs that use this file change over without an interruption.
+    """
+    from dieselfs.rpc.auth import read_key_file
+
+    settings = session.settings()
+    if not settings.key_file or not settings.server:
+        raise InvalidInput("there is no key to replace: name your key file with --key-file")
+    if keep_s < KEEP_S_MIN:
+        raise InvalidInput(f"--keep is at least {KEEP_S_MIN} s: programs look for a new key once a second")
+    old = read_key_file(settings.key_file)
+    fields: dict[str, object] = {"user": old.user, "old_key_id": old.key_id, "key_file": settings.key_file}
+    if is_dry_run:
+        session.client.datasets()  # raises AccessDenied if the key is not valid
+        return session.output.summary(
+            f"would replace the key {old.key_id} of {old.user}", {"dry_run": True, **fields}
+        )
+    new = session.client.add_key(old.user)
+    try:
+        write_private_file(settings.key_file, new.text().encode())
+    except OSError as error:
+        raise DieselfsError(
+            f"{settings.key_file}: {error.strerror}; the old key stays valid "
+            f"(remove the new one: dlcmd user rm {old.user} --key {new.key_id})"
+        ) from None
+    session.client.expire_key(old.key_id, int(time.time() + keep_s))
+    return session.output.summary(
+        f"{settings.key_file} has the key {new.key_id}; the key {old.key_id} expires in {format_duration(keep_s)}",
+        {**fields, "key_id": new.key_id},
+    )
 
 
 @options.verb(

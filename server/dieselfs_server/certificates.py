@@ -1,0 +1,92 @@
+"""The certificate of a server: made from the identity of the store, or that of an authority, from files.
+
+A certificate from files is read again when they change; connections in use stay.
+"""
+
+import datetime
+import hashlib
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dieselfs.errors import InvalidInput
+from dieselfs.private_file import file_version
+from dieselfs.rpc.tls import ServerTls, load_pair, new_context
+from dieselfs_server.identity import Identity
+
+CHANGES_LOOK_S = 1.0
+"""How often the files are compared with what was read."""
+
+_BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
+_SERIAL = 1
+
+log = logging.getLogger(__name__)
+
+
+def identity_tls(identity: Identity) -> ServerTls:
+    """TLS with a certificate for the identity: the same for all servers of the store, and without an end, because
+    clients compare its key alone.
+    """
+    from cryptography import x509  # loaded by servers with TCP alone
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.from_private_bytes(identity.seed)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dieselfs")])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), _SERIAL, _BEGIN, _END).sign(key, None)
+    ).public_bytes(serialization.Encoding.PEM)
+    form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    context = new_context(ssl.PROTOCOL_TLS_SERVER)
+    load_pair(context, certificate, key.private_bytes(serialization.Encoding.PEM, form, encryption))
+    return ServerTls(context, _first_fingerprint(certificate))
+
+
+class CertificateFiles:
+    """TLS with a certificate from PEM files. Used from one thread."""
+
+    def __init__(self, certificate: str, key: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises InvalidInput."""
+        self._files = certificate, key
+        self._clock = clock
+        self._versions, self._looked_s = self._now(), clock()
+        self._tls = self._read()
+
+    def current(self) -> ServerTls:
+        """Files that changed are read again after CHANGES_LOOK_S. While they do not fit, the last pair stays."""
+        if self._clock() - self._looked_s >= CHANGES_LOOK_S:
+            self._looked_s = self._clock()
+            versions = self._now()
+            if versions != self._versions:
+                try:
+                    self._tls = self._read()
+                    log.info("certificate %s was read again", self._files[0])
+                except InvalidInput as error:
+                    log.warning("%s; the last certificate stays in use", error)
+                self._versions = versions
+        return self._tls
+
+    def _now(self) -> list[tuple[int, ...]]:
+        return [file_version(name) for name in self._files]
+
+    def _read(self) -> ServerTls:
+        certificate, key = self._files
+        context = new_context(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(certificate, key)
+            return ServerTls(context, _first_fingerprint(Path(certificate).read_bytes()))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidInput(f"TLS certificate {certificate}, key {key}: {reason}") from None
+
+
+def _first_fingerprint(pem: bytes) -> bytes:
+    """SHA-256 of the first certificate, which is that of the server. Raises ValueError."""
+    text = pem.decode("ascii", "replace")
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    first, found, _ = text[text.find(begin) :].partition(end)
+    if not found:
+        raise ValueError("no certificate in the file")
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first + end)).digest()
