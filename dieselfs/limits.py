@@ -112,8 +112,8 @@ JOB_NAME_CHARACTERS_MAX = 128
 NODE_NAME_CHARACTERS_MAX = 128
 MEMBER_BYTES_MAX = 512
 """A member record of a job, as other nodes receive it: name, address, memory, incarnation."""
-SEAL_BYTES = 32
-"""The authentication code before a member record, made with the job's secret."""
+SEAL_BYTES = 32 + 8
+"""Before a member record: its authentication code, made with the job's secret, and its expiry."""
 SEALED_MEMBER_BYTES_MAX = SEAL_BYTES + MEMBER_BYTES_MAX
 MEMBER_MEMORY_BYTES_MAX = 1 << 50
 JOB_NODES_MAX = 4_096

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dieselfs.cluster.attachment import Attachment
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.job import Job, find_job, required_job
 from dieselfs.cluster.node_client import NodeClient, job_socket_path
 from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.process.launch import python_command
 from dieselfs.process.state_dirs import log_path, runtime_folder
-from dieselfs.settings import EMBEDDED, JOB_FIELDS, CacheOptions, Settings
+from dieselfs.settings import EMBEDDED, JOB_FIELDS, OFF, CacheOptions, Settings
 from dieselfs.snapshot.format import PREAMBLE_BYTES
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
@@ -66,7 +67,8 @@ class JobAccess:
             partial(open_snapshot, snapshot),
         )
         node = NodeClient(path, snapshot.digest)
-        return Attachment(snapshot, reader, node, self.job.node, self.secret.peer_key(), daemon)
+        credential = JobCredential(self.secret, self.settings.tls != OFF)
+        return Attachment(snapshot, reader, node, self.job.node, credential, daemon)
 
     def daemon_command(self, snapshot: Snapshot, descriptor: int) -> list[str]:
         """The program that becomes the node master. It gets our snapshot (`open_snapshot`), as the servers may

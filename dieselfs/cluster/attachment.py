@@ -17,6 +17,7 @@ from threading import Lock
 from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.chunk_requests import PeerRequest
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.node_client import NodeClient
@@ -27,7 +28,6 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S
 from dieselfs.metrics import Registry
 from dieselfs.process.forks import renew_after_fork
-from dieselfs.rpc.auth import Key
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices, Source
 from dieselfs.sources.server import is_intact
@@ -42,7 +42,7 @@ class _Parts:
     """The connections, locks and threads of an attachment in one process."""
 
     def __init__(self, of: "Attachment") -> None:
-        self.peers = PeerClient(of.key, of.snapshot.digest, clock=of.clock, metrics=of.metrics)
+        self.peers = PeerClient(of.credential, of.snapshot.digest, clock=of.clock, metrics=of.metrics)
         alone = Member(of.name, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
         self.ownership = Ownership(of.snapshot, alone, self.peers.detector)
         self.source = PooledSource(
@@ -71,13 +71,13 @@ class Attachment:
         server: Source,
         node: NodeClient,
         name: str,
-        key: Key,
+        credential: JobCredential,
         keeper: JobDaemon | None = None,
         clock: Callable[[], float] = time.monotonic,
         metrics: Registry | None = None,
     ) -> None:
         """`server`: the source of chunks that no node sends; `node`: the client of the node master (`job_socket_path`);
-        `name`: of the node; `key`: `JobSecret.peer_key()`.
+        `name`: of the node; `credential`: of this process.
 
         `keeper` waits up to JOB_MASTER_WAIT_S for a master at the first use, and does not wait later. `close` closes
         `keeper` and `node`.
@@ -87,7 +87,7 @@ class Attachment:
         self.server = server
         self._node = node
         self.name = name
-        self.key = key
+        self.credential = credential
         self._keeper = keeper
         self.clock = clock
         self._lock = Lock()  # guards the creation of the parts

@@ -17,7 +17,10 @@ from dieselfs.limits import (
 INCARNATION_BYTES = 16
 RANK_MAX = (1 << 31) - 1
 
-_KINDS = [str, int, str, int, bytes]
+FINGERPRINT_BYTES = 32
+"""SHA-256 of a certificate."""
+
+_KINDS = [str, int, str, int, bytes, bytes]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -41,17 +44,27 @@ def _checked_name(what: str, name: str, characters_max: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`memory_bytes` is its memory for chunks; `incarnation` is random, and new for each start of a master."""
+    """`memory_bytes` is its memory for chunks; `incarnation` is random, and new for each start of a master; so is
+    `fingerprint`, that of its certificate: zeros without TLS.
+    """
 
     node: str
     rank: int
     address: TcpAddress
     memory_bytes: int
     incarnation: bytes
+    fingerprint: bytes = bytes(FINGERPRINT_BYTES)
 
     def encode(self) -> bytes:
         """The member as canonical msgpack. Raises InvalidInput for invalid fields."""
-        fields = [self.node, self.rank, str(self.address), self.memory_bytes, self.incarnation]
+        fields = [
+            self.node,
+            self.rank,
+            str(self.address),
+            self.memory_bytes,
+            self.incarnation,
+            self.fingerprint,
+        ]
         packed: bytes = msgpack.packb(fields)
         if len(packed) > MEMBER_BYTES_MAX:
             raise InvalidInput(f"member {self.node}: {len(packed)} bytes encoded, limit {MEMBER_BYTES_MAX}")
@@ -69,7 +82,7 @@ class Member:
             raise InvalidInput("malformed member record: wrong number or types of fields")
         if msgpack.packb(fields) != encoded:
             raise InvalidInput("malformed member record: not in canonical msgpack form")
-        node, rank, where, memory_bytes, incarnation = fields
+        node, rank, where, memory_bytes, incarnation, fingerprint = fields
         address = parse_address(where)
         if not isinstance(address, TcpAddress) or str(address) != where:
             raise InvalidInput(
@@ -81,4 +94,6 @@ class Member:
             )
         if len(incarnation) != INCARNATION_BYTES:
             raise InvalidInput(f"member {node[:80]!r}: an incarnation has {INCARNATION_BYTES} bytes")
-        return cls(check_node_name(node), rank, address, memory_bytes, incarnation)
+        if len(fingerprint) != FINGERPRINT_BYTES:
+            raise InvalidInput(f"member {node[:80]!r}: a fingerprint has {FINGERPRINT_BYTES} bytes")
+        return cls(check_node_name(node), rank, address, memory_bytes, incarnation, fingerprint)

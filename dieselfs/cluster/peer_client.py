@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, encode_requests
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.warmth import Warmth
@@ -28,7 +29,7 @@ from dieselfs.limits import (
     PEER_SILENCE_S,
 )
 from dieselfs.metrics import Registry
-from dieselfs.rpc.auth import PEER_ROLE, Key
+from dieselfs.rpc.auth import PEER_ROLE
 from dieselfs.rpc.connection import Connection, connected
 
 FIRSTS_IN_A_ROW_MAX = 8
@@ -113,11 +114,11 @@ class _PeerLink:
 
 
 class PeerClient:
-    """`key`: `JobSecret.peer_key()`; `digest`: of the snapshot that the job reads. Timeouts are in seconds."""
+    """`credential`: of this process; `digest`: of the snapshot that the job reads. Timeouts are in seconds."""
 
     def __init__(
         self,
-        key: Key,
+        credential: JobCredential,
         digest: bytes,
         connect_timeout_s: float = PEER_CONNECT_TIMEOUT_S,
         silence_s: float = PEER_SILENCE_S,
@@ -130,7 +131,7 @@ class PeerClient:
         self._received = metrics.counter("peers.received_bytes", "Bytes of chunks received from other nodes.")
         self._failures = metrics.counter("peers.failures", "Requests that brought nothing, or wrong bytes.")
         self._corrupt = metrics.counter("peers.corrupt", "Requests that brought wrong bytes.")
-        self._key = key
+        self._credential = credential
         self._digest = digest
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
@@ -342,9 +343,10 @@ class PeerClient:
             connection = None
         if connection is None:
             address, timeout_s = link.peer.address, self._connect_timeout_s
-            sock = connected(address, None, timeout_s)
+            sock = connected(address, self._credential.client_tls(link.peer), timeout_s)
+            key = self._credential.key
             # Two replies; a stranger at this address might send them byte by byte.
-            connection = Connection(sock, address, self._key, timeout_s, 2 * timeout_s, PEER_ROLE)
+            connection = Connection(sock, address, key, timeout_s, 2 * timeout_s, PEER_ROLE)
         try:
             yield connection
         finally:

@@ -454,6 +454,6 @@ def _warn_of_plain_tcp(servers: Servers) -> None:
     if not isinstance(servers, UnixAddress) and str(servers) not in _warned:
         _warned.add(str(servers))
         _log.warning(
-            "tls is off for %s: whoever is on the network between can read and change everything, and act as you",
+            "tls is off for %s: somebody on the network between can read and change everything, and act as you",
             servers,
         )

@@ -78,7 +78,8 @@ class Wire:
         """As `receive`, over a Unix socket, when no earlier bytes are left. A descriptor that comes with the first byte
         is added to `descriptors`; the caller closes it.
         """
-        assert isinstance(self._socket, socket.socket)
+        if isinstance(self._socket, TlsSocket):  # no descriptor can come
+            return self.receive(length)
         first, _ = self._moved(receive_with_descriptor, self._socket, length, descriptors)
         if not first:
             raise ConnectionError("it closed the connection")

@@ -17,11 +17,14 @@ from tests.support.redis import needs_redis, running_redis
 from tests.support.server import RunningServer, running_servers
 
 SECRET = JobSecret(b"s" * 32)
+NOW_S = 1_800_000_000.0
+"""Of all records: servers do not look at their age."""
 TERMS = JobId("shared", "train", 1, b"d" * 32)
 
 
 def sealed(node: str, terms: JobId = TERMS, secret: JobSecret = SECRET) -> bytes:
-    return secret.seal(Member(node, 0, TcpAddress("127.0.0.1", 7071), GIB, node.encode().ljust(16)), terms)
+    member = Member(node, 0, TcpAddress("127.0.0.1", 7071), GIB, node.encode().ljust(16))
+    return secret.seal(member, terms, NOW_S)
 
 
 def join(
@@ -30,7 +33,9 @@ def join(
     """The version of the roll, and the nodes on it; none if nothing has changed."""
     job_members = client.join_job(terms, SECRET.fingerprint(), sealed(node, terms), known_version)
     assert 1.0 <= job_members.interval_s < 2.0
-    return job_members.version, [SECRET.open(member, terms).node for member in job_members.members or ()]
+    return job_members.version, [
+        SECRET.open(member, terms, NOW_S).node for member in job_members.members or ()
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_earlier_versions_of_tls_are_refused(server: RunningServer) -> None:
 
 
 def test_a_false_server_is_known_by_its_key(server: RunningServer) -> None:
-    """Whoever takes over the address has not the key of the store."""
+    """A process that takes over the address has not the key of the store."""
     key = server.user("bob")
     with relay(server.tcp, identity_tls(Identity.generate())) as false:
         client = ServerClient(replace(server.settings(key), server=false))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from dieselfs.cluster.attachment import Attachment
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.job import Job
 from dieselfs.cluster.node_client import NodeClient, job_socket_path
 from dieselfs.cluster.secret import read_secret_file
@@ -27,7 +28,7 @@ def main() -> None:
             Path(folder), dataset, snapshot.digest, Job(name, 0, 1, node), secret.fingerprint()
         )
         daemon = NodeClient(path, snapshot.digest)
-        attachment = Attachment(snapshot, data.chunks, daemon, node, secret.peer_key())
+        attachment = Attachment(snapshot, data.chunks, daemon, node, JobCredential(secret))
         for chunk in range(snapshot.chunk_count):
             assert is_intact(data.snapshot, chunk, Slices.of_payload(attachment.source.fetch_chunk(chunk)))
         members = [[member.node, member.address.port] for member in attachment.members]

@@ -12,11 +12,11 @@ import trio
 from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.chunk_requests import PeerRequest
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
-from dieselfs.rpc.auth import Key
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.sources.interface import Source
 from dieselfs_client.cluster.peer_service import PeerService
@@ -26,6 +26,8 @@ from tests.support.dataset import PackedDataset
 START_TIMEOUT_S = 30.0
 ROOM_BYTES = 1 << 30
 SECRET = JobSecret(bytes(range(32)))
+CREDENTIAL = JobCredential(SECRET)
+"""Of a process of the job that asks."""
 
 
 @dataclass
@@ -57,7 +59,7 @@ class PeerNode:
     async def run(
         self,
         name: str,
-        key: Key,
+        credential: JobCredential,
         room_bytes: int,
         evictable_bytes: int,
         answer_s: float,
@@ -68,10 +70,13 @@ class PeerNode:
                 self.packed.snapshot, self.fetch, room_bytes, evictable_bytes, nursery
             )
             self.own = OwnChunks(self.node_cache, trio.lowlevel.current_trio_token(), self.own_patience_s)
-            self.service = PeerService(self.packed.snapshot, self.node_cache, key, answer_s, self.warmth)
+            self.service = PeerService(
+                self.packed.snapshot, self.node_cache, credential, answer_s, self.warmth
+            )
             async with open_listeners(TcpAddress("127.0.0.1", 0)) as (listener,):
                 port = listener.socket.getsockname()[1]
-                self.member = Member(name, 0, TcpAddress("127.0.0.1", port), room_bytes, bytes(16))
+                address = TcpAddress("127.0.0.1", port)
+                self.member = Member(name, 0, address, room_bytes, bytes(16), credential.fingerprint)
                 nursery.start_soon(self.service.serve, listener)
                 started(nursery.cancel_scope)
                 await trio.sleep_forever()
@@ -110,14 +115,16 @@ class OwnChunks:
 def running_node(
     packed: PackedDataset,
     name: str = "node",
-    key: Key | None = None,
+    credential: JobCredential | None = None,
     room_bytes: int = ROOM_BYTES,
     evictable_bytes: int = ROOM_BYTES,
     answer_s: float = 10.0,
     server: Source | None = None,
     own_patience_s: float = START_TIMEOUT_S,
 ) -> Iterator[PeerNode]:
-    """A node, until the end of the block. It answers when it has all requested chunks, or after `answer_s`."""
+    """A node with a certificate of its own, until the end of the block. It answers when it has all requested chunks, or
+    after `answer_s`.
+    """
     node = PeerNode(packed, server or packed.source(), own_patience_s=own_patience_s)
     node.gate.set()
     scopes: SimpleQueue[tuple[trio.CancelScope, trio.lowlevel.TrioToken]] = SimpleQueue()
@@ -127,7 +134,15 @@ def running_node(
 
     thread = Thread(
         target=trio.run,
-        args=(node.run, name, key or SECRET.peer_key(), room_bytes, evictable_bytes, answer_s, started),
+        args=(
+            node.run,
+            name,
+            credential or JobCredential(SECRET),
+            room_bytes,
+            evictable_bytes,
+            answer_s,
+            started,
+        ),
     )
     thread.start()
     scope, token = scopes.get(timeout=START_TIMEOUT_S)

@@ -21,6 +21,7 @@ from bench.forms import SMALL_FILE_BYTES, SourceTree, make_tree
 from bench.pool_rivals import Fleet
 from bench.readers import Reader, Work, get_batches
 from bench.stopwatch import processor_s, spent_since
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.job import Job
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient, job_socket_path
@@ -85,8 +86,8 @@ class RunningJob:
         """Warm the whole job."""
         (storage,) = self.stage.cluster.storages
         processes = {"daemons": [each.pid for each in self.daemons], "server": [storage.server.process.pid]}
-        key, digest = self.secret.peer_key(), self.stage.snapshot.digest
-        with self.stage.hosts[0].inside(), closing(PeerClient(key, digest)) as peers:
+        credential, digest = JobCredential(self.secret), self.stage.snapshot.digest
+        with self.stage.hosts[0].inside(), closing(PeerClient(credential, digest)) as peers:
 
             def is_warm(member: Member) -> bool:
                 warmth = peers.warmth(member)

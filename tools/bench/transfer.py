@@ -1,19 +1,23 @@
 """Extents and chunks from one node of a job to another, compared with plain sockets between two Python processes.
 
-The peer has all chunks in memory and runs in its own process; this process requests and verifies as a node does. Plain
-sockets move equal blocks from memory, with `send` and with `sendfile`, into allocated memory, unverified. All over
-loopback. This module starts processes.
+The peer has all chunks in memory and runs in its own process; this process requests and verifies as a node does, with
+TLS and without. Sockets of Python's `ssl`, and plain ones with `send` and with `sendfile`, move equal blocks from
+memory into allocated memory, unverified. All over loopback. This module starts processes.
 """
 
 import mmap
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from enum import IntEnum
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
+from typing import BinaryIO
 
 import trio
 
@@ -22,6 +26,7 @@ from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, Home, make_tree, run
 from bench.readers import ForkedProcess
 from bench.stopwatch import measure
 from dieselfs.address import TcpAddress
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.pooled_source import PooledSource
@@ -30,9 +35,12 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
 from dieselfs.rpc.serving.server import open_listeners
+from dieselfs.rpc.tls import new_context
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs_server.certificates import identity_tls
+from dieselfs_server.identity import Identity
 
 CHUNKS = 16
 REQUEST_CHUNKS = 4
@@ -46,53 +54,70 @@ ROUNDS = 3
 SECRET, HOST = JobSecret(bytes(32)), "127.0.0.1"
 START_TIMEOUT_S, ANSWER_TIMEOUT_S = 60.0, 30.0
 
+TLS_SOCKET = "socket of Python's ssl"
+
 _ORDER = struct.Struct("<?II")
 """To the plain process: whether with `sendfile`, offset, length."""
 
 
 def transfer(folder: Path, scale: Scale) -> Generator[Trial]:
     for file_bytes in (SMALL_FILE_BYTES, LARGE_FILE_BYTES):
-        with asking_node(folder / str(file_bytes), file_bytes) as (node, plain):
+        with asking_node(folder / str(file_bytes), file_bytes) as (node, bare, plain):
             title, request_bytes = f"Extents of {file_bytes:,} bytes", REQUEST_CHUNKS * CHUNK_TARGET_BYTES
             ways = [
-                (f"{title}, a quarter of each chunk", node.shares, request_bytes),
-                (f"{title}, all of each chunk", node.all_extents, request_bytes),
+                (f"{title}, a quarter of each chunk", AskingNode.shares, request_bytes),
+                (f"{title}, all of each chunk", AskingNode.all_extents, request_bytes),
             ]
             if file_bytes == SMALL_FILE_BYTES:
-                ways.append(("Whole chunks", node.whole_chunks, CHUNK_TARGET_BYTES))
+                ways.append(("Whole chunks", AskingNode.whole_chunks, CHUNK_TARGET_BYTES))
             for title, ask, request_bytes in ways:
                 runs: dict[str, Callable[[], Run]] = {
                     "node to node": partial(node.run, ask),
-                    "plain socket, send": partial(plain.run, False, request_bytes),
-                    "plain socket, sendfile": partial(plain.run, True, request_bytes),
+                    "node to node, tls off": partial(bare.run, ask),
+                    TLS_SOCKET: partial(plain.run, Way.TLS, request_bytes),
+                    "plain socket, send": partial(plain.run, Way.SEND, request_bytes),
+                    "plain socket, sendfile": partial(plain.run, Way.SENDFILE, request_bytes),
                 }
                 amount = PASSES * node.size_bytes / MIB
                 sides = [Side(name, run, amount, "MiB") for name, run in runs.items()]
-                yield Trial(title, sides, ROUNDS * scale.rounds, "plain socket, send")
+                yield Trial(title, sides, ROUNDS * scale.rounds, TLS_SOCKET)
 
 
 @contextmanager
 def asking_node(
     folder: Path, file_bytes: int, chunks: int = CHUNKS
-) -> Iterator[tuple["AskingNode", "PlainEnd"]]:
-    """A node whose peer has `chunks` chunks of such files, and the plain socket, in a new folder."""
+) -> Iterator[tuple["AskingNode", "AskingNode", "PlainEnd"]]:
+    """A node whose peer has `chunks` chunks of such files, the same without TLS, and the sockets of Python alone, in a
+    new folder.
+    """
     folder.mkdir()
     tree = make_tree(folder / "source", chunks * CHUNK_TARGET_BYTES // file_bytes, file_bytes)
     with running_home(folder / "home") as home:
         store_tree(home, tree.folder, tree.size_bytes)
-        with (
-            closing(ForkedProcess(partial(_serve_peer, home, 2 * tree.size_bytes))) as peer,
-            closing(ForkedProcess(partial(_serve_plainly, tree.size_bytes))) as plain,
-            home.dataset() as dataset,
-        ):
-            address = TcpAddress(HOST, peer.receive(START_TIMEOUT_S))
-            member = Member("peer", 1, address, 2 * tree.size_bytes, bytes(INCARNATION_BYTES))
-            plain_address = HOST, plain.receive(START_TIMEOUT_S)
-            with (
-                closing(AskingNode(dataset, member, peer.pid)) as node,
-                socket.create_connection(plain_address, ANSWER_TIMEOUT_S) as connected,
-            ):
-                yield node, PlainEnd(connected, plain.pid, tree.size_bytes)
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(closing(ForkedProcess(work)))
+                for work in (
+                    partial(_serve_peer, home, 2 * tree.size_bytes, True),
+                    partial(_serve_peer, home, 2 * tree.size_bytes, False),
+                    partial(_serve_plainly, tree.size_bytes),
+                )
+            ]
+            dataset = stack.enter_context(home.dataset())
+            nodes = []
+            for process, has_tls in zip(processes, (True, False), strict=False):
+                port, fingerprint = process.receive(START_TIMEOUT_S)
+                address, incarnation = TcpAddress(HOST, port), bytes(INCARNATION_BYTES)
+                member = Member("peer", 1, address, 2 * tree.size_bytes, incarnation, fingerprint)
+                node = AskingNode(dataset, member, process.pid, has_tls)
+                nodes.append(stack.enter_context(closing(node)))
+            address_of_plain = HOST, processes[2].receive(START_TIMEOUT_S)
+            sockets = [
+                stack.enter_context(socket.create_connection(address_of_plain, ANSWER_TIMEOUT_S))
+                for _ in range(2)
+            ]
+            encrypted = stack.enter_context(new_context(ssl.PROTOCOL_TLS_CLIENT).wrap_socket(sockets[1]))
+            yield nodes[0], nodes[1], PlainEnd(sockets[0], encrypted, processes[2].pid, tree.size_bytes)
 
 
 def _run(work: Callable[[], int], size_bytes: int, other_end: int) -> Run:
@@ -107,30 +132,30 @@ def _run(work: Callable[[], int], size_bytes: int, other_end: int) -> Run:
 # -- a node of a job -------------------------------------------------------------------------------------
 
 
-def _serve_peer(home: Home, memory_bytes: int, pipe: Connection) -> None:
+def _serve_peer(home: Home, memory_bytes: int, has_tls: bool, pipe: Connection) -> None:
     """A node with all chunks in memory."""
     with home.dataset() as dataset:
-        trio.run(_be_peer, dataset, memory_bytes, pipe)
+        trio.run(_be_peer, dataset, memory_bytes, has_tls, pipe)
 
 
-async def _be_peer(dataset: Dataset, memory_bytes: int, pipe: Connection) -> None:
-    snapshot = dataset.snapshot
+async def _be_peer(dataset: Dataset, memory_bytes: int, has_tls: bool, pipe: Connection) -> None:
+    snapshot, credential = dataset.snapshot, JobCredential(SECRET, has_tls)
     async with trio.open_nursery() as nursery, open_listeners(TcpAddress(HOST, 0)) as (listener,):
         node_cache = NodeCache(snapshot, dataset.chunks.fetch_segment, memory_bytes, 0, nursery)
         for chunk in range(snapshot.chunk_count):
             await node_cache.fetch(chunk)
-        pipe.send(listener.socket.getsockname()[1])
-        await PeerService(snapshot, node_cache, SECRET.peer_key()).serve(listener)
+        pipe.send((listener.socket.getsockname()[1], credential.fingerprint))
+        await PeerService(snapshot, node_cache, credential).serve(listener)
 
 
 class AskingNode:
     """A node that requests everything from its one peer."""
 
-    def __init__(self, dataset: Dataset, peer: Member, process: int) -> None:
+    def __init__(self, dataset: Dataset, peer: Member, process: int, has_tls: bool) -> None:
         """`process`: of the peer."""
         snapshot = dataset.snapshot
         self._process = process
-        self._peers = PeerClient(SECRET.peer_key(), snapshot.digest)
+        self._peers = PeerClient(JobCredential(SECRET, has_tls), snapshot.digest)
         self._source = PooledSource(snapshot, lambda _: peer, None, self._peers, dataset.chunks)
         self._chunks = range(snapshot.chunk_count)
         self._extents: dict[int, list[ExtentRef]] = {chunk: [] for chunk in self._chunks}
@@ -147,9 +172,9 @@ class AskingNode:
         figures: dict[str, int] = self._source.metrics.as_dict()["requested"]
         return figures
 
-    def run(self, ask: Callable[[], int]) -> Run:
+    def run(self, ask: Callable[["AskingNode"], int]) -> Run:
         """Raises RunFailed if a byte was not from the peer."""
-        run = _run(ask, self.size_bytes, self._process)
+        run = _run(partial(ask, self), self.size_bytes, self._process)
         figures = self.figures()
         if figures["from_peers"] != figures["extents"]:
             raise RunFailed(f"the peer did not have everything: {figures}")
@@ -182,25 +207,37 @@ class AskingNode:
 # -- a plain socket --------------------------------------------------------------------------------------
 
 
+class Way(IntEnum):
+    """How the other process sends."""
+
+    SEND = 0
+    SENDFILE = 1
+    TLS = 2
+
+
 class PlainEnd:
-    """Receives the memory of another process over a plain socket, into one buffer. That memory is as large as the
-    node's, as a smaller one would stay in the processor's caches.
+    """Receives the memory of another process over a socket, plain or of Python's `ssl`, into one buffer. That memory is
+    as large as the node's, as a smaller one would stay in the processor's caches.
     """
 
-    def __init__(self, connected: socket.socket, process: int, content_bytes: int) -> None:
-        self._connected, self._process, self._content_bytes = connected, process, content_bytes
+    def __init__(
+        self, connected: socket.socket, encrypted: socket.socket, process: int, content_bytes: int
+    ) -> None:
+        self._connected, self._encrypted = connected, encrypted
+        self._process, self._content_bytes = process, content_bytes
 
-    def run(self, is_sendfile: bool, request_bytes: int) -> Run:
-        return _run(partial(self.receive, is_sendfile, request_bytes), self._content_bytes, self._process)
+    def run(self, way: Way, request_bytes: int) -> Run:
+        return _run(partial(self.receive, way, request_bytes), self._content_bytes, self._process)
 
-    def receive(self, is_sendfile: bool, request_bytes: int) -> int:
+    def receive(self, way: Way, request_bytes: int) -> int:
         """Request all of the content, `request_bytes` at a time."""
         memory = memoryview(bytearray(request_bytes))
+        connected = self._encrypted if way == Way.TLS else self._connected
         for start in range(0, self._content_bytes, request_bytes):
             left = memory[: self._content_bytes - start]
-            self._connected.sendall(_ORDER.pack(is_sendfile, start, len(left)))
+            connected.sendall(_ORDER.pack(way == Way.SENDFILE, start, len(left)))
             while left:
-                size = self._connected.recv_into(left)
+                size = connected.recv_into(left)
                 if not size:
                     raise RunFailed("the plain socket was closed")
                 left = left[size:]
@@ -208,7 +245,7 @@ class PlainEnd:
 
 
 def _serve_plainly(content_bytes: int, pipe: Connection) -> None:
-    """From a memfd, as a node cache does."""
+    """From a memfd, as a node cache does: a plain socket, then one of TLS, each for one client at a time."""
     memory = os.memfd_create("plain")
     os.truncate(memory, content_bytes)
     with (
@@ -218,12 +255,23 @@ def _serve_plainly(content_bytes: int, pipe: Connection) -> None:
     ):
         content.write(os.urandom(content_bytes))
         pipe.send(listener.getsockname()[1])
-        connected, _ = listener.accept()
-        with connected, memoryview(content) as view:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while order := connected.recv(_ORDER.size, socket.MSG_WAITALL):
-                is_sendfile, start, size = _ORDER.unpack(order)
-                if is_sendfile:
-                    connected.sendfile(file, start, size)
-                else:
-                    connected.sendall(view[start : start + size])
+        plain, _ = listener.accept()
+        other, _ = listener.accept()
+        for each in (plain, other):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = identity_tls(Identity.generate()).context
+        with plain, context.wrap_socket(other, server_side=True) as encrypted, memoryview(content) as view:
+            threads = [Thread(target=_answer, args=(each, file, view)) for each in (plain, encrypted)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+
+def _answer(connected: socket.socket, file: BinaryIO, view: memoryview) -> None:
+    while order := connected.recv(_ORDER.size):
+        is_sendfile, start, size = _ORDER.unpack(order)
+        if is_sendfile:
+            connected.sendfile(file, start, size)
+        else:
+            connected.sendall(view[start : start + size])

@@ -6,13 +6,14 @@ only move chunks. The same holds for a node whose name another member holds; it 
 
 import logging
 import random
+import time
 from collections.abc import Callable
 from functools import partial
 
 import trio
 
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.secret import JobSecret
+from dieselfs.cluster.secret import JobSecret, check_age
 from dieselfs.errors import AccessDenied, AlreadyExists, DieselfsError, InvalidInput, Unavailable
 from dieselfs.limits import JOB_INTERVAL_S_MIN
 from dieselfs.metrics import Registry
@@ -72,6 +73,7 @@ class Membership:
         self._uniform = uniform
         # All below are changed only between checkpoints.
         self._me = me
+        self._sealed = b""  # the record of the last request, with which servers compare that of `leave`
         self._version = 0
         self._interval_s = JOB_INTERVAL_S_MIN
         self._members: Members = (me,)
@@ -116,9 +118,8 @@ class Membership:
     async def _request(self, is_resumed: bool) -> None:
         self._requests.value += 1
         try:
-            membership_list = await self._registry.join(
-                self._secret.seal(self._me, self._job_id), self._version
-            )
+            self._sealed = self._secret.seal(self._me, self._job_id)
+            membership_list = await self._registry.join(self._sealed, self._version)
         except DieselfsError as error:
             self._failed.value += 1
             if not self._version and not is_resumed and not isinstance(error, Unavailable):
@@ -156,9 +157,12 @@ class Membership:
 
     def _take(self, sealed: tuple[bytes, ...]) -> None:
         opened: dict[bytes, Member] = {}
+        now_s = time.time()
         for each in sealed:
             try:
-                opened[each] = self._opened.get(each) or self._secret.open(each, self._job_id)
+                if each in self._opened:
+                    check_age(each, now_s)
+                opened[each] = self._opened.get(each) or self._secret.open(each, self._job_id, now_s)
             except (AccessDenied, InvalidInput) as error:
                 self._strangers.value += 1
                 _log.warning("job %s: ignored an entry of the membership list: %s", self._job_id.job, error)
@@ -179,6 +183,6 @@ class Membership:
 
     async def _leave(self) -> None:
         try:
-            await self._registry.leave(self._secret.seal(self._me, self._job_id))
+            await self._registry.leave(self._sealed)
         except DieselfsError as error:
             _log.info("job %s: could not deregister (%s); the lease will expire", self._job_id.job, error)

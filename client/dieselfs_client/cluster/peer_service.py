@@ -12,6 +12,7 @@ from dataclasses import asdict
 import trio
 
 from dieselfs.cluster.chunk_requests import ChunkAvailability, ReceivedRequest, decode_requests
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
 from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX
@@ -44,7 +45,7 @@ class JobKeys:
 
 
 class PeerService:
-    """Used from one trio thread. `key`: `JobSecret.peer_key()`; `warmth`: returns that of this node, and starts warming
+    """Used from one trio thread. `credential`: of this process; `warmth`: returns that of this node, and starts warming
     if its argument is True.
     """
 
@@ -52,12 +53,13 @@ class PeerService:
         self,
         snapshot: Snapshot,
         node_cache: NodeCache,
-        key: auth.Key,
+        credential: JobCredential,
         answer_s: float = PEER_ANSWER_S,
         warmth: Callable[[bool], Warmth] = lambda is_to_warm: Warmth(0, 0),
         metrics: Registry | None = None,
     ) -> None:
-        self.keys = JobKeys(key)
+        self.keys = JobKeys(credential.key)
+        self._has_tls = credential.has_tls
         self.metrics = metrics = metrics or Registry()
         self._requests = metrics.counter("served.requests", "Requests of other nodes.")
         self._refused = metrics.counter("served.refused", "Requests of other nodes that were refused.")
@@ -74,13 +76,15 @@ class PeerService:
         self._node_cache = node_cache
         self._warmth = warmth
         self._answer_s = answer_s
-        self._server = RpcServer(self, clients_max=PEER_CLIENTS_MAX, role=auth.PEER_ROLE, metrics=metrics)
+        self._server = RpcServer(
+            self, credential.server_tls, PEER_CLIENTS_MAX, role=auth.PEER_ROLE, metrics=metrics
+        )
 
     async def serve(self, listener: trio.SocketListener) -> None:
         """Accept peers until cancelled; then close their connections. Fetches in flight complete. Listeners come from
         `dieselfs.rpc.serving.server.open_listeners`.
         """
-        await self._server.serve(listener, is_encrypted=False)
+        await self._server.serve(listener, is_encrypted=self._has_tls)
 
     async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
         """Answer one call. An error or a cancellation ends the connection."""

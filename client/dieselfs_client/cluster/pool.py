@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from dieselfs.address import EtcdAddress, ServerList, Servers, TcpAddress
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.job import Job, expected_nodes, find_job, required_job
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.peer_client import PeerClient
@@ -26,7 +27,7 @@ from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.serving.server import open_listeners
-from dieselfs.settings import JobSettings
+from dieselfs.settings import OFF, JobSettings
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
@@ -101,8 +102,8 @@ class Pool:
         self._config = config
         self._client = client
         self._snapshot = snapshot
-        key = config.secret.peer_key()
-        self.peers = PeerClient(key, snapshot.digest, metrics=metrics)
+        credential = JobCredential(config.secret, client.settings.tls != OFF)
+        self.peers = PeerClient(credential, snapshot.digest, metrics=metrics)
         """Sends requests to the other nodes."""
         self._me = Member(
             config.job.node,
@@ -110,6 +111,7 @@ class Pool:
             TcpAddress(config.host or own_address(client.address), 0),  # `run` sets the port
             memory_bytes,
             os.urandom(INCARNATION_BYTES),
+            credential.fingerprint,
         )
         self._ownership = Ownership(snapshot, self._me, self.peers.detector)
         evictable_bytes = node_cache_evictable_bytes(memory_bytes, max(config.nodes, 1))
@@ -129,7 +131,7 @@ class Pool:
             self.node_cache, self._order, snapshot.chunk_payload_length, host.foreground, host.pace
         )
         self._service = PeerService(
-            snapshot, self.node_cache, key, warmth=self._warmth_for_peer, metrics=metrics
+            snapshot, self.node_cache, credential, warmth=self._warmth_for_peer, metrics=metrics
         )
         self._membership: Membership | None = None
         self._on_change = on_change

@@ -15,6 +15,7 @@ import numpy as np
 import trio
 
 from dieselfs.cluster.attachment import Attachment
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.daemon import MasterWatch
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient, job_socket_path, socket_path
@@ -26,6 +27,7 @@ from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_PATIENCE_S, MASTER_POLL
 from dieselfs.metrics import Registry
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.rpc.client import ServerClient
+from dieselfs.settings import OFF
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
 from dieselfs.sources.server import ServerSource
@@ -201,8 +203,9 @@ class JobRole:
         if self._host.handover_chunks is not None:
             self._host.handover_chunks.renounce()
         node = NodeClient(self._socket, self._snapshot.digest)
-        key, name = self._config.secret.peer_key(), self._config.job.node
-        attachment = Attachment(self._snapshot, self._reader, node, name, key, metrics=self.metrics)
+        credential = JobCredential(self._config.secret, self._client.settings.tls != OFF)
+        name = self._config.job.node
+        attachment = Attachment(self._snapshot, self._reader, node, name, credential, metrics=self.metrics)
         _log.info("job %s: attached to the node master", self._config.job.name)
         try:
             async with trio.open_nursery() as nursery:

@@ -7,15 +7,15 @@ import trio
 
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, encode_requests
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
 from dieselfs.limits import KIB, MIB
 from dieselfs.rpc.auth import PEER_ROLE, Key
-from dieselfs.rpc.connection import Connection
-from dieselfs.sockets import open_socket
+from dieselfs.rpc.connection import Connection, connected
 from dieselfs_client.cluster import peer_service
 from dieselfs_client.memory.node_cache import NodeCache
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
-from tests.support.peer_nodes import SECRET, PeerNode, running_node
+from tests.support.peer_nodes import CREDENTIAL, SECRET, PeerNode, running_node
 
 CHUNKS = 4
 CHUNK_BYTES = 1 * MIB
@@ -31,9 +31,10 @@ def packed() -> PackedDataset:
     return pack_entries(entries, chunk_bytes=CHUNK_BYTES)
 
 
-def connect(node: PeerNode, key: Key | None = None) -> Connection:
+def connect(node: PeerNode, key: Key | None = None, credential: JobCredential = CREDENTIAL) -> Connection:
     address = node.member.address
-    return Connection(open_socket(address), address, key or SECRET.peer_key(), role=PEER_ROLE)
+    sock = connected(address, credential.client_tls(node.member))
+    return Connection(sock, address, key or credential.key, role=PEER_ROLE)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.prefetch.extent_table import PAGE_BYTES, Extents
 from dieselfs_client.prefetch.prefetcher import FINISHED_S, Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
-from tests.support.peer_nodes import SECRET, PeerNode, running_node
+from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node
 
 NODES = 3
 CHUNKS = 480
@@ -164,9 +164,7 @@ def reader_on(
     nursery: trio.Nursery,
 ) -> Reader:
     snapshot = node.packed.snapshot
-    peers = PeerClient(
-        SECRET.peer_key(), snapshot.digest, connect_timeout_s=20, silence_s=30, call_timeout_s=60
-    )
+    peers = PeerClient(CREDENTIAL, snapshot.digest, connect_timeout_s=20, silence_s=30, call_timeout_s=60)
     ownership = Ownership(snapshot, node.member, peers.detector)
     ownership.change([each.member for each in all_nodes])
     source = PooledSource(snapshot, ownership.owner, node.own, peers, server)

@@ -27,7 +27,7 @@ from dieselfs.sources.interface import Arrival
 from dieselfs.sources.server import ServerSource
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.node_master import NodeMaster, running_master
-from tests.support.peer_nodes import SECRET, PeerNode, running_node
+from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node
 
 CHUNKS = 8
 FILES_EACH = 32
@@ -81,7 +81,7 @@ class Process:
         self.packed, self.master, self.other = packed, master, other
         self.server = Server(packed, path.parent / "unused")
         node = NodeClient(path, packed.snapshot.digest)
-        self.job = Attachment(packed.snapshot, self.server, node, "me", SECRET.peer_key())
+        self.job = Attachment(packed.snapshot, self.server, node, "me", CREDENTIAL)
         self.held = ThreadCache(self.server, memory_bytes, self.job)
 
     def extents(self, files: Sequence[int]) -> dict[int, list[ExtentRef]]:

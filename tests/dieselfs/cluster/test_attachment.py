@@ -24,7 +24,7 @@ from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_AVOIDED_S, NODE_MEMBERS_INTE
 from dieselfs.sources.interface import fetch_extent
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.node_master import running_master
-from tests.support.peer_nodes import SECRET, running_node
+from tests.support.peer_nodes import CREDENTIAL, running_node
 
 CHUNKS = 32
 CHUNK_BYTES = 3000
@@ -80,7 +80,7 @@ class Attached:
             self.server,
             NodeClient(path, packed.snapshot.digest, self.clock),
             "me",
-            SECRET.peer_key(),
+            CREDENTIAL,
             keeper,
             self.clock,
         )

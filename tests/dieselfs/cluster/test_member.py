@@ -14,7 +14,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MEMBER_BYTES_MAX
 
 MEMBER = Member("node-1", 3, TcpAddress("10.0.0.1", 7071), 16 * GIB, b"i" * 16)
-FIELDS = ["node-1", 3, "tcp://10.0.0.1:7071", 16 * GIB, b"i" * 16]
+FIELDS = ["node-1", 3, "tcp://10.0.0.1:7071", 16 * GIB, b"i" * 16, bytes(32)]
 
 
 def test_a_member_is_a_card_and_back() -> None:
@@ -44,6 +44,8 @@ def test_a_member_is_a_card_and_back() -> None:
         (3, (1 << 50) + 1),
         (4, b"short"),
         (4, None),
+        (5, b"short"),
+        (5, "f" * 32),
     ],
 )
 def test_what_is_out_of_bounds_is_no_member(place: int, value: object) -> None:

@@ -19,12 +19,14 @@ import trio
 
 from dieselfs.address import TcpAddress
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, decode_requests
+from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.failure_detector import PEER_AVOIDED_MAX_S
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import ProtocolError, Unavailable
+from dieselfs.rpc.auth import PEER_ROLE
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, frame, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
@@ -33,7 +35,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices, fetch_extent
 from dieselfs_client.cluster.peer_service import JobKeys
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
-from tests.support.peer_nodes import SECRET, START_TIMEOUT_S, running_node
+from tests.support.peer_nodes import CREDENTIAL, SECRET, START_TIMEOUT_S, running_node
 
 CHUNKS = 4
 CHUNK_BYTES = 3000
@@ -61,7 +63,7 @@ def peer_client(
     packed: PackedDataset, silence_s: float = LONG_S, secret: JobSecret = SECRET, clock: Clock | None = None
 ) -> PeerClient:
     return PeerClient(
-        secret.peer_key(),
+        JobCredential(secret),
         packed.snapshot.digest,
         connect_timeout_s=silence_s,
         silence_s=silence_s,
@@ -70,8 +72,8 @@ def peer_client(
     )
 
 
-def at_port(port: int) -> Member:
-    return Member("liar", 0, TcpAddress("127.0.0.1", port), 1 << 30, bytes(16))
+def at_port(port: int, fingerprint: bytes = b"f" * 32) -> Member:
+    return Member("liar", 0, TcpAddress("127.0.0.1", port), 1 << 30, bytes(16), fingerprint)
 
 
 def ask(peers: PeerClient, peer: Member, snapshot: Snapshot, chunk: int = 0) -> bytes:
@@ -148,7 +150,7 @@ def test_a_stranger_that_answers_byte_by_byte_is_not_waited_for(packed: PackedDa
 def test_a_peer_with_another_secret_gives_and_gets_nothing(packed: PackedDataset) -> None:
     with running_node(packed, "b") as b:
         peers = peer_client(packed, secret=JobSecret(bytes(32)))
-        with pytest.raises(Unavailable, match="key"):
+        with pytest.raises(Unavailable, match="certificate"):
             ask(peers, b.member, packed.snapshot)
         assert b.service.metrics.numbers()["served.requests"] == 0 and peers.detector.is_avoided("b")
         peers.close()
@@ -294,8 +296,7 @@ def test_p_nodes_have_p_times_n_minus_1_connections_at_most(packed: PackedDatase
     ):
         nodes = [a.member, b.member, c.member]
         clients = {
-            node.node: [PeerClient(SECRET.peer_key(), packed.snapshot.digest) for _ in range(each)]
-            for node in nodes
+            node.node: [PeerClient(CREDENTIAL, packed.snapshot.digest) for _ in range(each)] for node in nodes
         }
         jobs = [
             threads.submit(ask, peers, other, packed.snapshot, chunk)
@@ -339,6 +340,7 @@ class Liar:
 
 @contextmanager
 def lying_peer(packed: PackedDataset, reply: Callable[[list[bytes]], tuple[Any, bytes]]) -> Iterator[Member]:
+    credential = JobCredential(SECRET)
     ports: list[int] = []
     stop: list[Callable[[], None]] = []
     listens = threading.Event()
@@ -350,13 +352,14 @@ def lying_peer(packed: PackedDataset, reply: Callable[[list[bytes]], tuple[Any, 
             with trio.CancelScope() as scope:
                 stop.append(lambda: token.run_sync_soon(scope.cancel))
                 listens.set()
-                await RpcServer(Liar(packed, reply)).serve(listener, is_encrypted=False)
+                server = RpcServer(Liar(packed, reply), credential.server_tls, role=PEER_ROLE)
+                await server.serve(listener, is_encrypted=True)
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
     assert listens.wait(START_TIMEOUT_S)
     try:
-        yield at_port(ports[0])
+        yield at_port(ports[0], credential.fingerprint)
     finally:
         stop[0]()
         thread.join(START_TIMEOUT_S)

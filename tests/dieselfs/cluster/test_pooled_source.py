@@ -17,7 +17,7 @@ from dieselfs.limits import PEER_ANSWER_S
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import ChunkResult, Slices, Source, fetch_extent
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
-from tests.support.peer_nodes import SECRET, PeerNode, running_node
+from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node
 
 CHUNKS = 8
 FILES_EACH = 5
@@ -49,7 +49,7 @@ def payload(packed: PackedDataset, chunk: int) -> bytes:
 
 def client(packed: PackedDataset) -> PeerClient:
     return PeerClient(
-        SECRET.peer_key(), packed.snapshot.digest, connect_timeout_s=20, silence_s=20, call_timeout_s=40
+        CREDENTIAL, packed.snapshot.digest, connect_timeout_s=20, silence_s=20, call_timeout_s=40
     )
 
 

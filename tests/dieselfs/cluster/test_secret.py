@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.cluster.secret import FINGERPRINT_BYTES, JobSecret, find_secret, read_secret_file, secret_of_key
+from dieselfs.cluster.secret import (
+    CLOCKS_S,
+    FINGERPRINT_BYTES,
+    SEAL_STEP_S,
+    JobSecret,
+    find_secret,
+    read_secret_file,
+    secret_of_key,
+)
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.rpc import auth
 from dieselfs.rpc.auth import Key
@@ -46,6 +54,18 @@ def test_not_if_anything_was_altered() -> None:
     for end in (0, 10, 32, len(sealed) - 1):
         with pytest.raises(AccessDenied):
             SECRET.open(sealed[:end], TERMS)
+
+
+def test_a_record_expires_and_is_the_same_for_a_while() -> None:
+    start_s = 1_000_000 * SEAL_STEP_S
+    sealed = SECRET.seal(MEMBER, TERMS, start_s)
+    assert sealed == SECRET.seal(MEMBER, TERMS, start_s + SEAL_STEP_S - 1)
+    assert sealed != SECRET.seal(MEMBER, TERMS, start_s + SEAL_STEP_S)
+    for now_s in (start_s - CLOCKS_S, start_s, start_s + 2 * SEAL_STEP_S + CLOCKS_S):
+        assert SECRET.open(sealed, TERMS, now_s) == MEMBER
+    for now_s in (start_s - CLOCKS_S - 1, start_s + 2 * SEAL_STEP_S + CLOCKS_S + 1):
+        with pytest.raises(AccessDenied, match="expired or is of the future"):
+            SECRET.open(sealed, TERMS, now_s)
 
 
 def test_what_is_no_member_is_not_sealed() -> None:

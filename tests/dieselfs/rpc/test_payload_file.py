@@ -16,12 +16,12 @@ from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, Damaged, NotFound
 from dieselfs.rpc.auth import read_key_file
-from dieselfs.rpc.connection import Connection, read_payload_file
+from dieselfs.rpc.connection import Connection, connected, read_payload_file
 from dieselfs.rpc.messages import encode_reply, frame, thrift
-from dieselfs.sockets import open_socket
 from dieselfs.sources.server import ServerSource
 from tests.support.descriptors import descriptor_count
 from tests.support.server import RunningServer, receive_payload, running_server
+from tests.support.strangers import pinned
 
 PAYLOAD = os.urandom(300_000)
 TIMEOUT_S = 20.0
@@ -67,7 +67,8 @@ def connection(server: RunningServer) -> Iterator[Connection]:
 
 def connect(address: str, key_file: Path | None = None) -> Connection:
     server = parse_address(address)
-    return Connection(open_socket(server), server, read_key_file(str(key_file)) if key_file else None)
+    key = read_key_file(key_file) if key_file else None
+    return Connection(connected(server, pinned(key) if key else None), server, key)
 
 
 def open_chunks(server: RunningServer) -> list[str]:

@@ -98,9 +98,11 @@ class Ends:
             self.ours: TlsSocket = secured(ours, ADDRESS, tls, PATIENCE_S)
         except BaseException:
             ours.close()
-            raise
-        finally:
             thread.join(PATIENCE_S)
+            for end in accepted:
+                end.close()
+            raise
+        thread.join(PATIENCE_S)
         (self.other,) = accepted
 
     def close(self) -> None:

@@ -11,7 +11,14 @@ from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
-from dieselfs.limits import GIB, JOB_INTERVAL_S_MIN, JOB_LEASE_S_MIN, JOB_MESSAGES_PER_S, JOB_NODES_MAX
+from dieselfs.limits import (
+    GIB,
+    JOB_INTERVAL_S_MIN,
+    JOB_LEASE_S_MIN,
+    JOB_MESSAGES_PER_S,
+    JOB_NODES_MAX,
+    SEAL_BYTES,
+)
 from dieselfs.rpc.members import JobId, MembershipList
 from dieselfs_server.leases import job_members as members_module
 from dieselfs_server.leases.job_members import (
@@ -46,7 +53,7 @@ class Caller:
 
     def application(self) -> JoinRequest:
         member = Member(self.node, 1, TcpAddress("10.0.0.1", 7071), GIB, self.incarnation)
-        sealed = SECRET.seal(member, replace(TERMS, digest=self.digest))
+        sealed = SECRET.seal(member, replace(TERMS, digest=self.digest), 0)
         return JoinRequest(sealed, self.node, 5 + self.digest[0], self.digest, self.version)
 
     def ask(self, now_ns: int) -> MembershipList:
@@ -55,7 +62,7 @@ class Caller:
         )
         self.version = told.version
         if told.members is not None:
-            self.members = tuple(Member.of(sealed[32:]).node for sealed in told.members)
+            self.members = tuple(Member.of(sealed[SEAL_BYTES:]).node for sealed in told.members)
         return told
 
     def leave(self) -> None:
@@ -217,11 +224,11 @@ def test_a_node_has_one_master_the_newest(job_members: JobMembers) -> None:
 def test_a_changed_member_record_reaches_the_others(job_members: JobMembers) -> None:
     one, two = job_of(job_members, 2)
     changed = Member("n1", 1, TcpAddress("10.0.0.2", 7071), 2 * GIB, two.incarnation)
-    application = replace(two.application(), sealed=SECRET.seal(changed, TERMS))
+    application = replace(two.application(), sealed=SECRET.seal(changed, TERMS, 0))
     assert job_members.renew(application, NOW_NS) is None
     assert job_members.admit(application, NOW_NS).version > one.version
     told = one.ask(NOW_NS)
-    assert told.members is not None and Member.of(told.members[1][32:]) == changed
+    assert told.members is not None and Member.of(told.members[1][SEAL_BYTES:]) == changed
 
 
 def test_jobs_with_another_secret_or_dataset_do_not_meet(metadata: SqliteMetadata) -> None:

@@ -3,14 +3,21 @@
 import os
 import stat
 import time
+from contextlib import closing
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_REFUSED, EXIT_USAGE
+from dieselfs.rpc.records import UserRecord
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 
 
 def administrator(dlcmd: Dlcmd, server: RunningServer) -> Dlcmd:
     return Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.unix})
+
+
+def users_of(server: RunningServer) -> list[UserRecord]:
+    with closing(server.client()) as client:
+        return client.users()
 
 
 def test_a_user_is_made_let_in_listed_and_removed(dlcmd: Dlcmd, server: RunningServer) -> None:
@@ -92,7 +99,7 @@ def test_a_key_is_rotated_by_its_user_and_the_old_one_expires(dlcmd: Dlcmd, serv
     assert (stat.S_IMODE(path.stat().st_mode), path.read_text().split()[2]) == (0o600, summary["key_id"])
     assert path.read_text().split()[3] != old.split()[3]
     rita("ls")
-    (listed,) = (one for one in server.client().users() if one.name == "rita")
+    (listed,) = (one for one in users_of(server) if one.name == "rita")
     expiry = {key.key_id: key.expires_s for key in listed.keys}
     assert expiry.keys() == {summary["key_id"], summary["old_key_id"]}
     assert expiry[summary["key_id"]] == 0 and abs(expiry[summary["old_key_id"]] - time.time() - 3600) < 600
@@ -106,6 +113,6 @@ def test_a_key_makes_no_key_that_outlives_it_or_is_of_another_user(
     otto = Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.tcp, "DIESELFS_KEY_FILE": str(path)})
     otto("user", "add", "otto2", exit_code=EXIT_REFUSED)
     otto("user", "rotate")
-    (listed,) = (one for one in server.client().users() if one.name == "otto")
+    (listed,) = (one for one in users_of(server) if one.name == "otto")
     assert len(listed.keys) == 2
     assert all(0 < key.expires_s < time.time() + 31 * 24 * 3600 for key in listed.keys)
