@@ -7,7 +7,6 @@ and no channel to a dead member is reused. A process must not use gRPC after its
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from dieselfs.address import EtcdAddress, TcpAddress
 from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
 from dieselfs.limits import ETCD_TIMEOUT_S
+from dieselfs.private_file import read_private_file
 
 PASSWORD_FILE_BYTES_MAX = 1024
 
@@ -185,11 +185,9 @@ def _import_client() -> tuple[Any, Any]:
 
 def _read_file(name: str, is_secret: bool = False) -> bytes:
     """Raises AccessDenied if the file cannot be read, or if it is a secret that other users can read."""
-    path = Path(name)
+    if is_secret:
+        return read_private_file(name, PASSWORD_FILE_BYTES_MAX, "password file")
     try:
-        with path.open("rb") as file:
-            if is_secret and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise AccessDenied(f"password file {path} is readable by others: chmod 600 {path}")
-            return file.read(PASSWORD_FILE_BYTES_MAX if is_secret else -1)
+        return Path(name).read_bytes()
     except OSError as error:
-        raise AccessDenied(f"cannot read {path} for etcd: {error.strerror}") from None
+        raise AccessDenied(f"cannot read {name} for etcd: {error.strerror}") from None

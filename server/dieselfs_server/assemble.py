@@ -59,7 +59,7 @@ def open_metadata(url: str) -> MetadataStore:
         return RedisMetadata.open(url)
     raise InvalidInput(
         f"metadata {url!r}: unknown kind of store; use sqlite:///FILE, redis://HOST:PORT/DATABASE, "
-        "redis+cluster://HOST:PORT,HOST:PORT, redis+unix:///SOCKET or memory:"
+        "redis+cluster://HOST:PORT,HOST:PORT, redis+unix:///SOCKET, rediss://... with TLS, or memory:"
     )
 
 
@@ -137,7 +137,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             log.info("listening on %s, %s TLS", address, "with" if has_tls else "without")
             if isinstance(address, TcpAddress) and tls is None:
                 log.warning(
-                    "%s: tls is off: whoever is on the network between can read and change everything, "
+                    "%s: tls is off: somebody on the network between can read and change everything, "
                     "and act as any user that connects",
                     address,
                 )
@@ -161,8 +161,8 @@ async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> N
                 nursery.start_soon(_stop_when_idle, settings.idle_exit_s, own, server, nursery.cancel_scope)
             if settings.registry is not None:
                 registry = settings.registry
-                if registry.is_open:
-                    log.warning("%s has no users: set them up (docs/guide/operations.md)", registry.etcd)
+                if danger := registry.danger():
+                    log.warning("%s %s (docs/guide/operations.md)", registry.etcd, danger)
                 etcd = Etcd(registry.etcd, registry.access)
                 nursery.start_soon(stay_registered, etcd, registry.addresses)
             ready()

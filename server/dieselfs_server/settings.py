@@ -24,10 +24,15 @@ class RegistrySettings:
     access: EtcdAccess
     addresses: Sequence[TcpAddress]
 
-    @property
-    def is_open(self) -> bool:
-        """Whether other hosts can use etcd as this server does: without credentials, and not on loopback only."""
-        return self.access == EtcdAccess() and not all(member.is_loopback for member in self.etcd.members)
+    def danger(self) -> str:
+        """What other hosts can do at etcd; empty if nothing, or if it is on loopback only."""
+        if all(member.is_loopback for member in self.etcd.members):
+            return ""
+        if not self.access.user and not self.access.tls_certificate:
+            return "has no users: each host that can connect can send clients to other servers, and stop new ones"
+        if not (self.access.tls_ca or self.access.tls_certificate):
+            return "is used without TLS: hosts on the way can read the password, and act as this server there"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

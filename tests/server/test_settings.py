@@ -87,16 +87,18 @@ def test_what_is_registered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("etcd", "access", "is_open"),
+    ("etcd", "access", "danger"),
     [
-        ("127.0.0.1,localhost", EtcdAccess(), False),
-        ("127.0.0.1,10.0.0.1", EtcdAccess(), True),
-        ("10.0.0.1", EtcdAccess("dieselfs", "/password"), False),
-        ("10.0.0.1", EtcdAccess(tls_certificate="/c", tls_key="/k"), False),
+        ("127.0.0.1,localhost", EtcdAccess(), ""),
+        ("127.0.0.1,10.0.0.1", EtcdAccess(), "no users"),
+        ("10.0.0.1", EtcdAccess("dieselfs", "/password"), "without TLS"),
+        ("10.0.0.1", EtcdAccess("dieselfs", "/password", tls_ca="/ca"), ""),
+        ("10.0.0.1", EtcdAccess(tls_certificate="/c", tls_key="/k"), ""),
     ],
 )
-def test_an_etcd_that_lets_everybody_in_is_known(etcd: str, access: EtcdAccess, is_open: bool) -> None:
-    assert RegistrySettings(parse_etcd(etcd), access, [A]).is_open == is_open
+def test_an_etcd_that_lets_everybody_in_is_known(etcd: str, access: EtcdAccess, danger: str) -> None:
+    found = RegistrySettings(parse_etcd(etcd), access, [A]).danger()
+    assert danger in found and bool(found) == bool(danger)
 
 
 def test_the_document_says_what_may_stand_in_etcd() -> None:

@@ -6,13 +6,20 @@ pools, which are thread-safe.
 """
 
 import logging
+import ssl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any, Protocol
 
-from redis import BlockingConnectionPool, ConnectionPool, UnixDomainSocketConnection, exceptions
+from redis import (
+    BlockingConnectionPool,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    exceptions,
+)
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
@@ -81,11 +88,9 @@ class RedisClient:
         self._pools: dict[_Node, ConnectionPool] = {}
         self._node_of_slot: list[_Node] = []
         self._is_closed = False
-        if location.is_open:
+        if danger := location.danger():
             log.warning(
-                "metadata: Redis at %s has no password and is reachable over the network: every host that can connect "
-                "can read, change and delete all metadata; docs/reference/metadata-keys.md has the settings",
-                location,
+                "metadata: Redis at %s %s; docs/reference/metadata-keys.md has the settings", location, danger
             )
         self.execute([Call(b"", (b"PING",))])
         self._patience_s = patience_s
@@ -191,6 +196,16 @@ class RedisClient:
         where: dict[str, Any] = {"host": node[0], "port": node[1]}
         if self._location.socket_path is not None:
             where = {"connection_class": UnixDomainSocketConnection, "path": self._location.socket_path}
+        elif (tls := self._location.tls) is not None:
+            where |= {
+                "connection_class": SSLConnection,
+                "ssl_cert_reqs": "required",
+                "ssl_check_hostname": True,
+                "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+                "ssl_ca_certs": tls.ca_file,
+                "ssl_certfile": tls.certificate_file,
+                "ssl_keyfile": tls.key_file,
+            }
         return BlockingConnectionPool(
             max_connections=REDIS_CONNECTIONS_MAX,
             timeout=REDIS_REQUEST_TIMEOUT_S,

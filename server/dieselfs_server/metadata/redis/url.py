@@ -3,27 +3,39 @@
     redis://[USER@]HOST[:PORT][/DATABASE][?password_file=FILE&prefix=TEXT]
     redis+unix:///PATH/OF/SOCKET[?...]
     redis+cluster://[USER@]HOST:PORT,HOST:PORT,...[?...]
+    rediss://...[?ca_file=FILE&certificate_file=FILE&key_file=FILE&...], rediss+cluster://...     TLS
 
-A password is never in the URL, because every user of a machine can see command lines.
+The certificate of Redis must name the host. Its authority is in `ca_file`, or one that the system trusts. Redis gets
+`certificate_file`, with `key_file`, if it wants a certificate. A password is never in the URL, because every user of a
+machine can see command lines.
 """
 
 import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.private_file import read_private_file
 from dieselfs_server.metadata.redis.keys import DEFAULT_PREFIX
 
-SCHEMES = ("redis", "redis+cluster", "redis+unix")
+SCHEMES = ("redis", "redis+cluster", "redis+unix", "rediss", "rediss+cluster")
 DEFAULT_PORT = 6379
 PASSWORD_BYTES_MAX = 4096
 
 _PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTls:
+    """Files of PEM certificates and their key; None: the authorities of the system, and no own certificate."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class RedisLocation:
     password: str | None = None
     prefix: bytes = DEFAULT_PREFIX
     socket_path: str | None = None
+    tls: RedisTls | None = None
 
     def __repr__(self) -> str:
         return f"RedisLocation({self})"
@@ -45,10 +58,15 @@ class RedisLocation:
         """Without the password."""
         return self.socket_path or ",".join(f"{host}:{port}" for host, port in self.nodes)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it has no password and an address that is not on this machine."""
-        return self.password is None and not all(_is_loopback(host) for host, _ in self.nodes)
+    def danger(self) -> str:
+        """What hosts on the network between can do; empty if nothing, or if Redis is on this machine."""
+        if all(_is_loopback(host) for host, _ in self.nodes):
+            return ""
+        if self.password is None:
+            return "has no password: every host that can connect can read, change and delete all metadata"
+        if self.tls is None:
+            return "is used without TLS: hosts on the way can read the password, and read and change all metadata"
+        return ""
 
 
 def parse_redis_url(url: str) -> RedisLocation:
@@ -60,8 +78,16 @@ def parse_redis_url(url: str) -> RedisLocation:
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     password_file = query.pop("password_file", None)
     prefix = query.pop("prefix", DEFAULT_PREFIX.decode())
+    has_tls = parts.scheme.startswith("rediss")
+    files = {name: query.pop(name, None) for name in RedisTls.__slots__} if has_tls else {}
     if query:
-        raise InvalidInput(f"metadata {url!r}: unknown option {min(query)!r}; use password_file or prefix")
+        known = ", ".join(["password_file", "prefix", *files])
+        raise InvalidInput(f"metadata {url!r}: unknown option {min(query)!r}; use one of {known}")
+    if bool(files.get("certificate_file")) != bool(files.get("key_file")):
+        raise InvalidInput(f"metadata {url!r}: a certificate needs both certificate_file and key_file")
+    for file in filter(None, files.values()):
+        if not os.access(file, os.R_OK):
+            raise InvalidInput(f"metadata {url!r}: cannot read {file}")
     if not _PREFIX.fullmatch(prefix):
         raise InvalidInput(
             f"metadata {url!r}: invalid prefix; use up to 64 of the characters A-Z a-z 0-9 . _ : -"
@@ -69,12 +95,13 @@ def parse_redis_url(url: str) -> RedisLocation:
     is_socket = parts.scheme == "redis+unix"
     return RedisLocation(
         nodes=[] if is_socket else [_node(host, url) for host in hosts.split(",")],
-        is_cluster=parts.scheme == "redis+cluster",
+        is_cluster=parts.scheme.endswith("+cluster"),
         database=0 if is_socket else _database(parts.path, parts.scheme, url),
         user=unquote(user) if at and user else None,
         password=_read_password(Path(password_file)) if password_file else None,
         prefix=prefix.encode(),
         socket_path=unquote(parts.path) if is_socket else None,
+        tls=RedisTls(**files) if has_tls else None,
     )
 
 
@@ -88,7 +115,7 @@ def _node(text: str, url: str) -> tuple[str, int]:
 
 def _database(path: str, scheme: str, url: str) -> int:
     number = path.strip("/")
-    if number and scheme == "redis+cluster":
+    if number and scheme.endswith("+cluster"):
         raise InvalidInput(f"metadata {url!r}: a cluster has no databases; use ?prefix=TEXT")
     if number and not re.fullmatch(r"\d{1,5}", number):
         raise InvalidInput(f"metadata {url!r}: {number!r} is not a database number")
@@ -97,13 +124,9 @@ def _database(path: str, scheme: str, url: str) -> int:
 
 def _read_password(path: Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise InvalidInput(f"password file {path}: readable by other users; run chmod 600")
-            password = file.read(PASSWORD_BYTES_MAX + 1).decode("utf-8").strip()
-    except OSError as error:
-        raise InvalidInput(f"password file {path}: {error.strerror}") from None
+        password = read_private_file(path, PASSWORD_BYTES_MAX + 1, "password file").decode("utf-8").strip()
+    except AccessDenied as error:
+        raise InvalidInput(str(error)) from None
     except UnicodeDecodeError:
         raise InvalidInput(f"password file {path}: not text") from None
     if not password or len(password) > PASSWORD_BYTES_MAX:

@@ -17,6 +17,7 @@ from dieselfs_server.metadata.redis.client import RedisClient
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.redis.url import RedisLocation
 from tests.conformance.metadata_suite import check_against_model
+from tests.support.certificates import make_certificate
 from tests.support.documents import REPOSITORY
 from tests.support.metadata_chunks import (
     DATASET,
@@ -180,6 +181,22 @@ def test_an_open_server_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert not caplog.records
         RedisClient(RedisLocation([("0.0.0.0", server.port)])).close()  # this machine, by no loopback address
         assert "has no password" in caplog.text
+
+
+def test_tls_with_an_authority(tmp_path: Path) -> None:
+    folder, other = tmp_path / "r", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    certificate, key = make_certificate(folder)
+    stranger, _ = make_certificate(other)
+    (port,) = free_ports(1)
+    options = ["--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    with running_redis(folder, *options, "--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no"):
+        RedisMetadata.open(f"rediss://{HOST}:{port}?ca_file={certificate}").close()
+        with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            RedisMetadata.open(f"rediss://{HOST}:{port}?ca_file={stranger}")
+        with pytest.raises(Unavailable):  # no silent change to plain TCP
+            RedisMetadata.open(f"redis://{HOST}:{port}")
 
 
 def test_a_node_of_a_cluster_dies_and_another_takes_its_place(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs_server.metadata.redis.url import RedisLocation, parse_redis_url
+from dieselfs_server.metadata.redis.url import RedisLocation, RedisTls, parse_redis_url
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,8 @@ from dieselfs_server.metadata.redis.url import RedisLocation, parse_redis_url
         ("redis://h?prefix=lab1:", RedisLocation([("h", 6379)], prefix=b"lab1:")),
         ("redis+cluster://a:1,b,c:3", RedisLocation([("a", 1), ("b", 6379), ("c", 3)], is_cluster=True)),
         ("redis+unix:///run/r%20s.sock", RedisLocation([], socket_path="/run/r s.sock")),
+        ("rediss://h", RedisLocation([("h", 6379)], tls=RedisTls())),
+        ("rediss+cluster://a,b", RedisLocation([("a", 6379), ("b", 6379)], is_cluster=True, tls=RedisTls())),
     ],
 )
 def test_addresses(url: str, location: RedisLocation) -> None:
@@ -38,6 +40,9 @@ def test_addresses(url: str, location: RedisLocation) -> None:
         ("redis://h?timeout=3", "timeout"),
         ("redis://h?prefix={x}", "prefix"),
         ("redis://h?prefix=", "prefix"),
+        ("redis://h?ca_file=/etc/ca.pem", "ca_file"),
+        ("rediss://h?ca_file=/nonexistent", "/nonexistent"),
+        ("rediss://h?certificate_file=/dev/null", "both certificate_file and key_file"),
         ("redis://h?password_file=/nonexistent", "/nonexistent"),
     ],
 )
@@ -70,3 +75,22 @@ def test_only_an_unguarded_server_on_the_network_is_open() -> None:
     assert not RedisLocation([("10.0.0.5", 1)], password="x").is_open
     assert not RedisLocation([("127.0.0.1", 1), ("::1", 1), ("localhost", 1)]).is_open
     assert not RedisLocation([], socket_path="/run/s").is_open
+
+
+@pytest.mark.parametrize(
+    ("url", "danger"),
+    [
+        ("redis://10.0.0.5", "no password"),
+        ("rediss://10.0.0.5", "no password"),
+        ("redis://10.0.0.5?password_file={}", "without TLS"),
+        ("rediss://10.0.0.5?password_file={}", ""),
+        ("redis://localhost", ""),
+        ("redis+unix:///run/redis.sock", ""),
+    ],
+)
+def test_what_is_open_on_the_network(tmp_path: Path, url: str, danger: str) -> None:
+    file = tmp_path / "password"
+    file.touch(0o600)
+    file.write_text("secret")
+    found = parse_redis_url(url.format(file)).danger()
+    assert danger in found and bool(found) == bool(danger)
