@@ -61,6 +61,13 @@ SNAPSHOT_BUILD_TIMEOUT_S = 600.0
 
 CONNECTIONS_MAX = 1024
 CONNECTIONS_PER_PEER_MAX = 256
+"""Of clients that have proved a key, from one address (of IPv6: from one /64)."""
+STRANGERS_MAX = 128
+"""Connections that have not proved a key yet, beside those that have."""
+STRANGER_S_MIN = 0.5
+"""While all places of strangers are taken, one that is older gives way to the next."""
+KNOWN_ADDRESS_S = 3600.0
+"""An address from which a client has proved a key takes precedence among strangers for this long."""
 
 # Metadata in Redis --------------------------------------------------------------------------------------
 REDIS_REQUEST_TIMEOUT_S = 10.0

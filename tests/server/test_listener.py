@@ -5,7 +5,7 @@ import random
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -15,8 +15,8 @@ import pytest
 from dieselfs.address import parse_address
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import AccessDenied, Damaged, NotFound, ProtocolError
-from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, CONNECTIONS_PER_PEER_MAX, FRAME_BYTES_MAX
+from dieselfs.errors import AccessDenied, Damaged, NotFound, ProtocolError, Unavailable
+from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, FRAME_BYTES_MAX, STRANGERS_MAX
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection, connected
@@ -198,18 +198,27 @@ def test_a_false_bulk_length_ends_the_connection(server: RunningServer, length: 
     assert_healthy(server)
 
 
-def test_connections_from_one_address_are_limited(server: RunningServer) -> None:
+def test_strangers_cannot_keep_users_out(server: RunningServer) -> None:
+    path = server.user("trudy", all_datasets="read")
     held = []
-    try:
-        for _ in range(CONNECTIONS_PER_PEER_MAX):
-            held.append(raw_socket(server.tcp))
-        # All of them are being waited for; the next is turned away, and other addresses are not.
-        with raw_socket(server.tcp) as one_more:
-            assert is_hung_up(one_more)
-        assert_healthy(server)
-    finally:
-        for sock in held:
-            sock.close()
+
+    def is_let_in() -> bool:
+        with closing(server.client(path)) as client, suppress(Unavailable):  # all strangers came a moment ago
+            client.datasets()
+            return True
+        return False
+
+    with closing(server.client(path)) as client:
+        client.datasets()
+        try:
+            for _ in range(STRANGERS_MAX + 10):
+                held.append(raw_socket(server.tcp))
+            assert_healthy(server)  # on the Unix socket
+            wait_until(is_let_in)
+            client.datasets()  # on its connection
+        finally:
+            for sock in held:
+                sock.close()
 
 
 def test_unix_sockets_are_private(server: RunningServer) -> None:

@@ -1,7 +1,7 @@
 """Listens on sockets, and runs one task per client. This module opens sockets.
 
-An unauthenticated client costs little: connections are limited in total and per address, the handshake in bytes and
-time. An error of a client is logged and ends only its own connection.
+An unauthenticated client costs little: such connections have places of their own (`places.py`), the handshake is
+limited in bytes and time. An error of a client is logged and ends only its own connection.
 """
 
 import errno
@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import stat
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,6 @@ from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, ProtocolError, Unavailable
 from dieselfs.limits import (
     CONNECTIONS_MAX,
-    CONNECTIONS_PER_PEER_MAX,
     FRAME_BYTES_MAX,
     HANDSHAKE_TIMEOUT_S,
     IDLE_TIMEOUT_S,
@@ -30,6 +28,7 @@ from dieselfs.metrics import Registry
 from dieselfs.rpc import auth
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity, KeyRing, shake_hands
+from dieselfs.rpc.serving.places import Place, Places
 from dieselfs.rpc.tls import ServerTls
 from dieselfs.sockets import peer_user, reachable_path
 
@@ -92,7 +91,7 @@ class RpcHandler(Protocol):
 
 
 class RpcServer:
-    """Serves clients from any number of listeners, up to `clients_max` at a time."""
+    """Serves clients from any number of listeners, up to `clients_max` with a key at a time."""
 
     def __init__(
         self,
@@ -107,15 +106,14 @@ class RpcServer:
         self._handler = handler
         self._tls = tls
         self._role = role
-        self._clients_max = clients_max
-        self._clients: Counter[str] = Counter()  # by address; changed only between checkpoints
+        self._places = Places(clients_max, trio.current_time)  # changed only between checkpoints
         metrics.gauge("rpc.connections", "Connections of clients.", lambda: self.client_count)
         self._received = metrics.counter("rpc.received_bytes", "Bulk bytes received over closed connections.")
         self._sent = metrics.counter("rpc.sent_bytes", "Bulk bytes sent over closed connections.")
 
     @property
     def client_count(self) -> int:
-        return self._clients.total()
+        return self._places.count
 
     async def serve(self, listener: trio.SocketListener, is_encrypted: bool) -> None:
         """Accept clients until cancelled; then all their connections are closed."""
@@ -133,23 +131,25 @@ class RpcServer:
 
     async def _serve_client(self, stream: trio.SocketStream, is_encrypted: bool) -> None:
         peer = _peer_name(stream)
-        if self._clients.total() >= self._clients_max or self._clients[peer] >= CONNECTIONS_PER_PEER_MAX:
-            log.warning(
-                "%s: connection refused: limit reached, %d open from this address", peer, self._clients[peer]
-            )
+        scope = trio.CancelScope()
+        is_local = stream.socket.family == socket.AF_UNIX
+        place = self._places.enter(peer, scope.cancel, is_local)
+        if isinstance(place, str):
+            log.warning("%s: connection refused: %s", peer, place)
             stream.socket.close()
             return
-        self._clients[peer] += 1
-        connection: ClientConnection | None = None
+        connection = ClientConnection(stream)
         is_secured = False
         try:
-            connection = ClientConnection(stream)
-            if is_encrypted:
-                assert self._tls is not None
-                with trio.fail_after(HANDSHAKE_TIMEOUT_S):
-                    await connection.secure(self._tls())
-            is_secured = True
-            await self._answer_calls(connection, peer, _is_own_user(stream))
+            with scope:
+                if is_encrypted:
+                    assert self._tls is not None
+                    with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+                        await connection.secure(self._tls())
+                is_secured = True
+                await self._answer_calls(connection, place, peer, _is_own_user(stream))
+            if scope.cancelled_caught:
+                log.info("%s: connection ended: it gave way to others before it had proved a key", peer)
         except (ProtocolError, trio.TooSlowError, trio.BrokenResourceError, OSError) as error:
             reason = str(error) or str(error.__cause__ or "") or type(error).__name__
             hint = (
@@ -161,17 +161,19 @@ class RpcServer:
         except Exception:
             log.exception("%s: connection ended by an internal error", peer)
         finally:
-            self._clients[peer] -= 1
-            self._clients += Counter()  # drops those at zero
-            if connection is not None:
-                self._received.value += connection.bulk_bytes_received
-                self._sent.value += connection.bulk_bytes_sent
+            self._places.leave(place)
+            self._received.value += connection.bulk_bytes_received
+            self._sent.value += connection.bulk_bytes_sent
             stream.socket.close()
 
-    async def _answer_calls(self, connection: ClientConnection, peer: str, is_trusted: bool) -> None:
+    async def _answer_calls(
+        self, connection: ClientConnection, place: Place, peer: str, is_trusted: bool
+    ) -> None:
         caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted)
         if isinstance(caller, str):
             log.warning("%s: handshake failed: %s", peer, caller)
+            return
+        if not place.is_known and not self._places.prove(place):
             return
         while (message := await connection.receive_message(FRAME_BYTES_MAX, IDLE_TIMEOUT_S)) is not None:
             await self._handler.answer(connection, caller, message)
