@@ -14,7 +14,8 @@ from thriftpy2.thrift import TApplicationException, TMessageType, TType
 from thriftpy2.transport import TMemoryBuffer, TTransportException
 
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
-from dieselfs.rpc.scan import check_message
+from dieselfs.limits import CALL_VALUES_MAX
+from dieselfs.rpc.scan import VALUES_MAX, check_message
 
 FRAME_HEADER_BYTES = 4
 """Each message has its length before it, big-endian."""
@@ -75,7 +76,7 @@ def decode_call(message: bytes, methods: frozenset[str] = METHODS) -> tuple[str,
     """`(method, sequence, arguments)`; arguments are attributes. Raises ProtocolError for anything malformed, and for
     a call of another method.
     """
-    method, kind, sequence, protocol = _begin(message)
+    method, kind, sequence, protocol = _begin(message, CALL_VALUES_MAX)
     if kind != TMessageType.CALL or method not in methods:
         raise ProtocolError(f"not a call of a known method ({method[:40]!r})")
     return method, sequence, _read(_struct(f"{method}_args")(), protocol)
@@ -132,8 +133,8 @@ def _encode(method: str, kind: int, sequence: int, payload: Any) -> bytes:
     return encoded
 
 
-def _begin(message: bytes) -> tuple[str, int, int, Any]:
-    check_message(message)
+def _begin(message: bytes, values_max: int = VALUES_MAX) -> tuple[str, int, int, Any]:
+    check_message(message, values_max)
     protocol = TBinaryProtocol(TMemoryBuffer(message))
     try:
         method, kind, sequence = protocol.read_message_begin()

@@ -8,8 +8,9 @@ from itertools import chain
 import trio
 
 from dieselfs.errors import ProtocolError
-from dieselfs.limits import BULK_IDLE_TIMEOUT_S, KIB, MIB
+from dieselfs.limits import BULK_IDLE_TIMEOUT_S, CALL_BYTES_MAX, KIB, MIB
 from dieselfs.rpc import auth
+from dieselfs.rpc.call_limits import PREFIX_BYTES, check_length
 from dieselfs.rpc.messages import FRAME_HEADER_BYTES, frame, frame_length
 from dieselfs.rpc.serving.tls import TlsStream
 from dieselfs.rpc.tls import ServerTls
@@ -57,7 +58,9 @@ class ClientConnection:
         return auth.LOCAL_CHANNEL if self.is_local else auth.PLAIN_CHANNEL
 
     async def receive_message(self, bytes_max: int, idle_timeout_s: float) -> bytes | None:
-        """The next message, or None if the client closed or was silent for `idle_timeout_s`. Raises ProtocolError."""
+        """The next message, or None if the client closed or was silent for `idle_timeout_s`. Raises ProtocolError,
+        also for a call that is longer than its method allows.
+        """
         if self._received:  # a client that pipelines calls must not starve the others
             await trio.lowlevel.checkpoint()
         else:
@@ -67,7 +70,11 @@ class ClientConnection:
             if not is_more:
                 return None
         header = await self._receive_exactly(FRAME_HEADER_BYTES)
-        return await self._receive_exactly(frame_length(header, bytes_max))
+        length = frame_length(header, bytes_max)
+        if length > CALL_BYTES_MAX:
+            await self._buffer(PREFIX_BYTES)
+            check_length(self._received, length)
+        return await self._receive_exactly(length)
 
     async def _receive_more(self) -> bool:
         if self._tls is None:
@@ -78,11 +85,15 @@ class ClientConnection:
         self._received += more
         return bool(more)
 
-    async def _receive_exactly(self, length: int) -> bytes:
+    async def _buffer(self, length: int) -> None:
+        """Wait until this many bytes have arrived."""
         while len(self._received) < length:
             with trio.fail_after(BULK_IDLE_TIMEOUT_S):
                 if not await self._receive_more():
                     raise ProtocolError("the client closed the connection within a message")
+
+    async def _receive_exactly(self, length: int) -> bytes:
+        await self._buffer(length)
         taken = bytes(self._received[:length])
         del self._received[:length]
         return taken

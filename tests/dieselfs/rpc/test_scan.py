@@ -56,6 +56,15 @@ def test_counts_types_and_depth_are_not_believed(body: bytes, said: str) -> None
         check_message(_reply_with(body))
 
 
+def test_a_call_has_few_values() -> None:
+    """Each empty struct costs the sender 4 bytes."""
+    name = b"\x80\x01\x00\x01" + (6).to_bytes(4, "big") + b"status" + (1).to_bytes(4, "big")
+    call = name + b"\x0c\x00\x63\x00" * 100 + b"\x00"
+    check_message(call)
+    with pytest.raises(ProtocolError, match="too many values"):
+        decode_call(call)
+
+
 def test_deep_nesting_of_lists_is_refused_however_long_the_message() -> None:
     nested = b"".join(b"\x0f" + (1).to_bytes(4, "big") for _ in range(100_000))
     with pytest.raises(ProtocolError, match="deeply"):

@@ -134,6 +134,20 @@ def test_a_wire_over_tls_moves_any_length(length: int) -> None:
         assert wire.is_idle
 
 
+def test_no_wait_asks_for_more_than_will_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait for more bytes than are left would end with the first look at the clock only, which never comes here."""
+    monkeypatch.setattr("dieselfs.rpc.wire.WAIT_LOOK_S", 3600.0)
+    with closing(Ends()) as ends:
+        wire = Wire(ends.ours)
+        wire.limit(PATIENCE_S)
+        for length in range(200_000, 600_000, 9_973):
+            content = os.urandom(length)
+            thread = Thread(target=ends.other.sendall, args=(content,))
+            thread.start()
+            assert wire.receive(length) == content
+            thread.join(PATIENCE_S)
+
+
 def test_an_end_that_closes_and_unexpected_bytes_are_noticed() -> None:
     with closing(Ends()) as ends:
         wire = Wire(ends.ours)

@@ -1,0 +1,60 @@
+"""Long calls: only of methods that carry much."""
+
+import pytest
+
+from dieselfs.errors import ProtocolError
+from dieselfs.limits import (
+    CALL_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    INLINE_FILE_BYTES_MAX,
+    NAME_BYTES_MAX,
+    PATH_BYTES_MAX,
+    RANGES_PER_REQUEST_MAX,
+)
+from dieselfs.rpc.call_limits import PREFIX_BYTES, check_length
+from dieselfs.rpc.messages import METHODS, PEER_METHODS, encode_call
+
+LONGEST: dict[str, dict[str, object]] = {
+    "write_file": {
+        "dataset": "d" * NAME_BYTES_MAX,
+        "path": b"p" * PATH_BYTES_MAX,
+        "content": bytes(INLINE_FILE_BYTES_MAX),
+        "mode": 0o644,
+        "mtime_ns": 0,
+    },
+    "get_ranges": {
+        "dataset": "d" * NAME_BYTES_MAX,
+        "chunk_id": bytes(16),
+        "ranges": bytes(8 * RANGES_PER_REQUEST_MAX),
+    },
+    "get_extents": {
+        "digest": bytes(32),
+        "chunks": bytes(4 * 1024),
+        "counts": bytes(4 * 1024),
+        "ranges": bytes(8 * RANGES_PER_REQUEST_MAX),
+        "is_shared_plan": True,
+    },
+}
+
+
+@pytest.mark.parametrize("method", LONGEST)
+def test_the_longest_call_of_each_method_passes(method: str) -> None:
+    call = encode_call(method, 1, LONGEST[method])
+    assert CALL_BYTES_MAX < len(call) < FRAME_BYTES_MAX
+    check_length(call[:PREFIX_BYTES], len(call))
+    with pytest.raises(ProtocolError, match=f"call of '{method}'"):
+        check_length(call[:PREFIX_BYTES], FRAME_BYTES_MAX)
+
+
+@pytest.mark.parametrize("method", sorted((METHODS | PEER_METHODS) - LONGEST.keys()))
+def test_other_calls_are_short(method: str) -> None:
+    prefix = b"\x80\x01\x00\x01" + len(method).to_bytes(4, "big") + method.encode()
+    check_length(prefix.ljust(PREFIX_BYTES, b"\0"), CALL_BYTES_MAX)
+    with pytest.raises(ProtocolError, match="limit"):
+        check_length(prefix.ljust(PREFIX_BYTES, b"\0"), CALL_BYTES_MAX + 1)
+
+
+@pytest.mark.parametrize("prefix", [bytes(PREFIX_BYTES), b"\xff" * PREFIX_BYTES])
+def test_a_prefix_without_a_method_allows_no_long_call(prefix: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        check_length(prefix, CALL_BYTES_MAX + 1)
