@@ -23,8 +23,8 @@ from dieselfs.limits import KIB
 Buffer = bytes | bytearray | memoryview
 
 STEP_BYTES = 64 * KIB
-"""Bytes that are encrypted or received at once. They stay in the processor's cache, and each connection keeps buffers of
-this size: a node has some thousands. Larger steps are no faster.
+"""Bytes that are encrypted or received at once. They stay in the processor's cache, and each connection keeps buffers
+of this size: a node has some thousands. Larger steps are no faster.
 """
 
 _SHAKE_BYTES = 16 * KIB
