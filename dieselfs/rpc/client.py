@@ -94,6 +94,12 @@ class ServerClient:
         for connection in idle:
             connection.close()
 
+    @property
+    def servers_pin(self) -> bytes | None:
+        """The pin of the servers in the key file; None without one, as on a Unix socket."""
+        key = self._access.current().key
+        return key.pin if key else None
+
     def trouble(self) -> str:
         """Why the servers cannot be reached now; empty if the last call succeeded. Does not wait."""
         return self._endpoints.trouble

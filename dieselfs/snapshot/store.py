@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
+from dieselfs.identity import pin_of
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteSnapshot
@@ -22,7 +23,7 @@ class SnapshotStore:
     must be requested by its generation or tag, or allowed by `is_older_allowed` (DIESELFS_ALLOW_OLDER).
 
     Each snapshot is signed by the servers. The file `signer` beside the snapshots has the key that signed the first; a
-    snapshot with another signer is refused.
+    snapshot with another signer is refused. With a key file, the signer is also the one that the key file names.
     """
 
     def __init__(self, folder: Path, is_older_allowed: bool = False) -> None:
@@ -57,7 +58,7 @@ class SnapshotStore:
             )
         if remote.content is None and known is not None:
             return known
-        return self._keep(folder, dataset, remote)
+        return self._keep(folder, dataset, remote, client.servers_pin)
 
     def check_signer(self, header: SnapshotHeader) -> None:
         """Raise Damaged unless the signer of this snapshot is that of the first of its dataset; StorageFull."""
@@ -88,7 +89,10 @@ class SnapshotStore:
             path.unlink(missing_ok=True)
             return None
 
-    def _keep(self, folder: Path, dataset: DatasetRecord, remote: RemoteSnapshot) -> Snapshot:
+    def _keep(
+        self, folder: Path, dataset: DatasetRecord, remote: RemoteSnapshot, pin: bytes | None
+    ) -> Snapshot:
+        """`pin`: of the servers, from the key file; None without one."""
         content = remote.content or bytearray()
         arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
         arrived.verify()
@@ -98,6 +102,8 @@ class SnapshotStore:
         if sent != promised:
             raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
         check_snapshot_signature(header, arrived.source)
+        if pin is not None and pin_of(header.signer) != pin:
+            raise Damaged(f"{arrived.source}: signed by other servers than those that your key file names")
         self.check_signer(header)
         path = folder / _file_name(header.updated_ns, header.generation)
         aside = path.with_suffix(f".{os.getpid()}.tmp")

@@ -5,7 +5,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -14,13 +14,15 @@ import pytest
 
 from dieselfs.address import parse_address
 from dieselfs.dataset import Dataset
-from dieselfs.errors import AccessDenied, DieselfsError, Unavailable
+from dieselfs.errors import AccessDenied, Damaged, DieselfsError, Unavailable
 from dieselfs.identity import pin_of
+from dieselfs.private_file import write_private_file
 from dieselfs.rpc.auth import Key, read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.tls import ClientTls, ServerTls, new_context
 from dieselfs.settings import OFF, Settings
+from dieselfs.snapshot.store import SnapshotStore
 from dieselfs_server.certificates import identity_tls
 from dieselfs_server.identity import Identity
 from tests.support.certificates import make_certificate
@@ -216,3 +218,49 @@ def test_the_pin_of_a_key_file_is_that_of_the_store(server: RunningServer) -> No
     assert Key.parse(server.user("henry").read_text(), "key").pin == pin_of(
         Identity.decode(record).public_key
     )
+
+
+# -- keys that are replaced ------------------------------------------------------------------------------
+
+
+def test_a_running_client_changes_to_a_new_key(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dieselfs.rpc.access.CHANGES_LOOK_S", 0.0)
+    path = server.user("nora", noras="write")
+    old = read_key_file(path)
+    with Dataset(server.settings(path), "noras", is_created=False) as data, closing(server.client()) as admin:
+        data.put("file", b"content")
+        data.flush()
+        with closing(server.client(path)) as client:
+            write_private_file(path, client.add_key("nora").text().encode())
+        admin.remove_key("nora", old.key_id)
+        assert data.client.dataset("noras").files == 1
+        data.put("second", b"content")
+        data.flush()
+        assert data.client.dataset("noras").files == 2
+
+
+def test_a_refused_key_is_read_again_at_once(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dieselfs.rpc.access.CHANGES_LOOK_S", 3600.0)
+    path = server.user("olga", olgas="read")
+    old = read_key_file(path)
+    with closing(server.client(path)) as client, closing(server.client()) as admin:
+        write_private_file(path, admin.add_key("olga").text().encode())
+        admin.remove_key("olga", old.key_id)
+        assert client.datasets() == []
+
+
+def test_a_snapshot_of_other_servers_is_refused(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from a server that shows the right key."""
+    path = server.user("paul", pauls="write")
+    with Dataset(server.settings(path), "pauls", is_created=False) as data:
+        data.put("file", b"content")
+        data.flush()
+        dataset = data.client.dataset("pauls")
+        SnapshotStore(tmp_path / "one").get(data.client, dataset)
+        monkeypatch.setattr(ServerClient, "servers_pin", Identity.generate().pin)
+        with pytest.raises(Damaged, match="other servers than those"):
+            SnapshotStore(tmp_path / "other").get(data.client, dataset)

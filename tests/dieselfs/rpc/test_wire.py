@@ -26,7 +26,7 @@ CONTENT = os.urandom(3 * MIB + 12_345)
 Ends = tuple[socket.socket | TlsSocket, socket.socket]
 
 
-def tcp_ends() -> Ends:
+def tcp_ends() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()

@@ -44,6 +44,7 @@ class OfferingServer:
 
     offer: RemoteSnapshot
     known_digests: list[bytes] = field(default_factory=list)
+    servers_pin: bytes | None = None
 
     def snapshot(self, dataset: str, generation: int, known_digest: bytes, tag: str) -> RemoteSnapshot:
         self.known_digests.append(known_digest)
@@ -206,3 +207,12 @@ def test_a_saved_snapshot_is_compared_with_the_server(tmp_path: Path) -> None:
     path.write_bytes(content_of(7)[:-1] + b"\1")
     with pytest.raises(Damaged):
         load_snapshot(path, record_at(7), False)
+
+
+def test_the_signer_is_the_one_that_the_key_file_names(tmp_path: Path) -> None:
+    offer = offer_of(content_of(7))
+    ours = OfferingServer(offer, servers_pin=IDENTITY.pin)
+    assert SnapshotStore(tmp_path / "ours").get(ours.client(), record_at(7)).generation == 7
+    others = OfferingServer(offer, servers_pin=OTHER_IDENTITY.pin)
+    with pytest.raises(Damaged, match="other servers than those"):
+        SnapshotStore(tmp_path / "others").get(others.client(), record_at(7))
