@@ -204,8 +204,16 @@ class TlsSocket:
         return filled
 
     def recv(self, length: int, flags: int) -> bytes:
-        """For a look at an idle connection: `flags` has MSG_DONTWAIT; any bytes mean that it is not idle."""
-        return b"x" if self._engine.waiting_bytes else self._socket.recv(length, flags)
+        """As `socket.recv`, for a look at an idle connection: `flags` is MSG_DONTWAIT. Records without data are dealt
+        with.
+        """
+        plain, view = memoryview(bytearray(length)), scratch()
+        while not (filled := self._engine.decrypt_into(plain)):
+            received = self._socket.recv_into(view, STEP_BYTES, flags)
+            if not received:
+                break
+            self._engine.feed(view[:received])
+        return bytes(plain[:filled])
 
 
 def secured(sock: socket.socket, address: TcpAddress, tls: ClientTls, timeout_s: float) -> TlsSocket:

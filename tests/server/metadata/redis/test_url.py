@@ -69,14 +69,6 @@ def test_the_password_comes_from_a_file_of_ours_alone(tmp_path: Path) -> None:
             parse_redis_url(f"redis://h?password_file={file}")
 
 
-def test_only_an_unguarded_server_on_the_network_is_open() -> None:
-    assert RedisLocation([("10.0.0.5", 1)]).is_open
-    assert RedisLocation([("127.0.0.1", 1), ("redis.example", 1)]).is_open
-    assert not RedisLocation([("10.0.0.5", 1)], password="x").is_open
-    assert not RedisLocation([("127.0.0.1", 1), ("::1", 1), ("localhost", 1)]).is_open
-    assert not RedisLocation([], socket_path="/run/s").is_open
-
-
 @pytest.mark.parametrize(
     ("url", "danger"),
     [
