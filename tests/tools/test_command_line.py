@@ -214,10 +214,10 @@ def test_wrong_and_missing_keys_are_exit_code_4(dlcmd: Dlcmd, server: RunningSer
     key = server.user("reader-with-a-key")
     dlcmd(*over_tcp, "ls", "--key-file", key)
     wrong = dlcmd.folder / "wrong"
-    wrong.write_text(key.read_text()[:-10] + "AAAAAAAA=\n")
+    *name, secret, pin = key.read_text().split()
+    wrong.write_text(" ".join([*name, secret[:-10] + "AAAAAAAAA=", pin]))
     wrong.chmod(0o600)
     err = dlcmd(*over_tcp, "ls", "--key-file", wrong, exit_code=refused).stderr
-    secret = key.read_text().split()[-1]
     assert secret[:20] not in err
     wrong.write_text("not a key")
     assert "is not a key file" in dlcmd(*over_tcp, "ls", "--key-file", wrong, exit_code=refused).stderr
