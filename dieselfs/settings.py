@@ -29,7 +29,7 @@ from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
 EMBEDDED = "embedded"
 """As a server: the embedded server of the home, even if the configuration names another."""
 AUTO = "auto"
-"""As the name of a job: the name from the launcher. As the view of a mount: the best one that is possible."""
+"""As the name of a job: the name from the launcher. As the view of a mount: chosen by `mount.view`."""
 DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
 TLS_CHOICES = ON, OFF = "on", "off"
 POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
@@ -189,7 +189,7 @@ SETTINGS = (
     Setting("warm_rate", RATE, _P.NODE, "Limit background prefetch to this many bytes per second.", "no limit"),
     Setting("driver", DRIVER, _P.OPTION | _P.MOUNT, "FUSE driver.", KERNEL),
     Setting("view", VIEW, _P.OPTION | _P.MOUNT,
-            "The kernel's file system that shows the files; auto: the fastest one that is possible.", AUTO),
+            "How the kernel shows the files; auto: overlay in a user namespace, else fuse.", AUTO),
     Setting("allow_other", SWITCH, _P.OPTION | _P.MOUNT,
             "Allow other users to read the mount, as far as the modes of the files allow."),
     Setting("noexec", SWITCH, _P.OPTION | _P.MOUNT, "Programs on the mount cannot be run."),
