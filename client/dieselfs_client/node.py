@@ -112,7 +112,10 @@ class Node:
         counted = CountedSource(source, FetchMetrics(metrics))
         image = pages.image if isinstance(pages, ImagePages) else None
         self.core = MountCore(snapshot, root_mode) if image is None else ImageCore(snapshot, image, root_mode)
-        self.control = ControlTree(snapshot, self, ErrorLog(), on_new_file=self._write_state)
+        is_private = options.allow_other and not options.allow_plans
+        self.control = ControlTree(
+            snapshot, self, ErrorLog(), on_new_file=self._write_state, is_private=is_private
+        )
         self._snapshot = snapshot
         self._view = view
         self._options = options

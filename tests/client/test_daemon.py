@@ -116,6 +116,21 @@ def test_modes_hold_for_others_who_are_allowed(packed: PackedDataset, open_path:
         assert (running.path / "closed").read_bytes() == b"for the owner"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_others_declare_plans_only_if_that_is_allowed(
+    packed: PackedDataset, open_path: Path, is_allowed: bool
+) -> None:
+    """A plan decides what the daemon fetches and keeps."""
+    options = MountOptions(allow_other=True, allow_plans=is_allowed)
+    with mounted(packed, open_path, options=options) as running:
+        folder = running.path / ".dieselfs"
+        for name in ("shuffle/seed=1,epoch=0", "warm"):
+            assert as_nobody("cat", str(folder / name)).returncode == (0 if is_allowed else 1), name
+            assert (folder / name).read_bytes()
+        assert as_nobody("cat", str(folder / "stats")).returncode == 0
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
 def test_files_can_be_given_to_a_user(packed: PackedDataset, open_path: Path) -> None:
     options = MountOptions(allow_other=True, uid=NOBODY, gid=NOBODY)

@@ -128,8 +128,13 @@ class ControlTree:
         files_max: int = CONTROL_FILES_MAX,
         clock_ns: Callable[[], int] = time.time_ns,
         on_new_file: Callable[[], None] = lambda: None,
+        is_private: bool = False,
     ) -> None:
-        """`on_new_file` is called after each new file, before the reply to the kernel."""
+        """`on_new_file` is called after each new file, before the reply to the kernel. `is_private`: only the owner may
+        declare plans and start warming, by the modes of `shuffle` and `warm`.
+        """
+        self._shuffle_mode = stat.S_IFDIR | (0o500 if is_private else 0o555)
+        self._order_mode = _PRIVATE_MODE if is_private else _FILE_MODE
         self.errors = errors
         self._on_new_file = on_new_file
         self._snapshot = snapshot
@@ -177,7 +182,7 @@ class ControlTree:
         if folder == SHUFFLE_INODE:
             return await self.lookup_shuffle(name)
         text = _Text(_json(await self._contents.warmth()))
-        return self._admit(name, _FILE_MODE, text, on_first_read=self._contents.warm)
+        return self._admit(name, self._order_mode, text, on_first_read=self._contents.warm)
 
     async def lookup_shuffle(self, name: bytes) -> Attributes:
         """A new file for `name` in `SHUFFLE_INODE`. The first one of an order takes 0.3 s for a million files.
@@ -186,7 +191,7 @@ class ControlTree:
         makes no file.
         """
         share, lines = await self._found(name)
-        return self._admit(name, _FILE_MODE, lines, share, partial(self._contents.declare, share))
+        return self._admit(name, self._order_mode, lines, share, partial(self._contents.declare, share))
 
     async def _found(self, name: bytes) -> tuple[Share, PathLines]:
         try:
@@ -267,7 +272,8 @@ class ControlTree:
 
     def attributes(self, inode: int) -> Attributes:
         if inode in (CONTROL_INODE, SHUFFLE_INODE):
-            return Attributes(inode, _FOLDER_MODE, 0, self._started_ns)
+            mode = _FOLDER_MODE if inode == CONTROL_INODE else self._shuffle_mode
+            return Attributes(inode, mode, 0, self._started_ns)
         return self._file(inode).attributes
 
     def at_once(self, inode: int, offset: int, size_bytes: int) -> bytes | None:
@@ -322,7 +328,8 @@ class ControlTree:
 
     def dots(self, folder: int) -> Siblings:
         parent = ROOT_INODE if folder == CONTROL_INODE else CONTROL_INODE
-        return self._siblings([folder, parent], [_FOLDER_MODE, _FOLDER_MODE], [b".", b".."])
+        own_mode = _FOLDER_MODE if folder == CONTROL_INODE else self._shuffle_mode
+        return self._siblings([folder, parent], [own_mode, _FOLDER_MODE], [b".", b".."])
 
     def siblings(self, nodes: range) -> Siblings:
         listed = self._listed()[nodes.start : nodes.stop]
@@ -331,7 +338,7 @@ class ControlTree:
 
     def _listed(self) -> list[tuple[bytes, int]]:
         files = [(name, mode) for name, (mode, _) in self._texts.items()]
-        return [*files, (b"shuffle", _FOLDER_MODE)]
+        return [*files, (b"shuffle", self._shuffle_mode)]
 
     def _siblings(self, inodes: list[int], modes: list[int], names: list[bytes]) -> Siblings:
         return Siblings(

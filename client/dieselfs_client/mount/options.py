@@ -20,6 +20,7 @@ class MountOptions(CacheOptions):
     driver: str = KERNEL
     view: str = AUTO
     allow_other: bool = False
+    allow_plans: bool = False
     noexec: bool = False
     uid: int | None = None
     gid: int | None = None

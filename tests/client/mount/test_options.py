@@ -80,7 +80,7 @@ def test_sloppy_passes_over_what_is_unknown_only() -> None:
 def test_options_survive_the_way_to_another_process() -> None:
     options = MountOptions(
         server="unix:/run/d,1.sock", key_file="/k", home="/h", generation=9, memory_bytes=3 * GIB,
-        allow_other=True, noexec=True, uid=0, gid=7, timeout_s=2.5, log_file="/var/log/a,b.log",
+        allow_other=True, allow_plans=True, noexec=True, uid=0, gid=7, timeout_s=2.5, log_file="/var/log/a,b.log",
     )  # fmt: skip
     assert parse_options(format_options(options), MountOptions()) == options
     assert parse_options(format_options(MountOptions()), MountOptions()) == MountOptions()
