@@ -81,6 +81,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/lab/namespace.py": "tests/cluster/test_network.py: hosts are namespaces",
     "tools/lab/packet_filter.py": "tests/cluster/test_network.py: what is lost, and what is not",
     "tools/lab/cluster.py": "tests/cluster/test_failover.py and tests/cluster/test_registry.py run on it",
+    "tools/lab/mount_processes.py": "tests/client/supervision/test_adoption.py kills all of them",
     "tools/lab/job.py": "tests/cluster/test_job_once.py mounts jobs of 1 to 8 nodes",
     "tools/lab/redis_process.py": "tests/server/metadata/redis/test_client.py kills and starts it again",
     "tools/lab/server.py": "every test over a running server",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,31 +127,3 @@ def children_of(now: SupervisorStatus) -> list[int]:
 def log_of(options: MountOptions) -> str:
     assert options.log_file is not None
     return Path(options.log_file).read_text()
-
-
-def processes_of(mountpoint: Path) -> dict[str, list[int]]:
-    """The living processes of a mount by what they are; those that an adopted zygote forks are nobody's children."""
-    found: dict[str, list[int]] = {
-        name: [] for name in ("supervisor", "zygote", "standby", "daemon", "page helper")
-    }
-    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with suppress(OSError):  # it has just ended
-            folder = Path(f"/proc/{process}")
-            words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
-            if str(mountpoint) not in words:
-                continue
-            name = (folder / "comm").read_text().strip()
-            if name == "dieselfs-zygote":
-                name = "zygote" if os.getsid(process) == process else "standby"
-            name = {"dieselfs-mount": "supervisor", "dieselfs-daemon": "daemon"}.get(name, name)
-            if name not in found:  # it is starting
-                continue
-            found[name].append(process)
-            if name == "daemon":
-                children = (folder / f"task/{process}/children").read_text().split()
-                found["page helper"] += [
-                    int(child)
-                    for child in children
-                    if b"page_helper.py" in Path(f"/proc/{child}/cmdline").read_bytes()
-                ]
-    return found

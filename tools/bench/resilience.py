@@ -1,4 +1,5 @@
-"""The slowest read while the daemon of a mount is killed again and again. This module kills processes.
+"""The slowest read while the daemon of a mount, or any of its processes, is killed again and again. This module kills
+processes.
 
 Each read is compared with the stored bytes and dropped from the page cache, so each one reaches the daemon.
 Only a daemon that serves is killed: on a loaded machine a start takes longer than KILL_EVERY_S, and the supervisor
@@ -9,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing.connection import Connection
@@ -19,6 +20,7 @@ from bench.figures import Run, RunFailed, Scale, Side, Trial
 from bench.forms import SMALL_FILE_BYTES, make_tree, mounted, running_home, store_tree
 from bench.readers import READ_TIMEOUT_S, ForkedProcess
 from dieselfs_client.supervision.status import supervision_of
+from lab.mount_processes import kill_any
 from lab.reader import read_and_drop
 
 READERS = 4
@@ -37,22 +39,28 @@ def resilience(folder: Path, scale: Scale) -> Generator[Trial]:
         store_tree(home, tree.folder, tree.size_bytes)
         with mounted(home, folder / "mount"):
             read = partial(_slowest_read, folder / "mount", expected)
-            killed = f"daemon killed every {KILL_EVERY_S * 1000:.0f} ms"
+            every = f"killed every {KILL_EVERY_S * 1000:.0f} ms"
             sides = [
-                Side("no daemon is killed", lambda: read(duration_s * CALM_SHARE, False), 1, ""),
-                Side(killed, lambda: read(duration_s, True), 1, ""),
+                Side("no process is killed", lambda: read(duration_s * CALM_SHARE, None), 1, ""),
+                Side(f"daemon {every}", lambda: read(duration_s, _kill_daemons), 1, ""),
+                Side(f"any process {every}", lambda: read(duration_s, _kill_any), 1, ""),
             ]
             yield Trial(f"The slowest read of {READERS} readers, {duration_s:g} s", sides, rounds=1)
 
 
-def _slowest_read(mountpoint: Path, expected: Mapping[str, bytes], duration_s: float, is_killed: bool) -> Run:
+def _slowest_read(
+    mountpoint: Path,
+    expected: Mapping[str, bytes],
+    duration_s: float,
+    kill: Callable[[Path, float], int] | None,
+) -> Run:
     """Raises RunFailed if a read failed or was wrong."""
     read = partial(_read, mountpoint, expected, time.perf_counter() + duration_s)
     with ExitStack() as stack:
         readers = [
             stack.enter_context(closing(ForkedProcess(partial(read, seed)))) for seed in range(READERS)
         ]
-        kills = _kill(mountpoint, duration_s) if is_killed else 0
+        kills = kill(mountpoint, duration_s) if kill else 0
         reports = [reader.receive(duration_s + READ_TIMEOUT_S) for reader in readers]
     slowest_s, reads, failed = zip(*reports, strict=True)
     if sum(failed):
@@ -72,7 +80,16 @@ def _read(mountpoint: Path, expected: Mapping[str, bytes], end_s: float, seed: i
     pipe.send((slowest_s, reads, failed))
 
 
-def _kill(mountpoint: Path, duration_s: float) -> int:
+def _kill_any(mountpoint: Path, duration_s: float) -> int:
+    """The number of killed processes: supervisors, zygotes, daemons that stand by or serve, and page helpers."""
+    end_s, choice, kills = time.perf_counter() + duration_s, random.Random(1), 0
+    while time.perf_counter() < end_s:
+        kills += kill_any(mountpoint, choice, duration_s) is not None
+        time.sleep(KILL_EVERY_S)
+    return kills
+
+
+def _kill_daemons(mountpoint: Path, duration_s: float) -> int:
     """The number of killed daemons."""
     end_s, daemon, kills = time.perf_counter() + duration_s, 0, 0
     while time.perf_counter() < end_s:

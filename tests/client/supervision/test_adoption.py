@@ -5,9 +5,8 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,11 @@ from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
+from lab.mount_processes import KINDS, kill_any, processes_of
 from tests.support import verifying_reader
 from tests.support.supervised import (
     is_dead,
     log_of,
-    processes_of,
     readers,
     state,
     supervisor_and_zygote_run,
@@ -203,28 +202,19 @@ def test_both_killed_at_once_end_the_mount_which_can_be_mounted_again(
     control.unmount(mountpoint)
 
 
-def may_be_killed(victim: str, now: SupervisorStatus) -> bool:
-    """The mount ends when daemon or supervisor dies before it has replaced the other."""
-    return victim not in ("supervisor", "daemon") or (now.is_served and now.daemon != 0)
-
-
 def test_readers_notice_no_storm_of_kills(
     options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path
 ) -> None:
     """Each process of the mount, at random moments."""
     control.mount(dataset, mountpoint, options)
     choice = random.Random(7)
-    kills = dict.fromkeys(("supervisor", "zygote", "standby", "daemon", "page helper"), 0)
+    kills: Counter[str] = Counter()
     with readers(mountpoint, tmp_path) as reading:
         end_s = time.monotonic() + STORM_S
-        while time.monotonic() < end_s or not all(kills.values()):
+        while time.monotonic() < end_s or len(kills) < len(KINDS):
             assert time.monotonic() < end_s + 120, kills
-            victim = choice.choice([*kills])
-            wait_for(mountpoint, partial(may_be_killed, victim))
-            for process in processes_of(mountpoint)[victim][:1]:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-                    kills[victim] += 1
+            killed = kill_any(mountpoint, choice, timeout_s=60)
+            kills.update([killed] if killed else [])
             time.sleep(choice.uniform(0, STORM_PAUSE_MAX_S))
         wait_for(mountpoint, lambda now: now.is_served)
         reading.finish()

@@ -7,7 +7,8 @@ import pytest
 
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
-from tests.support.supervised import processes_of, wait_for
+from lab.mount_processes import processes_of
+from tests.support.supervised import wait_for
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
