@@ -6,14 +6,15 @@ With no server configured, the library uses a server process over SQLite and a l
 as a program and does not import it, so the layers stay apart.
 """
 
+import os
 import socket
 from pathlib import Path
 
 from dieselfs.address import UnixAddress
-from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.errors import AccessDenied, DieselfsError, Unavailable
 from dieselfs.process.launch import launch, python_command
 from dieselfs.process.state_dirs import locked
-from dieselfs.sockets import open_socket
+from dieselfs.sockets import open_socket, peer_user
 
 START_TIMEOUT_S = 30.0
 """Until a started server accepts; it may first apply chunks that a crash left unapplied."""
@@ -30,14 +31,26 @@ def log_path(home: Path) -> Path:
 
 
 def connect_embedded(home: Path) -> socket.socket:
-    """A connection to the server of `home`, which is started if it does not run. Raises Unavailable."""
+    """A connection to the server of `home`, which is started if it does not run. Raises Unavailable, and AccessDenied
+    if that server, which needs no key, is a process of another user than this one and root.
+    """
     address = UnixAddress(str(socket_path(home)))
     for _ in range(_STARTS_MAX):  # a server that is just ending refuses once
         try:
-            return open_socket(address)
+            return _of_this_user(open_socket(address), address)
         except Unavailable:
             _start_unless_accepting(home, address)
-    return open_socket(address)
+    return _of_this_user(open_socket(address), address)
+
+
+def _of_this_user(connection: socket.socket, address: UnixAddress) -> socket.socket:
+    user = peer_user(connection)
+    if user in (os.geteuid(), 0):
+        return connection
+    connection.close()
+    raise AccessDenied(
+        f"the server at {address} belongs to user ID {user}, not to you; set DIESELFS_HOME to a folder of yours"
+    )
 
 
 def _start_unless_accepting(home: Path, address: UnixAddress) -> None:

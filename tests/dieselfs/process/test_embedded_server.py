@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +16,11 @@ import pytest
 
 import dieselfs
 from dieselfs.address import UnixAddress
-from dieselfs.errors import Unavailable
+from dieselfs.errors import AccessDenied, Unavailable
 from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.sockets import open_socket
 from dieselfs_server.store.opening import open_store
+from tests.support.users import NOBODY
 
 END_TIMEOUT_S = 20.0
 
@@ -167,3 +169,46 @@ def test_a_home_without_its_chunks_is_unavailable_at_once(home: Path) -> None:
         assert not (home / "chunks").exists()
         (home / "away").rename(home / "chunks")
         assert data.get("file") == b"content"
+
+
+LISTENER = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("listening", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
+@pytest.mark.parametrize(("user", "is_believed"), [(0, True), (NOBODY, False)])
+def test_a_server_of_another_user_is_not_believed(user: int, is_believed: bool) -> None:
+    """It would get what is put, and make up what is read."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = socket_path(Path(folder))
+        path.parent.mkdir()
+        os.chmod(folder, 0o711)
+        os.chown(path.parent, user, user)
+        command = [
+            "setpriv",
+            f"--reuid={user}",
+            f"--regid={user}",
+            "--clear-groups",
+            sys.executable,
+            "-S",
+            "-E",
+        ]
+        with subprocess.Popen(
+            [*command, "-c", LISTENER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "listening\n"
+                if is_believed:
+                    connect_embedded(Path(folder)).close()
+                else:
+                    with pytest.raises(AccessDenied, match=f"belongs to user ID {NOBODY}"):
+                        connect_embedded(Path(folder))
+            finally:
+                process.kill()
