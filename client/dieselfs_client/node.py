@@ -47,8 +47,8 @@ from dieselfs_client.mount.metadata_push import MetadataPush
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.read_path import ReadPath
 from dieselfs_client.mount.view import FUSE_VIEW, Choice
-from dieselfs_client.prefetch.extent_table import ExtentTable
-from dieselfs_client.prefetch.prefetcher import Pages, Prefetcher
+from dieselfs_client.prefetch.extent_table import ExtentTable, Pages
+from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
 
 _LAYOUTS_MAX = 4
@@ -175,6 +175,7 @@ class Node:
 
     async def warmth(self) -> dict[str, Any]:
         if self._job is None:
+            await self._prefetcher.look_at_pinned()
             own = warmth_fields(self._prefetcher.budget.warmth(self._chunk_cache.damaged))
             return {"dataset_bytes": self._dataset_bytes, "node": own, "job": None}
         return await self._job.warmth()

@@ -50,6 +50,9 @@ class AnyPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 
+    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(extents), np.bool_)
+
 
 class GatedResidency(ChunkCache):
     """No chunk comes while `gate` is not set."""

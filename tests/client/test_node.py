@@ -42,6 +42,9 @@ class NoPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 
+    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(extents), np.bool_)
+
 
 def run(
     packed: PackedDataset,

@@ -14,6 +14,7 @@ from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
+from lab.namespace import wait_for
 from lab.network import clear
 from tests.support.dlcmd import Dlcmd
 from tests.support.job_mounts import job_mounts, loads, stats_of
@@ -74,6 +75,24 @@ def test_a_mount_is_warmed_before_anybody_reads(server: RunningServer, dlcmd: Dl
     for number in range(FILES):
         assert (place / str(number)).read_bytes() == content(number)
     assert stats_of(place)["fetches"] == {**stats_of(place)["fetches"], "chunks": CHUNKS, "ranges": 0}
+
+
+def test_what_the_kernel_has_reclaimed_is_not_warm(server: RunningServer, dlcmd: Dlcmd, place: Path) -> None:
+    mount(server, place)
+    dlcmd("warm", place, "--wait", "100", "--timeout", PATIENCE)
+    for number in range(FILES):
+        descriptor = os.open(place / str(number), os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+    def is_noticed() -> bool:
+        """The daemon looks once a second at most."""
+        dlcmd("warm", place, "--wait", "100", "--timeout", PATIENCE)
+        return bool(stats_of(place)["prefetch"]["reclaimed_chunks"] >= CHUNKS)
+
+    wait_for(is_noticed, "the mount has looked at its pages", 60)
+    pushed = stats_of(place)["prefetch"]
+    assert pushed["pushed_bytes"] >= 2 * FILES * FILE_BYTES * 0.9, "all but the tripwires, again"
 
 
 def test_one_command_warms_all_nodes_of_a_job(server: RunningServer, dlcmd: Dlcmd) -> None:

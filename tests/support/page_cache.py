@@ -3,7 +3,13 @@
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
+
+Parameters = ParamSpec("Parameters")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -24,6 +30,19 @@ def cached_pages(path: str | os.PathLike[str]) -> list[bool]:
             del start
             assert code == 0, os.strerror(ctypes.get_errno())
             return [bool(byte & 1) for byte in found]
+
+
+def undisturbed(test: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Repeat a test that looks at the page cache: another test may make the kernel drop its caches at any time."""
+
+    @wraps(test)
+    def repeated(*arguments: Parameters.args, **named: Parameters.kwargs) -> None:
+        for _ in range(4):
+            with suppress(AssertionError):
+                return test(*arguments, **named)
+        return test(*arguments, **named)
+
+    return repeated
 
 
 def is_cached(path: Path) -> bool:

@@ -15,7 +15,7 @@ from dieselfs.snapshot.stored_image import METADATA_OFFSET
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount.image_core import IMAGE_INODE
-from dieselfs_client.mount.page_cache import PageCache
+from dieselfs_client.mount.page_cache import PageCache, whole_pages
 from dieselfs_client.mount.page_helper import IMAGE_BASE, ZEROS_BASE
 from dieselfs_client.prefetch.extent_table import PAGE_BYTES, Extents
 
@@ -53,15 +53,12 @@ class ImagePages(PageCache):
         return places
 
     def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
-        first = -(-extents.places // PAGE_BYTES) * PAGE_BYTES
-        ends = extents.places + extents.lengths
-        last = np.where(ends < extents.sizes, ends // PAGE_BYTES * PAGE_BYTES, ends)
-        chosen = np.flatnonzero(last > first)
+        chosen, firsts, lengths = whole_pages(extents)
         if not len(chosen):
             return 0
-        places = (self._places(extents.nodes) + first)[chosen]
-        begins = (starts + first - extents.places)[chosen] + self._placed(payload)
-        taken = self._store_pieces(places, begins, (last - first)[chosen])
+        places = self._places(extents.nodes[chosen]) + firsts
+        begins = starts[chosen] + firsts - extents.places[chosen] + self._placed(payload)
+        taken = self._store_pieces(places, begins, lengths)
         self._storing = None
         return taken
 
@@ -92,6 +89,9 @@ class ImagePages(PageCache):
         lasts = np.append(heads[1:], len(starts)) - 1
         ranges = np.stack([starts[heads], ends[lasts] - starts[heads]], axis=1)
         self._order(b"A", self._image_path, ranges.astype(np.uint64).tobytes())
+
+    def _files_of(self, nodes: npt.NDArray[np.integer], offsets: Numbers) -> tuple[bytes, Numbers]:
+        return self._image_path * len(nodes), self._places(nodes) + offsets
 
     def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
         self.drop(nodes)

@@ -20,6 +20,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Numbers
 from dieselfs.errors import MountError
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.buffer_pool import BufferPool
@@ -87,17 +88,15 @@ class PageCache:
         Files that the kernel does not know are looked up or listed first. A file for which this fails is omitted, as
         are partial pages at the ends of an extent: reads of them go through the daemon.
         """
-        first = -(-extents.places // PAGE_BYTES) * PAGE_BYTES
-        ends = extents.places + extents.lengths
-        last = np.where(ends < extents.sizes, ends // PAGE_BYTES * PAGE_BYTES, ends)
-        chosen = np.flatnonzero(last > first)
-        nodes, lengths = extents.nodes[chosen], (last - first)[chosen]
-        headers = protocol.encode_stores(nodes + 1, first[chosen], lengths)
-        begins = (starts + first - extents.places)[chosen] + self._placed(payload)
+        chosen, firsts, lengths = whole_pages(extents)
+        nodes = extents.nodes[chosen]
+        headers = protocol.encode_stores(nodes + 1, firsts, lengths)
+        begins = starts[chosen] + firsts - extents.places[chosen] + self._placed(payload)
         places = np.stack([begins, lengths], axis=1).astype(np.uint64)
         self._make_known(self._unknown_nodes(nodes, headers, places))
         unknown = self._store(headers, places)
         if len(unknown):  # the kernel has forgotten these inodes
+            self._forget(nodes[unknown])
             self._make_known(nodes[unknown])
             unknown = unknown[self._store(headers[unknown], places[unknown])]
         self._storing = None
@@ -137,6 +136,13 @@ class PageCache:
         self._found_known.update(folders[tried][~is_unknown[tried]].tolist())
         return nodes[is_unknown[which]]
 
+    def _forget(self, nodes: npt.NDArray[np.int64]) -> None:
+        """Note that the kernel has forgotten files: after a listing, or after they were looked up."""
+        for folder in np.unique(self._parents[nodes]).tolist():
+            self._listed.discard(folder)
+            self._found_known.discard(folder)
+            self._looked_up[folder] = 0
+
     def _make_known(self, nodes: npt.NDArray[np.int64]) -> None:
         """Make the kernel look these files up: one by one, or by a listing of their folder where that is faster."""
         snapshot = self._snapshot
@@ -163,6 +169,23 @@ class PageCache:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         """Drop the pages of files, except pages that are mapped or being read."""
         self._order(b"D", self._paths(nodes.tolist()))
+
+    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        """Of which of these extents, which were stored, the kernel has reclaimed pages. False also if that is unknown,
+        because the file cannot be opened, or the helper has just died.
+        """
+        chosen, firsts, lengths = whole_pages(extents)
+        is_lacking = np.zeros(len(extents), np.bool_)
+        if len(chosen):
+            paths, firsts = self._files_of(extents.nodes[chosen], firsts)
+            ranges = np.stack([firsts, lengths], axis=1).astype(np.uint64)
+            lacking = self._order(b"R", LENGTH.pack(len(chosen)), ranges.tobytes(), paths)
+            is_lacking[chosen[lacking]] = True
+        return is_lacking
+
+    def _files_of(self, nodes: npt.NDArray[np.integer], offsets: Numbers) -> tuple[bytes, Numbers]:
+        """The files whose pages hold those of `nodes` at these offsets, and the offsets in them."""
+        return self._paths(nodes.tolist()), offsets
 
     def _paths(self, nodes: Iterable[int]) -> bytes:
         root, path = self._root, self._snapshot.path
@@ -218,6 +241,17 @@ class PageCache:
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.close()
+
+
+def whole_pages(extents: Extents) -> tuple[Numbers, Numbers, Numbers]:
+    """The numbers of the extents that cover a whole page, or the end of a file, with the first byte in the file and the
+    length of what they cover.
+    """
+    firsts = -(-extents.places // PAGE_BYTES) * PAGE_BYTES
+    ends = extents.places + extents.lengths
+    lasts = np.where(ends < extents.sizes, ends // PAGE_BYTES * PAGE_BYTES, ends)
+    chosen = np.flatnonzero(lasts > firsts)
+    return chosen, firsts[chosen], (lasts - firsts)[chosen]
 
 
 def largest_payload_bytes(snapshot: Snapshot) -> int:

@@ -1,7 +1,7 @@
 """The prefetch budget: which extents are stored in the page cache, for which reason, and their memory. No I/O.
 
 An extent is stored for one of two reasons: its chunk is *pinned*, or plans *hold* it for a while. Never for both.
-The kernel reclaims pages without notice. The only sign is a read for a file of a pinned chunk that was pushed.
+The kernel reclaims pages without notice: a look at the page cache, or a read for a file that was stored, shows it.
 """
 
 from collections.abc import Callable, Collection
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Numbers
 from dieselfs.cluster.warmth import Warmth
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.prefetch.extent_table import Extents, ExtentTable
@@ -77,8 +78,12 @@ class PrefetchBudget:
 
     # -- pushes of pinned chunks ---------------------------------------------------------------------------
 
+    def pushed(self) -> Numbers:
+        """The chunks that were pushed, by this daemon or an earlier one, and not lost."""
+        return np.flatnonzero(self._is_pushed)
+
     def is_pushed(self, chunk: int) -> bool:
-        """Whether a chunk was pushed, by this daemon or an earlier one."""
+        """Whether a chunk was pushed, by this daemon or an earlier one, and not lost."""
         return bool(self._is_pushed[chunk])
 
     def is_due(self, chunk: int) -> bool:
@@ -121,6 +126,10 @@ class PrefetchBudget:
     def hold(self, extents: Extents) -> Extents:
         """One more plan holds extents; returns those that are neither stored nor in flight for another plan."""
         self._holders[extents[~self._is_pinned[extents.chunks]].numbers] += 1
+        return self.missing(extents)
+
+    def missing(self, extents: Extents) -> Extents:
+        """Those that are neither stored nor in flight."""
         return extents[self._is_missing(extents)]
 
     def _is_missing(self, extents: Extents) -> npt.NDArray[np.bool_]:
@@ -170,6 +179,24 @@ class PrefetchBudget:
         self._is_stored[extents.numbers[is_new]] = True
         return is_new
 
+    def is_stored(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        """Which of these extents were stored, and not dropped."""
+        return self._is_stored[extents.numbers]
+
+    def has_first(self, node: int) -> bool:
+        """Whether the first extent of a file was stored, and not dropped."""
+        number = self._table.first_number(node)
+        return number is not None and bool(self._is_stored[number])
+
     def lose(self, extents: Extents) -> None:
-        """The kernel has reclaimed the pages of extents."""
+        """The kernel has reclaimed the pages of extents, which are about to be stored again."""
         self._is_stored[extents.numbers] = False
+
+    def reclaim(self, extents: Extents) -> None:
+        """The kernel has reclaimed the pages of extents. Of a pinned chunk, all are lost, and it is not pushed."""
+        pinned = np.unique(extents.chunks[self._is_pinned[extents.chunks]])
+        extents = Extents.joined([extents, *map(self._table.of_chunk, pinned.tolist())])
+        extents = extents[self._is_stored[extents.numbers]]
+        self._uncharge(extents)
+        self._is_stored[extents.numbers] = False
+        self._is_pushed[pinned] = False

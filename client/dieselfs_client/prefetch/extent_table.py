@@ -4,6 +4,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,22 @@ class Extents:
 _COLUMNS = [field.name for field in fields(Extents)]
 
 
+class Pages(Protocol):
+    """The page cache: `PageCache`. Methods block, are called from one thread at a time, and raise MountError."""
+
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int: ...
+
+    def drop(self, nodes: npt.NDArray[np.integer]) -> None: ...
+
+    def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
+        """As `drop`, and everything else that keeps a read from the daemon."""
+        ...
+
+    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        """Of which of these extents, which were stored, the kernel has reclaimed pages."""
+        ...
+
+
 class ExtentTable:
     """Finds the extents of files and of chunks in a snapshot."""
 
@@ -99,6 +116,10 @@ class ExtentTable:
     def of_files(self, nodes: npt.NDArray[np.integer]) -> Extents:
         """All extents of files, in the order of `nodes`."""
         return self._extents(*self._numbers(nodes))
+
+    def first_number(self, node: int) -> int | None:
+        """The number of the first extent of a file; None if it is empty."""
+        return int(self._firsts[node]) if self._counts[node] else None
 
     def of_chunk(self, chunk: int) -> Extents:
         """All extents in a chunk, ordered by offset."""

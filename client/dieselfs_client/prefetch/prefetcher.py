@@ -4,14 +4,14 @@ A file reaches the page cache in one of two ways. *Pinned* chunks are pushed who
 needed, as many as fit. The files of other chunks go through the *window*: only those that plans need, fetched ahead of
 the readers and dropped behind them.
 
-The memory of a chunk is released once its files are pushed, so each byte is held once. If the kernel reclaims pages,
-the file is read through the daemon, and a pinned chunk is pushed again.
+The memory of a chunk is released once its files are pushed, so each byte is held once. The kernel may reclaim pages:
+some are looked at when a plan comes to them, and when a file that was stored is read through the daemon. What is gone
+is fetched again.
 """
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
 from dieselfs_client.prefetch.budget import PrefetchBudget
-from dieselfs_client.prefetch.extent_table import Extents, ExtentTable
+from dieselfs_client.prefetch.extent_table import Extents, ExtentTable, Pages
+from dieselfs_client.prefetch.reclaimed import CHUNKS_AT_ONCE, LOOK_AGAIN_S, sampled, spread
 from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
 from dieselfs_client.prefetch.window import PlanWindow, Span
 
@@ -54,18 +55,6 @@ PLANS_MAX = 16
 
 
 _log = logging.getLogger(__name__)
-
-
-class Pages(Protocol):
-    """The page cache: `PageCache`. Methods block, are called from one thread at a time, and raise MountError."""
-
-    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int: ...
-
-    def drop(self, nodes: npt.NDArray[np.integer]) -> None: ...
-
-    def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
-        """As `drop`, and everything else that keeps a read from the daemon."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -98,6 +87,9 @@ class Prefetcher:
         self._pushed_again = metrics.counter("prefetch.pushed_again_chunks", "Pinned chunks pushed again.")
         self.planned = metrics.counter("prefetch.planned_bytes", "Pages that plans wanted.")
         self.planned_hits = metrics.counter("prefetch.planned_hit_bytes", "Planned and pinned pages.")
+        self._reclaimed = metrics.counter(
+            "prefetch.reclaimed_chunks", "Chunks of which stored files were found reclaimed by the kernel."
+        )
         self._failed = metrics.counter("prefetch.failed_chunks", "Chunks whose prefetch failed.")
         self.table = ExtentTable(snapshot)
         self.budget = PrefetchBudget(self.table, allotment, clock)
@@ -111,6 +103,7 @@ class Prefetcher:
         self._clock = clock
         self._foreground = foreground or Foreground()
         self._is_over = False  # the mount has ended
+        self._looked_s, self._looks = -np.inf, 0
         self._plans: dict[Hashable, _Following] = {}
         self._expected: set[int] = set()
         self.moved = trio.Event()
@@ -125,6 +118,8 @@ class Prefetcher:
         """Note that a file was read through the daemon."""
         self.tripwires.spring(node)
         self._hit_rate.requested(node)
+        if self._plans and self.budget.has_first(node) and not self.tripwires.is_set(node):
+            self._suspect(node)
         # Several plans may have the file in their windows: active ones first, then the smallest advance.
         since_s = self._clock() - PLAN_ACTIVE_S
         found = [
@@ -300,9 +295,11 @@ class Prefetcher:
         """Start to fetch the missing files of a span, as memory becomes free."""
         is_ahead = plan.is_ahead
         extents = self.table.of_files(span.nodes)
+        wanted = self.budget.hold(extents)
+        if await self._look_at(extents):
+            wanted = self.budget.missing(extents)
         self.planned.value += extents.page_bytes()
         self.planned_hits.value += self.budget.hit_bytes(extents)
-        wanted = self.budget.hold(extents)
         self.tripwires.add(np.intersect1d(span.extra_tripwires, wanted.nodes))
         waiting = dict(wanted.by_chunk())
         self._expected.update(
@@ -372,6 +369,61 @@ class Prefetcher:
             if len(nodes):
                 return await self._drop([nodes])
         return False
+
+    # -- reclaimed pages ---------------------------------------------------------------------------------
+
+    async def look_at_pinned(self) -> None:
+        """Note which pinned chunks the kernel has reclaimed. Looks at some, and at all if any of them is lost."""
+        chunks = self.budget.pushed()
+        if self._is_too_soon() or not len(chunks):
+            return
+        self._looks += 1
+        if not await self._look_at(self._of_chunks(spread(chunks, self._looks))):
+            return
+        for first in range(0, len(chunks), CHUNKS_AT_ONCE):
+            await self._look_at(self._of_chunks(chunks[first : first + CHUNKS_AT_ONCE]))
+
+    def _of_chunks(self, chunks: Numbers) -> Extents:
+        return Extents.joined([*map(self.table.of_chunk, chunks.tolist())])
+
+    def _is_too_soon(self) -> bool:
+        """Whether the last look was a moment ago; if not, another begins."""
+        if self._clock() < self._looked_s + LOOK_AGAIN_S:
+            return True
+        self._looked_s = self._clock()
+        return False
+
+    def _suspect(self, node: int) -> None:
+        """A file that was stored was read through the daemon: look whether its chunk, and others, are reclaimed."""
+        if not self._is_over and not self._is_too_soon():
+            self._nursery.start_soon(self._look_ahead, node)
+
+    async def _look_ahead(self, node: int) -> None:
+        """If the chunk of a file is reclaimed, fetch again what readers of plans need of all that is."""
+        (first, *_) = self.table.of_files(np.array([node])).chunks.tolist()
+        if not await self._look_at(self.table.of_chunk(first)):
+            return
+        for window in self.windows:
+            await self._look_at(self.table.of_files(window.unread()))
+            window.issue_again()
+        self._wake()
+
+    async def _look_at(self, extents: Extents) -> bool:
+        """Note which of these extents are stored no longer; False if none was reclaimed."""
+        stored = extents[self.budget.is_stored(extents)]
+        stored = stored[~self.tripwires.among(stored.nodes)]
+        if not len(stored) or self._is_over:
+            return False
+        samples = sampled(stored)
+        try:
+            is_lacking = await trio.to_thread.run_sync(self._pages.lacking, samples, limiter=self.pushing)
+        except MountError:
+            self._is_over = True
+            return False
+        lost = np.unique(samples.chunks[is_lacking])
+        self._reclaimed.value += len(lost)
+        self.budget.reclaim(stored[np.isin(stored.chunks, lost)])
+        return bool(len(lost))
 
     # -- arrivals ----------------------------------------------------------------------------------------
 

@@ -72,9 +72,13 @@ class Tripwires:
         """All bytes of a file, if it is a tripwire that was fetched."""
         return self._bytes.get(node)
 
+    def is_set(self, node: int) -> bool:
+        """Whether a file is a tripwire that was fetched."""
+        return node in self._bytes or node in self._bare
+
     def spring(self, node: int) -> None:
         """Note that a file is read through the daemon, and so enters the page cache."""
-        if node in self._bytes or node in self._bare:
+        if self.is_set(node):
             self._sprung.add(node)
 
     def sprung(self) -> Numbers:

@@ -180,6 +180,17 @@ class PlanWindow:
         if not self._readers:
             self.ahead = self.behind = start
         self._readers = [reader for reader in self._readers if _identity(reader.share) != _identity(share)]
+        self._recall(start)
+        self._readers.append(_Reader(share, start, seen_s=self.clock(), number=number, reported=start))
+        self._has_shrunk = False
+
+    def issue_again(self) -> None:
+        """Issue the spans again that readers need: files of them are not stored any more."""
+        self._recall(self.position)
+        self._has_shrunk = False
+
+    def _recall(self, start: int) -> None:
+        """Issue the spans again that reach beyond the position `start`."""
         self._settle_recalled()
         while self._spans and self._spans[-1].end > start:
             span = self._spans.pop()
@@ -187,8 +198,6 @@ class PlanWindow:
             self.ahead = span.first
         self._go_to(min(self.ahead, start))
         self.behind = min(self.behind, self.ahead)
-        self._readers.append(_Reader(share, start, seen_s=self.clock(), number=number, reported=start))
-        self._has_shrunk = False
 
     @property
     def is_finished(self) -> bool:
@@ -422,6 +431,13 @@ class PlanWindow:
     def held_bytes(self) -> int:
         """The bytes of issued files that are still wanted."""
         return sum(int(self.charge(nodes).sum()) for nodes in self._held())
+
+    def unread(self) -> Numbers:
+        """The issued files that a reader needs, as far as is known."""
+        limit = self.position
+        return np.concatenate(
+            [_NONE, *(span.nodes[np.searchsorted(span.positions, limit) :] for span in self._spans)]
+        )
 
     def release_recalled(self) -> Numbers:
         """Release the furthest recalled span: files that are read earlier need the memory."""

@@ -13,7 +13,7 @@ from dieselfs_client.mount.image_pages import _notices
 from dieselfs_client.mount.page_helper import ZEROS_BASE
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.image_mount import ImageMount, image_mount_of
-from tests.support.page_cache import cached_pages
+from tests.support.page_cache import cached_pages, undisturbed
 
 CHUNK_BYTES = 128 * 1024
 SMALL = 1500
@@ -97,6 +97,17 @@ def test_tripwires_among_the_files_are_left_out_and_no_neighbour_reads_them(moun
     small = [path for path in guarded if SIZES[path] < BLOCK_BYTES]
     assert not any(any(pages_of(mount, path)) for path in small)
     read_all(mount)
+
+
+@undisturbed
+def test_what_the_kernel_has_reclaimed_is_found(mount: ImageMount) -> None:
+    push_all(mount)
+    nodes = {path: mount.snapshot.require(path) for path in SIZES}
+    everything = mount.table.of_files(np.array([*nodes.values()]))
+    assert not mount.pages.lacking(everything).any()
+    gone = [nodes[b"odd"], nodes[b"large"], nodes[b"small/0007"]]
+    mount.pages.drop(np.array(gone))
+    assert mount.pages.lacking(everything).tolist() == np.isin(everything.nodes, gone).tolist()
 
 
 def test_what_is_dropped_is_read_again_once_it_is_uncovered(mount: ImageMount) -> None:

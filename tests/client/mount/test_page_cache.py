@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +26,10 @@ from dieselfs_client.mount.mounting import mount_device, unmount
 from dieselfs_client.mount.page_cache import PAGE_HELPER_STARTS_MAX, PageCache, largest_payload_bytes
 from dieselfs_client.mount.read_path import ReadPath
 from dieselfs_client.prefetch.extent_table import ExtentTable
+from lab.namespace import wait_for
 from lab.network import clear
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
-from tests.support.page_cache import cached_pages, is_cached
+from tests.support.page_cache import cached_pages, is_cached, undisturbed
 
 CHUNK_BYTES = 128 * 1024
 CROWD = 4000
@@ -245,8 +247,47 @@ def test_what_is_dropped_is_gone_and_comes_back_when_read(mount: Mount) -> None:
     assert mount.source.fetched_chunks
 
 
+@undisturbed
+def test_what_the_kernel_has_reclaimed_is_found(mount: Mount) -> None:
+    mount.store_chunks()
+    everything = mount.table.of_files(np.array([mount.node(path) for path in SIZES]))
+    assert not mount.pages.lacking(everything).any()
+    assert not mount.pages.lacking(everything[np.zeros(len(everything), np.bool_)]).any()
+    gone = [mount.node(b"odd"), mount.node(b"folder/other")]
+    mount.pages.drop(np.array(gone))
+    assert mount.pages.lacking(everything).tolist() == np.isin(everything.nodes, gone).tolist()
+    last = os.open(mount.path / "large", os.O_RDONLY)
+    os.posix_fadvise(last, SIZES[b"large"] - 4096, 0, os.POSIX_FADV_DONTNEED)
+    os.close(last)
+    is_lacking = mount.pages.lacking(everything)[everything.nodes == mount.node(b"large")]
+    assert is_lacking.tolist() == [False] * (len(is_lacking) - 1) + [True]
+
+
+@undisturbed
+def test_files_that_the_kernel_has_forgotten_are_stored_after_one_listing(
+    crowded: Mount, failed_stores: list[int]
+) -> None:
+    assert crowded.store_chunks() == CROWD * 6
+    for folder in (b"one", b"two"):
+        for number in range(CROWD // 2):
+            forget(crowded, folder, b"%06d" % number)
+    failed_stores.clear()
+    crowded.core.lookups = 0
+    assert crowded.store_chunks() == CROWD * 6
+    assert failed_stores[-1] == 0
+    assert crowded.core.lookups <= 4, "folders, and no file"
+    assert is_cached(crowded.path / "two/000001")
+
+
+def forget(mount: Mount, folder: bytes, name: bytes) -> None:
+    """FUSE_NOTIFY_INVAL_ENTRY: the kernel forgets a name, and the inode with it."""
+    body = struct.pack("=QII", mount.node(folder) + 1, len(name), 0) + name + b"\0"
+    os.write(mount.device, struct.pack("=IiQ", 16 + len(body), 3, 0) + body)
+
+
 def test_the_helper_is_there_before_anything_is_to_be_stored(mount: Mount) -> None:
-    assert len(helpers()) == 1
+    # The command line of a process that has just begun is empty for a moment.
+    wait_for(lambda: len(helpers()) == 1, "the helper is there", 30)
     mount.store_chunks()
     assert len(helpers()) == 1
 

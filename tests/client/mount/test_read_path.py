@@ -40,6 +40,9 @@ class NoPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 
+    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(extents), np.bool_)
+
 
 Scenario = Callable[[ReadPath, MemoryChunkSource], Awaitable[None]]
 

@@ -22,6 +22,7 @@ from dieselfs_client.mount.residency import (
     resident_share,
     samples,
 )
+from tests.support.page_cache import undisturbed
 
 PAGES = 64
 Count = Callable[[int, int, int], int]
@@ -48,6 +49,10 @@ ways = pytest.mark.parametrize(
 )
 
 
+def drop(file: int) -> None:
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[int]:
     """A file of PAGES pages and 100 bytes, of which nothing is in the page cache, if its file system can drop pages."""
@@ -57,7 +62,7 @@ def file(tmp_path: Path) -> Iterator[int]:
     try:
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # without read-ahead
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        drop(descriptor)
         if counted_by_mincore(descriptor, 0, PAGES * PAGE_BYTES):
             pytest.skip("this file system keeps its pages, as tmpfs does")
         yield descriptor
@@ -66,7 +71,9 @@ def file(tmp_path: Path) -> Iterator[int]:
 
 
 @ways
+@undisturbed
 def test_pages_that_were_read(file: int, count: Count) -> None:
+    drop(file)
     assert count(file, 0, 10 * PAGE_BYTES) == 0
     for page in (3, 5, PAGES):  # the last has 100 bytes
         os.pread(file, 1, page * PAGE_BYTES)
@@ -88,13 +95,17 @@ def test_nothing_of_nothing(file: int) -> None:
     assert resident_share(file, PAGE_BYTES, 0) == 1
 
 
+@undisturbed
 def test_mincore_stands_in_where_cachestat_does_not_exist(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency, "_CACHESTAT", 1 << 20)
+    drop(file)
     os.pread(file, 1, 0)
     assert resident_pages(file, 0, PAGES * PAGE_BYTES) == 1
 
 
+@undisturbed
 def test_ranges_that_lack_a_page(file: int) -> None:
+    drop(file)
     os.pread(file, 4 * PAGE_BYTES, 0)
     ranges = [(0, PAGE_BYTES), (100, 4 * PAGE_BYTES), (0, 4 * PAGE_BYTES), (20 * PAGE_BYTES, 1), (0, 0)]
     assert lacking(file, ranges) == [1, 3]

@@ -103,6 +103,9 @@ class SetPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         self.files -= set(nodes.tolist())
 
+    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        return np.array([node not in self.files for node in extents.nodes.tolist()], np.bool_)
+
 
 @dataclass
 class Reader:
