@@ -91,12 +91,15 @@ def make_base(*names: str) -> tuple[str, int]:
         make_private(folder)
         while True:
             base = tempfile.mkdtemp("", f"{os.getpid()}-", folder)
-            descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            with suppress(BlockingIOError):  # `remove_bases` of another process found it before it was locked
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_at(Path(base), descriptor):
-                    break
-            os.close(descriptor)
+            with suppress(
+                FileNotFoundError
+            ):  # `remove_bases` of another process found it before it was locked
+                descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                with suppress(BlockingIOError):  # as above
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if is_at(Path(base), descriptor):
+                        break
+                os.close(descriptor)
         for name in names or (_FUSE, _EMPTY):
             os.mkdir(os.path.join(base, name), 0o700)
     except OSError as error:

@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -251,6 +252,27 @@ def written_image(packed: PackedDataset, folder: Path) -> Path:
 
 
 def test_no_base_is_needed_for_the_view_fuse(packed: PackedDataset, tmp_path: Path) -> None:
-    before = set(os.listdir(bases_folder())) if bases_folder().exists() else set()
-    with mounted(packed, tmp_path, options=MountOptions(view=FUSE)):
-        assert set(os.listdir(bases_folder()) if bases_folder().exists() else ()) <= before
+    with mounted(packed, tmp_path, options=MountOptions(view=FUSE)) as running:
+        record = mount_at(str(running.path))
+        assert record is not None
+        below = [one for one in parse_mountinfo(MOUNTINFO.read_bytes()) if one.device == record.device]
+        assert [one.mountpoint for one in below] == [str(running.path)]
+
+
+def test_a_base_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "SYSTEM_BASES", tmp_path / "bases")
+    made = []
+    make = tempfile.mkdtemp
+
+    def removed(*arguments: str) -> str:
+        made.append(make(*arguments))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", removed)
+    base, descriptor = make_base()
+    os.close(descriptor)
+    assert [base] == made[1:]
