@@ -37,8 +37,8 @@ class FrozenReader:
         self.tag, self.memory_bytes, self.job = tag, memory_bytes, job
         self._client, self._settings, self._name = client, settings, name
         self._store = SnapshotStore(settings.cache / "snapshots", settings.is_older_allowed)
-        self._lock = RLock()  # guards `reader` and the two below
-        self._generation = generation
+        self._lock = RLock()  # guards `reader` and the three below
+        self._generation = self._requested = generation
         self._is_closed = False
         self._layout: tuple[Snapshot, Layout] | None = None  # of the last folder; replaced by any thread
 
@@ -91,13 +91,14 @@ class FrozenReader:
     def refresh(self) -> None:
         """The next `open` reads the newest generation, or that of the tag."""
         with self._lock:
-            self._generation = 0
+            self._generation = self._requested = 0
             self._close_reader()
 
     def refresh_if_newest(self) -> None:
-        """As `refresh`, unless one generation was chosen."""
+        """As `refresh`, unless one generation was requested; a snapshot from a file gives way to the newest."""
         with self._lock:
-            if self._generation == 0:
+            if self._requested == 0:
+                self._generation = 0
                 self._close_reader()
 
     def layout(self, folder: bytes) -> tuple[Snapshot, Layout]:

@@ -52,6 +52,10 @@ VERSIONS_PER_REQUEST_MAX = 1 << 20
 SNAPSHOT_BYTES_MAX = 64 * GIB
 
 CONNECT_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 10.0
+"""A server sends an empty message this often while it works on a call that takes long."""
+LEAST_RATE_BYTES_PER_S = 64 * KIB
+"""Bulk bytes that move more slowly over the whole of a transfer end the connection."""
 HANDSHAKE_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
 """A request fails when no byte has moved for this long."""
@@ -62,6 +66,12 @@ IDLE_TIMEOUT_S = 600.0
 BULK_IDLE_TIMEOUT_S = 30.0
 """A server closes a connection whose peer neither receives nor sends bytes for this long."""
 SNAPSHOT_BUILD_TIMEOUT_S = 600.0
+
+BULK_BYTES_MAX = 512 * MIB
+"""Bulk bytes of uploads that a server receives at the same time."""
+BULK_BYTES_PER_USER_MAX = 256 * MIB
+BULK_WAIT_S = 10.0
+"""An upload waits this long for its share of these bytes."""
 
 CONNECTIONS_MAX = 1024
 CONNECTIONS_PER_PEER_MAX = 256
@@ -217,6 +227,9 @@ assert LISTING_ENTRIES_MAX * (NAME_BYTES_MAX + 128) < FRAME_BYTES_MAX
 assert LISTING_ENTRIES_MAX * 128 + LISTING_BYTES_MAX + PATH_BYTES_MAX + NAME_BYTES_MAX < FRAME_BYTES_MAX
 assert REPORT_LINES_MAX * (REPORT_LINE_BYTES_MAX + 128) < FRAME_BYTES_MAX
 assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
+assert CHUNK_OBJECT_BYTES_MAX <= BULK_BYTES_PER_USER_MAX < BULK_BYTES_MAX
+assert BULK_WAIT_S < BULK_IDLE_TIMEOUT_S
+assert 2 * KEEP_ALIVE_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S < SERVER_SILENCE_S  # a server without Redis answers before its client tries another
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < METADATA_AWAY_S

@@ -226,6 +226,8 @@ SETTINGS = (
     Setting("state", FOLDER, _P.SERVER | _P.ETCD, "Folder for snapshots; it can be rebuilt.", "beside the SQLite file"),
     Setting("admin_key", FILE, _P.SERVER | _P.ETCD,
             "On first start, make user 'admin' and write the key here."),
+    Setting("audit_log", FILE, _P.SERVER | _P.ETCD,
+            "Log of logins, refusals, and changes of users, rights, datasets and tags.", "audit.log in `state`"),
     Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD,
             "PEM chain of an authority, for clients with tls_ca.", "made from the identity of the store"),
     Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),

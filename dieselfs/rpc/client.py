@@ -66,10 +66,11 @@ class ServerClient:
     """Calls a server, or one of several over the same stores. Every method raises Unavailable, ProtocolError,
     AccessDenied, and the errors in its docstring.
 
-    Every call is bounded. Each wait for bytes ends after 30 s (longer while a snapshot is built), that of a read after
-    12 s if there is another server. A failed call is repeated on the next server, once for each, until 60 s have
-    passed; a read is repeated for 25 s. A call that must not run twice moves to another server only if it could not
-    connect.
+    Every call is bounded. Each wait for bytes ends after 30 s, that of a read after 12 s if there is another server. A
+    reply takes at most 60 s, and longer only while the server sends signs of life: 10 min for a snapshot that is built,
+    24 h for maintenance. Bulk bytes move at 64 KiB/s at least. A failed call is repeated on the next server, once for
+    each, until 60 s have passed; a read is repeated for 25 s. A call that must not run twice moves to another server
+    only if it could not connect.
     """
 
     def __init__(self, settings: Settings, start: int | None = None) -> None:
@@ -168,13 +169,17 @@ class ServerClient:
         *,
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
+        work_s: float = 0.0,
         is_repeatable: bool = True,
         is_urgent: bool = False,
         **arguments: object,
     ) -> tuple[Any, bytearray | None]:
-        """The reply, and the bulk bytes behind it. `is_urgent`: as `_with_connection`."""
+        """The reply, and the bulk bytes behind it.
+
+        `work_s`: as `Connection.call`; `is_urgent`: as `_with_connection`.
+        """
         return self._with_connection(
-            lambda connection, wait_s: connection.call(method, arguments, bulk, wait_s),
+            lambda connection, wait_s: connection.call(method, arguments, bulk, wait_s, work_s=work_s),
             timeout_s,
             is_repeatable,
             is_urgent,
@@ -228,6 +233,10 @@ class ServerClient:
         """The datasets that this user may read, ordered by name."""
         return [_copy(DatasetRecord, info) for info in self._value("list_datasets")]
 
+    def lost_datasets(self) -> list[str]:
+        """Names of the datasets that have chunks, but no metadata, and that this user may read; sorted."""
+        return [str(name) for name in self._value("list_lost_datasets")]
+
     def drop_dataset(self, name: str) -> None:
         """Remove a dataset with all of its content, for good. Raises NotFound."""
         self._value("drop_dataset", is_repeatable=False, name=name)
@@ -237,7 +246,7 @@ class ServerClient:
     def purge(self, dataset: str, grace_s: int, is_dry_run: bool) -> PurgeReport:
         """Rewrite chunks with dead entries; remove chunks that have been dead for `grace_s`. Raises NotFound."""
         report = self._maintain("purge", dataset=dataset, grace_s=grace_s, is_dry_run=is_dry_run)
-        return _copy(PurgeReport, report)
+        return _copy(PurgeReport, report, held_by=tuple(report.held_by))
 
     def rebuild(self, dataset: str, since_s: int | None = None) -> RebuildReport:
         """Make the metadata again from all chunks, or from those since a time (seconds since 1970).
@@ -253,12 +262,12 @@ class ServerClient:
         return _copy(FsckReport, report, problems=tuple(_copy(Problem, one) for one in report.problems))
 
     def _maintain(self, method: str, **arguments: object) -> Any:
-        return self._value(method, timeout_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False, **arguments)
+        return self._value(method, work_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False, **arguments)
 
     def put_tag(self, dataset: str, tag: str, generation: int = 0) -> TagRecord:
         """Keep a generation, 0 for the newest, under a name. Raises AlreadyExists, NotFound, InvalidInput."""
         named = {"dataset": dataset, "tag": tag, "generation": generation}
-        return _copy(TagRecord, self._value("put_tag", timeout_s=SNAPSHOT_BUILD_TIMEOUT_S, **named))
+        return _copy(TagRecord, self._value("put_tag", work_s=SNAPSHOT_BUILD_TIMEOUT_S, **named))
 
     def tags(self, dataset: str) -> list[TagRecord]:
         """Ordered by name. Raises NotFound."""
@@ -336,7 +345,7 @@ class ServerClient:
             "known_digest": known_digest,
             "tag": tag,
         }
-        info, content = self._call("get_snapshot", timeout_s=SNAPSHOT_BUILD_TIMEOUT_S, **named)
+        info, content = self._call("get_snapshot", work_s=SNAPSHOT_BUILD_TIMEOUT_S, **named)
         if content is None and info.digest != known_digest:
             raise ProtocolError(f"the server sent no snapshot of {dataset}")
         return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)

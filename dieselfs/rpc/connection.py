@@ -4,6 +4,7 @@ Blocking sockets with timeouts, not trio: the library runs in training programs 
 loop. Daemons use the same connections in worker threads.
 """
 
+import logging
 import math
 import os
 import socket
@@ -18,12 +19,15 @@ from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
     FRAME_BYTES_MAX,
     HANDSHAKE_FRAME_BYTES_MAX,
+    LEAST_RATE_BYTES_PER_S,
     REQUEST_TIMEOUT_S,
 )
 from dieselfs.rpc import auth
 from dieselfs.rpc.messages import (
     FRAME_HEADER_BYTES,
+    KEEP_ALIVE,
     PROTOCOL_VERSION,
+    connection_name,
     decode_reply,
     encode_call,
     frame,
@@ -53,6 +57,9 @@ def connected(
         raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
 
 
+_log = logging.getLogger(__name__)
+
+
 class Connection(Wire):
     """A connection after the handshake. Any error except a refusal closes it for good; `is_idle` says whether it can
     take a call.
@@ -76,10 +83,11 @@ class Connection(Wire):
         self.address = address
         self.key = key
         self._sequence = count(1)
+        self._name = self._request = ""  # the server's log has the same names
         self.gives_files = False
         """Whether the server may pass descriptors of files: same machine, same user, and no reply has denied it."""
         try:
-            self.limit(timeout_s, total_s)
+            self.limit(timeout_s, min(total_s, 2 * timeout_s))
             self._shake_hands(key, role, sock)
         except BaseException as error:
             self.close()
@@ -93,6 +101,7 @@ class Connection(Wire):
         if key is None and not is_local:
             raise self._without_key()
         nonce = os.urandom(auth.NONCE_BYTES)
+        self._name = connection_name(nonce)
         user, key_id = (key.user, key.key_id) if key else ("", "")
         hello = {"protocol_version": PROTOCOL_VERSION, "user": user, "key_id": key_id, "client_nonce": nonce}
         challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX)
@@ -128,17 +137,23 @@ class Connection(Wire):
         timeout_s: float = REQUEST_TIMEOUT_S,
         destination: Callable[[Any], Iterator[memoryview]] | None = None,
         total_s: float = math.inf,
+        work_s: float = 0.0,
     ) -> tuple[Any, bytearray | None]:
         """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if any.
 
         With a `destination`, the bulk bytes go there instead. It gets the reply and yields buffers; each one is full
         when the next is requested. It raises ProtocolError for an impossible reply.
-        `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Raises the server's refusal
-        (the connection stays open), or ProtocolError, Unavailable, or an error of `destination` (it is closed).
+        `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Without it, the reply has to come
+        within `2 * timeout_s + work_s`, and bulk bytes at LEAST_RATE_BYTES_PER_S. `work_s`: the time for which a server
+        that keeps the connection alive may work on the call. Raises the server's refusal (the connection stays open),
+        or ProtocolError, Unavailable, or an error of `destination` (it is closed).
         """
-        self.limit(timeout_s, total_s)
+        sending_s = sum(map(len, bulk)) / LEAST_RATE_BYTES_PER_S
+        self.limit(timeout_s, min(total_s, 2 * timeout_s + work_s + sending_s))
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX)
         length = getattr(reply, "bulk_length", None) or 0
+        if total_s == math.inf:
+            self.limit(timeout_s, timeout_s + length / LEAST_RATE_BYTES_PER_S)
         if destination is not None:
             self._receive_parts(destination(reply), length)
             return reply, None
@@ -160,7 +175,7 @@ class Connection(Wire):
         """Call `method` on a Unix socket. Returns the reply, and the descriptor that came with it, which the caller
         closes; None if none came, or this process has none left. Raises as `call`; then there is no descriptor.
         """
-        self.limit(timeout_s)
+        self.limit(timeout_s, 2 * timeout_s)
         descriptors: list[int] = []
         try:
             reply = self._exchange(method, arguments, (), FRAME_BYTES_MAX, descriptors)
@@ -193,6 +208,8 @@ class Connection(Wire):
     ) -> Any:
         """A descriptor that comes with the reply is added to `descriptors`; None: none is received."""
         sequence = next(self._sequence)
+        self._request = f"{self._name}-{sequence}"
+        _log.debug("%s: request %s to %s", method, self._request, self.address)
         message = encode_call(method, sequence, arguments)
         try:
             self.send([frame(message), *bulk])
@@ -200,6 +217,9 @@ class Connection(Wire):
                 header: bytes | bytearray = self.receive(FRAME_HEADER_BYTES)
             else:
                 header = self.receive_with_descriptor(FRAME_HEADER_BYTES, descriptors)
+            while header == KEEP_ALIVE:
+                header = self.receive(FRAME_HEADER_BYTES)
+            self.hurry()  # signs of life prolong the work, not the reply
             reply = self.receive(frame_length(header, reply_bytes_max))
             return decode_reply(method, sequence, bytes(reply))
         except OSError as error:
@@ -223,7 +243,7 @@ class Connection(Wire):
 
     def _lost(self, error: OSError) -> Unavailable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return Unavailable(f"lost the server at {self.address}: {reason}")
+        return Unavailable(f"lost the server at {self.address}: {reason} (request {self._request})")
 
 
 def read_payload_file(

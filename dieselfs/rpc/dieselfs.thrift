@@ -96,6 +96,7 @@ struct PurgeReport {
   2: required i64 chunks_removed
   3: required i64 chunks_waiting
   4: required i64 bytes_freed
+  5: required list<string> held_by
 }
 
 /** `updated_ns`: when the generation was made. */
@@ -116,7 +117,7 @@ struct RebuildReport {
   5: required list<string> damaged
 }
 
-/** `kind`: chunk, file, metadata, snapshot. */
+/** `kind`: chunk, file, metadata, snapshot, clock. */
 struct Problem {
   1: required string kind
   2: required string what
@@ -200,6 +201,8 @@ service ChunkServer extends Handshake {
   DatasetInfo create_dataset(1: string name) throws (1: Refusal refusal)
   DatasetInfo get_dataset(1: string name) throws (1: Refusal refusal)
   list<DatasetInfo> list_datasets() throws (1: Refusal refusal)
+  /** Names of datasets that have chunks, but no metadata. */
+  list<string> list_lost_datasets() throws (1: Refusal refusal)
   void drop_dataset(1: string name) throws (1: Refusal refusal)
 
   // -- maintenance (docs/guide/recovery.md) --

@@ -20,6 +20,8 @@ from dieselfs.rpc.scan import VALUES_MAX, check_message
 FRAME_HEADER_BYTES = 4
 """Each message has its length before it, big-endian."""
 _LENGTH = struct.Struct(">I")
+KEEP_ALIVE = bytes(FRAME_HEADER_BYTES)
+"""An empty message, before a reply: the server still works on the call."""
 
 _IDL = resources.files("dieselfs.rpc") / "dieselfs.thrift"
 with resources.as_file(_IDL) as _path:
@@ -65,6 +67,11 @@ def frame_length(header: bytes | bytearray | memoryview, limit_bytes: int) -> in
             "is it a dieselfs server?"
         )
     return int(length)
+
+
+def connection_name(client_nonce: bytes) -> str:
+    """What both sides call a connection in their logs; with the number of a call, it names a request."""
+    return client_nonce[:4].hex()
 
 
 def encode_call(method: str, sequence: int, arguments: dict[str, object]) -> bytes:

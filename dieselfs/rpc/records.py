@@ -36,12 +36,16 @@ class UserRecord:
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """The result of a purge. `chunks_waiting` are dead, but younger than the grace time."""
+    """The result of a purge. `chunks_waiting` are dead, but younger than the grace time, or held.
+
+    `held_by` names the tags and pins that hold chunks beyond the grace time: `tag v1`, `pin of HOLDER`.
+    """
 
     chunks_rewritten: int
     chunks_removed: int
     chunks_waiting: int
     bytes_freed: int
+    held_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class RebuildReport:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem that fsck found. `kind` is chunk, file, metadata or snapshot."""
+    """A problem that fsck found. `kind` is chunk, file, metadata, snapshot or clock."""
 
     kind: str
     what: str

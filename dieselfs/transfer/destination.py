@@ -49,16 +49,20 @@ class Destination:
 
     def _folder(self, path: bytes) -> int:
         """A descriptor of the folder at `path`; the least recently used one is closed beyond FOLDERS_OPEN_MAX."""
-        if not path:
-            return self._root
-        descriptor = self._open.get(path)
-        if descriptor is None:
-            above, name = split_path(check_path(path))
-            descriptor = os.open(name, _FOLDER, dir_fd=self._folder(above))
-            self._open[path] = descriptor
+        check_path(path)
+        closed: list[bytes] = []
+        while path and path not in self._open:
+            closed.append(path)
+            path, _ = split_path(path)
+        descriptor = self._root
+        if path:
+            descriptor = self._open[path]
+            self._open.move_to_end(path)
+        for folder in reversed(closed):
+            descriptor = os.open(split_path(folder)[1], _FOLDER, dir_fd=descriptor)
+            self._open[folder] = descriptor
             if len(self._open) > FOLDERS_OPEN_MAX:
                 os.close(self._open.popitem(last=False)[1])
-        self._open.move_to_end(path)
         return descriptor
 
     def status(self, path: bytes) -> os.stat_result | None:

@@ -24,6 +24,7 @@ from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.identity import Identity, store_identity
+from dieselfs_server.logs import AuditLog
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
@@ -96,6 +97,19 @@ def write_admin_key(users: UserStore, path: Path, pin: bytes) -> None:
     log.info("created user 'admin'; the key is in %s", path)
 
 
+def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | None:
+    """The audit log; an embedded server, which only its own user can reach, has none. Raises InvalidInput."""
+    if settings.lock is not None:
+        return None
+    path = settings.audit_log or settings.state / "audit.log"
+    try:
+        audit = AuditLog(path)
+    except OSError as error:
+        raise InvalidInput(f"cannot write the audit log {path}: {error.strerror}") from None
+    stack.callback(audit.close)
+    return audit
+
+
 @asynccontextmanager
 async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
     """Open the backends, apply chunks that a crash left unapplied, and listen; on exit, stop and close all."""
@@ -127,6 +141,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             TagStore(store, identity),
             settings.state / "scratch",
             names=(settings.store, settings.metadata),
+            audit=_open_audit(stack, settings),
         )
         server = RpcServer(Dispatcher(service), tls, metrics=service.metrics)
         opened = []

@@ -1,17 +1,24 @@
 """Answers the calls of authenticated clients, one at a time on each connection, with the handlers."""
 
 import logging
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
+from dieselfs.limits import BULK_IDLE_TIMEOUT_S, LEAST_RATE_BYTES_PER_S
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc import records
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
+from dieselfs.rpc.serving.byte_budget import ByteBudget
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
+from dieselfs.rpc.serving.keep_alive import LONG_METHODS, kept_alive
 from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.logs import event
 from dieselfs_server.service import Call, Reply, Service
 from dieselfs_server.users import Caller, UserStore
 
@@ -32,13 +39,90 @@ _STRUCTS = {
 }
 
 
+AUDITED = frozenset(
+    (
+        *("create_dataset", "drop_dataset", "purge", "rebuild", "put_tag", "delete_tag"),
+        *("add_key", "expire_key", "remove_key", "grant"),
+    )
+)
+"""Methods that the audit log has, also refused ones."""
+
+_AUDITED_ARGUMENTS = {
+    "name": "dataset",
+    "dataset": "dataset",
+    "tag": "tag",
+    "user": "of",
+    "key_id": "key",
+    "right": "right",
+    "is_dry_run": "is_dry_run",
+}
+"""Arguments in the audit log, and their names there. None of them is a secret."""
+
+
+@dataclass(eq=False)
+class _Noted:
+    """What the logs say about a call."""
+
+    peer: str
+    request: str
+    call: Call
+    started_s: float = field(default_factory=time.monotonic)
+    has_ended: bool = False
+
+    def end(self, outcome: str) -> None:
+        """Write the logs, before the reply; later calls do nothing."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        call, audit = self.call, self.call.service.audit
+        event(
+            log,
+            logging.DEBUG,
+            "call",
+            request=self.request,
+            method=call.method,
+            user=call.caller.name,
+            address=self.peer,
+            outcome=outcome,
+            ms=round((time.monotonic() - self.started_s) * 1000, 1),
+        )
+        if audit is not None and call.method in AUDITED:
+            arguments = {
+                shown: getattr(call.arguments, name)
+                for name, shown in _AUDITED_ARGUMENTS.items()
+                if getattr(call.arguments, name, None) is not None
+            }
+            audit.write(
+                call.method,
+                call.caller.name,
+                self.peer,
+                key_used=call.caller.key_id,
+                request=self.request,
+                outcome=outcome,
+                **arguments,
+            )
+
+
 class Dispatcher:
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._uploads = ByteBudget()
 
     @property
     def keys(self) -> UserStore:
         return self._service.users
+
+    def logged_in(self, connection: ClientConnection, caller: Identity) -> None:
+        if self._service.audit is not None:
+            self._service.audit.write(
+                "login", caller.name, connection.peer, key_used=caller.key_id, connection=connection.name
+            )
+
+    def refused(self, connection: ClientConnection, reason: str) -> None:
+        if self._service.audit is not None:
+            self._service.audit.write(
+                "refused", "", connection.peer, reason=reason, connection=connection.name
+            )
 
     async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
         """Answer one call. An exception, also a cancellation, ends the connection."""
@@ -47,37 +131,53 @@ class Dispatcher:
         if method in ("hello", "prove"):
             raise ProtocolError("a second handshake")
         call = Call(self._service, user, method, arguments)
+        noted = _Noted(connection.peer, f"{connection.name}-{sequence}", call)
         try:
-            try:
-                length = await call.bulk_length()
-            except InvalidInput:
-                raise ProtocolError(f"bulk of {arguments.bulk_length} bytes") from None
-            except DieselfsError:
-                await connection.discard_bulk(arguments.bulk_length)
-                raise
-            if length:
-                call.bulk = await connection.receive_bulk(length)
-            self._service.requests.value += 1
-            reply = await HANDLERS[method](call)
+            async with AsyncExitStack() as holding:
+                try:
+                    length = await call.bulk_length()
+                    if length:
+                        await holding.enter_async_context(self._uploads.held(user.name, length))
+                except InvalidInput:
+                    raise ProtocolError(f"bulk of {arguments.bulk_length} bytes") from None
+                except DieselfsError:
+                    await connection.discard_bulk(arguments.bulk_length)
+                    raise
+                if length:
+                    with trio.fail_after(BULK_IDLE_TIMEOUT_S + length / LEAST_RATE_BYTES_PER_S):
+                        call.bulk = await connection.receive_bulk(length)
+                self._service.requests.value += 1
+                if method in LONG_METHODS:
+                    reply = await kept_alive(connection, lambda: HANDLERS[method](call))
+                else:
+                    reply = await HANDLERS[method](call)
+            noted.end("ok")
         except ProtocolError:
             raise
         except DieselfsError as error:
+            noted.end(type(error).__name__)
             await connection.send(encode_refusal(method, sequence, error))
         except (trio.TooSlowError, trio.BrokenResourceError):
             raise
         except Exception:
-            log.exception("%s of user %s failed with an internal error", method, user.name)
+            noted.end("failed")
+            log.exception("%s of user %s failed with an internal error: %s", method, user.name, noted.request)
             fault = Unavailable(
-                f"{method} failed with an internal error of the server; its log has the details"
+                f"{method} failed with an internal error of the server; its log has the details "
+                f"(request {noted.request})"
             )
             await connection.send(encode_refusal(method, sequence, fault))
         else:
             await _send(connection, method, sequence, reply if isinstance(reply, Reply) else Reply(reply))
+        finally:
+            noted.end("interrupted")
 
 
 async def _send(connection: ClientConnection, method: str, sequence: int, reply: Reply) -> None:
     if reply.file is None:
-        await connection.send(encode_reply(method, sequence, as_struct(reply.value)), reply.bulk)
+        length = sum(len(part) for part in reply.bulk)
+        with trio.fail_after(BULK_IDLE_TIMEOUT_S + length / LEAST_RATE_BYTES_PER_S):
+            await connection.send(encode_reply(method, sequence, as_struct(reply.value)), reply.bulk)
         return
     with reply.file as file:
         message = encode_reply(method, sequence, reply.value)

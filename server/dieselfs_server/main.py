@@ -15,6 +15,7 @@ from dieselfs.flags import settings_options
 from dieselfs.process.launch import Report
 from dieselfs.settings import Place
 from dieselfs_server.assemble import run_server
+from dieselfs_server.logs import FORMATS, TEXT, configure
 from dieselfs_server.settings import ServerSettings
 
 EMBEDDED_IDLE_EXIT_S = 30.0
@@ -35,7 +36,10 @@ Exit codes: 0 stopped by a signal, 1 usage or settings, 6 a store or an address 
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with the options below.")
 @settings_options(Place.SERVER)
 @click.option("--init", "is_new", is_flag=True, help="The store is new: create its marker, then serve.")
-@click.option("--verbose", is_flag=True, help="Log each action of the clients.")
+@click.option("--verbose", is_flag=True, help="Log each call of a client.")
+@click.option(
+    "--log-format", type=click.Choice(FORMATS), default=TEXT, help="Form of the log on stderr. [text]"
+)
 @click.option("--embedded", type=click.Path(path_type=Path), hidden=True)
 @click.option("--idle-exit-s", type=float, default=EMBEDDED_IDLE_EXIT_S, hidden=True)
 @click.option("--ready-fd", type=int, hidden=True)
@@ -46,14 +50,11 @@ def serve(
     ready_fd: int | None,
     is_new: bool,
     verbose: bool,
+    log_format: str,
     given: dict[str, Any],
 ) -> None:
     """Serve datasets: chunks in an object store, metadata in a metadata store."""
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    configure(verbose, log_format)
     os.umask(0o077)
     report = Report(ready_fd)
     try:

@@ -19,6 +19,8 @@ from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.identity import Identity
+from dieselfs_server.logs import AuditLog
+from dieselfs_server.maintenance.jobs import MaintenanceJobs
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.executor import OpenPayload, RequestExecutor
 from dieselfs_server.store.interface import Buffer, ObjectStore
@@ -58,6 +60,7 @@ class Service:
     scratch: Path
     names: tuple[str, str]
     metrics: Registry = field(default_factory=Registry)
+    audit: AuditLog | None = None
 
     def __post_init__(self) -> None:
         self.started_s = int(time.time())
@@ -68,6 +71,7 @@ class Service:
         self.catalog = Catalog(self.store, self.metadata)
         self.executor = RequestExecutor(self.store, self.metrics)
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
+        self.maintenance = MaintenanceJobs()
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
 
     def now_ns(self) -> int:

@@ -54,6 +54,7 @@ class ServerSettings:
     lock: Path | None = None
     idle_exit_s: float | None = None
     is_new: bool = False
+    audit_log: Path | None = None
 
     @classmethod
     def embedded(cls, home: Path, idle_exit_s: float) -> "ServerSettings":
@@ -99,6 +100,7 @@ class ServerSettings:
             tls_certificate=values.get("tls_certificate"),
             tls_key=values.get("tls_key"),
             admin_key=values.get("admin_key"),
+            audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
             registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
         )
 

@@ -12,12 +12,18 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from threading import Lock
 
-from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound
+from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.names import check_dataset_name
 from dieselfs.rpc.auth import Verifier, check_user_name
 from dieselfs_server.store.interface import ObjectStore
 
-USERS_RECORD = "users"
+USERS_PREFIX = "users-"
+"""Of the records of the table, one for each version; the newest counts."""
+VERSIONS_KEPT = 64
+"""So a change that is as many versions late cannot create a version that was removed."""
+CHANGE_TRIES_MAX = 64
+"""Tries of a change of the table; with each lost try, another server has made one."""
+
 USERS_REFRESH_S = 5.0
 """All servers refuse a key within this time after one of them has removed it."""
 
@@ -176,7 +182,7 @@ def decode_users(content: bytes) -> Users:
         return {name: _decode_user(fields) for name, fields in record["users"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(
-            f"the table of users in the object store (record {USERS_RECORD!r}) is invalid: {error!r}"
+            f"the table of users in the object store (records {USERS_PREFIX}*) is invalid: {error!r}"
         ) from None
 
 
@@ -194,13 +200,19 @@ def _decode_user(fields: dict[str, dict[str, dict[str, str]]]) -> User:
     )
 
 
+def _record_name(number: int) -> str:
+    """Names sort by version."""
+    return f"{USERS_PREFIX}{number:020}"
+
+
 class UserStore:
     """The table, read from the object store again after USERS_REFRESH_S. All methods block."""
 
     def __init__(self, store: ObjectStore, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
-        self._lock = Lock()  # guards the two below, and serializes changes
+        self._lock = Lock()  # guards the three below, and serializes changes
+        self._number = 0
         self._users: Users = {}
         self._read_s = float("-inf")
         self.salt = secrets.token_bytes(32)
@@ -211,17 +223,36 @@ class UserStore:
 
     def _refresh(self, age_max_s: float) -> Users:
         if not 0 <= self._clock() - self._read_s < age_max_s:
-            content = self._store.get_record(USERS_RECORD)
-            self._users = decode_users(content) if content is not None else {}
+            self._number, self._users = self._newest()
             self._read_s = self._clock()
         return self._users
 
+    def _newest(self) -> tuple[int, Users]:
+        """Version and content of the table. Raises Damaged."""
+        for _ in range(CHANGE_TRIES_MAX):
+            records = self._store.list_records(USERS_PREFIX)
+            if not records:
+                return 0, {}
+            content = self._store.get_record(records[-1])
+            if content is not None:  # else it is many versions old by now
+                return int(records[-1].removeprefix(USERS_PREFIX)), decode_users(content)
+        raise Unavailable("the table of users changes too fast to be read; try again")
+
     def change(self, edit: Callable[[Users], Users]) -> None:
-        """Replace the table by `edit` of it; durable when this returns."""
+        """Replace the table by `edit` of it; durable when this returns. No change of another server is lost: `edit` is
+        repeated if there was one. Raises Unavailable if there are too many.
+        """
         with self._lock:
-            users = edit(self._refresh(0))
-            self._store.put_record(USERS_RECORD, encode_users(users))
-            self._users, self._read_s = users, self._clock()
+            for _ in range(CHANGE_TRIES_MAX):
+                users = edit(self._refresh(0))
+                number = self._number + 1
+                if self._store.create_record(_record_name(number), encode_users(users)):
+                    self._number, self._users, self._read_s = number, users, self._clock()
+                    break
+            else:
+                raise Unavailable("too many servers change the table of users at once; try again")
+        for old in self._store.list_records(USERS_PREFIX)[:-VERSIONS_KEPT]:
+            self._store.delete_record(old)
 
     def verifier(self, name: str, key_id: str) -> Verifier | None:
         """The verifier of a valid key of user `name`, or None."""

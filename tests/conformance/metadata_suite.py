@@ -171,6 +171,7 @@ class MetadataSuite(RebuildSuite):
             lambda: store.drop_dataset(OTHER_ID),
             lambda: store.reserve_versions(OTHER_ID, 1, NOW_NS),
             lambda: store.apply(OTHER_ID, preamble, header, NOW_NS),
+            lambda: store.last_version(OTHER_ID),
             lambda: store.has_chunk(OTHER_ID, chunk_id(1)),
             lambda: store.forget_chunk(OTHER_ID, chunk_id(1)),
             lambda: store.chunks(OTHER_ID),
@@ -206,13 +207,15 @@ class MetadataSuite(RebuildSuite):
         check_against_model(store, {chunk_id(2): header})
 
     def test_versions_are_reserved_once(self, store: MetadataStore) -> None:
+        assert store.last_version(DATASET_ID) == 0
         first = store.reserve_versions(DATASET_ID, 10, NOW_NS)
-        assert first == NOW_NS
+        assert first == NOW_NS and store.last_version(DATASET_ID) == NOW_NS + 9
         assert store.reserve_versions(DATASET_ID, 1, NOW_NS - 5) == NOW_NS + 10
         assert store.reserve_versions(DATASET_ID, 1, NOW_NS + 1000) == NOW_NS + 1000
 
     def test_versions_go_on_behind_what_was_applied(self, store: MetadataStore) -> None:
         apply(store, [Put(b"a", NOW_NS + 50)], chunk_id(1))
+        assert store.last_version(DATASET_ID) == NOW_NS + 50
         assert store.reserve_versions(DATASET_ID, 1, NOW_NS) == NOW_NS + 51
 
     def test_versions_end(self, store: MetadataStore) -> None:

@@ -190,6 +190,9 @@ def test_saved_metadata_is_loaded_while_it_is_current(
             reader.load_meta(tmp_path / "meta")
         reader.load_meta(tmp_path / "meta", is_stale_allowed=True)
         assert reader.get("file") == b"1"  # its chunk is still there
+        reader.put("other", b"3")
+        reader.flush()
+        assert (reader.get("file"), reader.get("other")) == (b"2", b"3")
     content = bytearray((tmp_path / "meta").read_bytes())
     content[-1] ^= 1
     (tmp_path / "meta").write_bytes(content)

@@ -342,6 +342,8 @@ def test_rights(server: RunningServer, data: Dataset) -> None:
     stranger = server.client(server.user("stranger", other="admin"))
     calls: list[Callable[[], object]] = [
         lambda: reader.rebuild("data"),
+        lambda: reader.fsck("data", False, False),
+        lambda: reader.purge("data", 0, True),
         lambda: writer.rebuild("data"),
         lambda: writer.fsck("data", False, True),
         lambda: reader.put_tag("data", "t"),
@@ -359,8 +361,12 @@ def test_rights(server: RunningServer, data: Dataset) -> None:
     ):
         with pytest.raises(NotFound):
             missing("data")
-    reader.fsck("data", False, False)
+    writer.fsck("data", False, False)
+    writer.purge("data", 0, True)
     reader.pin("data", "mount", 1, 1, 60)
+    for time_ns in (-1, data.snapshot.header.updated_ns + 1):
+        with pytest.raises(InvalidInput, match="out of range"):
+            reader.pin("data", "mount", 1, time_ns, 60)
     for client in (reader, writer, stranger):
         client.close()
 
@@ -368,3 +374,18 @@ def test_rights(server: RunningServer, data: Dataset) -> None:
 def test_chunk_names_in_reports_are_those_of_the_files(server: RunningServer, data: Dataset) -> None:
     names = {chunk_name(data.snapshot.chunk_id(n)) for n in range(data.snapshot.chunk_count)}
     assert {path.name for path in chunk_files(server)} == names
+
+
+@pytest.mark.parametrize("is_fifo", [True, False])
+def test_what_is_no_chunk_file_is_reported_and_not_read(
+    server: RunningServer, data: Dataset, is_fifo: bool
+) -> None:
+    chunk = chunk_files(server)[0]
+    if is_fifo:
+        chunk.unlink()
+        os.mkfifo(chunk)
+    else:
+        os.truncate(chunk, 1 << 40)  # sparse
+    report = data.client.fsck("data", is_deep=True, is_repair=False)
+    assert any(problem.kind == "chunk" and chunk.name in problem.what for problem in report.problems)
+    chunk.unlink()

@@ -1,5 +1,6 @@
 """Who may do what: the table, its record in the object store, and how soon a change counts."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,13 @@ from dieselfs.rpc.auth import Key
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.users import (
     KEYS_PER_USER_MAX,
-    USERS_RECORD,
+    USERS_PREFIX,
     USERS_REFRESH_S,
+    VERSIONS_KEPT,
     Caller,
     Right,
     StoredKey,
+    User,
     Users,
     UserStore,
     decode_users,
@@ -114,4 +117,19 @@ def test_a_change_at_another_server_counts_within_the_stated_time() -> None:
     assert there.verifier("ada", KEY.key_id) == KEY.verifier()
     now_s[0] += USERS_REFRESH_S
     assert here.verifier("ada", KEY.key_id) == KEY.verifier()
-    assert store.get_record(USERS_RECORD) is not None
+    assert store.list_records(USERS_PREFIX)
+
+
+def test_no_change_of_two_servers_is_lost() -> None:
+    store, per_server, servers = MemoryStore(), 20, 4
+    names = [[f"u{server}-{n}" for n in range(per_server)] for server in range(servers)]
+
+    def change(own: list[str]) -> None:
+        users = UserStore(store)
+        for name in own:
+            users.change(lambda table, name=name: {**table, name: User()})  # type: ignore[misc]
+
+    with ThreadPoolExecutor(servers) as threads:
+        list(threads.map(change, names))
+    assert set(UserStore(store).current()) == {name for own in names for name in own}
+    assert len(store.list_records(USERS_PREFIX)) <= VERSIONS_KEPT + servers

@@ -86,6 +86,12 @@ class PeerService:
         """
         await self._server.serve(listener, is_encrypted=self._has_tls)
 
+    def logged_in(self, connection: ClientConnection, caller: Identity) -> None:
+        """Nothing is logged: members connect often."""
+
+    def refused(self, connection: ClientConnection, reason: str) -> None:
+        """The listener has logged it."""
+
     async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
         """Answer one call. An error or a cancellation ends the connection."""
         method, sequence, arguments = decode_call(message, PEER_METHODS)

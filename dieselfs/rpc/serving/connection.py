@@ -42,6 +42,8 @@ class ClientConnection:
         if not self.is_local:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._received = bytearray()  # bytes that no method has consumed yet
+        self.name = self.peer = ""
+        """The name in the logs of both sides, and the address of the client."""
         self.bulk_bytes_received = 0
         self.bulk_bytes_sent = 0
 

@@ -13,7 +13,14 @@ import trio
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S
 from dieselfs.rpc import auth
-from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_call, encode_refusal, encode_reply, thrift
+from dieselfs.rpc.messages import (
+    PROTOCOL_VERSION,
+    connection_name,
+    decode_call,
+    encode_refusal,
+    encode_reply,
+    thrift,
+)
 from dieselfs.rpc.serving.connection import ClientConnection
 
 LOCAL_USER = "local"
@@ -54,6 +61,7 @@ async def shake_hands(
         method, sequence, arguments = decode_call(hello)
         if method != "hello":
             raise ProtocolError("the first call is not 'hello'")
+        connection.name = connection_name(arguments.client_nonce)
         if arguments.protocol_version != PROTOCOL_VERSION:
             refusal = ProtocolError(
                 f"the client has protocol {arguments.protocol_version}, this server {PROTOCOL_VERSION}: "

@@ -85,6 +85,14 @@ class RpcHandler(Protocol):
     @property
     def keys(self) -> KeyRing: ...
 
+    def logged_in(self, connection: ClientConnection, caller: Identity) -> None:
+        """Note a client that has proved its key."""
+        ...
+
+    def refused(self, connection: ClientConnection, reason: str) -> None:
+        """Note a client that has not."""
+        ...
+
     async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
         """Answer one call. ProtocolError, trio.TooSlowError and trio.BrokenResourceError end the connection."""
         ...
@@ -139,6 +147,7 @@ class RpcServer:
             stream.socket.close()
             return
         connection = ClientConnection(stream)
+        connection.peer = peer
         is_secured = False
         try:
             with scope:
@@ -172,9 +181,11 @@ class RpcServer:
         caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted)
         if isinstance(caller, str):
             log.warning("%s: handshake failed: %s", peer, caller)
+            self._handler.refused(connection, caller)
             return
         if not place.is_known and not self._places.prove(place):
             return
+        self._handler.logged_in(connection, caller)
         while (message := await connection.receive_message(FRAME_BYTES_MAX, IDLE_TIMEOUT_S)) is not None:
             await self._handler.answer(connection, caller, message)
 

@@ -127,6 +127,13 @@ class Catalog:
                 found[name] = dataset_id
         return found
 
+    def lost_datasets(self) -> list[str]:
+        """Names of the datasets that have chunks, but no metadata; sorted. Raises Unavailable."""
+        stored = {**self._scan(), **self._names.all()}
+        known = {dataset.dataset_id for dataset in self._metadata.datasets()}
+        lost = {name: dataset_id for name, dataset_id in stored.items() if dataset_id not in known}
+        return sorted(name for name, dataset_id in lost.items() if any(self._store.list_chunks(dataset_id)))
+
     def _name_of(self, dataset_id: bytes) -> str | None:
         for chunk_id in self._store.list_chunks(dataset_id):
             try:

@@ -15,7 +15,7 @@ from dieselfs.chunk.format import (
     decode_preamble,
 )
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
-from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_AHEAD_S_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.dataset_names import DatasetNames
@@ -23,7 +23,7 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
 VERSION_AHEAD_NS_MAX = 24 * 3600 * 10**9
-"""Versions follow the clock. No server has reserved one that is further ahead; it would win over all later writes."""
+"""Versions follow the clock. One that is further ahead must have been reserved: it wins over all writes until then."""
 
 CATCH_UP_OVERLAP_S = 3600
 """A starting server checks chunks from this long before the newest applied one: clocks differ, uploads take time."""
@@ -52,7 +52,9 @@ def commit_chunk(
     preamble, header, _ = decode_chunk(data, source, chunk_id, dataset_id, are_extents_checked=False)
     if uploaded_to is not None:
         _check_upload(chunk_id, header, uploaded_to, now_ns, source)
-    if len(header) and int(header.versions.max()) > now_ns + VERSION_AHEAD_NS_MAX:
+    newest = int(header.versions.max(initial=0))
+    # A clock that was ahead has reserved versions that are: the next ones continue there, and must be accepted.
+    if newest > now_ns + VERSION_AHEAD_NS_MAX and newest > metadata.last_version(dataset_id):
         raise InvalidInput(f"{source}: its versions were not reserved here")
     try:
         store.put(dataset_id, chunk_id, [data])
@@ -63,8 +65,17 @@ def commit_chunk(
             raise
     try:
         return metadata.apply(dataset_id, preamble, header, now_ns)
-    except NotFound:  # the dataset was dropped meanwhile; no later operation would find this chunk
-        store.delete(dataset_id, chunk_id)
+    except NotFound:
+        if (
+            DatasetNames(store).find(header.dataset) == dataset_id
+        ):  # its metadata is lost, and perhaps being rebuilt
+            raise Unavailable(
+                f"{source} is stored, but the metadata of dataset {header.dataset} is lost; rebuild it: "
+                f"dlcmd rebuild dl://{header.dataset}"
+            ) from None
+        store.delete(
+            dataset_id, chunk_id
+        )  # the dataset was dropped; no later operation would find this chunk
         raise
 
 
@@ -90,6 +101,28 @@ def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple
     return preamble, decode_header(preamble, header, source, dataset_id)
 
 
+def read_chunk(
+    store: ObjectStore, dataset_id: bytes, chunk_id: bytes
+) -> tuple[Preamble, ChunkHeader, memoryview]:
+    """A whole stored chunk, verified: preamble, header and payload. Raises NotFound, Damaged.
+
+    Memory is taken only for an object of the length that its preamble states.
+    """
+    source = f"chunk {chunk_name(chunk_id)}"
+    preamble = decode_preamble(store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES), source, chunk_id)
+    check_size(store, dataset_id, preamble)
+    data = store.get_range(dataset_id, chunk_id, 0, preamble.object_length)
+    return decode_chunk(data, source, chunk_id, dataset_id)
+
+
+def check_size(store: ObjectStore, dataset_id: bytes, preamble: Preamble) -> None:
+    """Raise Damaged unless the stored object has the length that its preamble states."""
+    size = store.size(dataset_id, preamble.chunk_id)
+    if size != preamble.object_length:
+        expected = f"its preamble requires {preamble.object_length}"
+        raise Damaged(f"chunk {chunk_name(preamble.chunk_id)} has {size} bytes; {expected}")
+
+
 def _claim_name(names: DatasetNames, dataset: DatasetRecord) -> None:
     """Make the record of a dataset's name if it is missing. Logs if another dataset has the name."""
     try:
@@ -107,12 +140,25 @@ def _claim_name(names: DatasetNames, dataset: DatasetRecord) -> None:
         )
 
 
+def versions_ahead(metadata: MetadataStore, dataset: DatasetRecord, now_ns: int) -> str | None:
+    """What to say about a dataset whose versions are far ahead of the clock; None if they are not."""
+    ahead_h = (metadata.last_version(dataset.dataset_id) - now_ns) // (3600 * 10**9)
+    if ahead_h < VERSION_AHEAD_NS_MAX // (3600 * 10**9):
+        return None
+    return (
+        f"the versions of dataset {dataset.name} are {ahead_h:,} h ahead of this server's clock: a clock was wrong; "
+        "check the clocks of all servers; writes continue after these versions"
+    )
+
+
 def catch_up(store: ObjectStore, metadata: MetadataStore, now_ns: int) -> int:
     """Apply chunks that are stored but not applied; returns their number. Skips damaged ones."""
     applied = 0
     names = DatasetNames(store)
     for dataset in metadata.datasets():
         _claim_name(names, dataset)
+        if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
+            log.warning("%s", ahead)
         since_s = max(metadata.newest_chunk_time_s(dataset.dataset_id) - CATCH_UP_OVERLAP_S, 0)
         for chunk_id in store.list_chunks(dataset.dataset_id, since_s):
             if metadata.has_chunk(dataset.dataset_id, chunk_id):

@@ -71,13 +71,13 @@ class TagStore:
         for record in self._store.list_records(_prefix(dataset_id)):
             self._store.delete_record(record)
 
-    def needed_chunks(self, dataset: str, dataset_id: bytes) -> set[bytes]:
-        """IDs of the chunks of all tagged generations. Raises Damaged if a tag cannot be read."""
-        needed: set[bytes] = set()
+    def needed_chunks(self, dataset: str, dataset_id: bytes) -> dict[str, set[bytes]]:
+        """IDs of the chunks of each tagged generation, by tag. Raises Damaged if a tag cannot be read."""
+        needed: dict[str, set[bytes]] = {}
         for name in self.names(dataset_id):
             snapshot = self.get(dataset, dataset_id, name)
             used = np.unique(snapshot.column("extent_chunks")).tolist()
-            needed |= {snapshot.chunk_id(chunk) for chunk in used}
+            needed[name] = {snapshot.chunk_id(chunk) for chunk in used}
         return needed
 
 

@@ -66,6 +66,11 @@ async def list_datasets(call: Call) -> Sequence[DatasetRecord]:
     return [dataset for dataset in datasets if await call.right(dataset.name) >= Right.READ]
 
 
+async def list_lost_datasets(call: Call) -> Sequence[str]:
+    names = await trio.to_thread.run_sync(call.service.catalog.lost_datasets)
+    return [name for name in names if await call.right(name) >= Right.READ]
+
+
 async def drop_dataset(call: Call) -> None:
     dataset = await call.dataset(Right.ADMIN, call.arguments.name)
     service = call.service
@@ -73,11 +78,11 @@ async def drop_dataset(call: Call) -> None:
     def drop() -> None:
         # Chunks first: if the record were removed first, a crash would leave chunks that no dataset refers to.
         service.store.delete_dataset(dataset.dataset_id)
+        service.names_of_datasets.release(dataset.name, dataset.dataset_id)
         service.metadata.drop_dataset(dataset.dataset_id)
         service.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
         service.snapshots.drop(dataset.dataset_id)
         service.tags.drop(dataset.dataset_id)
-        service.names_of_datasets.release(dataset.name, dataset.dataset_id)
 
     await trio.to_thread.run_sync(drop)
     log.info("dataset %s dropped by %s", dataset.name, call.caller.name)
@@ -108,18 +113,22 @@ async def delete_tag(call: Call) -> None:
 
 async def purge(call: Call) -> PurgeReport:
     service, arguments = call.service, call.arguments
-    dataset = await call.dataset(Right.READ if arguments.is_dry_run else Right.ADMIN)
+    dataset = await call.dataset(Right.WRITE if arguments.is_dry_run else Right.ADMIN)
     if not 0 <= arguments.grace_s < GRACE_S_MAX:
         raise InvalidInput(f"grace time of {arguments.grace_s} s is out of range (0 to {GRACE_S_MAX - 1})")
-    return await trio.to_thread.run_sync(
-        purging.purge,
-        service.store,
-        service.metadata,
-        dataset,
-        service.tags,
-        service.now_ns(),
-        arguments.grace_s,
-        arguments.is_dry_run,
+    return await service.maintenance.run(
+        dataset.dataset_id,
+        f"purge of {dataset.name}",
+        lambda proceed: purging.purge(
+            service.store,
+            service.metadata,
+            dataset,
+            service.tags,
+            service.now_ns(),
+            arguments.grace_s,
+            arguments.is_dry_run,
+            proceed,
+        ),
     )
 
 
@@ -128,31 +137,39 @@ async def rebuild(call: Call) -> RebuildReport:
     dataset_id = await call.dataset_id(Right.ADMIN)
     if not -1 <= arguments.since_s <= TIME_S_MAX:
         raise InvalidInput(f"time {arguments.since_s} is out of range (-1 to {TIME_S_MAX})")
-    return await trio.to_thread.run_sync(
-        rebuilding.rebuild,
-        service.store,
-        service.metadata,
-        arguments.dataset,
+    return await service.maintenance.run(
         dataset_id,
-        service.now_ns(),
-        None if arguments.since_s < 0 else arguments.since_s,
+        f"rebuild of {arguments.dataset}",
+        lambda proceed: rebuilding.rebuild(
+            service.store,
+            service.metadata,
+            arguments.dataset,
+            dataset_id,
+            service.now_ns(),
+            None if arguments.since_s < 0 else arguments.since_s,
+            proceed,
+        ),
     )
 
 
 async def fsck(call: Call) -> FsckReport:
     service, arguments = call.service, call.arguments
-    dataset = await call.dataset(Right.ADMIN if arguments.is_repair else Right.READ)
-    return await trio.to_thread.run_sync(
-        checking.fsck,
-        service.store,
-        service.metadata,
-        service.snapshots,
-        service.tags,
-        dataset,
-        service.scratch,
-        service.now_ns(),
-        arguments.is_deep,
-        arguments.is_repair,
+    dataset = await call.dataset(Right.ADMIN if arguments.is_repair else Right.WRITE)
+    return await service.maintenance.run(
+        dataset.dataset_id,
+        f"fsck of {dataset.name}",
+        lambda proceed: checking.fsck(
+            service.store,
+            service.metadata,
+            service.snapshots,
+            service.tags,
+            dataset,
+            service.scratch,
+            service.now_ns(),
+            arguments.is_deep,
+            arguments.is_repair,
+            proceed,
+        ),
     )
 
 

@@ -30,10 +30,14 @@ async def pin(call: Call) -> None:
         raise InvalidInput(
             f"the holder of a pin must be printable, with at most {HOLDER_CHARACTERS_MAX} characters"
         )
+    if not 0 <= arguments.updated_ns <= dataset.updated_ns:
+        raise InvalidInput(
+            f"the time {arguments.updated_ns} of a pinned generation is out of range (0 to {dataset.updated_ns})"
+        )
     expires_ns = call.service.now_ns() + arguments.lease_s * 10**9
     if arguments.lease_s:
         record = Pin(holder, arguments.generation, arguments.updated_ns, expires_ns)
-        await trio.to_thread.run_sync(put_pin, metadata, dataset.dataset_id, record)
+        await trio.to_thread.run_sync(put_pin, metadata, dataset.dataset_id, record, call.caller.name)
     else:
         await trio.to_thread.run_sync(remove_pin, metadata, dataset.dataset_id, holder)
 

@@ -3,11 +3,14 @@
 import struct
 from dataclasses import dataclass
 
+from dieselfs.errors import InvalidInput
 from dieselfs.records import NoteChange
 from dieselfs_server.leases.lease import Lease, until_done
 from dieselfs_server.metadata.interface import MetadataStore
 
 FOLDER = "pins/"
+PINS_PER_USER_MAX = 4096
+"""Pins of one user on one dataset: each mount has one."""
 
 _GENERATION = struct.Struct("<qq")
 
@@ -31,8 +34,17 @@ class Pin:
         return cls(holder, generation, updated_ns, lease.expires_ns)
 
 
-def put_pin(metadata: MetadataStore, dataset_id: bytes, pin: Pin) -> None:
-    """Store a pin, instead of an earlier one of the same holder. Raises NotFound."""
+def put_pin(metadata: MetadataStore, dataset_id: bytes, pin: Pin, user: str = "") -> None:
+    """Store a pin, instead of an earlier one of the same holder. Raises NotFound.
+
+    With `user`, the holder begins with `USER/`; raises InvalidInput for more than PINS_PER_USER_MAX of the user.
+    """
+    if user and metadata.notes(dataset_id, [FOLDER + pin.holder]) == [None]:
+        pins = len(metadata.notes_below(dataset_id, f"{FOLDER}{user}/"))
+        if pins >= PINS_PER_USER_MAX:
+            raise InvalidInput(
+                f"user {user} has {pins} pins on this dataset, the limit; end some, or wait until they expire"
+            )
     _write(metadata, dataset_id, pin.holder, pin.note())
 
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from dieselfs.chunk.format import ChunkHeader, Preamble, decode_chunk
+from dieselfs.chunk.format import ChunkHeader, Preamble
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError, NotFound
 from dieselfs.limits import REPORT_LINES_MAX
@@ -21,9 +21,10 @@ from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable
 from dieselfs.rpc.records import FsckReport, Problem
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.commit import check_size, read_chunk, read_header, versions_ahead
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.maintenance.jobs import Proceed, always
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -42,6 +43,7 @@ def fsck(
     now_ns: int,
     is_deep: bool,
     is_repair: bool,
+    proceed: Proceed = always,
 ) -> FsckReport:
     """Check a dataset; with `is_deep` read every byte of every chunk, with `is_repair` repair what is possible.
 
@@ -54,12 +56,14 @@ def fsck(
         closing(SqliteMetadata(f"{folder}/reference.db")) as reference,
     ):
         reference.create_dataset(dataset.name, dataset.dataset_id)
-        check.read_chunks(reference)
+        check.read_chunks(reference, proceed)
         check.compare_chunks()
         expected = reference.entry_table(dataset.dataset_id)
         check.compare_metadata(expected)
     check.compare_snapshot(snapshots)
     check.compare_tags(tags)
+    if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
+        check.add("clock", ahead, is_mended=True)
     return FsckReport(
         len(check.readable),
         len(expected.ops),
@@ -97,11 +101,12 @@ class _Check:
         if len(self.problems) < REPORT_LINES_MAX:
             self.problems.append(Problem(kind, report_line(what), is_mended))
 
-    def read_chunks(self, reference: MetadataStore) -> None:
+    def read_chunks(self, reference: MetadataStore, proceed: Proceed) -> None:
         """Apply every stored chunk to the reference."""
         dataset_id = self.dataset.dataset_id
         read = _read_whole if self.is_deep else _read_size
         for chunk_id in self.store.list_chunks(dataset_id):
+            proceed()
             try:
                 preamble, header = read(self.store, dataset_id, chunk_id)
             except (Damaged, NotFound) as error:
@@ -200,16 +205,12 @@ def _is_replaced(stored: Preamble, applied: ChunkRecord) -> bool:
 
 def _read_size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
     preamble, header = read_header(store, dataset_id, chunk_id)
-    size = store.size(dataset_id, chunk_id)
-    if size != preamble.object_length:
-        expected = f"its preamble requires {preamble.object_length}"
-        raise Damaged(f"chunk {chunk_name(chunk_id)} has {size} bytes; {expected}")
+    check_size(store, dataset_id, preamble)
     return preamble, header
 
 
 def _read_whole(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
-    data = store.get_range(dataset_id, chunk_id, 0, store.size(dataset_id, chunk_id))
-    preamble, header, _ = decode_chunk(data, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)
+    preamble, header, _ = read_chunk(store, dataset_id, chunk_id)
     return preamble, header
 
 

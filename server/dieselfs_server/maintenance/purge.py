@@ -6,18 +6,19 @@ grace time: first its object, then its record. After a crash at any point, the n
 the chunks gives the same dataset.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.chunk.format import ChunkHeader, Op, decode_chunk
-from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
-from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
+from dieselfs.chunk.format import ChunkHeader, Op
+from dieselfs.chunk.ids import ChunkIdSource, chunk_time_s
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
-from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.datasets.commit import commit_chunk, read_chunk
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.pins import Pin, live_pins
+from dieselfs_server.maintenance.jobs import Proceed, always
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -30,6 +31,7 @@ def purge(
     now_ns: int,
     grace_s: int,
     is_dry_run: bool,
+    proceed: Proceed = always,
 ) -> PurgeReport:
     """Purge a dataset; with `is_dry_run` only report.
 
@@ -37,15 +39,16 @@ def purge(
     """
     chunks = metadata.chunks(dataset.dataset_id)
     dead = [chunk for chunk in chunks if chunk.deleted_entries == chunk.entries]
-    expired = removable(
-        dead,
+    pins, tagged = (
         live_pins(metadata, dataset.dataset_id, now_ns),
         tags.needed_chunks(dataset.name, dataset.dataset_id),
-        now_ns - grace_s * 10**9,
     )
+    died_before_ns = now_ns - grace_s * 10**9
+    expired = removable(dead, pins, set().union(*tagged.values()), died_before_ns)
     holed = [chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries]
     if not is_dry_run:
         for chunk in expired:
+            proceed()
             store.delete(dataset.dataset_id, chunk.chunk_id)
             metadata.forget_chunk(dataset.dataset_id, chunk.chunk_id)
         # Of equal versions the larger chunk ID counts, so the copies need larger IDs, even if the clocks of the
@@ -54,6 +57,7 @@ def purge(
         ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
         rewriter = _Rewriter(store, metadata, dataset, now_ns, ids)
         for chunk in holed:
+            proceed()
             rewriter.copy_live(chunk)
         rewriter.write()
     return PurgeReport(
@@ -61,6 +65,7 @@ def purge(
         chunks_removed=len(expired),
         chunks_waiting=len(dead) - len(expired) + len(holed),
         bytes_freed=sum(chunk.header_length + chunk.payload_length for chunk in expired),
+        held_by=holders([chunk for chunk in dead if chunk.updated_ns <= died_before_ns], pins, tagged),
     )
 
 
@@ -70,6 +75,17 @@ def removable(
     """The dead chunks that no reader can need: not tagged, dead before `died_before_ns` and before the oldest pin."""
     oldest_ns = min([died_before_ns, *(pin.updated_ns for pin in pins)])
     return [chunk for chunk in dead if chunk.updated_ns <= oldest_ns and chunk.chunk_id not in tagged]
+
+
+def holders(
+    dead: Sequence[ChunkRecord], pins: Sequence[Pin], tagged: Mapping[str, Set[bytes]]
+) -> tuple[str, ...]:
+    """The tags and pins that hold dead chunks which are older than the grace time, at most REPORT_LINES_MAX."""
+    chunk_ids = {chunk.chunk_id for chunk in dead}
+    newest_ns = max((chunk.updated_ns for chunk in dead), default=0)
+    found = [f"tag {name}" for name, needed in tagged.items() if needed & chunk_ids]
+    found += [f"pin of {pin.holder}" for pin in pins if pin.updated_ns < newest_ns]
+    return tuple(found[:REPORT_LINES_MAX])
 
 
 @dataclass(eq=False)
@@ -85,8 +101,7 @@ class _Rewriter:
 
     def copy_live(self, chunk: ChunkRecord) -> None:
         dataset_id, chunk_id = self._dataset.dataset_id, chunk.chunk_id
-        data = self._store.get_range(dataset_id, chunk_id, 0, self._store.size(dataset_id, chunk_id))
-        _, header, payload = decode_chunk(data, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)
+        _, header, payload = read_chunk(self._store, dataset_id, chunk_id)
         for entry in range(chunk.entries):
             if not chunk.deleted[entry // 8] >> entry % 8 & 1:
                 self._copy(header, entry, payload)

@@ -17,6 +17,7 @@ from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.leases.pins import put_pin, remove_pin
+from dieselfs_server.maintenance.jobs import Proceed, always
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -33,6 +34,7 @@ def rebuild(
     dataset_id: bytes,
     now_ns: int,
     since_s: int | None = None,
+    proceed: Proceed = always,
 ) -> RebuildReport:
     """Rebuild the metadata of a dataset, or only of its chunks since `since_s` (seconds since 1970).
 
@@ -40,8 +42,8 @@ def rebuild(
     anything is changed, if the object store is away.
     """
     next(store.list_chunks(dataset_id), None)
-    found = None if since_s is not None else _fill_copy(store, metadata, name, dataset_id, now_ns)
-    found = found or _fill_in_place(store, metadata, name, dataset_id, now_ns, since_s)
+    found = None if since_s is not None else _fill_copy(store, metadata, name, dataset_id, now_ns, proceed)
+    found = found or _fill_in_place(store, metadata, name, dataset_id, now_ns, since_s, proceed)
     record = metadata.dataset(name)
     log.info(
         "rebuilt %s: %d chunks, %d entries, %d files", name, len(found.chunks), found.entries, record.files
@@ -61,7 +63,7 @@ class _Found:
 
 
 def _fill_copy(
-    store: ObjectStore, metadata: MetadataStore, name: str, dataset_id: bytes, now_ns: int
+    store: ObjectStore, metadata: MetadataStore, name: str, dataset_id: bytes, now_ns: int, proceed: Proceed
 ) -> _Found | None:
     """None if the metadata is lost. Raises NotFound if the dataset is dropped meanwhile."""
     for _ in range(TRIES_MAX):
@@ -70,7 +72,7 @@ def _fill_copy(
         except NotFound:
             return None
         try:
-            found = _apply_all(store, metadata, name, dataset_id, copy_id, now_ns, 0)
+            found = _apply_all(store, metadata, name, dataset_id, copy_id, now_ns, 0, proceed)
             if _all_exist(store, dataset_id, found.chunks):
                 metadata.finish_rebuild(dataset_id, copy_id, now_ns)
                 remove_pin(metadata, dataset_id, REBUILD_HOLDER)  # of an earlier rebuild of lost metadata
@@ -89,12 +91,13 @@ def _fill_in_place(
     dataset_id: bytes,
     now_ns: int,
     since_s: int | None,
+    proceed: Proceed,
 ) -> _Found:
     for _ in range(TRIES_MAX):
         dataset = _present(metadata, name, dataset_id, now_ns)
         # The mark of a dataset that is being rebuilt; an error leaves it.
         put_pin(metadata, dataset_id, rebuild_pin(dataset))
-        found = _apply_all(store, metadata, name, dataset_id, dataset_id, now_ns, since_s or 0)
+        found = _apply_all(store, metadata, name, dataset_id, dataset_id, now_ns, since_s or 0, proceed)
         if _all_exist(store, dataset_id, found.chunks):
             remove_pin(metadata, dataset_id, REBUILD_HOLDER)
             return found
@@ -111,10 +114,12 @@ def _apply_all(
     target_id: bytes,
     now_ns: int,
     since_s: int,
+    proceed: Proceed,
 ) -> _Found:
     """Apply the chunks of a dataset since a time to the dataset or its copy."""
     found = _Found()
     for chunk_id in store.list_chunks(dataset_id, since_s):
+        proceed()
         try:
             preamble, header = read_header(store, dataset_id, chunk_id)
         except (Damaged, NotFound) as error:

@@ -80,6 +80,10 @@ class MetadataStore(Protocol):
         """
         ...
 
+    def last_version(self, dataset_id: bytes, /) -> int:
+        """The largest version that was reserved or applied; 0 if there is none."""
+        ...
+
     def apply(
         self,
         dataset_id: bytes,

@@ -8,10 +8,11 @@ All paths are absolute. Functions raise OSError; `translated` turns it into a Di
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from dieselfs.errors import StorageFull, Unavailable
+from dieselfs.errors import Damaged, StorageFull, Unavailable
 from dieselfs_server.store.interface import Buffer
 
 FOLDER_MODE = 0o700
@@ -83,8 +84,12 @@ def _rename_new(temporary: str, final: str) -> None:
 
 
 def open_to_read(path: str) -> int:
-    """A descriptor, which the caller closes."""
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """A descriptor, which the caller closes. Raises Damaged for anything but a file; a FIFO does not block."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise Damaged(f"object store: {path}: it is not a regular file; remove it")
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:

@@ -3,12 +3,15 @@
 import errno
 import os
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dieselfs.errors import DieselfsError, InvalidInput
+from dieselfs.limits import PATH_DEPTH_MAX
 from dieselfs.snapshot.reader import Stat
 from dieselfs.transfer.destination import (
     FOLDERS_OPEN_MAX,
@@ -156,3 +159,17 @@ def test_a_destination_that_cannot_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DieselfsError, match="cannot write to "):
         open_destination(os.fsencode(tmp_path / "file"))
+
+
+def test_a_path_as_deep_as_the_limit_is_written(destination: Destination, root: Path) -> None:
+    parts = [b"d"] * (PATH_DEPTH_MAX - 1)
+    try:
+        for depth in range(1, len(parts) + 1):
+            destination.make_folder(b"/".join(parts[:depth]))
+        path = b"/".join([*parts, b"f"])
+        with closing(open_destination(os.fsencode(root))) as other:  # which has no folder open
+            other.write_file(path, b"abc", FILE)
+            status = other.status(path)
+        assert status is not None and status.st_size == 3
+    finally:  # shutil.rmtree, with which pytest cleans up, does not reach so deep
+        subprocess.run(["rm", "-rf", str(root / "d")], check=True)

@@ -10,10 +10,17 @@ import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, StorageFull, Unavailable
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.limits import CHUNK_AHEAD_S_MAX
-from dieselfs_server.datasets.commit import VERSION_AHEAD_NS_MAX, catch_up, commit_chunk, read_header
+from dieselfs_server.datasets.commit import (
+    VERSION_AHEAD_NS_MAX,
+    catch_up,
+    commit_chunk,
+    read_header,
+    versions_ahead,
+)
 from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.memory import MemoryStore
@@ -229,3 +236,35 @@ def test_strace_is_there_and_kills(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL) and b"hello" not in done.stdout
+
+
+def test_versions_that_a_wrong_clock_has_reserved_are_accepted_and_named(metadata: SqliteMetadata) -> None:
+    store, wrong_ns = MemoryStore(), NOW_NS + 30 * 24 * 3600 * 10**9
+    metadata.reserve_versions(DATASET, 1, wrong_ns)
+    version = metadata.reserve_versions(DATASET, 1, NOW_NS)
+    assert version > wrong_ns
+    chunk_id, data = chunk(b"content", version)
+    commit_chunk(store, metadata, DATASET, chunk_id, data, NOW_NS)
+    dataset = metadata.dataset("data")
+    assert "720 h ahead" in str(versions_ahead(metadata, dataset, NOW_NS))
+    assert versions_ahead(metadata, dataset, wrong_ns) is None
+    rebuild(store, metadata, "data", DATASET, NOW_NS)
+    chunk_id, data = chunk(b"more", metadata.reserve_versions(DATASET, 1, NOW_NS))
+    commit_chunk(store, metadata, DATASET, chunk_id, data, NOW_NS)
+    with pytest.raises(InvalidInput, match="not reserved here"):
+        commit_chunk(store, metadata, DATASET, *chunk(b"x", metadata.last_version(DATASET) + 1), NOW_NS)
+
+
+def test_a_chunk_stays_if_the_metadata_is_lost_and_goes_if_the_dataset_was_dropped() -> None:
+    store, empty = MemoryStore(), SqliteMetadata(":memory:")
+    names = DatasetNames(store)
+    names.claim("data", DATASET)
+    chunk_id, data = chunk(b"content")
+    with pytest.raises(Unavailable, match="dlcmd rebuild dl://data"):
+        commit_chunk(store, empty, DATASET, chunk_id, data, NOW_NS)
+    assert list(store.list_chunks(DATASET)) == [chunk_id]
+    names.release("data", DATASET)
+    chunk_id, data = chunk(b"other")
+    with pytest.raises(NotFound):
+        commit_chunk(store, empty, DATASET, chunk_id, data, NOW_NS)
+    assert chunk_id not in list(store.list_chunks(DATASET))

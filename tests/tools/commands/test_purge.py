@@ -2,7 +2,9 @@
 
 import pytest
 
+import dieselfs
 from dieselfs.errors import EXIT_NOT_FOUND
+from dieselfs.settings import EMBEDDED
 from tests.support.dlcmd import Dlcmd
 
 
@@ -22,3 +24,17 @@ def test_a_dead_chunk_goes_after_the_grace_time(dlcmd: Dlcmd, dataset: str, grac
 
 def test_a_dataset_that_is_not_there_cannot_be_purged(dlcmd: Dlcmd) -> None:
     dlcmd("purge", "dl://no-such-dataset", exit_code=EXIT_NOT_FOUND)
+
+
+def test_what_holds_chunks_longer_is_named(dlcmd: Dlcmd, dataset: str) -> None:
+    (dlcmd.folder / "f").write_bytes(bytes(5000))
+    dlcmd("put", "-f", "f", f"dl://{dataset}/")
+    dlcmd("tag", "add", dataset, "v1")
+    with dieselfs.connect(dataset, server=EMBEDDED, home=dlcmd.home) as data:
+        header = data.snapshot.header
+        data.client.pin(dataset, "node-7 12 /mnt/x", header.generation, header.updated_ns, lease_s=600)
+    dlcmd("put", "-f", "f", f"dl://{dataset}/")
+    ran = dlcmd("purge", "--grace", "0", f"dl://{dataset}")
+    assert "held by tag v1, pin of local/node-7 12 /mnt/x" in ran.text
+    held = dlcmd("purge", "--grace", "0", "--json", f"dl://{dataset}").summary
+    assert (held["removed_chunks"], held["held_by"]) == (0, ["tag v1", "pin of local/node-7 12 /mnt/x"])

@@ -38,7 +38,10 @@ def test_readers_on_all_machines_are_named(dlcmd: Dlcmd, pets: str) -> None:
     named = "in use at /mnt/here, local/a reader, other-node:/mnt/there"
     assert dlcmd("rb", "-n", pets).text == f"would remove dl://{pets} (3 files, 4.0 KiB, {named})\n"
     readers = ["/mnt/here", "local/a reader", "other-node:/mnt/there"]
-    assert dlcmd("rb", "-y", "--json", pets).summary["readers"] == readers
+    refused = dlcmd("rb", "-y", pets, exit_code=EXIT_USAGE).stderr
+    assert all(reader in refused for reader in readers) and "--in-use" in refused
+    dlcmd("info", f"dl://{pets}")
+    assert dlcmd("rb", "-y", "--in-use", "--json", pets).summary["readers"] == readers
 
 
 @pytest.mark.parametrize(("is_right", "exit_code"), [(True, EXIT_OK), (False, EXIT_USAGE)])

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import ProtocolError
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, ProtocolError
 from dieselfs.limits import LISTING_ENTRIES_MAX
 from dieselfs.names import Location, split_path
 from dieselfs.units import format_time
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 @options.flag("-R", "--recursive", "is_recursive", text="List all folders below, as full paths.")
 @options.human
 def ls(session: Session, locations: Sequence[Location], is_long: bool, is_recursive: bool) -> int:
-    """List datasets, or the content of a folder, sorted by name. A slash marks a folder."""
+    """List datasets, or the content of a folder, sorted by name. A slash marks a folder.
+
+    Datasets whose metadata is lost are named as failures, with the command that repairs them.
+    """
     if not locations:
         return _list_datasets(session, is_long)
     listed = 0
@@ -49,9 +52,14 @@ def _list_datasets(session: Session, is_long: bool) -> int:
             when = format_time(dataset.updated_ns // 10**9)
             text = f"{dataset.files:>12,} files {size:>{SIZE_COLUMNS}} {when} {text}"
         session.output.record("dataset", text, dataset_fields(dataset))
-    if not datasets:
+    lost = session.client.lost_datasets()
+    for name in lost:
+        reason = f"its metadata is lost, but its chunks exist; rebuild it: dlcmd rebuild dl://{name}"
+        session.output.failure(str(Location(name)), reason)
+    if not datasets and not lost:
         session.output.note("there are no datasets yet; make one: dlcmd put -r FOLDER/ dl://NAME/")
-    return session.output.summary("", {"datasets": len(datasets)})
+    fields = {"datasets": len(datasets), "lost": lost}
+    return session.output.summary("", fields, EXIT_DAMAGED if lost else EXIT_OK)
 
 
 def _entries(session: Session, location: Location, is_recursive: bool) -> Iterator[Entry]:

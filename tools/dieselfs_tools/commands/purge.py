@@ -33,6 +33,8 @@ def purge(session: Session, dataset: str, grace_s: float, is_dry_run: bool) -> i
         f"{would}rewritten {report.chunks_rewritten:,} with holes; "
         f"{report.chunks_waiting:,} wait for the grace time of {format_duration(grace_s)}"
     )
+    if report.held_by:
+        text += f", or are held by {', '.join(report.held_by)}"
     fields = {
         "dry_run": is_dry_run,
         "dataset": dataset,
@@ -41,5 +43,6 @@ def purge(session: Session, dataset: str, grace_s: float, is_dry_run: bool) -> i
         "waiting_chunks": report.chunks_waiting,
         "freed_bytes": report.bytes_freed,
         "grace_s": grace_s,
+        "held_by": list(report.held_by),
     }
     return output.summary(text, fields)

@@ -18,13 +18,16 @@ from dieselfs_tools.session import Session
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 @options.flag("--with-tags", text="Remove the tags of the dataset too; required if it has tags.")
+@options.flag("--in-use", text="Remove the dataset although mounts or programs read it; required if they do.")
 @options.dry_run
 @options.yes
-def rb(session: Session, dataset: str, with_tags: bool, is_dry_run: bool, is_confirmed: bool) -> int:
+def rb(
+    session: Session, dataset: str, with_tags: bool, in_use: bool, is_dry_run: bool, is_confirmed: bool
+) -> int:
     """Remove a dataset with all its files, permanently. Type its name when asked, or give -y.
 
-    A dataset with tags needs --with-tags. The question names the mounts and cache daemons that read it, on all
-    machines.
+    A dataset with tags needs --with-tags. One that mounts, cache daemons or programs read, on any machine, needs
+    --in-use: their reads will fail.
     """
     record, output = session.client.dataset(dataset), session.output
     tags = [tag.name for tag in session.client.tags(dataset)]
@@ -48,6 +51,11 @@ def rb(session: Session, dataset: str, with_tags: bool, is_dry_run: bool, is_con
         raise InvalidInput(
             f"dl://{dataset} has {count(len(tags), 'tag')} ({', '.join(tags)}), which keep their "
             "generations: to remove them too, add --with-tags"
+        )
+    if readers and not in_use:
+        raise InvalidInput(
+            f"dl://{dataset} is in use at {', '.join(readers)}: unmount it there, or add --in-use; "
+            "reads there will fail then"
         )
     if not is_confirmed:
         confirm_name(dataset, f"this removes dl://{dataset} ({what})")

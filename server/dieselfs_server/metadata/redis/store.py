@@ -167,6 +167,12 @@ class RedisMetadata:
         raise Contended(f"{keys.owner}: too many writers reserve versions at once; try again")
 
     @_on_dataset
+    def last_version(self, keys: DatasetKeys) -> int:
+        record, versions = read_fields(self._client, keys.dataset, RECORD, VERSIONS)
+        live_state(keys, record)
+        return 0 if versions is None else number_of(unseal(keys.dataset, VERSIONS, versions))
+
+    @_on_dataset
     def apply(
         self,
         keys: DatasetKeys,

@@ -136,6 +136,10 @@ class SqliteMetadata:
             connection.execute("UPDATE dataset SET last_version = ? WHERE number = ?", (last, number))
         return first
 
+    def last_version(self, dataset_id: bytes) -> int:
+        with self._reading(dataset_id) as (connection, number):
+            return _number(connection, "SELECT last_version FROM dataset WHERE number = ?", number)
+
     def apply(
         self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
     ) -> int:

@@ -1,0 +1,48 @@
+"""Keeps a connection alive during a long call: an empty message tells the client that the server still works on it.
+
+So a client need not wait long for a server that hangs, and the server notices that the client has gone.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import trio
+
+from dieselfs.limits import KEEP_ALIVE_S
+from dieselfs.rpc.serving.connection import ClientConnection
+
+LONG_METHODS = frozenset(("purge", "rebuild", "fsck", "get_snapshot", "put_tag"))
+
+T = TypeVar("T")
+
+
+async def kept_alive(
+    connection: ClientConnection, work: Callable[[], Awaitable[T]], interval_s: float = KEEP_ALIVE_S
+) -> T:
+    """What `work` returns or raises. Meanwhile an empty message is sent every `interval_s`.
+
+    If the client has gone, `work` is cancelled, and the error of the connection is raised.
+    """
+    results: list[T] = []
+    failures: list[Exception] = []
+
+    async def keep_alive() -> None:
+        while True:
+            await trio.sleep(interval_s)
+            try:
+                with trio.CancelScope(shield=True):  # a part of a message would break the connection
+                    await connection.send(b"")
+            except (trio.TooSlowError, trio.BrokenResourceError, OSError) as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_alive)
+        try:
+            results.append(await work())
+        except Exception as error:
+            failures.append(error)
+        nursery.cancel_scope.cancel()
+    if results:
+        return results[0]
+    raise failures[0]

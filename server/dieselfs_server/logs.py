@@ -1,0 +1,109 @@
+"""The logs of a server. The log has one event a line, as text or JSON. The audit log has who did what, from where.
+
+This module writes files. Values from clients are written as JSON strings, so they cannot forge a line.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from dieselfs.limits import MIB
+
+TEXT, JSON = "text", "json"
+FORMATS = (TEXT, JSON)
+
+AUDIT_FILE_BYTES_MAX = 16 * MIB
+"""At this size the audit log is renamed to `audit.log.1`, and begins again."""
+AUDIT_FILES_MAX = 8
+"""Older audit logs that are kept."""
+
+_FIELDS = "fields"
+_TEXT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+Value = str | int | float | None
+
+
+def configure(is_verbose: bool, log_format: str) -> None:
+    """Log to stderr in one of FORMATS; with `is_verbose` every call of a client."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == JSON else TextFormatter(_TEXT_FORMAT))
+    logging.basicConfig(level=logging.DEBUG if is_verbose else logging.INFO, handlers=[handler])
+    for noisy in ("asyncio", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.INFO)
+
+
+def event(log: logging.Logger, level: int, message: str, **fields: Value) -> None:
+    """Log an event with fields. `message` is a constant text."""
+    if log.isEnabledFor(level):
+        log.log(level, "%s", message, extra={_FIELDS: fields})
+
+
+class TextFormatter(logging.Formatter):
+    """The message, and the fields as `name=value`; a traceback follows on the same line, escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {**getattr(record, _FIELDS, {})}
+        shown = "".join(f" {name}={_shown(value)}" for name, value in fields.items())
+        first, *rest = super().format(record).split("\n")
+        return "\n".join([first + shown, *rest])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object: `time` (seconds since 1970), `level`, `logger`, `message`, the fields, and `traceback`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, str) and not (
+        value and value.isascii() and value.isprintable() and " " not in value
+    ):
+        return json.dumps(value)
+    return str(value)
+
+
+class _PrivateFile(RotatingFileHandler):
+    """Creates its files with mode 0600."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(
+            self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        return open(descriptor, "a", encoding="utf-8")
+
+
+class AuditLog:
+    """Logins, refusals, and changes of users, rights, datasets and tags: one JSON object a line. Thread-safe.
+
+    The file survives restarts, and is rotated. Raises OSError if it cannot be opened.
+    """
+
+    def __init__(
+        self, path: Path, bytes_max: int = AUDIT_FILE_BYTES_MAX, files_max: int = AUDIT_FILES_MAX
+    ) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = _PrivateFile(path, maxBytes=bytes_max, backupCount=files_max)
+
+    def write(self, what: str, user: str, address: str, **fields: Value) -> None:
+        entry = {"time": round(time.time(), 6), "event": what, "user": user, "address": address, **fields}
+        self._file.handle(
+            logging.LogRecord("audit", logging.INFO, "", 0, "%s", (json.dumps(entry),), exc_info=None)
+        )
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,72 @@
+"""Signs of life during a long call: the client waits on, and a client that has gone cancels the call."""
+
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from dieselfs.errors import InvalidInput
+from dieselfs.rpc.messages import FRAME_HEADER_BYTES, KEEP_ALIVE
+from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.keep_alive import kept_alive
+
+INTERVAL_S = 0.01
+WAIT_S = 60.0
+
+
+async def run(own: socket.socket, work: Callable[[], Awaitable[str]]) -> str:
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(own))
+    async with stream:
+        with trio.fail_after(WAIT_S):
+            return await kept_alive(ClientConnection(stream), work, INTERVAL_S)
+
+
+def test_empty_messages_are_sent_until_the_work_is_done() -> None:
+    client, own = socket.socketpair()
+    done = threading.Event()
+
+    def receive() -> None:
+        for _ in range(3):
+            assert client.recv(FRAME_HEADER_BYTES, socket.MSG_WAITALL) == KEEP_ALIVE
+        done.set()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+
+    async def work() -> str:
+        while not done.is_set():
+            await trio.sleep(INTERVAL_S)
+        return "done"
+
+    assert trio.run(run, own, work) == "done"
+    thread.join(WAIT_S)
+    client.close()
+
+
+def test_work_is_cancelled_when_the_client_has_gone() -> None:
+    client, own = socket.socketpair()
+    client.close()
+    cancelled = []
+
+    async def work() -> str:
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.append(True)
+
+    with pytest.raises(trio.BrokenResourceError):
+        trio.run(run, own, work)
+    assert cancelled
+
+
+def test_a_failure_is_raised_as_it_is() -> None:
+    client, own = socket.socketpair()
+
+    async def work() -> str:
+        raise InvalidInput("no")
+
+    with pytest.raises(InvalidInput, match="no"):
+        trio.run(run, own, work)
+    client.close()

@@ -1,0 +1,159 @@
+"""Every public call and every verb ends, with an error, against a server that refuses, hangs, closes or drips."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import EXIT_UNAVAILABLE, DieselfsError
+from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.members import JobId
+from dieselfs.settings import Settings
+from dieselfs_tools.command_line import VERBS
+from tests.support.dlcmd import Dlcmd
+from tests.support.troublemaker import TROUBLES, troublemaker
+
+ENDS_S = 200.0
+"""Far more than the bound of any of these calls: 60 s for the reply, and 60 s for retries on other servers."""
+
+_CHUNK = bytes(16)
+
+METHODS: dict[str, Callable[[Any], object]] = {
+    "create_dataset": lambda client: client.create_dataset("d"),
+    "dataset": lambda client: client.dataset("d"),
+    "datasets": lambda client: client.datasets(),
+    "lost_datasets": lambda client: client.lost_datasets(),
+    "drop_dataset": lambda client: client.drop_dataset("d"),
+    "purge": lambda client: client.purge("d", 0, True),
+    "rebuild": lambda client: client.rebuild("d"),
+    "fsck": lambda client: client.fsck("d", True, False),
+    "put_tag": lambda client: client.put_tag("d", "t"),
+    "tags": lambda client: client.tags("d"),
+    "delete_tag": lambda client: client.delete_tag("d", "t"),
+    "pin": lambda client: client.pin("d", "h", 1, 1, 60),
+    "pins": lambda client: client.pins("d"),
+    "join_job": lambda client: client.join_job(JobId("d", "j", 1, bytes(16)), bytes(16), bytes(60), 0),
+    "leave_job": lambda client: client.leave_job(JobId("d", "j", 1, bytes(16)), bytes(16), bytes(60)),
+    "reserve_versions": lambda client: client.reserve_versions("d", 1),
+    "put_chunk": lambda client: client.put_chunk("d", _CHUNK, [bytes(1000)]),
+    "pending_file": lambda client: client.pending_file("d", b"f"),
+    "snapshot": lambda client: client.snapshot("d"),
+    "payload_in_parts": lambda client: client.payload_in_parts(
+        "d", _CHUNK, 10, lambda: iter((memoryview(bytearray(10)),))
+    ),
+    "ranges": lambda client: client.ranges("d", _CHUNK, np.array([[0, 1]], np.uint32)),
+    "stat": lambda client: client.stat("d", b"f"),
+    "list_folder": lambda client: client.list_folder("d", b"", b"", 10),
+    "add_key": lambda client: client.add_key("ada"),
+    "expire_key": lambda client: client.expire_key("k", 1),
+    "remove_key": lambda client: client.remove_key("ada"),
+    "grant": lambda client: client.grant("ada", "d", "read"),
+    "users": lambda client: client.users(),
+    "status": lambda client: client.status(),
+}
+WITHOUT_CALL = {"close", "trouble", "servers"}
+"""They do not ask the server."""
+
+VERB_ARGUMENTS: dict[str, list[str]] = {
+    "put": ["put", "f", "dl://d/"],
+    "get": ["get", "dl://d/f", "out"],
+    "export": ["export", "d", "out.erofs"],
+    "ls": ["ls"],
+    "stat": ["stat", "dl://d/f"],
+    "cat": ["cat", "dl://d/f"],
+    "mv": ["mv", "dl://d/f", "dl://d/g"],
+    "rm": ["rm", "dl://d/f"],
+    "du": ["du", "dl://d"],
+    "info": ["info", "dl://d"],
+    "rb": ["rb", "-y", "dl://d"],
+    "purge": ["purge", "dl://d"],
+    "tag": ["tag", "ls", "d"],
+    "fsck": ["fsck", "dl://d"],
+    "rebuild": ["rebuild", "dl://d"],
+    "shuffle": ["shuffle", "dl://d"],
+    "which": ["which", "--step", "1", "--batch", "2", "dl://d"],
+    "user": ["user", "ls"],
+    "server": ["server", "status"],
+    "verify": ["verify", "dl://d"],
+}
+WITHOUT_SERVER = {"mount", "umount", "mounts", "upgrade", "warm", "cache", "completion", "run"}
+"""They ask daemons of this machine, or nobody; `mount` and `cache` start one, which has the bounds of the library."""
+
+
+def _in_threads(calls: dict[str, Callable[[], object]]) -> dict[str, object]:
+    """Make all calls at the same time; the error (or result) of each that has ended within ENDS_S."""
+    ended: dict[str, object] = {}
+
+    def run(name: str) -> None:
+        try:
+            ended[name] = calls[name]()
+        except BaseException as error:
+            ended[name] = error
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in calls]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + ENDS_S
+    for thread in threads:
+        thread.join(max(deadline_s - time.monotonic(), 0))
+    return ended
+
+
+def test_every_method_ends_with_an_error(tmp_path: Path) -> None:
+    """All troubles at the same time, because each takes its timeouts."""
+    methods = {name for name in vars(ServerClient) if not name.startswith("_")}
+    assert methods - set(METHODS) == WITHOUT_CALL
+    calls: dict[str, Callable[[], object]] = {}
+    with contextlib.ExitStack() as stack:
+        for trouble in TROUBLES:
+            folder = tmp_path / trouble
+            folder.mkdir()
+            address = stack.enter_context(troublemaker(folder, trouble))
+            settings = Settings(folder / "home", folder / "cache", address)
+            for name in methods - WITHOUT_CALL:
+                client = stack.enter_context(contextlib.closing(ServerClient(settings)))
+                calls[f"{name} {trouble}"] = partial(METHODS[name], client)
+            calls[f"connect {trouble}"] = partial(Dataset, settings, "d")
+        ended = _in_threads(calls)
+    assert set(calls) - set(ended) == set()
+    assert {name for name, error in ended.items() if not isinstance(error, DieselfsError)} == set()
+
+
+@pytest.mark.parametrize("trouble", ["says-unavailable", "hangs"])
+def test_every_verb_ends_with_an_error(tmp_path: Path, trouble: str) -> None:
+    assert set(VERBS) <= set(VERB_ARGUMENTS) | WITHOUT_SERVER
+    (tmp_path / "f").write_bytes(b"content")
+    with troublemaker(tmp_path, trouble) as address, contextlib.ExitStack() as stack:
+        dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": address})
+        running = {
+            verb: stack.enter_context(dlcmd.start(*words))
+            for verb, words in VERB_ARGUMENTS.items()
+            if verb in VERBS
+        }
+        deadline_s = time.monotonic() + ENDS_S
+        codes = {}
+        try:
+            for verb, process in running.items():
+                codes[verb] = process.wait(max(deadline_s - time.monotonic(), 0.1))
+        finally:
+            for process in running.values():
+                process.kill()
+    assert codes == dict.fromkeys(running, EXIT_UNAVAILABLE)
+
+
+def test_every_method_ends_in_embedded_use_without_its_store(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "metadata.db").touch()  # the chunks are away
+    settings = Settings(home, tmp_path / "cache", None)
+    with contextlib.closing(ServerClient(settings)) as client:
+        ended = _in_threads({name: partial(METHODS[name], client) for name in ("datasets", "status")})
+    assert sorted(ended) == ["datasets", "status"]
+    assert all("has no marker" in str(error) for error in ended.values()), ended

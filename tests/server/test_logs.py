@@ -1,0 +1,117 @@
+"""Logs: events as text and JSON, who did what in the audit log, and the request ID of a call on both sides."""
+
+import io
+import json
+import logging
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import AccessDenied
+from dieselfs_server.logs import AuditLog, JsonFormatter, TextFormatter, event
+from lab.namespace import wait_for
+from tests.support.server import RunningServer, running_server
+
+
+def lines_of(formatter: logging.Formatter) -> tuple[logging.Logger, io.StringIO]:
+    log, stream = logging.Logger("test"), io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    log.addHandler(handler)
+    return log, stream
+
+
+def test_an_event_is_one_line_of_text() -> None:
+    log, stream = lines_of(TextFormatter("%(levelname)s %(message)s"))
+    event(log, logging.INFO, "call", method="stat", user="eve\nINFO forged", path="", ms=3)
+    assert stream.getvalue() == 'INFO call method=stat user="eve\\nINFO forged" path="" ms=3\n'
+
+
+def test_an_event_is_one_object_of_json() -> None:
+    log, stream = lines_of(JsonFormatter())
+    event(log, logging.WARNING, "call", method="stat", user="eve\n")
+    try:
+        raise ValueError("x")
+    except ValueError:
+        log.exception("failed %d", 7)
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["level"], first["message"], first["user"]) == ("warning", "call", "eve\n")
+    assert second["message"] == "failed 7" and "ValueError: x" in second["traceback"]
+
+
+def test_the_audit_log_is_private_rotated_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "audit.log"
+    for number in range(40):
+        with closing(AuditLog(path, bytes_max=1000, files_max=2)) as audit:
+            audit.write("grant", "admin\n", "10.0.0.7", dataset=f"d{number}")
+    files = sorted(path.parent.iterdir())
+    assert [file.name for file in files] == ["audit.log", "audit.log.1", "audit.log.2"]
+    assert all(file.stat().st_mode & 0o777 == 0o600 and file.stat().st_size <= 1000 for file in files)
+    last = json.loads(path.read_text().splitlines()[-1])
+    assert (last["event"], last["user"], last["address"], last["dataset"]) == (
+        "grant",
+        "admin\n",
+        "10.0.0.7",
+        "d39",
+    )
+
+
+def audit_of(server: RunningServer) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (server.folder / "state" / "audit.log").read_text().splitlines()]
+
+
+def test_who_did_what_is_in_the_audit_log_also_after_a_restart(tmp_path: Path) -> None:
+    with running_server(tmp_path / "server") as server:
+        key = server.user("eve", seen="write")
+        with closing(server.client(key)) as eve:
+            eve.create_dataset("seen")
+            with pytest.raises(AccessDenied):
+                eve.drop_dataset("seen")
+        with closing(server.client()) as admin:
+            admin.remove_key("eve")
+        with closing(server.client(key)) as eve, pytest.raises(AccessDenied):
+            wait_for(lambda: eve.datasets() is None, "the removed key is refused")
+    with running_server(tmp_path / "server") as server:
+        with closing(server.client()) as admin:
+            admin.drop_dataset("seen")
+        entries = audit_of(server)
+    done = [(entry["event"], entry["user"], entry.get("outcome")) for entry in entries]
+    for expected in (
+        ("add_key", "local", "ok"),
+        ("grant", "local", "ok"),
+        ("login", "eve", None),
+        ("create_dataset", "eve", "ok"),
+        ("drop_dataset", "eve", "AccessDenied"),
+        ("remove_key", "local", "ok"),
+        ("drop_dataset", "local", "ok"),
+    ):
+        assert expected in done, expected
+    assert any(event == "refused" for event, *_ in done)
+    (grant,) = (entry for entry in entries if entry["event"] == "grant")
+    assert (grant["of"], grant["dataset"], grant["right"]) == ("eve", "seen", "write")
+    (login,) = (entry for entry in entries if (entry["event"], entry["user"]) == ("login", "eve"))
+    assert login["address"] == "127.0.0.1"
+    assert "secret" not in json.dumps(entries) and "verifier" not in json.dumps(entries)
+
+
+def test_verbose_logs_calls_with_the_request_id_of_the_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="dieselfs.rpc.connection")
+    with running_server(tmp_path / "server", ["--verbose", "--log-format", "json"]) as server:
+        with closing(server.client()) as client:
+            client.datasets()
+        (request,) = (
+            record.args[1]
+            for record in caplog.records
+            if "list_datasets" in record.getMessage() and record.args
+        )
+
+        def logged() -> list[dict[str, object]]:
+            entries = [json.loads(line) for line in server.log().splitlines()]
+            return [entry for entry in entries if entry.get("request") == request]
+
+        wait_for(lambda: bool(logged()), "the call is logged")
+        (entry,) = logged()
+        assert (entry["method"], entry["user"], entry["outcome"]) == ("list_datasets", "local", "ok")
