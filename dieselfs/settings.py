@@ -220,9 +220,10 @@ SETTINGS = (
     # -- servers
     Setting("listen", ADDRESSES, _P.SERVER, "tcp://HOST:PORT or unix:PATH; may be repeated.", DEFAULT_LISTEN),
     Setting("store", URL, _P.SERVER | _P.ETCD,
-            "Object store: posix:///PATH, rados://POOL, or tiered:fast=URL,slow=URL,size=200GiB."),
+            "Object store: posix:///PATH, rados://POOL, tiered:fast=URL,slow=URL,size=200GiB, or memory: for trials."),
     Setting("metadata", URL, _P.SERVER | _P.ETCD,
-            "Metadata store: sqlite:///FILE or redis://HOST:PORT/DATABASE."),
+            "Metadata store: sqlite:///FILE, redis://HOST:PORT/DATABASE, redis+cluster://HOST:PORT,..., "
+            "redis+unix:///SOCKET, or memory: for trials."),
     Setting("state", FOLDER, _P.SERVER | _P.ETCD, "Folder for snapshots; it can be rebuilt.", "beside the SQLite file"),
     Setting("admin_key", FILE, _P.SERVER | _P.ETCD,
             "On first start, make user 'admin' and write the key here."),

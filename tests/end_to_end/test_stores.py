@@ -160,7 +160,7 @@ def test_a_full_or_read_only_store_refuses_and_keeps_what_it_acknowledged(tmp_pa
         numbers = random.Random(4)
         stored: dict[str, bytes] = {}
         with (
-            pytest.raises(StorageFull, match=str(disk)),
+            pytest.raises(StorageFull, match="object store is full: No space left"),
             Dataset(server.settings(), "data", is_created=False) as dataset,
         ):
             dataset.create()

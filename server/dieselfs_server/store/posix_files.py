@@ -7,6 +7,7 @@ All paths are absolute. Functions raise OSError; `translated` turns it into a Di
 
 import ctypes
 import errno
+import logging
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ from contextlib import contextmanager, suppress
 
 from dieselfs.errors import Damaged, StorageFull, Unavailable
 from dieselfs_server.store.interface import Buffer
+
+log = logging.getLogger(__name__)
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -32,8 +35,13 @@ def translated(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failure = StorageFull if error.errno in _FULL else Unavailable
-        raise failure(f"object store: {error.filename or path}: {error.strerror or error}") from error
+        if error.errno in _FULL:
+            log.error("object store: %s: %s", error.filename or path, error.strerror)
+            raise StorageFull(
+                f"the object store is full: {error.strerror}; free space there "
+                "(dlcmd purge frees that of deleted files)"
+            ) from error
+        raise Unavailable(f"object store: {error.filename or path}: {error.strerror or error}") from error
 
 
 def write_new_file(path: str, parts: Sequence[Buffer]) -> None:
