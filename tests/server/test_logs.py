@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -102,11 +103,8 @@ def test_verbose_logs_calls_with_the_request_id_of_the_client(
     with running_server(tmp_path / "server", ["--verbose", "--log-format", "json"]) as server:
         with closing(server.client()) as client:
             client.datasets()
-        (request,) = (
-            record.args[1]
-            for record in caplog.records
-            if "list_datasets" in record.getMessage() and record.args
-        )
+        messages = [record.getMessage() for record in caplog.records]
+        (request,) = re.findall(r"list_datasets: request (\S+) to", "\n".join(messages))
 
         def logged() -> list[dict[str, object]]:
             entries = [json.loads(line) for line in server.log().splitlines()]

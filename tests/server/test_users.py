@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -124,10 +125,13 @@ def test_no_change_of_two_servers_is_lost() -> None:
     store, per_server, servers = MemoryStore(), 20, 4
     names = [[f"u{server}-{n}" for n in range(per_server)] for server in range(servers)]
 
+    def with_user(name: str, users: Users) -> Users:
+        return {**users, name: User()}
+
     def change(own: list[str]) -> None:
         users = UserStore(store)
         for name in own:
-            users.change(lambda table, name=name: {**table, name: User()})  # type: ignore[misc]
+            users.change(partial(with_user, name))
 
     with ThreadPoolExecutor(servers) as threads:
         list(threads.map(change, names))

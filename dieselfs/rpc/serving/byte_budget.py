@@ -1,5 +1,5 @@
 """The budget of bulk bytes that a server receives at the same time, for all users and for each: memory is taken when a
-call begins, before its bytes arrive. No I/O.
+call begins, before its bytes arrive. This module waits for other calls.
 """
 
 from collections import Counter

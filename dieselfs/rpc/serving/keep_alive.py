@@ -1,4 +1,5 @@
 """Keeps a connection alive during a long call: an empty message tells the client that the server still works on it.
+This module waits for sockets.
 
 So a client need not wait long for a server that hangs, and the server notices that the client has gone.
 """

@@ -12,7 +12,7 @@ from dieselfs.rpc.members import encode_members
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import PinRecord
 from dieselfs_server.leases.job_members import DIGEST_BYTES, JobMembers, JoinRequest
-from dieselfs_server.leases.pins import Pin, live_pins, put_pin, remove_pin
+from dieselfs_server.leases.pins import Pin, live_pins, put_pin_of, remove_pin
 from dieselfs_server.service import Call, Reply
 from dieselfs_server.users import Right
 
@@ -37,7 +37,10 @@ async def pin(call: Call) -> None:
     expires_ns = call.service.now_ns() + arguments.lease_s * 10**9
     if arguments.lease_s:
         record = Pin(holder, arguments.generation, arguments.updated_ns, expires_ns)
-        await trio.to_thread.run_sync(put_pin, metadata, dataset.dataset_id, record, call.caller.name)
+        now_ns = call.service.now_ns()
+        await trio.to_thread.run_sync(
+            put_pin_of, metadata, dataset.dataset_id, call.caller.name, record, now_ns
+        )
     else:
         await trio.to_thread.run_sync(remove_pin, metadata, dataset.dataset_id, holder)
 

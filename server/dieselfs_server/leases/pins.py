@@ -34,18 +34,23 @@ class Pin:
         return cls(holder, generation, updated_ns, lease.expires_ns)
 
 
-def put_pin(metadata: MetadataStore, dataset_id: bytes, pin: Pin, user: str = "") -> None:
-    """Store a pin, instead of an earlier one of the same holder. Raises NotFound.
-
-    With `user`, the holder begins with `USER/`; raises InvalidInput for more than PINS_PER_USER_MAX of the user.
-    """
-    if user and metadata.notes(dataset_id, [FOLDER + pin.holder]) == [None]:
-        pins = len(metadata.notes_below(dataset_id, f"{FOLDER}{user}/"))
-        if pins >= PINS_PER_USER_MAX:
-            raise InvalidInput(
-                f"user {user} has {pins} pins on this dataset, the limit; end some, or wait until they expire"
-            )
+def put_pin(metadata: MetadataStore, dataset_id: bytes, pin: Pin) -> None:
+    """Store a pin, instead of an earlier one of the same holder. Raises NotFound."""
     _write(metadata, dataset_id, pin.holder, pin.note())
+
+
+def put_pin_of(metadata: MetadataStore, dataset_id: bytes, user: str, pin: Pin, now_ns: int) -> None:
+    """As `put_pin`, for a pin whose holder begins with `USER/`. Raises InvalidInput for too many of one user."""
+    prefix = f"{user}/"
+    if metadata.notes(dataset_id, [FOLDER + pin.holder]) == [None]:
+        found = len(metadata.notes_below(dataset_id, FOLDER + prefix))
+        if found >= PINS_PER_USER_MAX:  # perhaps with expired ones
+            found = sum(each.holder.startswith(prefix) for each in live_pins(metadata, dataset_id, now_ns))
+        if found >= PINS_PER_USER_MAX:
+            raise InvalidInput(
+                f"user {user} has {found} pins on this dataset, the limit; end some, or wait until they expire"
+            )
+    put_pin(metadata, dataset_id, pin)
 
 
 def remove_pin(metadata: MetadataStore, dataset_id: bytes, holder: str) -> None:

@@ -325,6 +325,12 @@ class Liar:
         self._packed = packed
         self._reply = reply
 
+    def logged_in(self, connection: ClientConnection, caller: Identity) -> None:
+        """Nothing to note."""
+
+    def refused(self, connection: ClientConnection, reason: str) -> None:
+        """Nothing to note."""
+
     async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
         method, sequence, arguments = decode_call(message, PEER_METHODS)
         source = self._packed.source()

@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from dieselfs.errors import NotFound
+from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.records import NoteChange
-from dieselfs_server.leases.pins import Pin, live_pins, put_pin, remove_pin
+from dieselfs_server.leases.pins import PINS_PER_USER_MAX, Pin, live_pins, put_pin, put_pin_of, remove_pin
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
 DATASET = bytes(range(16))
@@ -50,3 +50,22 @@ def test_an_unknown_dataset_is_not_found(metadata: SqliteMetadata) -> None:
     ):
         with pytest.raises(NotFound):
             ask()
+
+
+def test_a_user_has_a_limited_number_of_pins(metadata: SqliteMetadata) -> None:
+    changes = [
+        NoteChange(f"pins/ada/{n}", None, Pin(f"ada/{n}", 1, 1, NOW_NS + 10).note())
+        for n in range(PINS_PER_USER_MAX)
+    ]
+    assert metadata.change_notes(DATASET, changes)
+    another = Pin("ada/another", 1, 1, NOW_NS + 100)
+    with pytest.raises(InvalidInput, match="the limit"):
+        put_pin_of(metadata, DATASET, "ada", another, NOW_NS)
+    put_pin_of(metadata, DATASET, "ada", Pin("ada/7", 2, 2, NOW_NS + 20), NOW_NS)  # renewed
+    put_pin_of(metadata, DATASET, "adam", Pin("adam/1", 1, 1, NOW_NS + 100), NOW_NS)
+    put_pin_of(metadata, DATASET, "ada", another, NOW_NS + 10)  # the others have expired
+    assert [pin.holder for pin in live_pins(metadata, DATASET, NOW_NS + 10)] == [
+        "ada/7",
+        "ada/another",
+        "adam/1",
+    ]
