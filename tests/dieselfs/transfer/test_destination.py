@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -161,15 +162,18 @@ def test_a_destination_that_cannot_be_is_an_error(tmp_path: Path) -> None:
         open_destination(os.fsencode(tmp_path / "file"))
 
 
-def test_a_path_as_deep_as_the_limit_is_written(destination: Destination, root: Path) -> None:
+def test_a_path_as_deep_as_the_limit_is_written() -> None:
     parts = [b"d"] * (PATH_DEPTH_MAX - 1)
+    # Not in `tmp_path`: shutil.rmtree, with which pytest removes that, does not reach so deep.
+    root = tempfile.mkdtemp()
     try:
-        for depth in range(1, len(parts) + 1):
-            destination.make_folder(b"/".join(parts[:depth]))
+        with closing(open_destination(os.fsencode(root))) as destination:
+            for depth in range(1, len(parts) + 1):
+                destination.make_folder(b"/".join(parts[:depth]))
         path = b"/".join([*parts, b"f"])
         with closing(open_destination(os.fsencode(root))) as other:  # which has no folder open
             other.write_file(path, b"abc", FILE)
             status = other.status(path)
         assert status is not None and status.st_size == 3
-    finally:  # shutil.rmtree, with which pytest cleans up, does not reach so deep
-        subprocess.run(["rm", "-rf", str(root / "d")], check=True)
+    finally:
+        subprocess.run(["rm", "-rf", root], check=True)
