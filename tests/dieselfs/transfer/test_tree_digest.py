@@ -1,6 +1,8 @@
 """The digest of a tree: the same for a folder and for any dataset made of it, another for any other tree."""
 
 import os
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -132,15 +134,20 @@ def test_what_is_no_file_is_left_out_and_named(tmp_path: Path) -> None:
     assert (tree.skipped, tree.hex()) == ([b"pipe"], empty)
 
 
-def test_a_folder_nested_deeper_than_calls_of_python(tmp_path: Path) -> None:
-    place = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(1_200):
-        os.mkdir("d", dir_fd=place)
-        inside = os.open("d", os.O_RDONLY, dir_fd=place)
+def test_a_folder_nested_deeper_than_calls_of_python() -> None:
+    # Not in `tmp_path`: shutil.rmtree, with which pytest removes that, does not reach so deep.
+    root = tempfile.mkdtemp()
+    try:
+        place = os.open(root, os.O_RDONLY)
+        for _ in range(1_200):
+            os.mkdir("d", dir_fd=place)
+            inside = os.open("d", os.O_RDONLY, dir_fd=place)
+            os.close(place)
+            place = inside
         os.close(place)
-        place = inside
-    os.close(place)
-    assert digest_of_folder(str(tmp_path)).folders == 1_200
+        assert digest_of_folder(root).folders == 1_200
+    finally:
+        subprocess.run(["rm", "-rf", root], check=True)
 
 
 def test_what_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
