@@ -262,6 +262,8 @@ def test_a_traceback_only_with_debug(dlcmd: Dlcmd) -> None:
         (errors.Damaged("chunk x: offset 3"), 5, "chunk x: offset 3"),
         (errors.StorageFull("no room"), 2, "no room"),
         (OSError(errno.EIO, os.strerror(errno.EIO), "/a/b"), 2, "/a/b: Input/output error"),
+        (RuntimeError("can't start new thread"), 6, "allows no more threads (ulimit -u, pids.max)"),
+        (MemoryError(), 6, "allows no more memory"),
         (ZeroDivisionError("x"), 70, "this is a bug in dieselfs: ZeroDivisionError: x"),
     ],
 )

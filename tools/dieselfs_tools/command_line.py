@@ -23,6 +23,7 @@ from dieselfs.errors import (
     EXIT_OK,
     EXIT_PARTIAL,
     EXIT_REFUSED,
+    EXIT_UNAVAILABLE,
     EXIT_USAGE,
     DieselfsError,
     NotFound,
@@ -215,6 +216,11 @@ def described(error: BaseException, verb: str = "") -> tuple[str, int]:
         place = f"{error.filename}: " if error.filename else ""
         exit_code = EXIT_REFUSED if isinstance(error, PermissionError) else EXIT_PARTIAL
         return f"{place}{error.strerror or error}", exit_code
+    if isinstance(error, MemoryError) or "can't start new thread" in str(
+        error
+    ):  # the second is a RuntimeError
+        what = "memory" if isinstance(error, MemoryError) else "threads (ulimit -u, pids.max)"
+        return f"a limit of this machine allows no more {what}; raise it, and run it again", EXIT_UNAVAILABLE
     return f"this is a bug in dieselfs: {type(error).__name__}: {error} (--debug shows where)", EXIT_BUG
 
 
