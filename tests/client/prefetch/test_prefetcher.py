@@ -46,6 +46,22 @@ def test_a_plan_is_stored_before_it_is_read(packed: PackedDataset) -> None:
     assert not rig.source.fetched_extents
 
 
+def test_a_tripwire_that_was_read_without_a_plan_works(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        share = rig.plan().share()
+        nodes = share.nodes().astype(np.int64)
+        wires = set(nodes[rig.prefetcher.tripwires.usual(nodes)].tolist())
+        assert wires
+        rig.pages.files |= wires
+        rig.prefetcher.declare(share)
+        await rig.prefetcher.ahead_of(share)
+        first = set(share.nodes(0, GROUP_FILES).tolist())
+        assert not rig.pages.files & wires & first
+        assert await read_to_the_end(rig, share) == 0
+
+    run(packed, scenario)
+
+
 def test_readers_that_begin_together_all_wait_for_their_files(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         shares = [rig.plan().share(rank=rank, world=4) for rank in range(4)]
