@@ -7,9 +7,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from dieselfs.process.launch import wait_for_end
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 
 KINDS = ("supervisor", "zygote", "standby", "daemon", "page helper")
+DEATH_TIMEOUT_S = 10.0
 _POLL_S = 0.005
 
 
@@ -39,11 +41,14 @@ def processes_of(mountpoint: Path) -> dict[str, list[int]]:
     return found
 
 
-def may_be_killed(kind: str, status: SupervisorStatus | None) -> bool:
-    """Whether the mount survives that: it ends when daemon or supervisor dies before it has replaced the other."""
+def may_be_killed(kind: str, status: SupervisorStatus | None, daemons: list[int]) -> bool:
+    """Whether the mount survives that: it ends when daemon or supervisor dies before it has replaced the other.
+
+    `daemons`: those that live; the status may still name one that has just died.
+    """
     if kind not in ("supervisor", "daemon"):
         return True
-    return status is not None and status.is_served and status.daemon != 0
+    return status is not None and status.is_served and status.daemon in daemons
 
 
 def kill_any(mountpoint: Path, choice: random.Random, timeout_s: float) -> str | None:
@@ -52,12 +57,13 @@ def kill_any(mountpoint: Path, choice: random.Random, timeout_s: float) -> str |
     """
     kind = choice.choice(KINDS)
     end_s = time.monotonic() + timeout_s
-    while not may_be_killed(kind, supervision_of(str(mountpoint))):
+    while not may_be_killed(kind, supervision_of(str(mountpoint)), processes_of(mountpoint)["daemon"]):
         if time.monotonic() > end_s:
             return None
         time.sleep(_POLL_S)
     for process in processes_of(mountpoint)[kind]:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
+            wait_for_end(process, DEATH_TIMEOUT_S)  # until then it would count as alive
             return kind
     return None
