@@ -58,7 +58,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "users": lambda client: client.users(),
     "status": lambda client: client.status(),
 }
-WITHOUT_CALL = {"close", "trouble", "servers"}
+WITHOUT_CALL = {"close", "trouble", "servers", "servers_pin"}
 """They do not ask the server."""
 
 VERB_ARGUMENTS: dict[str, list[str]] = {
