@@ -138,7 +138,9 @@ class Node:
             snapshot, self._chunk_cache, counted, pages, allotment, nursery, clock, foreground, metrics
         )
         self._dataset_bytes = self._prefetcher.table.total_page_bytes()
-        reads = ReadPath(self.core, self._chunk_cache, self._prefetcher, options.timeout_s, metrics)
+        reads = ReadPath(
+            self.core, self._chunk_cache, self._prefetcher, options.timeout_s, metrics, has_blocks=job is None
+        )
         self.reads: ReadPath | ImageReads = reads
         self.metadata_push: MetadataPush | None = None
         if isinstance(pages, ImagePages) and isinstance(self.core, ImageCore):

@@ -1,8 +1,13 @@
-"""Which chunks stay in memory, which are evicted, and when a whole chunk is fetched. No I/O.
+"""Which chunks stay in memory, which are evicted, and how much is fetched for a read. No I/O.
 
 If each chunk is read once in an epoch, no policy gets more hits from the same memory than one that never evicts, not
 even with knowledge of the future reads. So the first chunks are *pinned*, as many as fit. The rest is *evictable*: a
 group of the chunk-wise order stays until its files were read.
+
+A read with nothing in memory fetches as little as it needs, until its neighbourhood is in use: blocks of a large
+extent, or one small extent, and the whole chunk once WHOLE_SHARE of it was requested lately. Each request counts as
+some bytes more, because it takes as long as fetching them. A chunk that will be pinned is fetched whole at once, unless
+the read is for a small part of a large extent. So is a chunk that a plan needs next.
 """
 
 from collections import OrderedDict
@@ -32,6 +37,12 @@ REQUEST_BYTES = 64 * KIB
 """The latency of a request, in bytes that could be fetched meanwhile; each request counts as this much more."""
 LIBRARY_REQUEST_BYTES = 256 * KIB
 """As REQUEST_BYTES, for a process that reads with the library: its requests follow each other."""
+BLOCK_REQUEST_BYTES = 8 * KIB
+"""As REQUEST_BYTES, for requests for blocks of large extents. Reads of 16 KiB then fetch at most 7 times what they
+read: a chunk comes when a sixth of it was read, and the blocks came before.
+"""
+LARGE_EXTENT_BYTES = 256 * KIB
+"""Of extents from this size on, a small part is fetched in blocks. A smaller extent takes as long as a part of it."""
 RECENT_CHUNKS_MAX = 1024
 """Chunks whose recent requests are remembered."""
 
@@ -204,6 +215,11 @@ class CachePolicy(Generic[Key, Held]):
 def is_worth_whole(wanted_bytes: int, payload_bytes: int, share: float = WHOLE_SHARE) -> bool:
     """Whether to fetch a whole payload for `wanted_bytes` of it."""
     return wanted_bytes >= share * payload_bytes
+
+
+def is_small_part(wanted_bytes: int, extent_bytes: int) -> bool:
+    """Whether a request is for so small a part of a large extent that blocks are fetched, until many were requested."""
+    return extent_bytes >= LARGE_EXTENT_BYTES and not is_worth_whole(wanted_bytes, extent_bytes)
 
 
 class RecentRequests:

@@ -129,6 +129,10 @@ class PooledSource:
         if content is not destination:  # it was in the node cache
             destination[:] = content
 
+    def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
+        """As `Source.fetch_blocks`, from a server: the nodes of a job exchange extents and whole chunks."""
+        return self._server.fetch_blocks(chunk, first, end)
+
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
     ) -> Iterator[Arrival]:

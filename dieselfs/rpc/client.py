@@ -396,6 +396,20 @@ class ServerClient:
             raise ProtocolError(f"requested {expected} bytes from the server, it sent {len(received)}")
         return received
 
+    def block_checksums(self, dataset: str, chunk_id: bytes, blocks: int) -> "npt.NDArray[np.uint64]":
+        """The checksum of each of the `blocks` of a payload, which the server has verified.
+
+        Raises NotFound, Damaged.
+        """
+        import numpy as np
+
+        received = (
+            self._call("get_block_checksums", is_urgent=True, dataset=dataset, chunk_id=chunk_id)[1] or b""
+        )
+        if len(received) != 8 * blocks:
+            raise ProtocolError(f"expected the checksums of {blocks} blocks, got {len(received)} bytes")
+        return np.frombuffer(received, "<u8")
+
     def stat(self, dataset: str, path: bytes) -> RemoteEntry:
         """Raises NotFound."""
         return _copy(RemoteEntry, self._value("stat", dataset=dataset, path=path))

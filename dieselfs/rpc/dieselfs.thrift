@@ -252,6 +252,8 @@ service ChunkServer extends Handshake {
   PayloadFile open_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
   /** Followed by ranges of the payload, joined. `ranges`: pairs of u32 offset, u32 length. */
   Bulk get_ranges(1: string dataset, 2: binary chunk_id, 3: binary ranges) throws (1: Refusal refusal)
+  /** Followed by the xxh3-64 (u64) of each block of 16 KiB of the payload, which the server has verified. */
+  Bulk get_block_checksums(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
 
   // -- without chunks and snapshots, for clients in other languages and for listings --
   EntryInfo stat(1: string dataset, 2: binary path) throws (1: Refusal refusal)

@@ -77,6 +77,13 @@ class Source(Protocol):
         """
         ...
 
+    def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
+        """The blocks of a payload from number `first` up to `end`, joined. Raises Damaged unless their checksums match.
+
+        The first request for blocks of a chunk makes the server read and verify all of it.
+        """
+        ...
+
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         """The same chunks, grouped by the request that will fetch their extents. Sends nothing."""
         ...
@@ -101,11 +108,18 @@ class FetchMetrics:
         self._requests = metrics.counter("fetches.range_requests", "Requests for extents of a chunk.")
         self._ranges = metrics.counter("fetches.ranges", "Extents that were fetched.")
         self._range_bytes = metrics.counter("fetches.range_bytes", "Bytes of extents that were fetched.")
+        self._blocks = metrics.counter("fetches.blocks", "Blocks of large extents that were fetched.")
+        self._block_bytes = metrics.counter("fetches.block_bytes", "Bytes of blocks that were fetched.")
 
     def count_chunk(self, length_bytes: int) -> None:
         with self._metrics.lock:
             self._chunks.value += 1
             self._chunk_bytes.value += length_bytes
+
+    def count_blocks(self, blocks: int, length_bytes: int) -> None:
+        with self._metrics.lock:
+            self._blocks.value += blocks
+            self._block_bytes.value += length_bytes
 
     def count_ranges(self, ranges: int, length_bytes: int) -> None:
         with self._metrics.lock:
@@ -139,6 +153,11 @@ class CountedSource:
                 if isinstance(result, Slices):
                     self._counted.count_ranges(len(result), sum(result.lengths))
             yield arrival
+
+    def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
+        content = self._current().fetch_blocks(chunk, first, end)
+        self._counted.count_blocks(end - first, len(content))
+        return content
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return self._current().together(chunks)

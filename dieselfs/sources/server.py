@@ -5,10 +5,12 @@ of its extent. A mismatch is fetched once more, and then raises Damaged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import Lock
 
 import numpy as np
 from blake3 import blake3
 
+from dieselfs.chunk.blocks import BLOCK_BYTES, Checksums, block_checksums, block_range, bytes_of
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.segment import Segment
 from dieselfs.digests import digest_of, extent_digest_of
@@ -24,6 +26,9 @@ FETCHES_MAX = 2
 PART_BYTES = 512 * KIB
 """A segment is received in parts of this size, which are still in the processor's cache when hashed and copied."""
 
+CHECKSUMS_KEPT = 4096
+"""Limit of chunks whose block checksums are kept: 2 KiB for a chunk of 4 MiB."""
+
 
 class ServerSource:
     """Fetches and verifies payloads and extents of one snapshot. Blocks; safe to use from several threads."""
@@ -31,6 +36,8 @@ class ServerSource:
     def __init__(self, client: ServerClient, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._client = client
+        self._lock = Lock()
+        self._checksums: dict[int, Checksums] = {}  # of blocks, by chunk; the last used at the end
 
     def fetch_chunk(self, chunk: int) -> bytearray:
         """As `Source.fetch_chunk`. Raises Damaged, which names the chunk, or Unavailable."""
@@ -99,6 +106,34 @@ class ServerSource:
                 yield {chunk: self._fetch_joined(chunk, extents)}
             except DieselfsError as error:
                 yield {chunk: error}
+
+    def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
+        """As `Source.fetch_blocks`. Raises Damaged, which names the chunk, or Unavailable."""
+        dataset, chunk_id = self.snapshot.dataset, self.snapshot.chunk_id(chunk)
+        checksums = self._checksums_of(chunk)[first:end]
+        ranges = np.array([bytes_of(first, end, self.snapshot.chunk_payload_length(chunk))], np.uint32)
+        for _ in range(FETCHES_MAX):
+            content = self._client.ranges(dataset, chunk_id, ranges)
+            if np.array_equal(block_checksums(content), checksums):
+                return memoryview(content)
+        raise Damaged(
+            f"chunk {chunk_name(chunk_id)} of {dataset}: payload offset {first * BLOCK_BYTES}: "
+            f"checksum of a block does not match"
+        )
+
+    def _checksums_of(self, chunk: int) -> Checksums:
+        """Of all blocks of a chunk. Two threads may fetch them at the same time."""
+        with self._lock:
+            checksums = self._checksums.pop(chunk, None)
+        if checksums is None:
+            _, blocks = block_range(0, self.snapshot.chunk_payload_length(chunk))
+            chunk_id = self.snapshot.chunk_id(chunk)
+            checksums = self._client.block_checksums(self.snapshot.dataset, chunk_id, blocks)
+        with self._lock:
+            self._checksums[chunk] = checksums
+            while len(self._checksums) > CHECKSUMS_KEPT:
+                del self._checksums[next(iter(self._checksums))]
+        return checksums
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         """Each chunk by itself: a request to a server is for extents of one chunk."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.chunk.blocks import bytes_of
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, Preamble, decode_header, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
@@ -72,6 +73,7 @@ class MemoryChunkSource:
         self.payloads = payloads
         self.fetched_chunks: list[int] = []
         self.fetched_extents: list[ExtentRef] = []
+        self.fetched_blocks: list[tuple[int, int]] = []
         self._digests = [snapshot.chunk_digest(chunk) for chunk in range(snapshot.chunk_count)]
         self.chunk_names = [chunk_name(snapshot.chunk_id(chunk)) for chunk in range(snapshot.chunk_count)]
 
@@ -103,6 +105,14 @@ class MemoryChunkSource:
                 yield {chunk: error}
             else:
                 yield {chunk: Slices.joined(memoryview(content), extents)}
+
+    def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
+        payload = self.payloads[chunk]
+        if digest_of(payload) != self._digests[chunk]:
+            raise Damaged(f"chunk {self.chunk_names[chunk]}: digest of the payload does not match")
+        self.fetched_blocks += [(chunk, number) for number in range(first, end)]
+        start, length = bytes_of(first, end, len(payload))
+        return memoryview(bytes(payload[start : start + length]))
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return [[chunk] for chunk in chunks]

@@ -3,16 +3,20 @@
 In a job, the chunks that this node owns are not held twice: they are read in place, in the segments of the node cache,
 which runs in the same thread.
 
+Of a large extent, blocks may be held: parts that were read without the rest.
+
 A damaged chunk is not held. Its extents are fetched one at a time and compared with their own checksums, so that only
 the damaged files fail.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import trio
 
 from dieselfs.cache.policy import CachePolicy
+from dieselfs.chunk.blocks import BLOCK_BYTES, bytes_of
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
@@ -22,8 +26,17 @@ from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.node_cache import NodeCache
 from dieselfs_client.memory.trio_cache import TrioCache
 
-Key = int | ExtentRef
-"""A chunk (its index), or an extent that is fetched without its chunk."""
+
+class Blocks(NamedTuple):
+    """Blocks of a chunk, from number `first` up to `end`. Several are fetched together, and held one by one."""
+
+    chunk: int
+    first: int
+    end: int
+
+
+Key = int | ExtentRef | Blocks
+"""A chunk (its index), or an extent or blocks that are fetched without their chunk."""
 
 
 class ChunkCache(TrioCache[Key, memoryview]):
@@ -66,6 +79,20 @@ class ChunkCache(TrioCache[Key, memoryview]):
             return payload[start : start + length]
         return view
 
+    def held_blocks(self, chunk: int, first: int, end: int) -> memoryview | None:
+        """Blocks of a chunk, if all are in memory; counts as a use."""
+        found = []
+        for number in range(first, end):
+            block = self.held(Blocks(chunk, number, number + 1))
+            if block is None:
+                return None
+            found.append(block)
+        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+
+    def is_coming(self, chunk: int) -> bool:
+        """Whether a chunk is in memory or in flight as a whole."""
+        return chunk in self.policy or chunk in self._in_flight
+
     def prefetch(self, chunk: int) -> None:
         """As `start`, but chunks in flight take at most half of the budget, so that they do not evict chunks in use. A
         chunk of this node is fetched by the node cache.
@@ -83,12 +110,12 @@ class ChunkCache(TrioCache[Key, memoryview]):
         has no room, the source fetches it.
         """
         payload = self.held(key)
-        if payload is None and (node_cache := self.node_cache()) is not None:
+        if payload is None and not isinstance(key, Blocks) and (node_cache := self.node_cache()) is not None:
             payload = await self._fetch_from_node(node_cache, key, lane)
         return await super().fetch(key, lane) if payload is None else payload
 
     async def _fetch_from_node(
-        self, node_cache: NodeCache, key: Key, lane: trio.CapacityLimiter | None
+        self, node_cache: NodeCache, key: int | ExtentRef, lane: trio.CapacityLimiter | None
     ) -> memoryview | None:
         if isinstance(key, int):
             return await node_cache.read(key, lane=lane)
@@ -97,9 +124,24 @@ class ChunkCache(TrioCache[Key, memoryview]):
         return None if payload is None else payload[key.offset : key.offset + key.length]
 
     def _length_bytes(self, key: Key) -> int:
+        if isinstance(key, Blocks):
+            return bytes_of(key.first, key.end, self._snapshot.chunk_payload_length(key.chunk))[1]
         return self._snapshot.chunk_payload_length(key) if isinstance(key, int) else key.length
 
+    def _hold(self, key: Key, held: memoryview) -> bool:
+        if not isinstance(key, Blocks):
+            return super()._hold(key, held)
+        self.policy.end(key)
+        for number in range(key.first, key.end):
+            block = Blocks(key.chunk, number, number + 1)
+            if block not in self.policy:
+                start = (number - key.first) * BLOCK_BYTES
+                self.policy.add(block, held[start : start + BLOCK_BYTES])
+        return False
+
     def _fetch(self, key: Key) -> memoryview:
+        if isinstance(key, Blocks):
+            return self._source.fetch_blocks(*key)
         if not isinstance(key, int):
             return fetch_extent(self._source, key)
         buffer = None if self._buffer_pool is None else self._buffer_pool.take(self._length_bytes(key))

@@ -1,8 +1,7 @@
 """The read path of a mount, for any kernel driver: bytes of files, from memory or fetched.
 
 `at_once` answers from memory, without waiting; `fetch` waits for the bytes. Sequential reads are read ahead. A read
-fetches the whole chunk if the chunk will be pinned, a plan needs it next, or much of it was requested lately. Otherwise
-it fetches only the extent.
+fetches blocks, an extent or the whole chunk: by the rule in `dieselfs/cache/policy.py`.
 """
 
 from collections import OrderedDict, deque
@@ -10,11 +9,12 @@ from contextlib import suppress
 
 import trio
 
-from dieselfs.cache.policy import RecentRequests
+from dieselfs.cache.policy import BLOCK_REQUEST_BYTES, RecentRequests, is_small_part
+from dieselfs.chunk.blocks import BLOCK_BYTES, block_range
 from dieselfs.errors import Damaged, Unavailable
-from dieselfs.limits import CHUNK_TARGET_BYTES, READ_TIMEOUT_S
+from dieselfs.limits import CHUNK_TARGET_BYTES, KIB, READ_TIMEOUT_S
 from dieselfs.metrics import Registry
-from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
 from dieselfs_client.mount.core import ExtentPart, MountCore
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 
@@ -35,26 +35,33 @@ page of a failed read-ahead once more, on its own, and the program would wait tw
 LATE_READS_MAX = 1024
 SLOW_FAILURE_S = 1.0
 """A read that fails sooner may be tried again at once."""
+RUN_BYTES = 512 * KIB
+"""Reads that follow each other in the middle of a file are sequential from this length on."""
 FILES_REMEMBERED_MAX = 1024
 _WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 1.0, 10.0)
 
 
 class SequentialReads:
-    """Detects sequential reads without file handles: keeps the end of the last read of each file, for the `files_max`
-    files that were read last.
+    """Detects sequential reads without file handles: keeps the begin and the end of the last run of reads of each file,
+    for the `files_max` files that were read last.
     """
 
     def __init__(self, files_max: int = FILES_REMEMBERED_MAX) -> None:
         self._files_max = files_max
-        self._ends: OrderedDict[int, int] = OrderedDict()
+        self._runs: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     def continues(self, inode: int, offset: int, end: int) -> bool:
-        """Note a read from `offset` to `end`; True if it begins at the end of the last read of this file."""
-        last = self._ends.pop(inode, None)
-        self._ends[inode] = end
-        if len(self._ends) > self._files_max:
-            self._ends.popitem(last=False)
-        return last == offset
+        """Note a read from `offset` to `end`; True if it continues a run that began with the file, or has RUN_BYTES.
+
+        The pages of one mapped record are read one after the other, too.
+        """
+        begin, last = self._runs.pop(inode, (offset, -1))
+        if last != offset:
+            begin = offset
+        self._runs[inode] = begin, end
+        if len(self._runs) > self._files_max:
+            self._runs.popitem(last=False)
+        return last == offset and (begin == 0 or end - begin >= RUN_BYTES)
 
 
 class LateReads:
@@ -86,7 +93,11 @@ class ReadPath:
         prefetcher: Prefetcher | None = None,
         timeout_s: float = READ_TIMEOUT_S,
         metrics: Registry | None = None,
+        has_blocks: bool = True,
     ) -> None:
+        """`has_blocks`: whether small parts of large extents may be fetched. In a job they come from the pooled memory,
+        which holds whole chunks.
+        """
         self.metrics = metrics = metrics or Registry()
         self._at_once = metrics.counter("reads.at_once", "Reads answered from memory.")
         self._waited = metrics.histogram("reads.waited_s", "Time that reads waited.", _WAIT_BOUNDS_S)
@@ -98,6 +109,11 @@ class ReadPath:
         self._sequential = SequentialReads()
         self._late = LateReads()
         self._recent = RecentRequests()
+        self._recent_blocks = RecentRequests(BLOCK_REQUEST_BYTES)
+        self._has_blocks = has_blocks
+        self._from_blocks = metrics.counter(
+            "reads.from_blocks", "Parts of reads answered from blocks in memory."
+        )
 
     def at_once(self, inode: int, offset: int, size: int, is_ahead: bool = False) -> Buffers | None:
         """Up to `size` bytes at `offset` of a file if all of them are in memory; empty at its end. None also for a
@@ -131,10 +147,27 @@ class ReadPath:
         buffers: Buffers = []
         for part in parts:
             buffer = self._chunk_cache.held_extent(part.extent, part.start, part.length)
+            if buffer is None and self._is_small(part):
+                buffer = self._held_in_blocks(part)
+                self._from_blocks.value += buffer is not None
             if buffer is None:
                 return None
             buffers.append(buffer)
         return _checked(parts, buffers)
+
+    def _is_small(self, part: ExtentPart) -> bool:
+        return (
+            self._has_blocks
+            and is_small_part(part.length, part.extent.length)
+            and self._prefetcher is not None
+        )
+
+    def _held_in_blocks(self, part: ExtentPart) -> memoryview | None:
+        start = part.extent.offset + part.start
+        first, end = block_range(start, part.length)
+        content = self._chunk_cache.held_blocks(part.extent.chunk, first, end)
+        within = start - first * BLOCK_BYTES
+        return None if content is None else content[within : within + part.length]
 
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `at_once`, but waits for bytes that are not in memory.
@@ -152,8 +185,7 @@ class ReadPath:
             if (held := await self._held_back(inode - 1)) is not None:
                 is_done = True
                 return [held[offset : offset + size]]
-            for part in parts[1:]:
-                self._chunk_cache.prefetch(part.extent.chunk)
+            self._prefetch(parts[1:])
             with trio.move_on_after(self._timeout_s):
                 buffers = _checked(parts, [await self._fetch_part(part) for part in parts])
                 is_done = True
@@ -169,8 +201,12 @@ class ReadPath:
 
     def fetch_ahead(self, inode: int, offset: int, size: int) -> None:
         """Begin to fetch the chunks of a range, for a read that follows; raises as `at_once`."""
-        for part in self._core.parts(inode, offset, size):
-            self._chunk_cache.prefetch(part.extent.chunk)
+        self._prefetch(self._core.parts(inode, offset, size))
+
+    def _prefetch(self, parts: list[ExtentPart]) -> None:
+        for part in parts:
+            if not self._is_small(part):
+                self._chunk_cache.prefetch(part.extent.chunk)
 
     async def _held_back(self, node: int) -> memoryview | None:
         """The bytes of a tripwire, once the next files of its reader were pushed; None for any other file."""
@@ -183,9 +219,13 @@ class ReadPath:
         return held
 
     async def _fetch_part(self, part: ExtentPart) -> memoryview:
-        """From the whole chunk, or from the extent alone if the chunk is not worth fetching, or damaged."""
+        """From the whole chunk; from blocks, or the extent alone, if the chunk is not worth fetching, or damaged."""
         extent = part.extent
         chunk, prefetcher = extent.chunk, self._prefetcher
+        if self._is_small(part) and not self._is_worth_whole(part):
+            with suppress(Damaged):
+                return await self._fetch_blocks(part)
+            self._chunk_cache.damaged.add(chunk)
         if (
             prefetcher is None
             or prefetcher.keeps(chunk)
@@ -201,6 +241,36 @@ class ReadPath:
                 first = extent.offset + part.start
                 return payload[first : first + part.length]
         return (await self._chunk_cache.fetch(extent))[part.start : part.start + part.length]
+
+    def _is_worth_whole(self, part: ExtentPart) -> bool:
+        """Whether a small part of a large extent, which is not in memory, is no reason to fetch blocks."""
+        chunk, prefetcher = part.extent.chunk, self._prefetcher
+        return (
+            chunk in self._chunk_cache.damaged
+            or self._chunk_cache.is_coming(chunk)
+            or (prefetcher is not None and prefetcher.expects(chunk))
+            or self._recent_blocks.is_worth_whole(
+                chunk, part.length, self._core.snapshot.chunk_payload_length(chunk)
+            )
+        )
+
+    async def _fetch_blocks(self, part: ExtentPart) -> memoryview:
+        """Fetch the missing blocks of a part, and those between them, with one request."""
+        chunk, start = part.extent.chunk, part.extent.offset + part.start
+        first, end = block_range(start, part.length)
+        missing = [
+            number
+            for number in range(first, end)
+            if self._chunk_cache.held_blocks(chunk, number, number + 1) is None
+        ]
+        if missing:
+            await self._chunk_cache.fetch(Blocks(chunk, missing[0], missing[-1] + 1))
+        found = self._held_in_blocks(part)
+        if found is None:  # evicted at once
+            found = await self._chunk_cache.fetch(Blocks(chunk, first, end))
+            within = start - first * BLOCK_BYTES
+            found = found[within : within + part.length]
+        return found
 
 
 def _checked(parts: list[ExtentPart], buffers: Buffers) -> Buffers:

@@ -58,6 +58,12 @@ async def get_ranges(call: Call) -> Reply:
     return _bulk(call, await call.service.executor.ranges(dataset_id, call.arguments.chunk_id, ranges))
 
 
+async def get_block_checksums(call: Call) -> Reply:
+    dataset_id = await call.dataset_id(Right.READ)
+    checksums = await call.service.executor.block_checksums(dataset_id, call.arguments.chunk_id)
+    return Reply(thrift.Bulk(bulk_length=len(checksums)), [memoryview(checksums)])
+
+
 def _bulk(call: Call, parts: Sequence[memoryview]) -> Reply:
     length_bytes = sum(len(part) for part in parts)
     call.service.sent_payload_bytes.value += length_bytes

@@ -16,7 +16,8 @@ import numpy as np
 import trio
 
 from dieselfs.arrays import Ranges
-from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, decode_preamble
+from dieselfs.chunk.blocks import block_checksums
+from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
@@ -30,6 +31,11 @@ ones can overtake them."""
 
 PREAMBLES_KEPT = 65_536
 """Limit of cached preambles; with its preamble, a chunk's payload needs one read."""
+
+CHECKSUMS_KEPT = 4096
+"""Limit of chunks whose block checksums are kept: 2 KiB for a chunk of 4 MiB."""
+HASHING_MAX = 4
+"""Limit of payloads that are verified at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class RequestExecutor:
         # Queues in use; changed only between checkpoints.
         self._queues: dict[tuple[bytes, bytes], ReadQueue] = {}
         self._preambles: dict[tuple[bytes, bytes], Preamble] = {}  # changed only between checkpoints
+        self._block_checksums: dict[tuple[bytes, bytes], bytes] = {}  # the last used at the end
+        self._hashing = trio.CapacityLimiter(HASHING_MAX)
 
     async def payload(self, dataset_id: bytes, chunk_id: bytes) -> memoryview:
         """The payload of a chunk. Raises NotFound, Damaged, Unavailable."""
@@ -86,6 +94,24 @@ class RequestExecutor:
         if int(ranges[:, 1].sum(dtype=np.int64)) > CHUNK_OBJECT_BYTES_MAX:
             raise InvalidInput(f"the ranges together exceed {CHUNK_OBJECT_BYTES_MAX} bytes")
         return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]))
+
+    async def block_checksums(self, dataset_id: bytes, chunk_id: bytes) -> bytes:
+        """The checksum (u64) of each block of a payload, which is read and verified at the first call.
+
+        Raises NotFound, Damaged, Unavailable.
+        """
+        key = (dataset_id, chunk_id)
+        checksums = self._block_checksums.pop(key, None)
+        if checksums is None:
+            preamble = await self._preamble(dataset_id, chunk_id)
+            payload = await self.payload(dataset_id, chunk_id)
+            checksums = await trio.to_thread.run_sync(
+                _verified_checksums, preamble, payload, limiter=self._hashing
+            )
+        self._block_checksums[key] = checksums
+        while len(self._block_checksums) > CHECKSUMS_KEPT:
+            del self._block_checksums[next(iter(self._block_checksums))]
+        return checksums
 
     async def _preamble(self, dataset_id: bytes, chunk_id: bytes) -> Preamble:
         _check_chunk_id(chunk_id)
@@ -120,6 +146,11 @@ class RequestExecutor:
             queue.users -= 1
             if not queue.users:
                 del self._queues[key]
+
+
+def _verified_checksums(preamble: Preamble, payload: memoryview) -> bytes:
+    check_payload(preamble, payload, f"chunk {chunk_name(preamble.chunk_id)}")
+    return block_checksums(payload).astype("<u8").tobytes()
 
 
 def open_payload(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> OpenPayload | None:

@@ -58,6 +58,9 @@ class GatedSource:
     ) -> Iterator[Arrival]:
         return self.source.fetch_many(wanted, is_shared_plan)
 
+    def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
+        return self.source.fetch_blocks(chunk, first, end)
+
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return self.source.together(chunks)
 

@@ -83,6 +83,9 @@ class SwitchedSource:
     ) -> Iterator[Arrival]:
         return self._source.fetch_many(wanted, is_shared_plan)
 
+    def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
+        return self._source.fetch_blocks(chunk, first, end)
+
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return self._source.together(chunks)
 

@@ -1,3 +1,4 @@
+import random
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -5,14 +6,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from dieselfs.chunk.blocks import BLOCK_BYTES
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.limits import KIB, MIB
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount import read_path
 from dieselfs_client.mount.core import ROOT_INODE, MountCore
-from dieselfs_client.mount.read_path import LATE_S, LateReads, ReadPath, SequentialReads
+from dieselfs_client.mount.read_path import LATE_S, RUN_BYTES, LateReads, ReadPath, SequentialReads
 from dieselfs_client.prefetch.extent_table import Extents
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
@@ -227,7 +232,9 @@ def test_a_read_continues_where_the_last_one_of_the_file_ended() -> None:
     assert not order.continues(7, 0, 100)
     assert order.continues(7, 100, 200)
     assert not order.continues(7, 500, 600)
-    assert order.continues(7, 600, 700)
+    assert not order.continues(7, 600, 700), "too little for a run in the middle"
+    assert order.continues(7, 700, 500 + RUN_BYTES)
+    assert not order.continues(7, 100, 500 + RUN_BYTES)
 
 
 def test_files_do_not_disturb_each_other() -> None:
@@ -244,3 +251,90 @@ def test_what_was_read_longest_ago_is_forgotten() -> None:
         order.continues(inode, 0, 10)
     assert not order.continues(1, 10, 20)
     assert order.continues(3, 10, 20)
+
+
+LARGE_BYTES = 3 * MIB
+"""Of a file in chunks of a MiB."""
+
+
+@pytest.fixture(scope="module")
+def large() -> PackedDataset:
+    return pack_entries(
+        [TreeEntry(b"large", 0o100644, 0, random.Random(1).randbytes(LARGE_BYTES))], chunk_bytes=MIB
+    )
+
+
+async def read(reads: ReadPath, offset: int, size: int) -> bytes:
+    found = reads.at_once(LARGE_INODE, offset, size)
+    return b"".join(await reads.fetch(LARGE_INODE, offset, size) if found is None else found)
+
+
+LARGE_INODE = ROOT_INODE + 1
+
+
+@pytest.mark.parametrize("kept_chunks", [0, 3], ids=["nothing is pinned", "all would be pinned"])
+def test_small_reads_of_a_large_file_fetch_blocks_and_keep_them(
+    large: PackedDataset, kept_chunks: int
+) -> None:
+    whole = random.Random(1).randbytes(LARGE_BYTES)
+    offsets = [1_000_000, 20_000, 2_500_000, 1_500_000]
+
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for _ in range(3):
+            for offset in offsets:
+                assert await read(reads, offset, 4096) == whole[offset : offset + 4096]
+        assert reads.metrics.as_dict()["reads"]["from_blocks"] == 2 * len(offsets)
+
+    source = run(large, scenario, kept_chunks=11 * kept_chunks)
+    assert not source.fetched_chunks and not source.fetched_extents
+    assert len(source.fetched_blocks) == len(set(source.fetched_blocks)) <= 2 * len(offsets)
+
+
+def test_much_of_a_large_extent_brings_its_chunk(large: PackedDataset) -> None:
+    whole = random.Random(1).randbytes(LARGE_BYTES)
+
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for offset in random.Random(2).sample(range(0, MIB, BLOCK_BYTES), MIB // BLOCK_BYTES):
+            assert await read(reads, offset, BLOCK_BYTES) == whole[offset : offset + BLOCK_BYTES]
+
+    source = run(large, scenario)
+    assert source.fetched_chunks == [0]
+    assert 5 < len(source.fetched_blocks) < MIB // BLOCK_BYTES // 4
+
+
+def test_a_large_file_that_is_read_from_its_start_comes_in_chunks(large: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for offset in range(0, LARGE_BYTES, 128 * KIB):
+            await read(reads, offset, 128 * KIB)
+
+    source = run(large, scenario)
+    assert sorted(source.fetched_chunks) == [0, 1, 2]
+    assert len(source.fetched_blocks) <= 128 * KIB // BLOCK_BYTES
+
+
+def test_blocks_of_a_damaged_chunk_are_not_trusted(large: PackedDataset) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        source.payloads[1][-1] ^= 1
+        with pytest.raises(Damaged):
+            await read(reads, MIB + 5, 4096)
+        assert await read(reads, 5, 4096) == random.Random(1).randbytes(LARGE_BYTES)[5:4101]
+        source.payloads[1][-1] ^= 1
+
+    run(large, scenario)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, LARGE_BYTES - 1), st.integers(1, 300_000)), min_size=1, max_size=12),
+    st.integers(0, 11),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_reads_of_any_ranges_are_those_of_the_source(
+    large: PackedDataset, ranges: list[tuple[int, int]], kept_chunks: int
+) -> None:
+    whole = random.Random(1).randbytes(LARGE_BYTES)
+
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for offset, size in ranges:
+            assert await read(reads, offset, size) == whole[offset : offset + size]
+
+    run(large, scenario, kept_chunks=kept_chunks)

@@ -5,10 +5,21 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dieselfs.cache.policy import EVICTABLE_BYTES, CacheBudget, CachePolicy, RecentRequests, is_worth_whole
+from dieselfs.cache.policy import (
+    BLOCK_REQUEST_BYTES,
+    EVICTABLE_BYTES,
+    LARGE_EXTENT_BYTES,
+    CacheBudget,
+    CachePolicy,
+    RecentRequests,
+    is_small_part,
+    is_worth_whole,
+)
+from dieselfs.chunk.blocks import BLOCK_BYTES
 from dieselfs.limits import GIB, KIB, MIB
 
 FILE_BYTES = 1000
@@ -226,3 +237,36 @@ def test_the_chunk_that_was_requested_longest_ago_is_forgotten() -> None:
     for chunk in (0, 1, 2, 0, 3):
         assert not recent.is_worth_whole(chunk, 1, 4 * MIB, chunks_max=3)
     assert [chunk for chunk in range(4) if chunk in recent] == [0, 2, 3]
+
+
+@given(st.integers(LARGE_EXTENT_BYTES, 16 * MIB), st.data())
+def test_small_reads_of_a_large_extent_fetch_at_most_seven_times_what_they_read(
+    payload_bytes: int, data: st.DataObject
+) -> None:
+    """Reads of one block each, at any places; what was fetched stays in memory."""
+    blocks = -(-payload_bytes // BLOCK_BYTES)
+    reads = data.draw(st.lists(st.integers(0, blocks - 1), min_size=1, max_size=2 * blocks, unique=True))
+    recent, fetched_bytes, read_bytes = RecentRequests(BLOCK_REQUEST_BYTES), 0, 0
+    is_whole = False
+    for _ in reads:
+        read_bytes += BLOCK_BYTES
+        if is_whole:
+            continue
+        assert is_small_part(BLOCK_BYTES, payload_bytes)
+        is_whole = recent.is_worth_whole(0, BLOCK_BYTES, payload_bytes)
+        fetched_bytes += payload_bytes if is_whole else BLOCK_BYTES
+        assert fetched_bytes <= 7 * read_bytes + BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("wanted", "extent", "is_small"),
+    [
+        (16 * KIB, 4 * MIB, True),
+        (1 * MIB, 4 * MIB, False),
+        (16 * KIB, 110_000, False),
+        (4 * KIB, LARGE_EXTENT_BYTES, True),
+        (128 * KIB, LARGE_EXTENT_BYTES, False),
+    ],
+)
+def test_a_small_part_of_a_large_extent(wanted: int, extent: int, is_small: bool) -> None:
+    assert is_small_part(wanted, extent) == is_small

@@ -26,6 +26,7 @@ def test_what_arrives_is_counted_and_what_fails_is_not() -> None:
         1: 1,
     }
     assert counted.together([1, 0]) == [[1], [0]]
+    assert counted.fetch_blocks(1, 0, 1) == source.payloads[1]
     source.payloads[0][0] ^= 1
     with pytest.raises(Damaged):
         counted.fetch_chunk(0)
@@ -36,6 +37,8 @@ def test_what_arrives_is_counted_and_what_fails_is_not() -> None:
         "range_requests": 3,
         "ranges": 4,
         "range_bytes": 400,
+        "blocks": 1,
+        "block_bytes": 400,
     }
 
 

@@ -4,8 +4,14 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
+import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
+from dieselfs.chunk.blocks import BLOCK_BYTES, block_range, bytes_of
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged
 from dieselfs.limits import MIB
@@ -89,4 +95,45 @@ def test_what_came_damaged_is_fetched_once_more_from_its_beginning(settings: Set
         with pytest.raises(Damaged, match="digest"):
             reader.fetch_segment(0)
         assert descriptor_count() == before
+        client.close()
+
+
+class DamagingRanges(ServerClient):
+    """The first ranges that come have another first byte."""
+
+    damaged = 0
+
+    def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
+        received = super().ranges(dataset, chunk_id, ranges)
+        received[0] ^= self.damaged > 0
+        self.damaged -= 1
+        return received
+
+
+@given(st.data())
+@hypothesis.settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_blocks_are_those_of_the_payload(settings: Settings, data: st.DataObject) -> None:
+    with Dataset(settings, "data") as opened:
+        reader = ServerSource(opened.client, opened.snapshot)
+        chunk = data.draw(st.integers(0, opened.snapshot.chunk_count - 1))
+        payload = reader.fetch_chunk(chunk)
+        _, blocks = block_range(0, len(payload))
+        for _ in range(3):
+            first = data.draw(st.integers(0, blocks - 1))
+            end = data.draw(st.integers(first + 1, blocks))
+            start, length = bytes_of(first, end, len(payload))
+            assert reader.fetch_blocks(chunk, first, end) == payload[start : start + length]
+
+
+def test_a_damaged_block_is_fetched_once_more(settings: Settings) -> None:
+    with Dataset(settings, "data") as data:
+        client = DamagingRanges(settings)
+        reader = ServerSource(client, data.snapshot)
+        client.damaged = FETCHES_MAX - 1
+        assert reader.fetch_blocks(0, 0, 1) == reader.fetch_chunk(0)[:BLOCK_BYTES]
+        client.damaged = FETCHES_MAX
+        with pytest.raises(Damaged, match="checksum of a block"):
+            reader.fetch_blocks(0, 0, 1)
         client.close()

@@ -8,9 +8,11 @@ import pytest
 import trio
 
 from dieselfs.arrays import Ranges
+from dieselfs.chunk.blocks import block_checksums
 from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.metrics import Registry
+from dieselfs_server.reading import executor as executor_module
 from dieselfs_server.reading.executor import RequestExecutor, open_payload
 from dieselfs_server.store.limited import Bounds, LimitedStore
 from dieselfs_server.store.memory import MemoryStore
@@ -146,3 +148,34 @@ def test_stores_without_files_have_none(tmp_path: Path) -> None:
         assert open_payload(store, DATASET_ID, CHUNK_ID) is None
         store.delete(DATASET_ID, CHUNK_ID)
     tiered.close()
+
+
+async def test_checksums_of_blocks_are_of_a_payload_that_was_verified(store: CountingStore) -> None:
+    executor = RequestExecutor(store)
+    checksums = await executor.block_checksums(DATASET_ID, CHUNK_ID)
+    assert np.array_equal(np.frombuffer(checksums, "<u8"), block_checksums(PAYLOAD))
+    reads = store.metrics.numbers()["store.reads"]
+    assert await executor.block_checksums(DATASET_ID, CHUNK_ID) == checksums
+    assert store.metrics.numbers()["store.reads"] == reads, "they are kept"
+
+
+async def test_a_damaged_payload_has_no_checksums_of_blocks(tmp_path: Path) -> None:
+    damaged = bytearray(CHUNK)
+    damaged[-1] ^= 1
+    store = MemoryStore()
+    store.put(DATASET_ID, CHUNK_ID, [bytes(damaged)])
+    with pytest.raises(Damaged, match="digest of the payload"):
+        await RequestExecutor(store).block_checksums(DATASET_ID, CHUNK_ID)
+
+
+async def test_checksums_of_few_chunks_are_kept(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_module, "CHECKSUMS_KEPT", 1)
+    other = CHUNK_ID[:-1] + b"\xff"
+    store.put(DATASET_ID, other, [chunk_object(sample_fields(PAYLOAD), PAYLOAD, other)])
+    executor = RequestExecutor(store)
+    for _ in range(2):
+        for chunk_id in (CHUNK_ID, other):
+            assert await executor.block_checksums(DATASET_ID, chunk_id)
+        assert len(executor._block_checksums) == 1
