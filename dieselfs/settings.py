@@ -189,7 +189,7 @@ SETTINGS = (
     Setting("warm_rate", RATE, _P.NODE, "Limit background prefetch to this many bytes per second.", "no limit"),
     Setting("driver", DRIVER, _P.OPTION | _P.MOUNT, "FUSE driver.", KERNEL),
     Setting("view", VIEW, _P.OPTION | _P.MOUNT,
-            "How the kernel shows the files; auto: overlay in a user namespace, else fuse.", AUTO),
+            "How the kernel shows the files; auto: the first of image, overlay, fuse that is possible.", AUTO),
     Setting("allow_other", SWITCH, _P.OPTION | _P.MOUNT,
             "Allow other users to read the mount, as far as the modes of the files allow."),
     Setting("allow_plans", SWITCH, _P.OPTION | _P.MOUNT,

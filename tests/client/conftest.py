@@ -42,13 +42,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def options(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MountOptions:
-    """Options for daemons of this test: they find the server and our packages, and touch nothing of the user's."""
+    """Options for daemons of this test: they find the server and our packages, and touch nothing of the user's.
+
+    In the FUSE view each lookup and `statfs` is a request of the daemon; tests of the other views choose them.
+    """
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     for name in ("DIESELFS_SERVER", "DIESELFS_HOME", "DIESELFS_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    return MountOptions(server=server.unix)
+    return MountOptions(server=server.unix, view=FUSE)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -182,7 +183,9 @@ def test_a_daemon_of_a_job_serves_that_job_alone(
     assert [(member.node, member.rank) for member in told.members] == [("node-0", 3)]
     chunk_bytes = data.snapshot.chunk_payload_length(0)
     memory = node.memory(0, chunk_bytes, chunk_bytes)
-    assert memory is not None and is_intact(data.snapshot, 0, Slices.of_payload(memoryview(memory)))  # type: ignore[arg-type]  # a buffer
+    assert memory is not None
+    payload = memoryview(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]  # a buffer
+    assert is_intact(data.snapshot, 0, Slices.of_payload(payload))
     node.close()
     assert control.stop_cache(data.snapshot, terms) == process
     assert control.find_cache(data.snapshot, terms) is None

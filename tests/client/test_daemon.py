@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import MountError
+from dieselfs.settings import FUSE
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.mount.options import MountOptions
@@ -75,7 +76,7 @@ def test_a_second_signal_ends_it_at_once(packed: PackedDataset, tmp_path: Path) 
 
 
 def test_it_ends_when_somebody_else_unmounts(packed: PackedDataset, tmp_path: Path) -> None:
-    with mounted(packed, tmp_path) as running:
+    with mounted(packed, tmp_path, options=MountOptions(view=FUSE)) as running:
         subprocess.run(["umount", str(running.path)], check=True)
         assert running.wait() == 0
 
@@ -92,7 +93,7 @@ def test_it_ends_when_the_last_file_is_closed_after_a_lazy_unmount(
 
 
 def test_read_ahead_is_raised(packed: PackedDataset, tmp_path: Path) -> None:
-    with mounted(packed, tmp_path) as running:
+    with mounted(packed, tmp_path, options=MountOptions(view=FUSE)) as running:
         record = mount_at(str(running.path))
         assert record is not None
         assert Path(f"/sys/class/bdi/{record.device}/read_ahead_kb").read_text() == "1024\n"

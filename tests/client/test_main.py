@@ -46,7 +46,7 @@ def test_in_the_background(options: MountOptions, mountpoint: Path) -> None:
 def test_in_the_foreground_until_a_signal(
     options: MountOptions, mountpoint: Path, signum: signal.Signals
 ) -> None:
-    command = mount_command("letters", mountpoint, "--foreground", "-o", f"server={options.server}")
+    command = mount_command("letters", mountpoint, "--foreground", "-o", f"server={options.server},view=fuse")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -83,7 +83,11 @@ def test_mistakes_get_one_line_and_a_code(
 
 
 def test_the_helper_of_mount(options: MountOptions, mountpoint: Path) -> None:
-    done = run(helper_command("letters", mountpoint, "-v", "-n", "-o", f"rw,noauto,server={options.server}"))
+    done = run(
+        helper_command(
+            "letters", mountpoint, "-v", "-n", "-o", f"rw,noauto,server={options.server},view=fuse"
+        )
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert f"letters mounted on {mountpoint}" in done.stdout
     assert len(os.listdir(mountpoint / "train")) == len(FILES)
@@ -145,7 +149,7 @@ def test_mount_finds_its_helper(options: MountOptions, mountpoint: Path, tmp_pat
     script = f"""
 mkdir {tmp_path}/letters
 cd {tmp_path}
-mount -t dieselfs dl://letters {mountpoint} -o server={options.server},memory=64MB
+mount -t dieselfs dl://letters {mountpoint} -o server={options.server},memory=64MB,view=fuse
 cat {mountpoint}/train/7.txt
 grep {mountpoint} /proc/mounts | cut -d ' ' -f 1
 """
@@ -188,7 +192,7 @@ def test_a_line_of_fstab_says_all_of_a_job(
     job = f"job=resnet,job_nodes=1,job_node=node-7,job_host=127.0.0.1,job_secret={secret}"
     fstab = tmp_path / "fstab"
     fstab.write_text(
-        f"letters  {mountpoint}  dieselfs  server={options.server},memory=64MiB,{job},_netdev,noauto  0  0\n"
+        f"letters  {mountpoint}  dieselfs  server={options.server},memory=64MiB,view=fuse,{job},_netdev,noauto  0  0\n"
     )
     script = f"""
 mount --fstab {fstab} {mountpoint}

@@ -28,8 +28,12 @@ class Comparison:
             self.shown.append(f"{printable(path) or '.'}: {what}")
 
 
-def compare_trees(first: bytes, second: bytes, left_out: Collection[bytes] = ()) -> Comparison:
-    """Compare two folders with their content, without folders in `first` whose names are `left_out`."""
+def compare_trees(
+    first: bytes, second: bytes, left_out: Collection[bytes] = (), is_mount: bool = False
+) -> Comparison:
+    """Compare two folders with their content, without folders in `first` whose names are `left_out`, and without the
+    mode of the root if the second `is_mount`: it keeps other users out.
+    """
     found = Comparison()
     pending = [b""]
     while pending:
@@ -39,7 +43,7 @@ def compare_trees(first: bytes, second: bytes, left_out: Collection[bytes] = ())
         if stat.S_IFMT(ours.st_mode) != stat.S_IFMT(theirs.st_mode):
             found.differ(path, "is not of the same type")
             continue
-        if ours.st_mode != theirs.st_mode:
+        if ours.st_mode != theirs.st_mode and not (is_mount and not path):
             modes = f"{stat.filemode(ours.st_mode)} and {stat.filemode(theirs.st_mode)}"
             found.differ(path, f"has mode {modes}")
         if ours.st_mtime_ns != theirs.st_mtime_ns:

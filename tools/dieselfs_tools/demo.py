@@ -151,7 +151,7 @@ def mounted(data: Dataset, home: Path) -> Iterator[Path]:
 
 def compare(source: Path, mountpoint: Path, left_out: Collection[bytes]) -> None:
     step = Step("Compare mount and source, every name, type, mode, time, link and byte")
-    found = compare_trees(os.fsencode(source), os.fsencode(mountpoint), left_out)
+    found = compare_trees(os.fsencode(source), os.fsencode(mountpoint), left_out, is_mount=True)
     if found.differences:
         step.done(f"{count(found.differences, 'difference')}")
         raise Failure("; ".join(found.shown))

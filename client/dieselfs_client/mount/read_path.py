@@ -178,7 +178,7 @@ class ReadPath:
         began_s = trio.current_time()
         if self._late.covers(inode, offset, offset + size, began_s):
             self._failed.value += 1
-            raise Unavailable("the bytes did not arrive in time for the read before")
+            raise Unavailable(f"the bytes did not arrive within {self._timeout_s:g} s for the read before")
         is_done = False
         try:
             parts = self._core.parts(inode, offset, size)

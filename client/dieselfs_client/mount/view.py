@@ -17,7 +17,7 @@ OVERLAY_NAMESPACE_LINUX = 5, 11
 """The first Linux that mounts overlayfs in a user namespace."""
 
 FILESYSTEMS = {IMAGE: "erofs", OVERLAY: "overlay", FUSE: "fuse.dieselfs"}
-"""The type of the mount on the visible path, as the kernel lists it."""
+"""The views, best first, and the type of the mount on the visible path, as the kernel lists it."""
 _BY_FILESYSTEM = {filesystem: view for view, filesystem in FILESYSTEMS.items()}
 
 
@@ -67,7 +67,7 @@ def choices(asked: str, facts: Facts) -> list[Choice]:
         return [Choice(asked, "")]
     found: list[Choice] = []
     reasons: list[str] = []
-    for view in (OVERLAY, FUSE) if facts.is_in_user_namespace else (FUSE,):
+    for view in FILESYSTEMS:
         reason = obstacle(view, facts)
         if reason is None:
             found.append(Choice(view, "; ".join(reasons)))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.settings import FUSE
+from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import pack_tree
 from tests.support.mounted import RunningMount, mounted
 
@@ -53,7 +55,9 @@ def test_the_kernel_asks_once(tmp_path: Path) -> None:
     (tmp_path / "tree/folder").mkdir(parents=True)
     for number in range(50):
         (tmp_path / f"tree/folder/{number}").write_bytes(b"x" * 1000)
-    with mounted(pack_tree(tmp_path / "tree"), tmp_path, sabotage=count_requests) as running:
+    with mounted(
+        pack_tree(tmp_path / "tree"), tmp_path, None, MountOptions(view=FUSE), count_requests
+    ) as running:
 
         def list_long() -> None:
             subprocess.run(["ls", "-l", str(running.path / "folder")], stdout=subprocess.DEVNULL, check=True)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import MountError
+from dieselfs.settings import FUSE
 from dieselfs_client.mount.mount_table import is_stale, mount_at
 from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, resolved_mountpoint, unmount
+from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted
@@ -100,7 +102,7 @@ def test_nobody_waits_for_a_mount_that_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_mount_tells_what_it_is(tmp_path: Path, packed: PackedDataset) -> None:
-    with mounted(packed, tmp_path) as running:
+    with mounted(packed, tmp_path, options=MountOptions(view=FUSE)) as running:
         record = mount_at(str(running.path))
         assert record is not None
         assert (record.source, record.filesystem) == ("dl://pets", "fuse.dieselfs")
