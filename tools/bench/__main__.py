@@ -21,7 +21,17 @@ from bench.report import table_lines, trial_fields, trial_lines
 from dieselfs.errors import DieselfsError
 from lab.network import Unsuitable
 
-BENCHMARKS = ["upload", "snapshot", "listing", "reading", "resilience", "rebuild", "stores", "requests"]
+BENCHMARKS = [
+    "upload",
+    "snapshot",
+    "listing",
+    "reading",
+    "calls",
+    "resilience",
+    "rebuild",
+    "stores",
+    "requests",
+]
 BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "pool_simulation", "accuracy"]
 """Each is a function of the module of its name."""
 

@@ -23,7 +23,7 @@ from dieselfs.errors import MountError, Unavailable
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
 from dieselfs.process.embedded_server import socket_path
 from dieselfs.process.launch import ProcessHandle
-from dieselfs.settings import KERNEL, Settings
+from dieselfs.settings import AUTO, KERNEL, Settings
 from dieselfs.sockets import open_socket, peer_process
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
@@ -107,13 +107,17 @@ def store_entries(home: Home, entries: int) -> None:
 
 
 @contextmanager
-def mounted(home: Home, mountpoint: Path, driver: str = KERNEL) -> Iterator[int]:
+def mounted(home: Home, mountpoint: Path, driver: str = KERNEL, view: str = AUTO) -> Iterator[int]:
     """Mount the home's dataset until the end of the block; the process ID of the supervisor, the ancestor of all
     processes of the mount. Raises MountError for a missing driver.
     """
     mountpoint.mkdir(exist_ok=True)
     options = MountOptions(
-        home=str(home.folder), memory_bytes=MOUNT_MEMORY_BYTES, log_file=f"{mountpoint}.log", driver=driver
+        home=str(home.folder),
+        memory_bytes=MOUNT_MEMORY_BYTES,
+        log_file=f"{mountpoint}.log",
+        driver=driver,
+        view=view,
     )
     try:
         with _uninterrupted():

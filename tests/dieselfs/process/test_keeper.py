@@ -12,8 +12,9 @@ import pytest
 
 WAIT_S = 60.0
 PROGRAM = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 from dieselfs.process.keeper import end_as, fork_keeper, kill_descendants, run_command
 folder = Path(sys.argv[1])
 fork_keeper(lambda: (folder / "cleaned").touch())
