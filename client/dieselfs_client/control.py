@@ -57,7 +57,7 @@ class Mount:
     - `daemon`: the process that serves it, None while it is replaced
     - `restarts`: daemons started after one died; `upgrades`: on request
     - `resends`: the kernel sends requests again (Linux 6.9), so that readers notice neither
-    - `trouble`: the last failure of its processes, or empty; for a dead mount, why it ended, if its log says so
+    - `trouble`: the last failure of its processes, or empty; for a dead mount, the reason of its end from its log
     - `last_error`: the newest line of `.dieselfs/errors`: time, path and reason of a failed read; or empty
     """
 

@@ -134,13 +134,18 @@ class PosixStore:
             self._folders.forget()
             self._remove_dropped()
 
+    def _write_aside(self, folder: str, name: str, content: bytes) -> str:
+        """The path of a new file, synced, which becomes the record `name` of the folder."""
+        temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+        self._folders.make(folder)
+        write_new_file(temporary, [content])
+        return temporary
+
     def put_record(self, name: str, content: bytes) -> None:
         path = self._record_path(name)
         folder = os.path.dirname(path)
-        temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
         with translated(path):
-            self._folders.make(folder)
-            write_new_file(temporary, [content])
+            temporary = self._write_aside(folder, name, content)
             try:
                 os.replace(temporary, path)
             except OSError:
@@ -151,10 +156,8 @@ class PosixStore:
     def create_record(self, name: str, content: bytes) -> bool:
         path = self._record_path(name)
         folder = os.path.dirname(path)
-        temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
         with translated(path):
-            self._folders.make(folder)
-            write_new_file(temporary, [content])
+            temporary = self._write_aside(folder, name, content)
             try:
                 link_new_name(temporary, path)
                 is_new = True
