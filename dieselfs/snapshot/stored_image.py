@@ -108,6 +108,8 @@ def open_image(descriptor: int, key: bytes | None = None) -> ErofsImage:
     if key is not None and found != key:
         raise Damaged("the stored image is of another snapshot, owner or layout")
     nodes_start = METADATA_OFFSET + metadata
+    if nodes_start + 2 * I64.itemsize * files != len(data):
+        raise Damaged("the stored image has another length than its header says")
     nodes, starts = data[nodes_start:].view(I64).reshape(2, files)
     return ErofsImage(
         data[METADATA_OFFSET:nodes_start],

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from dieselfs.address import TcpAddress, parse_etcd, parse_servers
 from dieselfs.chunk.builder import ChunkBuilder
@@ -30,13 +30,15 @@ from dieselfs.settings import Place, read_config
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.erofs_image import Ownership, Serving
 from dieselfs.snapshot.format import PREAMBLE_BYTES, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
+from dieselfs.snapshot.stored_image import open_image, stored_image
 from dieselfs.units import parse_duration, parse_rate, parse_size
 from dieselfs_client.mount.mount_table import parse_mountinfo
 from dieselfs_client.mount.options import MountOptions, parse_options
-from dieselfs_client.supervision.handover_state import HandoverState
+from dieselfs_client.supervision.handover_state import parse_handover
 from dieselfs_client.supervision.status import parse_status
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.identity import Identity
@@ -164,13 +166,30 @@ def _parse_config(data: bytes) -> object:
         return read_config(Path(file.name), Place.CONFIG)
 
 
-def _parse_handover(data: bytes) -> object:
+@cache
+def _image() -> bytes:
+    """The stored image of `_snapshot`."""
+    snapshot = Snapshot(_snapshot(), SOURCE)
+    is_guarded = np.zeros(len(snapshot), np.bool_)
+    descriptor = stored_image(snapshot, Ownership(0, 0), Serving(b".dieselfs", is_guarded))
+    try:
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _parse_image(data: bytes) -> object:
     descriptor = os.memfd_create("fuzz")
     try:
         os.write(descriptor, data)
-        return HandoverState(os.dup(descriptor)).read()
+        return open_image(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _parse_resealed_image(data: bytes) -> object:
+    """With the checksum made right."""
+    return _parse_image(data[:8] + xxh3_128_digest(data[24:]) + data[24:])
 
 
 _MEMBER = Member("n1", 0, TcpAddress("10.0.0.1", 7070), 1 << 30, bytes(16)).encode()
@@ -234,6 +253,8 @@ TARGETS = (
         [_name_record()[1]],
     ),
     Target("marker", _record("store", read_marker), [b'{"format": 1, "id": "00"}']),
-    Target("handover", _parse_handover, [b'{"readings": [], "pinned": [1, 2], "files": []}']),
+    Target("image", _parse_image, [_image()]),
+    Target("image-resealed", _parse_resealed_image, [_image()]),
+    Target("handover", parse_handover, [b'{"readings": [], "pinned": [1, 2], "files": []}']),
     Target("supervisor-status", parse_status, [b'{"pid": 1, "mountpoint": "/mnt"}']),
 )

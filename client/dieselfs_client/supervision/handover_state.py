@@ -50,12 +50,17 @@ class HandoverState:
     def read(self) -> HandoverEntries:
         """What the previous daemon wrote; empty if it was killed while it wrote."""
         length = min(os.fstat(self.descriptor).st_size, HANDOVER_BYTES_MAX)
-        try:
-            found: Any = json.loads(os.pread(self.descriptor, length, 0))
-            return HandoverEntries(
-                [PlanProgress(**reading) for reading in found["readings"]],
-                [*map(int, found["pinned"])],
-                [ControlFile(**file) for file in found["files"]],
-            )
-        except (ValueError, KeyError, TypeError):
-            return HandoverEntries()
+        return parse_handover(os.pread(self.descriptor, length, 0))
+
+
+def parse_handover(data: bytes) -> HandoverEntries:
+    """What a daemon wrote; empty if it was killed while it wrote."""
+    try:
+        found: Any = json.loads(data)
+        return HandoverEntries(
+            [PlanProgress(**reading) for reading in found["readings"]],
+            [*map(int, found["pinned"])],
+            [ControlFile(**file) for file in found["files"]],
+        )
+    except (ValueError, KeyError, TypeError):
+        return HandoverEntries()
