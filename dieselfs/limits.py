@@ -70,8 +70,13 @@ SNAPSHOT_BUILD_TIMEOUT_S = 600.0
 BULK_BYTES_MAX = 512 * MIB
 """Bulk bytes of uploads that a server receives at the same time."""
 BULK_BYTES_PER_USER_MAX = 256 * MIB
+REPLY_BYTES_MAX = 1 * GIB
+"""Bulk bytes of replies that a server holds at the same time, until their clients have received them."""
+REPLY_BYTES_PER_USER_MAX = 512 * MIB
+SMALL_REPLY_BYTES = 64 * KIB
+"""Replies up to this do not count: there is one for each connection."""
 BULK_WAIT_S = 10.0
-"""An upload waits this long for its share of these bytes."""
+"""An upload, or a reply, waits this long for its share of these bytes."""
 
 CONNECTIONS_MAX = 1024
 CONNECTIONS_PER_PEER_MAX = 256
@@ -228,7 +233,8 @@ assert LISTING_ENTRIES_MAX * 128 + LISTING_BYTES_MAX + PATH_BYTES_MAX + NAME_BYT
 assert REPORT_LINES_MAX * (REPORT_LINE_BYTES_MAX + 128) < FRAME_BYTES_MAX
 assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
 assert CHUNK_OBJECT_BYTES_MAX <= BULK_BYTES_PER_USER_MAX < BULK_BYTES_MAX
-assert BULK_WAIT_S < BULK_IDLE_TIMEOUT_S
+assert CHUNK_PAYLOAD_BYTES_MAX <= REPLY_BYTES_PER_USER_MAX < REPLY_BYTES_MAX
+assert BULK_WAIT_S < SERVER_SILENCE_S < BULK_IDLE_TIMEOUT_S
 assert 2 * KEEP_ALIVE_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S < SERVER_SILENCE_S  # a server without Redis answers before its client tries another

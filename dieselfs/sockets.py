@@ -2,7 +2,9 @@
 
 import os
 import socket
+import stat
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Protocol
 
 from dieselfs.address import Address, TcpAddress
 from dieselfs.errors import Unavailable
+from dieselfs.host_names import addresses
 from dieselfs.limits import CONNECT_TIMEOUT_S, SERVER_GONE_S
 
 _UNIX_PATH_BYTES_MAX = 107
@@ -35,7 +38,7 @@ def open_socket(address: Address, timeout_s: float = CONNECT_TIMEOUT_S) -> socke
     sock: socket.socket | None = None
     try:
         if isinstance(address, TcpAddress):
-            sock = socket.create_connection((address.host, address.port), timeout_s)
+            sock = _connect_tcp(address, time.monotonic() + timeout_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _set_keepalive(sock)
         else:
@@ -46,9 +49,47 @@ def open_socket(address: Address, timeout_s: float = CONNECT_TIMEOUT_S) -> socke
     except OSError as error:  # timeouts are OSErrors too
         if sock is not None:
             sock.close()
-        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        reason = error.strerror or str(error)
+        if isinstance(error, TimeoutError) and not reason.startswith("no name server"):
+            reason = "no answer in time"
         raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
     return sock
+
+
+def _connect_tcp(address: TcpAddress, end_s: float) -> socket.socket:
+    """A connection to the first address of the host that accepts, until `end_s`. Raises the OSError of the last one."""
+    failure: OSError = TimeoutError()
+    for family, kind, protocol, _, where in addresses(address.host, address.port, end_s - time.monotonic()):
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(left_s)
+            sock.connect(where)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+        else:
+            return sock
+    raise failure
+
+
+def is_believed(user: int, path: str) -> bool:
+    """Whether a process of this user ID, which listens at `path`, may speak to this process without a proof: an own
+    one, and one of root. Root believes a user also in a folder where only root and that user can put a socket.
+    """
+    own = os.geteuid()
+    if user in (own, 0) or own != 0:
+        return user in (own, 0)
+    folder = Path(path).resolve().parent
+    return all(_is_only_of(user, each.stat()) for each in (folder, *folder.parents))
+
+
+def _is_only_of(user: int, folder: os.stat_result) -> bool:
+    return folder.st_uid in (user, 0) and not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _set_keepalive(sock: socket.socket) -> None:

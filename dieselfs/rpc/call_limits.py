@@ -1,6 +1,7 @@
-"""How long a call may be, by its method: most calls carry names and numbers only. No I/O.
+"""How long a call may be, and how many values a reply may have, by method: most messages carry names and numbers only.
+No I/O.
 
-The beginning of a message names the method, so a long one is refused before it is received.
+The beginning of a message names the method, so a long call is refused before it is received.
 """
 
 from dieselfs.errors import ProtocolError
@@ -10,6 +11,7 @@ from dieselfs.limits import (
     PEER_CHUNKS_MAX,
     RANGES_PER_REQUEST_MAX,
 )
+from dieselfs.rpc.scan import VALUES_MAX
 
 PREFIX_BYTES = 128
 """Enough for the version, the length of the name, and the longest name of a method."""
@@ -22,6 +24,11 @@ _LONG_CALLS = {
 }
 _NAME_AT = 8
 
+_REPLY_VALUES_MAX = 8_192
+_LISTS = frozenset(
+    ("list_datasets", "list_lost_datasets", "list_folder", "list_pins", "list_tags", "list_users")
+)
+
 
 def check_length(prefix: bytes | bytearray, length_bytes: int) -> None:
     """Raise ProtocolError if a message that begins with `prefix` (PREFIX_BYTES) is longer than its method allows."""
@@ -32,3 +39,8 @@ def check_length(prefix: bytes | bytearray, length_bytes: int) -> None:
         raise ProtocolError(
             f"a call of {name[:40].decode('ascii', 'replace')!r} has {length_bytes} bytes, limit {limit_bytes}"
         )
+
+
+def reply_values_max(method: str) -> int:
+    """Values in a reply, with those inside others: each one costs the receiver hundreds of bytes."""
+    return VALUES_MAX if method in _LISTS else _REPLY_VALUES_MAX

@@ -20,6 +20,7 @@ from dieselfs.limits import (
     REQUEST_TIMEOUT_S,
     SERVER_SILENCE_S,
     SNAPSHOT_BUILD_TIMEOUT_S,
+    SNAPSHOT_BYTES_MAX,
 )
 from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.records import DatasetRecord, PendingFile
@@ -27,7 +28,7 @@ from dieselfs.rpc import auth
 from dieselfs.rpc.access import AccessFiles
 from dieselfs.rpc.connection import Connection, connected, read_payload_file
 from dieselfs.rpc.endpoints import Tries, open_endpoints
-from dieselfs.rpc.members import JobId, MembershipList, decode_members
+from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.records import (
     FsckReport,
     KeyRecord,
@@ -170,16 +171,19 @@ class ServerClient:
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
         work_s: float = 0.0,
+        bulk_bytes_max: int = 0,
         is_repeatable: bool = True,
         is_urgent: bool = False,
         **arguments: object,
     ) -> tuple[Any, bytearray | None]:
         """The reply, and the bulk bytes behind it.
 
-        `work_s`: as `Connection.call`; `is_urgent`: as `_with_connection`.
+        `work_s`, `bulk_bytes_max`: as `Connection.call`; `is_urgent`: as `_with_connection`.
         """
         return self._with_connection(
-            lambda connection, wait_s: connection.call(method, arguments, bulk, wait_s, work_s=work_s),
+            lambda connection, wait_s: connection.call(
+                method, arguments, bulk, wait_s, work_s=work_s, bulk_bytes_max=bulk_bytes_max
+            ),
             timeout_s,
             is_repeatable,
             is_urgent,
@@ -300,7 +304,13 @@ class ServerClient:
             "member": member,
             "known_version": known_version,
         }
-        info, members = self._call("join_job", timeout_s=JOB_ANSWER_TIMEOUT_S, **asdict(job_id), **joining)
+        info, members = self._call(
+            "join_job",
+            timeout_s=JOB_ANSWER_TIMEOUT_S,
+            bulk_bytes_max=MEMBERSHIP_LIST_BYTES_MAX,
+            **asdict(job_id),
+            **joining,
+        )
         interval_s = max(info.interval_ms / 1000, JOB_INTERVAL_S_MIN)
         return MembershipList(info.version, interval_s, None if members is None else decode_members(members))
 
@@ -345,7 +355,9 @@ class ServerClient:
             "known_digest": known_digest,
             "tag": tag,
         }
-        info, content = self._call("get_snapshot", work_s=SNAPSHOT_BUILD_TIMEOUT_S, **named)
+        info, content = self._call(
+            "get_snapshot", work_s=SNAPSHOT_BUILD_TIMEOUT_S, bulk_bytes_max=SNAPSHOT_BYTES_MAX, **named
+        )
         if content is None and info.digest != known_digest:
             raise ProtocolError(f"the server sent no snapshot of {dataset}")
         return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)
@@ -389,9 +401,11 @@ class ServerClient:
         `ranges` has shape (n, 2): offset, length. Raises NotFound, Damaged.
         """
         encoded = ranges.astype("<u4").tobytes()
-        reply = self._call("get_ranges", is_urgent=True, dataset=dataset, chunk_id=chunk_id, ranges=encoded)
-        received = reply[1] or bytearray()
         expected = int(ranges[:, 1].sum(dtype="i8"))
+        named: dict[str, Any] = {"dataset": dataset, "chunk_id": chunk_id, "ranges": encoded}
+        received = (
+            self._call("get_ranges", is_urgent=True, bulk_bytes_max=expected, **named)[1] or bytearray()
+        )
         if len(received) != expected:
             raise ProtocolError(f"requested {expected} bytes from the server, it sent {len(received)}")
         return received
@@ -403,8 +417,9 @@ class ServerClient:
         """
         import numpy as np
 
+        named: dict[str, Any] = {"dataset": dataset, "chunk_id": chunk_id}
         received = (
-            self._call("get_block_checksums", is_urgent=True, dataset=dataset, chunk_id=chunk_id)[1] or b""
+            self._call("get_block_checksums", is_urgent=True, bulk_bytes_max=8 * blocks, **named)[1] or b""
         )
         if len(received) != 8 * blocks:
             raise ProtocolError(f"expected the checksums of {blocks} blocks, got {len(received)} bytes")

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from dieselfs.address import Address, TcpAddress
+from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
     FRAME_BYTES_MAX,
     HANDSHAKE_FRAME_BYTES_MAX,
     LEAST_RATE_BYTES_PER_S,
+    MIB,
     REQUEST_TIMEOUT_S,
 )
 from dieselfs.rpc import auth
@@ -35,7 +36,7 @@ from dieselfs.rpc.messages import (
 )
 from dieselfs.rpc.tls import ClientTls, TlsSocket, secured
 from dieselfs.rpc.wire import Buffer, Wire
-from dieselfs.sockets import open_socket
+from dieselfs.sockets import is_believed, open_socket, peer_user
 
 
 def connected(
@@ -56,6 +57,9 @@ def connected(
             reason += "; tls must be off at both ends or at neither"
         raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
 
+
+GROWTH_BYTES = 64 * MIB
+"""Memory that a client takes for announced bytes before they arrive."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,8 +102,8 @@ class Connection(Wire):
 
     def _shake_hands(self, key: auth.Key | None, role: str, sock: socket.socket | TlsSocket) -> None:
         is_local = sock.family == socket.AF_UNIX
-        if key is None and not is_local:
-            raise self._without_key()
+        if key is None:
+            self._check_owner(sock)
         nonce = os.urandom(auth.NONCE_BYTES)
         self._name = connection_name(nonce)
         user, key_id = (key.user, key.key_id) if key else ("", "")
@@ -123,6 +127,17 @@ class Connection(Wire):
                 "check the address"
             )
 
+    def _check_owner(self, sock: socket.socket | TlsSocket) -> None:
+        """Without a key, the server proves nothing. Raises AccessDenied unless its process may be believed."""
+        if not isinstance(self.address, UnixAddress) or not isinstance(sock, socket.socket):
+            raise self._without_key()
+        user = peer_user(sock)
+        if not is_believed(user, self.address.path):
+            raise AccessDenied(
+                f"the server at {self.address} belongs to user ID {user}, not to you: use a key (--key-file), "
+                "or the address of a server of yours"
+            )
+
     def _without_key(self) -> AccessDenied:
         return AccessDenied(
             f"the server at {self.address} requires a key: set --key-file, DIESELFS_KEY_FILE "
@@ -138,9 +153,11 @@ class Connection(Wire):
         destination: Callable[[Any], Iterator[memoryview]] | None = None,
         total_s: float = math.inf,
         work_s: float = 0.0,
+        bulk_bytes_max: int = 0,
     ) -> tuple[Any, bytearray | None]:
         """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if any.
 
+        More than `bulk_bytes_max` are an error, and memory is taken as they arrive.
         With a `destination`, the bulk bytes go there instead. It gets the reply and yields buffers; each one is full
         when the next is requested. It raises ProtocolError for an impossible reply.
         `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Without it, the reply has to come
@@ -152,6 +169,12 @@ class Connection(Wire):
         self.limit(timeout_s, min(total_s, 2 * timeout_s + work_s + sending_s))
         reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX)
         length = getattr(reply, "bulk_length", None) or 0
+        if length < 0 or (destination is None and length > bulk_bytes_max):
+            self.close()
+            raise ProtocolError(
+                f"the server at {self.address} announces {length} bytes behind its reply to {method!r}, "
+                f"limit {bulk_bytes_max}"
+            )
         if total_s == math.inf:
             self.limit(timeout_s, timeout_s + length / LEAST_RATE_BYTES_PER_S)
         if destination is not None:
@@ -159,14 +182,8 @@ class Connection(Wire):
             return reply, None
         if not length:
             return reply, None
-        try:
-            received = bytearray(length)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, MemoryError | ValueError | OverflowError):
-                raise ProtocolError(f"the server at {self.address} announces {length} bytes") from None
-            raise
-        self._receive_parts(iter((memoryview(received),)), length)
+        received = bytearray()
+        self._receive_parts(_growing(received, length), length)
         return reply, received
 
     def call_for_file(
@@ -244,6 +261,16 @@ class Connection(Wire):
     def _lost(self, error: OSError) -> Unavailable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
         return Unavailable(f"lost the server at {self.address}: {reason} (request {self._request})")
+
+
+def _growing(received: bytearray, length: int) -> Iterator[memoryview]:
+    """The parts of `received`, which grows to `length` as they are filled."""
+    while left := length - len(received):
+        start = len(received)
+        received.extend(bytes(min(left, GROWTH_BYTES)))
+        part = memoryview(received)[start:]
+        yield part
+        part.release()  # else it could not grow
 
 
 def read_payload_file(

@@ -15,7 +15,8 @@ from thriftpy2.transport import TMemoryBuffer, TTransportException
 
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import CALL_VALUES_MAX
-from dieselfs.rpc.scan import VALUES_MAX, check_message
+from dieselfs.rpc.call_limits import reply_values_max
+from dieselfs.rpc.scan import check_message
 
 FRAME_HEADER_BYTES = 4
 """Each message has its length before it, big-endian."""
@@ -109,7 +110,7 @@ def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
 
 def decode_reply(method: str, sequence: int, message: bytes) -> Any:
     """The value that the call returned. Raises the server's refusal, ProtocolError for anything malformed."""
-    name, kind, reply_sequence, protocol = _begin(message)
+    name, kind, reply_sequence, protocol = _begin(message, reply_values_max(method))
     if kind == TMessageType.EXCEPTION:
         fault = _read(TApplicationException(), protocol)
         raise ProtocolError(f"the server cannot answer {method!r}: {fault.message}")
@@ -140,7 +141,7 @@ def _encode(method: str, kind: int, sequence: int, payload: Any) -> bytes:
     return encoded
 
 
-def _begin(message: bytes, values_max: int = VALUES_MAX) -> tuple[str, int, int, Any]:
+def _begin(message: bytes, values_max: int) -> tuple[str, int, int, Any]:
     check_message(message, values_max)
     protocol = TBinaryProtocol(TMemoryBuffer(message))
     try:

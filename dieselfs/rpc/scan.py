@@ -8,8 +8,8 @@ are left, as every element has at least one.
 from dieselfs.errors import ProtocolError
 
 DEPTH_MAX = 16
-VALUES_MAX = 1 << 20
-"""In a reply."""
+VALUES_MAX = 1 << 18
+"""In a reply with a list; each of its values has eight bytes and more."""
 
 _BOOL, _BYTE, _DOUBLE, _I16, _I32, _I64 = 2, 3, 4, 6, 8, 10
 _STRING, _STRUCT, _MAP, _SET, _LIST = 11, 12, 13, 14, 15

@@ -4,12 +4,20 @@ import logging
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import trio
 
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
-from dieselfs.limits import BULK_IDLE_TIMEOUT_S, LEAST_RATE_BYTES_PER_S
+from dieselfs.limits import (
+    BULK_BYTES_MAX,
+    BULK_BYTES_PER_USER_MAX,
+    BULK_IDLE_TIMEOUT_S,
+    LEAST_RATE_BYTES_PER_S,
+    REPLY_BYTES_MAX,
+    REPLY_BYTES_PER_USER_MAX,
+)
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc import records
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
@@ -106,7 +114,8 @@ class _Noted:
 class Dispatcher:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._uploads = ByteBudget()
+        self._uploads = ByteBudget("uploads", BULK_BYTES_MAX, BULK_BYTES_PER_USER_MAX)
+        self._replies = ByteBudget("replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX)
 
     @property
     def keys(self) -> UserStore:
@@ -130,7 +139,16 @@ class Dispatcher:
         method, sequence, arguments = decode_call(message)
         if method in ("hello", "prove"):
             raise ProtocolError("a second handshake")
-        call = Call(self._service, user, method, arguments)
+        async with AsyncExitStack() as reply_bytes:
+            hold = partial(self._hold, reply_bytes, user.name)
+            await self._answer(connection, Call(self._service, user, method, arguments, hold=hold), sequence)
+
+    async def _hold(self, reply_bytes: AsyncExitStack, user: str, size_bytes: int) -> None:
+        await reply_bytes.enter_async_context(self._replies.held(user, size_bytes))
+
+    async def _answer(self, connection: ClientConnection, call: Call, sequence: int) -> None:
+        """The bytes of the reply are held until this returns."""
+        method, arguments, user = call.method, call.arguments, call.caller
         noted = _Noted(connection.peer, f"{connection.name}-{sequence}", call)
         try:
             async with AsyncExitStack() as holding:

@@ -1,7 +1,7 @@
 """The service: the backends and limits that all handlers share, and the rights of the caller of a call."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ import trio
 
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound, Unavailable
-from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
+from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, SMALL_REPLY_BYTES
 from dieselfs.metrics import Registry
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
@@ -33,6 +33,10 @@ ADMISSIONS_AT_ONCE_MAX = 1
 
 STORE_WRITES_MAX = 16
 """Limit of chunks that are being stored, over all clients."""
+
+
+TAG_READS_MAX = 2
+"""Limit of tags that are being read, over all clients: each is a snapshot in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +77,35 @@ class Service:
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self.maintenance = MaintenanceJobs()
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
+        self.tag_reads = trio.CapacityLimiter(TAG_READS_MAX)
 
     def now_ns(self) -> int:
         return int(time.time() * 10**9)
 
 
+async def _hold_nothing(size_bytes: int) -> None:
+    """For calls without a budget."""
+
+
 @dataclass(eq=False)
 class Call:
-    """A call of a method. `arguments` is a Thrift struct; `bulk` has the bytes that followed it."""
+    """A call of a method. `arguments` is a Thrift struct; `bulk` has the bytes that followed it. `hold` takes bytes of
+    the budget of replies, until the reply has been sent.
+    """
 
     service: Service
     caller: Caller
     method: str
     arguments: Any
     bulk: bytes | bytearray = b""
+    hold: Callable[[int], Awaitable[None]] = _hold_nothing
+
+    async def hold_reply(self, size_bytes: int) -> None:
+        """Call it before the memory for a reply is taken. Raises Unavailable if the replies of others take it for too
+        long.
+        """
+        if size_bytes > SMALL_REPLY_BYTES:
+            await self.hold(size_bytes)
 
     async def right(self, dataset: str) -> Right:
         if self.caller.is_trusted:

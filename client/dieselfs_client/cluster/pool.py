@@ -22,7 +22,8 @@ from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
-from dieselfs.limits import JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
+from dieselfs.host_names import addresses
+from dieselfs.limits import CONNECT_TIMEOUT_S, JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
 from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
@@ -249,8 +250,10 @@ def own_address(servers: Servers) -> str:
     elif isinstance(servers, EtcdAddress):
         server = servers.members[0]
     if isinstance(server, TcpAddress):
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((server.host, server.port))  # sends nothing
-            host: str = probe.getsockname()[0]
-            return host
+        with suppress(OSError):
+            family, _, _, _, where = addresses(server.host, server.port, CONNECT_TIMEOUT_S)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(where)  # sends nothing
+                host: str = probe.getsockname()[0]
+                return host
     return "127.0.0.1"

@@ -99,8 +99,9 @@ async def put_tag(call: Call) -> TagRecord:
 
 
 async def list_tags(call: Call) -> Sequence[TagRecord]:
-    dataset_id = await call.dataset_id(Right.READ)
-    return await trio.to_thread.run_sync(call.service.tags.all, call.arguments.dataset, dataset_id)
+    dataset_id, service = await call.dataset_id(Right.READ), call.service
+    async with service.tag_reads:
+        return await trio.to_thread.run_sync(service.tags.all, call.arguments.dataset, dataset_id)
 
 
 async def delete_tag(call: Call) -> None:

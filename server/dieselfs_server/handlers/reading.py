@@ -27,8 +27,10 @@ async def get_snapshot(call: Call) -> Reply:
     service, arguments = call.service, call.arguments
     if arguments.tag:
         dataset_id = await call.dataset_id(Right.READ)
-        get_tag = service.tags.get
-        snapshot = await trio.to_thread.run_sync(get_tag, arguments.dataset, dataset_id, arguments.tag)
+        named = arguments.dataset, dataset_id, arguments.tag
+        async with service.tag_reads:
+            snapshot = await trio.to_thread.run_sync(service.tags.get, *named)
+            await call.hold_reply(len(snapshot.content))
     else:
         dataset = await call.dataset(Right.READ)
         await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
@@ -44,8 +46,9 @@ async def get_snapshot(call: Call) -> Reply:
 
 
 async def get_payload(call: Call) -> Reply:
-    dataset_id = await call.dataset_id(Right.READ)
-    return _bulk(call, [await call.service.executor.payload(dataset_id, call.arguments.chunk_id)])
+    dataset_id, executor = await call.dataset_id(Right.READ), call.service.executor
+    await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
+    return _bulk(call, [await executor.payload(dataset_id, call.arguments.chunk_id)])
 
 
 async def get_ranges(call: Call) -> Reply:
@@ -55,12 +58,15 @@ async def get_ranges(call: Call) -> Reply:
             f"ranges of {len(packed)} bytes are not pairs of u32, at most {RANGES_PER_REQUEST_MAX}"
         )
     ranges = np.frombuffer(packed, "<u4").reshape(-1, 2).astype(np.int64)
+    await call.hold_reply(int(ranges[:, 1].sum()))
     return _bulk(call, await call.service.executor.ranges(dataset_id, call.arguments.chunk_id, ranges))
 
 
 async def get_block_checksums(call: Call) -> Reply:
-    dataset_id = await call.dataset_id(Right.READ)
-    checksums = await call.service.executor.block_checksums(dataset_id, call.arguments.chunk_id)
+    dataset_id, executor = await call.dataset_id(Right.READ), call.service.executor
+    if not executor.has_block_checksums(dataset_id, call.arguments.chunk_id):
+        await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
+    checksums = await executor.block_checksums(dataset_id, call.arguments.chunk_id)
     return Reply(thrift.Bulk(bulk_length=len(checksums)), [memoryview(checksums)])
 
 

@@ -67,6 +67,10 @@ class RequestExecutor:
         self._block_checksums: dict[tuple[bytes, bytes], bytes] = {}  # the last used at the end
         self._hashing = trio.CapacityLimiter(HASHING_MAX)
 
+    async def payload_length(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        """Bytes of the payload of a chunk. Raises as `payload`."""
+        return (await self._preamble(dataset_id, chunk_id)).payload_length
+
     async def payload(self, dataset_id: bytes, chunk_id: bytes) -> memoryview:
         """The payload of a chunk. Raises NotFound, Damaged, Unavailable."""
         preamble = await self._preamble(dataset_id, chunk_id)
@@ -94,6 +98,10 @@ class RequestExecutor:
         if int(ranges[:, 1].sum(dtype=np.int64)) > CHUNK_OBJECT_BYTES_MAX:
             raise InvalidInput(f"the ranges together exceed {CHUNK_OBJECT_BYTES_MAX} bytes")
         return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]))
+
+    def has_block_checksums(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+        """Whether `block_checksums` reads no payload."""
+        return (dataset_id, chunk_id) in self._block_checksums
 
     async def block_checksums(self, dataset_id: bytes, chunk_id: bytes) -> bytes:
         """The checksum (u64) of each block of a payload, which is read and verified at the first call.

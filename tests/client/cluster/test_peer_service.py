@@ -9,7 +9,7 @@ from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, encode_requests
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
-from dieselfs.limits import KIB, MIB
+from dieselfs.limits import KIB, MIB, PEER_ANSWER_BYTES_MAX
 from dieselfs.rpc.auth import PEER_ROLE, Key
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs_client.cluster import peer_service
@@ -46,9 +46,8 @@ def node(packed: PackedDataset) -> Iterator[PeerNode]:
 def call(
     connection: Connection, packed: PackedDataset, wanted: list[PeerRequest]
 ) -> tuple[list[ChunkAvailability], bytes]:
-    reply, bulk = connection.call(
-        "get_extents", {"digest": packed.snapshot.digest, **encode_requests(wanted)}
-    )
+    asked = {"digest": packed.snapshot.digest, **encode_requests(wanted)}
+    reply, bulk = connection.call("get_extents", asked, bulk_bytes_max=PEER_ANSWER_BYTES_MAX)
     return [ChunkAvailability(state) for state in reply.states], bytes(bulk or b"")
 
 

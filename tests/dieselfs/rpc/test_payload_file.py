@@ -178,7 +178,7 @@ def test_nobody_else_gets_a_file(server: RunningServer) -> None:
         with pytest.raises(AccessDenied, match="get_payload"):
             connection.call_for_file("open_payload", arguments(chunk_id), TIMEOUT_S)
         assert descriptor_count() == before
-        _, sent = connection.call("get_payload", arguments(chunk_id))
+        _, sent = connection.call("get_payload", arguments(chunk_id), bulk_bytes_max=len(PAYLOAD))
         assert sent is not None and bytes(sent) == PAYLOAD
         connection.close()
     client = server.client(key_file)

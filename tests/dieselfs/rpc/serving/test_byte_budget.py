@@ -16,7 +16,7 @@ def test_the_largest_chunk_fits() -> None:
 
 def test_a_user_cannot_take_the_share_of_others() -> None:
     async def scenario() -> None:
-        budget = ByteBudget(total_bytes=100, user_bytes=60, wait_s=0.01)
+        budget = ByteBudget("uploads", total_bytes=100, user_bytes=60, wait_s=0.01)
         async with budget.held("mal", 60):
             with pytest.raises(Unavailable, match="user mal"):
                 async with budget.held("mal", 1):
@@ -31,9 +31,24 @@ def test_a_user_cannot_take_the_share_of_others() -> None:
     trio.run(scenario)
 
 
+def test_a_reply_that_is_larger_than_the_share_of_a_user_takes_all_of_it() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget("replies", total_bytes=100, user_bytes=60, wait_s=0.01)
+        async with budget.held("ada", 1000):
+            with pytest.raises(Unavailable, match="replies of user ada"):
+                async with budget.held("ada", 1):
+                    pass
+            async with budget.held("bob", 40):
+                pass
+        async with budget.held("ada", 60):
+            pass
+
+    trio.run(scenario)
+
+
 def test_a_call_waits_for_bytes_that_others_give_back() -> None:
     async def scenario() -> None:
-        budget, order = ByteBudget(total_bytes=100, user_bytes=100, wait_s=WAIT_S), []
+        budget, order = ByteBudget("uploads", total_bytes=100, user_bytes=100, wait_s=WAIT_S), []
 
         async def upload(number: int) -> None:
             async with budget.held("ada", 80):

@@ -1,0 +1,135 @@
+"""Memory of replies: taken from a budget before it is, given back when the client has received them, or is too slow."""
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dieselfs.errors import Unavailable
+from dieselfs.limits import (
+    BULK_IDLE_TIMEOUT_S,
+    BULK_WAIT_S,
+    LEAST_RATE_BYTES_PER_S,
+    MIB,
+    REPLY_BYTES_MAX,
+    REPLY_BYTES_PER_USER_MAX,
+    SMALL_REPLY_BYTES,
+)
+from dieselfs.metrics import Registry
+from dieselfs.rpc.messages import decode_reply, encode_call, thrift
+from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.handshake import Identity
+from dieselfs_server.dispatcher import Dispatcher
+from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.service import Call, Reply, Service
+
+GET_PAYLOAD = encode_call("get_payload", 1, {"dataset": "d", "chunk_id": bytes(16)})
+
+
+class _Reader:
+    """A client that takes a reply when it is told to."""
+
+    name = peer = "reader"
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_to_take = trio.Event()
+        self.is_waiting = trio.Event()
+
+    async def send(self, message: bytes, bulk: Iterable[bytes] = ()) -> None:
+        self.is_waiting.set()
+        await self.is_to_take.wait()
+        self.sent.append(message)
+
+
+class _Server:
+    """A dispatcher whose payloads have `payload_bytes`; it counts those in memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, payload_bytes: int) -> None:
+        self.taken = 0
+        self._payload_bytes = payload_bytes
+        monkeypatch.setitem(HANDLERS, "get_payload", self._payload)
+        registry = Registry()
+        service = SimpleNamespace(requests=registry.counter("rpc.requests", "Calls."), audit=None)
+        self._dispatcher = Dispatcher(cast(Service, service))
+
+    async def _payload(self, call: Call) -> Reply:
+        await call.hold_reply(self._payload_bytes)
+        self.taken += 1
+        return Reply(thrift.Bulk(bulk_length=self._payload_bytes), [_Long(self._payload_bytes)])
+
+    async def answer(self, reader: Any, user: str) -> None:
+        await self._dispatcher.answer(cast(ClientConnection, reader), Identity(user, "k"), GET_PAYLOAD)
+
+
+class _Long(bytes):
+    """No bytes, which say that they are many."""
+
+    def __new__(cls, length: int) -> "_Long":
+        made = super().__new__(cls)
+        made.length = length
+        return made
+
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def test_replies_of_a_user_who_takes_none_use_a_bounded_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload_bytes = 64 * MIB
+    of_user = REPLY_BYTES_PER_USER_MAX // payload_bytes
+
+    async def scenario() -> None:
+        server = _Server(monkeypatch, payload_bytes)
+        slow = [_Reader() for _ in range(of_user)]
+        async with trio.open_nursery() as nursery:
+            for reader in slow:
+                nursery.start_soon(server.answer, reader, "mal")
+            for reader in slow:
+                await reader.is_waiting.wait()
+            late, other = _Reader(), _Reader()
+            for reader in (late, other):
+                reader.is_to_take.set()
+            await server.answer(other, "ada")  # others have their own share
+            assert len(other.sent) == 1
+            started_s = trio.current_time()
+            await server.answer(late, "mal")
+            assert trio.current_time() - started_s == pytest.approx(BULK_WAIT_S)
+            assert server.taken == of_user + 1  # no memory was taken for it
+            with pytest.raises(Unavailable, match="replies of user mal"):
+                decode_reply("get_payload", 1, late.sent[0])
+            for reader in slow:
+                reader.is_to_take.set()
+        await server.answer(late, "mal")
+        assert decode_reply("get_payload", 1, late.sent[1]).bulk_length == payload_bytes
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_small_replies_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        server = _Server(monkeypatch, SMALL_REPLY_BYTES)
+        readers = [_Reader() for _ in range(REPLY_BYTES_MAX // SMALL_REPLY_BYTES // 16 + 1)]
+        async with trio.open_nursery() as nursery:
+            for reader in readers:
+                nursery.start_soon(server.answer, reader, "ada")
+            for reader in readers:
+                await reader.is_waiting.wait()
+                reader.is_to_take.set()
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_reader_below_the_least_rate_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        server, started_s = _Server(monkeypatch, 64 * MIB), trio.current_time()
+        with pytest.raises(trio.TooSlowError):
+            await server.answer(_Reader(), "mal")
+        least_s = BULK_IDLE_TIMEOUT_S + 64 * MIB / LEAST_RATE_BYTES_PER_S
+        assert trio.current_time() - started_s == pytest.approx(least_s)
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
