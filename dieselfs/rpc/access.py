@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock
 
+from dieselfs.address import Servers, UnixAddress
 from dieselfs.errors import AccessDenied
 from dieselfs.private_file import file_version
 from dieselfs.rpc.auth import Key, read_key_file
@@ -93,3 +94,16 @@ class AccessFiles:
         copy = object.__new__(AccessFiles)
         copy.__dict__ = {**self.__dict__, "_lock": Lock()}
         return copy
+
+
+_warned: set[str] = set()
+
+
+def warn_of_plain_tcp(servers: Servers) -> None:
+    """Once for each process and address."""
+    if not isinstance(servers, UnixAddress) and str(servers) not in _warned:
+        _warned.add(str(servers))
+        _log.warning(
+            "tls is off for %s: somebody on the network between can read and change everything, and act as you",
+            servers,
+        )

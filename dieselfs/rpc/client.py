@@ -3,7 +3,6 @@
 Thread-safe: each call takes its own connection from a pool. Fork-safe: a child never touches its parent's connections.
 """
 
-import logging
 import os
 import struct
 import time
@@ -25,7 +24,7 @@ from dieselfs.limits import (
 from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
-from dieselfs.rpc.access import AccessFiles
+from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
 from dieselfs.rpc.connection import Connection, connected, read_payload_file
 from dieselfs.rpc.endpoints import Tries, open_endpoints
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
@@ -60,8 +59,6 @@ POOL_CONNECTIONS_MAX = 16
 
 _T = TypeVar("_T")
 
-_log = logging.getLogger(__name__)
-
 
 class ServerClient:
     """Calls a server, or one of several over the same stores. Every method raises Unavailable, ProtocolError,
@@ -81,7 +78,7 @@ class ServerClient:
         self.address: Servers = parse_servers(settings.server) if settings.server else self._embedded
         self._access = AccessFiles(settings)
         if settings.server and settings.tls == OFF:
-            _warn_of_plain_tcp(self.address)
+            warn_of_plain_tcp(self.address)
         self._lock = Lock()  # guards the four below, and replaces `_access`
         self._process_id = os.getpid()
         self._endpoints = open_endpoints(self.address, settings.etcd, start)
@@ -488,16 +485,3 @@ class ServerClient:
 def _copy(kind: Callable[..., _T], struct: Any, **converted: object) -> _T:
     """A record from a Thrift struct with the same fields; other names are a TypeError."""
     return kind(**{name: getattr(struct, name) for _, name, *_ in struct.thrift_spec.values()} | converted)
-
-
-_warned: set[str] = set()
-
-
-def _warn_of_plain_tcp(servers: Servers) -> None:
-    """Once for each process and address."""
-    if not isinstance(servers, UnixAddress) and str(servers) not in _warned:
-        _warned.add(str(servers))
-        _log.warning(
-            "tls is off for %s: somebody on the network between can read and change everything, and act as you",
-            servers,
-        )

@@ -148,8 +148,10 @@ def test_a_reply_that_is_longer_than_a_step_arrives_whole() -> None:
 )
 def test_a_reply_has_no_more_values_than_its_method_can_need(method: str, value: Any) -> None:
     """Each empty struct costs the sender one byte, and the receiver some hundred."""
-    reply = lambda named, sequence: frame(encode_reply(named, sequence, value))  # noqa: E731
-    with liar(reply) as connection, pytest.raises(ProtocolError, match="too many values"):
+    with (
+        liar(lambda named, sequence: frame(encode_reply(named, sequence, value))) as connection,
+        pytest.raises(ProtocolError, match="too many values"),
+    ):
         connection.call(method, NAMED[method], timeout_s=TIMEOUT_S)
 
 
