@@ -351,7 +351,7 @@ class _MountService(Service):
                         root_mode=0o700 if self._is_private() else None,
                     )
                     if self.client is not None:
-                        node.control.errors.trouble = self.client.trouble
+                        node.watch_servers(self.client)
                     parts = node.core, node.reads, node.control, *self._owner()
                     root_user = os.geteuid() if self._is_private() else None
                     driver = driver_class(self.options.driver)(

@@ -16,6 +16,7 @@ import trio
 
 from dieselfs.errors import DieselfsError
 from dieselfs.metrics import Registry
+from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import ONESHOT
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
@@ -234,6 +235,11 @@ class Node:
             **self._view_fields(),
             "options": {name: value for name, value in asdict(self._options).items() if value is not None},
         }
+
+    def watch_servers(self, client: ServerClient) -> None:
+        """Show in errors and in the statistics how the servers answer."""
+        self.control.errors.trouble = client.trouble
+        self.metrics.gauge("servers.failures", "Calls and connections that a server failed.", client.failures)
 
     def _declare_metrics(self, metrics: Registry) -> None:
         prefetcher, allotment = self._prefetcher, self._allotment

@@ -103,6 +103,10 @@ class ServerClient:
         """Why the servers cannot be reached now; empty if the last call succeeded. Does not wait."""
         return self._endpoints.trouble
 
+    def failures(self) -> int:
+        """How often a server failed this process: a connection or a call, which then went to another one."""
+        return self._endpoints.failures
+
     def _connect(self, tries: Tries) -> Connection:
         while True:
             server = tries.next()

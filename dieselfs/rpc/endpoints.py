@@ -82,6 +82,8 @@ class Endpoints:
         self._avoided_until_s: dict[Address, float] = {}
         self.trouble = ""
         """Why the last call to a server failed; empty after a call that succeeded."""
+        self.failures = 0
+        """Connections and calls of this process that a server failed."""
 
     def forked(self) -> "Endpoints":
         """For a forked child: it starts at another place."""
@@ -115,6 +117,7 @@ class Endpoints:
     def avoid(self, server: Address) -> None:
         """Open no connections to `server` for a while, because it failed."""
         with self._lock:
+            self.failures += 1
             self._avoided_until_s[server] = self.clock() + SERVER_AVOIDED_S
 
     def tries(self, is_patient: bool = False) -> "Tries":

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from lab.cluster import Cluster, Storage
+from lab.cluster import Cluster
 from lab.job import Job, JobNode, Stored, store
 from lab.namespace import wait_for
 from lab.network import Host
@@ -51,8 +51,9 @@ def read_everywhere(job: Job) -> None:
 
 
 def is_disturbed(job: Job) -> bool:
-    """Whether a node has found another one silent."""
-    return any(node.stats()["peers"]["failures"] for node in job.nodes)
+    """Whether a node has found another one or a server silent; then it asks again, and chunks may leave twice."""
+    all_stats = [node.stats() for node in job.nodes]
+    return any(stats["peers"]["failures"] or stats["servers"]["failures"] for stats in all_stats)
 
 
 def check_accounts(job: Job, stored: Stored) -> None:
@@ -71,17 +72,12 @@ def is_warm(node: JobNode) -> bool:
     return bool(node.stats()["job"]["warmth"] == 1)
 
 
-def is_unused(storage: Storage) -> bool:
-    return storage.connections() == 0
-
-
 def sent_bytes(cluster: Cluster) -> int:
-    """What the servers have sent to clients, all of which are gone by now."""
+    """Bytes of chunks that the servers have sent."""
     total_bytes = 0
     for storage in cluster.storages:
-        wait_for(partial(is_unused, storage), "all clients are gone")
         with closing(storage.server.client()) as client:
-            total_bytes += client.status().metrics["rpc.sent_bytes"]
+            total_bytes += client.status().metrics["payloads.sent_bytes"]
     return total_bytes
 
 
@@ -117,9 +113,10 @@ def test_each_chunk_leaves_the_servers_once(
         before_bytes = sent_bytes(shared_cluster)
         with Job(f"job-{next(numbers)}", shared_cluster, stored.name, hosts[:nodes], policy=policy) as job:
             is_shown = read_twice(job, stored, policy == "oneshot")
+            # Before nodes leave: those that stay fetch the chunks of those that have left.
+            sent = sent_bytes(shared_cluster) - before_bytes
             job.unmount()
         if is_shown:
-            beside_chunks = sent_bytes(shared_cluster) - before_bytes - stored.chunk_bytes
-            assert 0 <= beside_chunks < nodes * stored.snapshot_bytes + FILES_PER_CHUNK * FILE_BYTES
+            assert sent == stored.chunk_bytes
             break
-    assert is_shown, f"nodes found each other silent in each of {ATTEMPTS} runs"
+    assert is_shown, f"nodes found each other or a server silent in each of {ATTEMPTS} runs"

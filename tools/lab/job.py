@@ -37,7 +37,6 @@ class Stored:
     chunks: int
     chunk_bytes: int
     """Sum of all payloads."""
-    snapshot_bytes: int
 
 
 def store(
@@ -52,7 +51,7 @@ def store(
     with host.inside(), Dataset(cluster.settings(host), name) as data:
         snapshot = data.snapshot
         lengths = snapshot.column("chunk_payload_lengths")
-        return Stored(name, files, snapshot.chunk_count, int(lengths.sum()), len(snapshot.content))
+        return Stored(name, files, snapshot.chunk_count, int(lengths.sum()))
 
 
 @dataclass(frozen=True)
