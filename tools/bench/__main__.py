@@ -15,23 +15,14 @@ from pathlib import Path
 
 import click
 
-from bench.figures import FULL, QUICK, Figure, Run, RunFailed, Scale, Trial, figures
+from bench.figures import FULL, QUICK, Scale, Trial
 from bench.forms import filesystem_type
 from bench.report import table_lines, trial_fields, trial_lines
-from dieselfs.errors import DieselfsError
+from bench.rounds import run_trial
 from lab.network import Unsuitable
 
-BENCHMARKS = [
-    "upload",
-    "snapshot",
-    "listing",
-    "reading",
-    "calls",
-    "resilience",
-    "rebuild",
-    "stores",
-    "requests",
-]
+BENCHMARKS = ["upload", "snapshot", "listing", "reading", "calls", "programs", "batches", "misses", "idle"]
+BENCHMARKS += ["resilience", "rebuild", "stores", "requests"]
 BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "pool_simulation", "accuracy"]
 """Each is a function of the module of its name."""
 
@@ -119,27 +110,6 @@ def machine_facts(folder: Path, arguments: list[str]) -> dict[str, str]:
         "load before": f"{os.getloadavg()[0]:.1f} processes",
         "user": "root" if os.getuid() == 0 else "not root: nothing is measured with caches dropped",
     }
-
-
-def run_trial(trial: Trial) -> tuple[list[Figure], dict[str, str]]:
-    """Run the sides in turn, `trial.rounds` times. A side that fails is left out, with the reason."""
-    runs: dict[str, list[Run]] = {side.name: [] for side in trial.sides}
-    left_out: dict[str, str] = {}
-    for number in range(trial.rounds):
-        for side in trial.order(number):
-            if side.name in runs:
-                try:
-                    runs[side.name].append(side.run())
-                except (
-                    RunFailed,
-                    DieselfsError,
-                    OSError,
-                    AssertionError,
-                    subprocess.SubprocessError,
-                ) as error:
-                    left_out[side.name] = str(error)
-                    del runs[side.name]
-    return figures(trial, runs), left_out
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import Row, Scale
-from bench.forms import filesystem_type, make_tree, mounted, running_home, store_tree
-from dieselfs.errors import MountError
+from bench.forms import filesystem_type, make_tree, mounted_views, running_home, store_tree
 from dieselfs.limits import MIB
-from dieselfs.settings import FUSE, IMAGE, OVERLAY
 
 FILE_BYTES = 1 * MIB
 FILES = 8
@@ -36,12 +34,7 @@ def calls(folder: Path, scale: Scale) -> Iterator[list[Row]]:
     local = filesystem_type(folder)
     with running_home(folder / "home") as home, ExitStack() as stack:
         store_tree(home, tree.folder, tree.size_bytes)
-        places = {local: tree.folder}
-        for view in (IMAGE, OVERLAY, FUSE):
-            place = folder / view
-            with suppress(MountError):  # the table has the views that are possible here
-                stack.enter_context(mounted(home, place, view=view))
-                places[view] = place
+        places = {local: tree.folder, **stack.enter_context(mounted_views(home, folder))}
         path = tree.paths()[0]
         sides = {name: Calls(place / path, stack) for name, place in places.items()}
         yield [_row(name, sides, places, scale.rounds) for name in sides[local].by_name]

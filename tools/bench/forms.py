@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from dieselfs.errors import MountError, Unavailable
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
 from dieselfs.process.embedded_server import socket_path
 from dieselfs.process.launch import ProcessHandle
-from dieselfs.settings import AUTO, KERNEL, Settings
+from dieselfs.settings import AUTO, FUSE, IMAGE, KERNEL, OVERLAY, Settings
 from dieselfs.sockets import open_socket, peer_process
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
@@ -33,6 +33,7 @@ from lab.server import upload
 DATASET = "bench"
 ENTRIES_PER_FOLDER = 1280
 MOUNT_MEMORY_BYTES = 2 << 30
+VIEWS = (IMAGE, OVERLAY, FUSE)
 _START_TIMEOUT_S, _STOP_TIMEOUT_S = 30.0, 20.0
 
 
@@ -107,14 +108,20 @@ def store_entries(home: Home, entries: int) -> None:
 
 
 @contextmanager
-def mounted(home: Home, mountpoint: Path, driver: str = KERNEL, view: str = AUTO) -> Iterator[int]:
+def mounted(
+    home: Home,
+    mountpoint: Path,
+    driver: str = KERNEL,
+    view: str = AUTO,
+    memory_bytes: int = MOUNT_MEMORY_BYTES,
+) -> Iterator[int]:
     """Mount the home's dataset until the end of the block; the process ID of the supervisor, the ancestor of all
     processes of the mount. Raises MountError for a missing driver.
     """
     mountpoint.mkdir(exist_ok=True)
     options = MountOptions(
         home=str(home.folder),
-        memory_bytes=MOUNT_MEMORY_BYTES,
+        memory_bytes=memory_bytes,
         log_file=f"{mountpoint}.log",
         driver=driver,
         view=view,
@@ -129,6 +136,18 @@ def mounted(home: Home, mountpoint: Path, driver: str = KERNEL, view: str = AUTO
                 control.unmount(mountpoint)
             except MountError:  # interrupted: a file is still open
                 control.unmount(mountpoint, lazily=True)
+
+
+@contextmanager
+def mounted_views(home: Home, folder: Path) -> Iterator[dict[str, Path]]:
+    """Mount the home's dataset in each view that is possible here, until the end of the block; the mounts by view."""
+    places = {}
+    with ExitStack() as stack:
+        for view in VIEWS:
+            with suppress(MountError):
+                stack.enter_context(mounted(home, folder / view, view=view))
+                places[view] = folder / view
+        yield places
 
 
 SMALL_FILE_BYTES = 4096

@@ -131,7 +131,8 @@ class ForkedProcess:
 
     def __init__(self, serve: Callable[[Connection], None]) -> None:
         self.pipe, theirs = _forks.Pipe()
-        self._process = _forks.Process(target=_serve, args=(serve, theirs), daemon=True)
+        # Not `daemon`: the process may start others. `close` ends it.
+        self._process = _forks.Process(target=_serve, args=(serve, theirs))
         self._process.start()
         theirs.close()
 

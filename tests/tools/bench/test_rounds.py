@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
-from bench.__main__ import run_trial
 from bench.figures import Run, RunFailed, Side, Trial
+from bench.rounds import run_trial
 
 
 def side(name: str, run: Callable[[], Run]) -> Side:
