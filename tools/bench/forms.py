@@ -158,6 +158,8 @@ LMDB_MAP_BYTES = 64 << 30
 """Limit of the sparse file."""
 
 _SEED = 7
+_PIECE_BYTES = 64 << 20
+"""`Random.randbytes` makes no more than 256 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,9 @@ def make_tree(folder: Path, files: int, file_bytes: int) -> SourceTree:
     content, tree = random.Random(_SEED), SourceTree(folder, files, file_bytes)
     for path in tree.paths():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content.randbytes(file_bytes))
+        with open(folder / path, "wb") as file:
+            for start in range(0, file_bytes, _PIECE_BYTES):
+                file.write(content.randbytes(min(file_bytes - start, _PIECE_BYTES)))
     return tree
 
 
