@@ -6,7 +6,8 @@ from threading import Lock, Thread
 
 from dieselfs.chunk.builder import SealedChunk
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import AlreadyExists, DieselfsError, Unavailable
+from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull, Unavailable
+from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 
@@ -105,9 +106,17 @@ class ChunkSender:
             try:
                 generation = self._client.put_chunk(self._dataset.name, chunk_id, parts)
                 break
+            except StorageFull as error:
+                raise StorageFull(f"{_named(chunk)} not stored at {self._client.address}: {error}") from error
             except AlreadyExists as error:  # another process made the same ID: try the next
                 if tried == ID_TRIES_MAX - 1:
                     raise DieselfsError(f"{ID_TRIES_MAX} chunk IDs in a row were taken: {error}") from None
         self.generation = max(self.generation, generation)
         if self._stored is not None:
             self._stored(chunk, generation)
+
+
+def _named(chunk: SealedChunk) -> str:
+    """The first path of a chunk, and how many others there are."""
+    first, others = printable(chunk.entries[0][0]), len(chunk.entries) - 1
+    return f"{first} and {others} other{'s' * (others > 1)}" if others else first

@@ -65,8 +65,9 @@ def mount(server: RunningServer, place: Path, warm_rate_bytes: int = 0, view: st
 
 def test_a_mount_is_warmed_before_anybody_reads(server: RunningServer, dlcmd: Dlcmd, place: Path) -> None:
     mount(server, place)
-    os.stat(place / ".dieselfs/warm")
-    assert "warm" not in os.listdir(place / ".dieselfs")
+    assert "warm" in os.listdir(place / ".dieselfs")
+    assert json.loads((place / ".dieselfs/warm").read_text())["node"]["pinned_bytes"] == 0
+    assert not any(name.startswith("warm-") for name in os.listdir(place / ".dieselfs"))
     assert stats_of(place)["fetches"]["chunks"] == 0, "nobody has read it"
     assert dlcmd("warm", "-n", place).text == f"would warm {place}\n"
 

@@ -3,11 +3,12 @@
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dieselfs.errors import EXIT_INTERRUPTED
+from dieselfs.errors import EXIT_INTERRUPTED, EXIT_UNAVAILABLE
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 
@@ -91,3 +92,19 @@ def test_the_module_runs_as_the_command_does() -> None:
         check=True,
     )
     assert ran.stdout.startswith("dlcmd ")
+
+
+@pytest.mark.parametrize("limit", [8, 16])
+@pytest.mark.parametrize("arguments", [("cat", "dl://d/f"), ("put", "f", "dl://d/")], ids=" ".join)
+def test_too_few_open_files_end_a_command_with_one_line(
+    dlcmd: Dlcmd, tmp_path: Path, limit: int, arguments: tuple[str, ...]
+) -> None:
+    """Also the embedded server, which it starts, has this limit."""
+    (dlcmd.folder / "f").write_bytes(b"x")
+    alone = replace(dlcmd, home=tmp_path / "home")
+    ran = alone.changed(
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit},) * 2)", *arguments
+    )
+    assert ran.returncode == EXIT_UNAVAILABLE, ran
+    assert ran.stderr.startswith("dlcmd: ") and ran.stderr.count("\n") == 1
+    assert "Too many open files" in ran.stderr and "ulimit -n" in ran.stderr

@@ -4,6 +4,7 @@ The module of a verb is imported when the verb is used. It imports what its work
 and completion do not wait for numpy, trio and thriftpy2.
 """
 
+import errno
 import os
 import re
 import signal
@@ -199,6 +200,11 @@ def _end(session: Session, error: BaseException) -> int:
     return exit_code
 
 
+def _with_limit(message: str) -> str:
+    """The message, and what to do if the limit of open files is the cause."""
+    return message + "; raise the limit: ulimit -n 1024" if os.strerror(errno.EMFILE) in message else message
+
+
 def described(error: BaseException, verb: str = "") -> tuple[str, int]:
     """An error as one line (failure, object, what to do next), and its exit code."""
     if isinstance(error, click.Abort | KeyboardInterrupt):
@@ -211,11 +217,11 @@ def described(error: BaseException, verb: str = "") -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return error.format_message(), EXIT_USAGE
     if isinstance(error, DieselfsError):
-        return str(error), error.exit_code
+        return _with_limit(str(error)), error.exit_code
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         exit_code = EXIT_REFUSED if isinstance(error, PermissionError) else EXIT_PARTIAL
-        return f"{place}{error.strerror or error}", exit_code
+        return _with_limit(f"{place}{error.strerror or error}"), exit_code
     if isinstance(error, MemoryError) or "can't start new thread" in str(
         error
     ):  # the second is a RuntimeError

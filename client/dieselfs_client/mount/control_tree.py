@@ -2,7 +2,8 @@
 
     .dieselfs/stats     statistics of the daemon, JSON     .dieselfs/cursor    positions of the readers of plans
     .dieselfs/info      the mounted dataset, JSON          .dieselfs/errors    the newest errors
-    .dieselfs/warm      the warmth of the memory, JSON; a read of it starts warming; listings omit it
+    .dieselfs/warm      the warmth of the memory, JSON     .dieselfs/warm-now  the same; a read of it starts warming.
+                                                           Not listed, so that no search through all files starts it
     .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        the paths that one reader reads, one per line; not listed
 
 The kernel does not report that a file is opened, and does not read beyond the size from its lookup. So each lookup of a
@@ -40,7 +41,7 @@ SHUFFLES_KEPT_MAX = 16
 """File lists that `.dieselfs/shuffle/` keeps for repeated requests; 4 bytes a file."""
 
 SHUFFLE_INODE = CONTROL_INODE + 1
-_WARM = b"warm"
+_WARM, _WARM_NOW = b"warm", b"warm-now"
 _LISTED_INODE = CONTROL_INODE + 2
 """The inode of the first file in a listing; no lookup returns it."""
 _FILES_INODE = CONTROL_INODE + 16
@@ -174,7 +175,7 @@ class ControlTree:
     def takes_time(self, folder: int, name: bytes) -> bool:
         """Whether a name must be looked up with `lookup_later`."""
         if folder == CONTROL_INODE:
-            return name == _WARM
+            return name in (_WARM, _WARM_NOW)
         return folder == SHUFFLE_INODE and name not in (b".", b"..")
 
     async def lookup_later(self, folder: int, name: bytes) -> Attributes:
@@ -182,7 +183,8 @@ class ControlTree:
         if folder == SHUFFLE_INODE:
             return await self.lookup_shuffle(name)
         text = _Text(_json(await self._contents.warmth()))
-        return self._admit(name, self._order_mode, text, on_first_read=self._contents.warm)
+        begin = self._contents.warm if name == _WARM_NOW else None
+        return self._admit(name, self._order_mode, text, on_first_read=begin)
 
     async def lookup_shuffle(self, name: bytes) -> Attributes:
         """A new file for `name` in `SHUFFLE_INODE`. The first one of an order takes 0.3 s for a million files.
@@ -338,7 +340,7 @@ class ControlTree:
 
     def _listed(self) -> list[tuple[bytes, int]]:
         files = [(name, mode) for name, (mode, _) in self._texts.items()]
-        return [*files, (b"shuffle", self._shuffle_mode)]
+        return [*files, (b"shuffle", self._shuffle_mode), (_WARM, self._order_mode)]
 
     def _siblings(self, inodes: list[int], modes: list[int], names: list[bytes]) -> Siblings:
         return Siblings(

@@ -57,18 +57,19 @@ class ErrorLog:
         return "".join(lines)
 
     def code(self, core: MountCore, what: str, inode: int, error: Exception) -> int:
-        """The errno for the `error` of operation `what` on an inode. Every exception has one. Errors of the data, of
-        servers and of this program are logged and noted.
+        """The errno for the `error` of operation `what` on an inode. Every exception has one: ESTALE for an inode that
+        has ended, EIO for one whose bytes are not found. Errors of the data, of servers and of this program are logged
+        and noted.
         """
         if isinstance(error, Refused):
             return error.code
-        if isinstance(error, NotFound):
-            return errno.ESTALE
         if isinstance(error, InvalidInput):
             return errno.EINVAL
         try:
             path = printable(core.snapshot.path(core.node(inode))) or "the root"
         except NotFound:
+            if isinstance(error, NotFound):
+                return errno.ESTALE
             path = f"inode {inode}"
         if isinstance(error, DieselfsError):
             reason = str(error)

@@ -10,7 +10,7 @@ from typing import Any
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import MountError, Unavailable
 
-_WARM = Path(".dieselfs/warm")
+_WARM = Path(".dieselfs/warm-now")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def warm(place: str) -> MountWarmth:
 
 
 def parsed(told: Mapping[str, Any]) -> MountWarmth:
-    """The warmth from the content of `.dieselfs/warm`."""
+    """The warmth from the content of `.dieselfs/warm-now`."""
     job, dataset_bytes = (
         told["job"],
         told.get("dataset_bytes"),

@@ -96,11 +96,11 @@ def test_a_listing(tree: ControlTree) -> None:
     nodes = tree.child_nodes(CONTROL_INODE)
     assert tree.listed(nodes) == nodes
     listed = tree.siblings(nodes)
-    assert listed.names == [b"cursor", b"errors", b"info", b"stats", b"shuffle"]
-    assert tree.name_lengths(nodes).tolist() == [6, 6, 4, 5, 7]
+    assert listed.names == [b"cursor", b"errors", b"info", b"stats", b"shuffle", b"warm"]
+    assert tree.name_lengths(nodes).tolist() == [6, 6, 4, 5, 7, 4]
     assert not listed.is_cacheable, "or the kernel would never look one up again"
-    assert len(set(listed.inodes.tolist())) == 5
-    assert tree.siblings(nodes[3:]).names == [b"stats", b"shuffle"]
+    assert len(set(listed.inodes.tolist())) == 6
+    assert tree.siblings(nodes[4:]).names == [b"shuffle", b"warm"]
     assert len(tree.child_nodes(SHUFFLE_INODE)) == 0
     dots = tree.dots(CONTROL_INODE)
     assert (dots.names, dots.inodes.tolist()) == ([b".", b".."], [CONTROL_INODE, ROOT_INODE])
@@ -291,24 +291,29 @@ async def test_the_end_of_an_order_comes_when_its_first_files_can_be_read_fast(
 # -- how warm it is ------------------------------------------------------------------------------------------
 
 
-async def test_whoever_reads_how_warm_it_is_has_it_warmed_once(
-    tree: ControlTree, contents: SimpleContents
-) -> None:
+async def test_reading_how_warm_it_is_starts_nothing(tree: ControlTree, contents: SimpleContents) -> None:
     assert tree.takes_time(CONTROL_INODE, b"warm")
     found = await tree.lookup_later(CONTROL_INODE, b"warm")
+    assert json.loads(await tree.fetch(found.inode, 0, READ_BYTES)) == {"warmed": 0}
+    assert contents.warmed == 0
+
+
+async def test_a_read_of_warm_now_starts_warming_once(tree: ControlTree, contents: SimpleContents) -> None:
+    assert tree.takes_time(CONTROL_INODE, b"warm-now")
+    found = await tree.lookup_later(CONTROL_INODE, b"warm-now")
     assert contents.warmed == 0, "to look is not to read"
     data = await tree.fetch(found.inode, 0, READ_BYTES)
     assert json.loads(data) == {"warmed": 0} and len(data) == found.size
     tree.at_once(found.inode, 0, READ_BYTES)
     assert contents.warmed == 1
-    again = await tree.lookup_later(CONTROL_INODE, b"warm")
+    again = await tree.lookup_later(CONTROL_INODE, b"warm-now")
     assert again.inode != found.inode
     assert b"1" in await tree.fetch(again.inode, 0, READ_BYTES)
 
 
-def test_nobody_who_walks_meets_it(tree: ControlTree) -> None:
-    nodes = tree.child_nodes(CONTROL_INODE)
-    assert b"warm" not in tree.siblings(nodes).names
+def test_a_walk_meets_only_what_starts_nothing(tree: ControlTree) -> None:
+    names = tree.siblings(tree.child_nodes(CONTROL_INODE)).names
+    assert b"warm" in names and b"warm-now" not in names
 
 
 def test_only_names_that_wait_for_something_take_time(tree: ControlTree) -> None:

@@ -11,6 +11,7 @@ from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
 
 CORE = MountCore(Snapshot(snapshot_bytes(SAMPLE), SOURCE))
 CAT = CORE.snapshot.require(b"train/cat.txt") + 1
+GONE = 1 << 50
 
 
 @pytest.fixture
@@ -19,20 +20,26 @@ def errors() -> ErrorLog:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "inode", "code"),
     [
-        (Refused(errno.ENAMETOOLONG), errno.ENAMETOOLONG),
-        (NotFound("x"), errno.ESTALE),
-        (InvalidInput("x"), errno.EINVAL),
+        (Refused(errno.ENAMETOOLONG), CAT, errno.ENAMETOOLONG),
+        (NotFound("x"), GONE, errno.ESTALE),
+        (InvalidInput("x"), CAT, errno.EINVAL),
     ],
 )
-def test_what_the_asker_did_is_not_noted(errors: ErrorLog, error: Exception, code: int) -> None:
-    assert errors.code(CORE, "read", CAT, error) == code
+def test_what_the_asker_did_is_not_noted(errors: ErrorLog, error: Exception, inode: int, code: int) -> None:
+    assert errors.code(CORE, "read", inode, error) == code
     assert errors.text() == ""
 
 
 @pytest.mark.parametrize(
-    "error", [Unavailable("not in time"), Damaged("not in time"), AccessDenied("not in time")]
+    "error",
+    [
+        Unavailable("not in time"),
+        Damaged("not in time"),
+        AccessDenied("not in time"),
+        NotFound("not in time"),  # the dataset was removed: the file of the mount is not stale
+    ],
 )
 def test_bytes_that_do_not_come_are_noted(errors: ErrorLog, error: Exception) -> None:
     assert errors.code(CORE, "read", CAT, error) == errno.EIO
