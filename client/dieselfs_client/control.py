@@ -19,6 +19,7 @@ from dieselfs.process.launch import ProcessHandle, launch, module_environment, p
 from dieselfs.process.state_dirs import log_path
 from dieselfs.settings import KERNEL, CacheOptions
 from dieselfs_client.daemon_list import CACHE_DAEMON, cache_daemons
+from dieselfs_client.memory.room import granted, room_bytes
 from dieselfs_client.mount.mount_table import (
     MountRecord,
     dieselfs_mounts,
@@ -125,6 +126,7 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
         from dieselfs_client.mount.drivers import driver_class
 
         driver_class(options.driver)
+    granted(options.memory_bytes, *room_bytes())  # a daemon in a smaller control group would be killed
     prepare_mountpoint(place)
     return location.state
 

@@ -29,14 +29,13 @@ from dieselfs_client.cluster.role import JobRole
 from dieselfs_client.memory.budget import (
     Allotment,
     allot,
-    granted,
     node_cache_bytes_for,
     owned_chunks_most,
-    room_bytes,
 )
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.room import granted, room_bytes, shrunk
 from dieselfs_client.memory.warming import Pace, Warming
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore
@@ -68,6 +67,9 @@ def allotment_of(
     `job_nodes`: nodes that pool their memory, 1 if their number is not known, 0 without a job. `image_bytes`: of the
     metadata area of an image.
     """
+    limits = room_bytes()
+    if less := shrunk(options.memory_bytes, *limits):
+        _log.warning("%s", less)
     table = ExtentTable(snapshot)
     lengths = snapshot.column("chunk_payload_lengths")
     owned_bytes = 0
@@ -75,7 +77,7 @@ def allotment_of(
         share = owned_chunks_most(len(lengths), job_nodes) / len(lengths)
         owned_bytes = node_cache_bytes_for(int(share * int(lengths.sum(dtype=np.int64))), job_nodes)
     return allot(
-        granted(options.memory_bytes, *room_bytes()),
+        granted(options.memory_bytes, *limits),
         len(snapshot.content) + image_bytes,
         len(snapshot),
         table.total_page_bytes(),

@@ -51,6 +51,15 @@ def wait_until_stale(mountpoint: Path) -> None:
         time.sleep(0.01)
 
 
+def test_a_limit_that_is_too_small_is_named_before_anything_starts(
+    options: MountOptions, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "room_bytes", lambda: (70 << 20, "the cgroup /job"))
+    with pytest.raises(InvalidInput, match="the cgroup /job allows 70 MiB of memory, a mount needs"):
+        control.mount("letters", mountpoint, options)
+    assert str(mountpoint) not in [mount.mountpoint for mount in control.mounts()]
+
+
 def test_mount_list_unmount(options: MountOptions, mountpoint: Path) -> None:
     process = control.mount("letters", mountpoint, options)
     for path, content in FILES.items():

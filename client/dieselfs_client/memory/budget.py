@@ -1,26 +1,20 @@
-"""The memory budget of a mount: its limit, its parts, and whether they fit. No I/O but `room_bytes`.
+"""The memory budget of a mount: its parts, and whether they fit. No I/O.
 
 `--memory` covers the data of a dataset in a mount: the pages of the snapshot, the tables made from it, chunks in flight
-and in memory, and pages pushed into the page cache. It does not cover the program (PROGRAM_BYTES).
+and in memory, and pages pushed into the page cache. It does not cover the program (`room.PROGRAM_BYTES`).
 
 Each file is read once in an epoch. Then no policy, not even one that knows the future, has more hits in the same memory
 than one that never evicts: at the start of an epoch, either holds no more than fits. So the memory has a *pinned* part,
 which is never evicted, and a *window* for the rest.
 """
 
-import os
-import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
-from pathlib import Path
 
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import CHUNK_TARGET_BYTES, FETCHES_AT_ONCE_MAX, MIB, MOUNT_MEMORY_BYTES
+from dieselfs.limits import CHUNK_TARGET_BYTES, FETCHES_AT_ONCE_MAX, MIB
 from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS
 
-PROGRAM_BYTES = 160 * MIB
-"""The daemon's program, its libraries and its supervisor."""
 TABLE_BYTES_PER_NODE = 40
 WINDOW_BYTES = 2 * DEFAULT_GROUP_CHUNKS * CHUNK_TARGET_BYTES
 """Two groups: one is read while the other is fetched."""
@@ -124,59 +118,3 @@ def node_cache_bytes_for(owned_bytes: int, nodes: int) -> int:
     """The smallest node cache that pins this much."""
     largest_bytes = node_cache_evictable_bytes(1 << 62, nodes)
     return min(int(owned_bytes / (1 - NODE_CACHE_EVICTABLE_SHARE)) + 1, owned_bytes + largest_bytes)
-
-
-def granted(memory_bytes: int, room: int | None, why: str = "") -> int:
-    """The memory of a mount: `memory_bytes`, or for 0 the default, or less if the `room` is smaller.
-
-    `room`: the bytes that the limits of the system allow, None without a limit; `why`: the name of the limit. Raises
-    InvalidInput if `memory_bytes` is more.
-    """
-    left = None if room is None else room - PROGRAM_BYTES
-    if memory_bytes == 0:
-        return MOUNT_MEMORY_BYTES if left is None else max(0, min(MOUNT_MEMORY_BYTES, left))
-    if left is not None and memory_bytes > left:
-        raise InvalidInput(
-            f"--memory {memory_bytes // MIB}MiB and the program ({PROGRAM_BYTES // MIB} MiB) are more than "
-            f"{why} allows ({max(room or 0, 0) // MIB} MiB); give at most --memory {max(left, 0) // MIB}MiB"
-        )
-    return memory_bytes
-
-
-def room_bytes() -> tuple[int | None, str]:
-    """The bytes that the limits of this process allow, None without a limit, and the name of the limit. Reads files."""
-    limits = [(limit, f"the cgroup {where}") for limit, where in cgroup_limits()]
-    for kind, name in ((resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d")):
-        soft, _ = resource.getrlimit(kind)
-        if soft != resource.RLIM_INFINITY:
-            limits.append((soft, name))
-    limits.append((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "the machine's memory"))
-    return min(limits, default=(None, ""))
-
-
-def cgroup_limits(
-    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> Iterator[tuple[int, str]]:
-    """The memory limits of the control groups around this process, of either version, innermost first."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            top, name = (root / "unified" if (root / "unified").is_dir() else root), "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = top / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            if not place.is_relative_to(top):
-                break
-            try:
-                text = (place / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdigit() and int(text) < 1 << 60:
-                yield int(text), str(place.relative_to(top)) if place != top else "/"

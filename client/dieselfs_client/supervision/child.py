@@ -102,7 +102,11 @@ class Child:
         if self.status is None:
             return "does not answer"
         if os.WIFSIGNALED(self.status):
-            return f"was killed by signal {os.WTERMSIG(self.status)}"
+            number = os.WTERMSIG(self.status)
+            hint = (
+                " (by the kernel, if its control group is out of memory)" if number == signal.SIGKILL else ""
+            )
+            return f"was killed by signal {number}{hint}"
         return f"ended with exit code {os.waitstatus_to_exitcode(self.status)}"
 
 
