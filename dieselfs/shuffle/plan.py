@@ -22,7 +22,7 @@ from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
-from dieselfs.shuffle.order import Layout, chunks_of
+from dieselfs.shuffle.order import Layout, chunks_of, nodes_of
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.policies import policy_of
 from dieselfs.shuffle.skips import Skips
@@ -70,7 +70,7 @@ class Plan:
             )
         self._order = policy_of(spec).order(self.layout, spec)
         self._bounds = self.skips.left_before(self._order.bounds)
-        self._group_nodes = lru_cache(_GROUPS_KEPT)(lambda group: self._order.nodes(group, group + 1))
+        self._group_names = lru_cache(_GROUPS_KEPT)(lambda group: self._order.nodes(group, group + 1))
 
     @classmethod
     def at(cls, snapshot: Snapshot, cursor: Cursor, layout: Layout | None = None) -> "Plan":
@@ -89,7 +89,8 @@ class Plan:
             where = f", folder {printable(folder)}" if folder else ""
             raise InvalidInput(
                 f"the cursor is of snapshot {cursor.snapshot}, not of {digest} (dataset {snapshot.dataset}{where}, "
-                f"generation {snapshot.generation}): open the generation (or tag) and folder of that job"
+                f"generation {snapshot.generation}): open the generation (or tag) and folder of that job, "
+                "and choose the same files"
             )
         self._check(cursor.position)
 
@@ -107,9 +108,10 @@ class Plan:
         return Cursor(self._digest(), replace(self.spec, folder=b""), position)
 
     def _digest(self) -> str:
-        """The digest in a cursor. A folder has its own digest, because its order differs."""
-        digest, folder = self.snapshot.digest, self.spec.folder
-        return (sha256(digest + folder).digest() if folder else digest).hex()[:DIGEST_CHARACTERS]
+        """The digest in a cursor. A folder and a selection have their own, because their orders differ."""
+        digest, folder, selection = self.snapshot.digest, self.spec.folder, self.layout.selection
+        part = folder + b"\0" + selection if selection else folder
+        return (sha256(digest + part).digest() if part else digest).hex()[:DIGEST_CHARACTERS]
 
     def _check(self, position: int) -> None:
         if not 0 <= position <= len(self):
@@ -126,18 +128,22 @@ class Plan:
         """The files at any positions, as node numbers; the same shape. Sorts the groups from the first position
         to the last.
         """
+        return nodes_of(self.names_at(positions))
+
+    def names_at(self, positions: npt.ArrayLike) -> npt.NDArray[Any]:
+        """As `nodes_at`, with the names of a selection: see `order.name_of`."""
         places = self.skips.whole(positions)
         if not places.size:
-            return np.empty(0, np.uint32)
+            return np.empty(0, np.uint64)
         lowest, highest = int(places.min()), int(places.max())
         if lowest < 0 or highest >= len(self.layout):
             raise InvalidInput(f"a position is out of range: the plan has {len(self)}, counted from 0")
         first, last = (np.searchsorted(self._order.bounds, (lowest, highest), side="right") - 1).tolist()
         if last - first < _GROUPS_KEPT:
-            nodes = np.concatenate([self._group_nodes(group) for group in range(first, last + 1)])
+            names = np.concatenate([self._group_names(group) for group in range(first, last + 1)])
         else:
-            nodes = self._order.nodes(first, last + 1)
-        found: Nodes = nodes[places - self._order.bounds[first]]
+            names = self._order.nodes(first, last + 1)
+        found: npt.NDArray[Any] = names[places - self._order.bounds[first]]
         return found
 
     def nodes_of(self, group: int, positions: Positions) -> Nodes:
@@ -147,7 +153,7 @@ class Plan:
         first, end = self._order.bounds[group : group + 2].tolist()
         if len(positions) * _FEW_DIVISOR > end - first:
             return self.nodes_at(positions)
-        return self._order.nodes_at(group, self.skips.whole(positions) - first)
+        return nodes_of(self._order.nodes_at(group, self.skips.whole(positions) - first))
 
     # -- groups ------------------------------------------------------------------------------------------
 

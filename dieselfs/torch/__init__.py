@@ -10,14 +10,16 @@ try:
 except ImportError as error:
     raise ImportError(f"dieselfs.torch needs PyTorch ({error}): pip install 'dieselfs[torch]'") from None
 
-from dieselfs.torch.folder_dataset import FolderDataset, load_image
+from dieselfs.samples.loading import IMAGE_EXTENSIONS, load_image
+from dieselfs.torch.datasets import FileDataset, FolderDataset, PairDataset
 from dieselfs.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
-from dieselfs.torch.samples import IMAGE_EXTENSIONS
 
 __all__ = [
     "IMAGE_EXTENSIONS",
     "ChunkShuffleBatchSampler",
     "ChunkShuffleSampler",
+    "FileDataset",
     "FolderDataset",
+    "PairDataset",
     "load_image",
 ]

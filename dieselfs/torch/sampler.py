@@ -1,11 +1,14 @@
 """Samplers in the chunk-wise order of a plan, for PyTorch's DataLoader and for stateful loaders. No I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Unpack
 
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from dieselfs.errors import InvalidInput
-from dieselfs.torch.sampler_state import Batch, SamplerState, entry_of
+from dieselfs.samples.order import Ordered
+from dieselfs.samples.sampler_state import Batch, SamplerOptions, SamplerState, entry_of
+from dieselfs.torch.datasets import ordered
 
 
 class Batches(Iterator[list[int]]):
@@ -54,7 +57,17 @@ class Indices(Iterator[int]):
         self._left = []
 
 
-class ChunkShuffleBatchSampler(SamplerState, Sampler[list[int]]):
+class TorchSampler(SamplerState):
+    """`SamplerState` of PyTorch's datasets, also of a `Subset` and a `ConcatDataset` of ours."""
+
+    def __init__(
+        self, dataset: Ordered | Dataset[Any], batch_size: int, **options: Unpack[SamplerOptions]
+    ) -> None:
+        """As `SamplerState`. Raises InvalidInput."""
+        super().__init__(ordered(dataset), batch_size, **options)
+
+
+class ChunkShuffleBatchSampler(TorchSampler, Sampler[list[int]]):
     """A rank's batches: `DataLoader(dataset, batch_sampler=ChunkShuffleBatchSampler(dataset, 256))`.
 
     Each rank takes a slice of each step; for any number of ranks, the lengths of the slices differ by at most one.
@@ -65,30 +78,28 @@ class ChunkShuffleBatchSampler(SamplerState, Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches of a whole epoch, whatever the start position."""
-        return len(self.step_ends(self.share(0)))
+        return self.batches()
 
 
-class ChunkShuffleSampler(SamplerState, Sampler[int]):
+class ChunkShuffleSampler(TorchSampler, Sampler[int]):
     """A rank's samples one by one, for loaders that make the batches:
     `DataLoader(dataset, batch_size=256 // world, sampler=ChunkShuffleSampler(dataset, 256))`.
 
     Those batches must be the sampler's steps. So this raises InvalidInput for a `batch_size` that is not a multiple of
-    the ranks, a folder with files that are not samples, a last step with fewer samples than ranks, and a state in the
-    middle of a step (after a change of the batch size). ChunkShuffleBatchSampler supports them all.
+    the ranks, a last step with fewer samples than ranks, and a state in the middle of a step (after a change of the
+    batch size). ChunkShuffleBatchSampler supports them all.
     """
 
     def check_start(self, position: int) -> None:
         super().check_start(position)
-        left = 0 if self.drop_last else len(self.plan) % self.batch_size
+        left = 0 if self.drop_last else len(self.order) % self.batch_size
         if self.batch_size % self.world:
             raise InvalidInput(
                 f"{self.world} ranks cannot share {self.batch_size} samples evenly: {_INSTEAD}"
             )
-        if others := self.dataset.columns.other_files:
-            raise InvalidInput(f"{others} files of the folder are not samples: {_INSTEAD}")
         if position % self.batch_size:
             raise InvalidInput(f"position {position} lies inside a step of {self.batch_size}: {_INSTEAD}")
-        if 0 < left < self.world:
+        if 0 < left < self.world and self.uneven_steps == "join":
             raise InvalidInput(
                 f"{left} samples are left for {self.world} ranks: drop_last=True, or {_INSTEAD}"
             )
@@ -107,7 +118,12 @@ class ChunkShuffleSampler(SamplerState, Sampler[int]):
 
     def __len__(self) -> int:
         """Samples of a whole epoch, whatever the start position."""
-        return len(self.share(0))
+        if self.uneven_steps != "pad":
+            return len(self.share(0))
+        total = self.share(0).end
+        return total // self.batch_size * (self.batch_size // self.world) - (
+            -(total % self.batch_size) // self.world
+        )
 
 
 _INSTEAD = "use ChunkShuffleBatchSampler"

@@ -19,9 +19,9 @@ import pytest
 import dieselfs
 from bench.digits import write_digits
 from dieselfs.errors import MountError
+from dieselfs.samples.source import LibrarySource
 from dieselfs.snapshot.subtree import files_below
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
-from dieselfs.torch.source import LibrarySource
 from dieselfs_client import control
 from dieselfs_tools.private_home import private_home
 from tests.support.documents import DOCUMENTS

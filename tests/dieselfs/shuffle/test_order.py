@@ -179,3 +179,36 @@ def test_chunks_and_files_of_one_name_get_unrelated_keys() -> None:
 def test_numbers_out_of_range_are_refused(seed: int, epoch: int, group_chunks: int) -> None:
     with pytest.raises(InvalidInput, match="from 0 to"):
         Order(Layout.of(SNAPSHOT), PlanSpec(seed, epoch, group_chunks))
+
+
+@given(st.data(), st.integers(0, 3), st.sampled_from([0, 1, 3]))
+def test_a_selection_is_the_folder_without_other_files(
+    data: st.DataObject, seed: int, group_chunks: int
+) -> None:
+    """Written out from the page: names node + i * 2^32, sorted by key within the group of the file."""
+    layout, spec = Layout.of(SNAPSHOT), PlanSpec(seed, 1, group_chunks)
+    whole = Order(layout, spec)
+    nodes = [whole.nodes(group, group + 1) for group in range(len(whole.bounds) - 1)]
+    counts = data.draw(
+        st.dictionaries(st.sampled_from(np.concatenate(nodes).tolist()), st.integers(1, 3), min_size=1)
+    )
+    names = sorted(node + (number << 32) for node, count in counts.items() for number in range(count))
+    selected = layout.select(np.array(names, np.uint64))
+    order = Order(selected, spec)
+    group_stream = stream(seed, 1, 2)
+    for group, of_group in enumerate(nodes):
+        mine = [name for name in names if name & 0xFFFFFFFF in of_group]
+        keys = mix(group_stream ^ mix(np.array(mine, np.uint64))).tolist()
+        expected = [name for _, name in sorted(zip(keys, mine, strict=True))]
+        assert order.nodes(group, group + 1).tolist() == expected
+    assert len(selected) == len(names) and len(selected.selection) == 32
+
+
+def test_a_selection_of_everything_is_the_folder() -> None:
+    layout = Layout.of(SNAPSHOT)
+    nodes = np.sort(Order(layout, PlanSpec(0, 0, 0)).nodes(0, 1)).astype(np.uint64)
+    assert len(nodes) == len(layout)
+    assert layout.select(nodes) is layout
+    assert layout.select(nodes[1:]) is not layout
+    with pytest.raises(InvalidInput, match="not below"):
+        layout.select(np.array([0], np.uint64))  # the root is no file

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.samples.source import MountSource, open_source
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.torch.source import MountSource, open_source
 from tests.support.dataset import pack_tree
 
 FILES = {"train/a,b/1.jpg": b"one", "train/a,b/2.jpg": b"", "train/c/3.jpg": b"x" * 100_000}

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import NotFound
+from dieselfs.samples.local_folder import snapshot_of
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
-from dieselfs.torch.local_folder import snapshot_of
 
 
 def test_what_lies_below_a_folder(tmp_path: Path) -> None:

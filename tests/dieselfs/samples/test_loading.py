@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from dieselfs.errors import InvalidInput
-from dieselfs.torch.folder_dataset import check_loader, load_image
+from dieselfs.samples.loading import check_loader, load_image
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1"])

@@ -5,7 +5,7 @@ import pytest
 import torch.distributed
 
 from dieselfs.errors import InvalidInput
-from dieselfs.torch.sampler_state import rank_and_world
+from dieselfs.samples.sampler_state import rank_and_world
 
 
 @pytest.fixture

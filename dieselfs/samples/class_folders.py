@@ -1,12 +1,13 @@
-"""The samples of a folder and their classes, as in torchvision's `ImageFolder`. No I/O.
+"""Samples in folders that are their classes, as in torchvision's `ImageFolder`. No I/O of its own.
 
 Columns, not tuples: 1.28 million samples take 10 MB, which forked workers share.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,11 @@ import numpy.typing as npt
 from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import printable
+from dieselfs.samples.loading import IMAGE_EXTENSIONS, Loader, Transform, check_loader, load_image
+from dieselfs.samples.sample_set import LocationList, SampleSet
+from dieselfs.samples.source import Connection, open_source
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below, nodes_below
-
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""The extensions that `ImageFolder` treats as images."""
 
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
@@ -32,30 +33,84 @@ class Samples:
     classes: tuple[str, ...]
     nodes: Nodes
     labels: npt.NDArray[np.int32]
-    other_files: int
-    """Number of files below the folder that are not samples."""
-
-    def index_by_node(self, nodes: int) -> npt.NDArray[np.int32]:
-        """For a snapshot with `nodes` nodes, the index of the sample at each node, else -1: shape (nodes,)."""
-        index = np.full(nodes, -1, np.int32)
-        index[self.nodes] = np.arange(len(self.nodes))
-        return index
 
 
-class SampleList(Sequence[tuple[str, int]]):
-    """Samples as `ImageFolder` lists them: `(path, label)`, made on access."""
+class FolderSamples(SampleSet):
+    """Samples of classes that are folders, labelled and numbered as torchvision's `ImageFolder` does it.
 
-    def __init__(self, path_of: Callable[[int], str], nodes: Nodes, labels: npt.NDArray[np.int32]) -> None:
-        """`nodes`, `labels`: shape (n,), as in `Samples`; `path_of(node)`: the path of a sample."""
-        self._path_of, self._nodes, self._labels = path_of, nodes, labels
+        FolderSamples("imagenet@v3/train")       # through the library
+        FolderSamples("/mnt/imagenet/train")     # files on a mount, or in any local folder
 
-    def __len__(self) -> int:
-        return len(self._nodes)
+    An item is `(transform(loader(content)), target_transform(label))`. A batch is read at once (`__getitems__`); the
+    library requests each of its chunks once.
+    """
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return SampleList(self._path_of, self._nodes[index], self._labels[index])
-        return self._path_of(int(self._nodes[index])), int(self._labels[index])
+    labels: npt.NDArray[np.int32]
+    """Shape (n,), the class of each sample."""
+    _classes: tuple[str, ...]
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        *,
+        loader: Loader = load_image,
+        extensions: Iterable[str] | None = IMAGE_EXTENSIONS,
+        **connection: Unpack[Connection],
+    ) -> None:
+        """`loader` converts the bytes of a file (`loader=bytes`: no conversion); `extensions` None takes all files.
+        `root` and the options of the connection: see `open_source`; which files are samples: see `find_samples`.
+
+        Raises NotFound, InvalidInput, AccessDenied, Unavailable.
+        """
+        check_loader(loader)
+        super().__init__(root, *open_source(root, **connection))
+        self.transform, self.target_transform, self.loader = transform, target_transform, loader
+
+        def find() -> Nodes:
+            found = find_samples(self.snapshot, self.folder, extensions)
+            self._classes, self.labels = found.classes, found.labels
+            return found.nodes
+
+        self._find(find)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes; the label of a class is its index."""
+        return list(self._classes)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        return {name: label for label, name in enumerate(self._classes)}
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """The label of each sample, as a list that is made at first use; `labels` is the array."""
+        labels: list[int] = self.labels.tolist()
+        return labels
+
+    @property
+    def samples(self) -> LocationList:
+        """`(path, label)` of each sample. On a mount, `open` takes the path; else it is the path in the dataset."""
+        return LocationList(self._location, self.nodes, self.labels)
+
+    imgs = samples  # code for `ImageFolder` uses both
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {len(self._classes):,} classes>"
+
+    def _items(self, indices: Any) -> list[tuple[Any, Any]]:
+        nodes, labels = self.nodes[indices].tolist(), self.labels[indices].tolist()
+        contents = self.source.read_many(nodes)
+        return [self._item(content, label) for content, label in zip(contents, labels, strict=True)]
+
+    def _item(self, content: bytes, label: int) -> tuple[Any, Any]:
+        sample, transform, target_transform = self.loader(content), self.transform, self.target_transform
+        return (
+            sample if transform is None else transform(sample),
+            label if target_transform is None else target_transform(label),
+        )
 
 
 def find_samples(
@@ -89,7 +144,7 @@ def find_samples(
         missing = f"no sample in class {_some(empty)}" if names else "no sub-folder, so there are no classes"
         kinds = "" if endings is None else f" (looked for {', '.join(map(os.fsdecode, endings))})"
         raise NotFound(f"{_shown(snapshot, root)}: {missing}{kinds}")
-    return Samples(tuple(names), nodes.astype(np.uint32), labels, len(files) - len(nodes))
+    return Samples(tuple(names), nodes.astype(np.uint32), labels)
 
 
 def _folders_below(

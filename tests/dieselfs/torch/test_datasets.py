@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
+from dieselfs.torch import ChunkShuffleBatchSampler, FileDataset, FolderDataset, PairDataset
 from tests.support.server import RunningServer
 
 CONTENT = {f"train/{'abc'[n % 3]}/{n:03}.jpg": b"%d" % n * (n + 1) for n in range(60)}
@@ -41,7 +41,7 @@ def test_items_are_contents_and_labels(dataset: FolderDataset) -> None:
     assert (dataset.classes, dataset.class_to_idx) == (["a", "b", "c"], {"a": 0, "b": 1, "c": 2})
     assert [dataset.path(index) for index in range(len(dataset))] == sorted(CONTENT)
     assert items(dataset) == [(CONTENT[path], "abc".index(path[6])) for path in sorted(CONTENT)]
-    assert dataset.targets == dataset.columns.labels.tolist() == [label for _, label in items(dataset)]
+    assert dataset.targets == dataset.labels.tolist() == [label for _, label in items(dataset)]
     assert dataset[-1] == dataset[59]
     expected = [(path, "abc".index(path[6])) for path in sorted(CONTENT)]
     assert list(dataset.samples) == list(dataset.imgs) == expected
@@ -138,6 +138,54 @@ def test_a_relative_folder_that_looks_like_a_dataset(
         FolderDataset("mnt/ml/train", loader=bytes, server=server.unix)
 
 
-def test_samplers_want_the_dataset_itself(dataset: FolderDataset) -> None:
-    with pytest.raises(InvalidInput, match="needs a FolderDataset, not a Subset"):
-        ChunkShuffleBatchSampler(Subset(dataset, [1, 2]), 2)  # type: ignore[arg-type]  # as users try
+def test_a_subset_of_a_subset_has_an_order(dataset: FolderDataset) -> None:
+    half = Subset(dataset, range(0, 60, 2))
+    part, rest = random_split(half, [10, 20], torch.Generator().manual_seed(1))
+    for one in (part, rest):
+        sampler = ChunkShuffleBatchSampler(one, 4, seed=1, rank=0, world=1)
+        loader = DataLoader(one, batch_sampler=sampler, collate_fn=list)
+        read = [item for batch in sampler.consumed(loader) for item in batch]
+        assert sorted(read) == sorted(one[index] for index in range(len(one)))
+        assert all(item in items(dataset)[::2] for item in read)
+
+
+def test_a_dataset_whose_files_are_unknown_is_refused(dataset: FolderDataset) -> None:
+    unknown: Any = [1, 2, 3]
+    with pytest.raises(
+        InvalidInput, match=r"which files a list reads: wrap it as DatasetView\(dataset, root, files\)"
+    ):
+        ChunkShuffleBatchSampler(Subset(unknown, [1, 2]), 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (2, "spawn")])
+def test_files_and_pairs_of_a_server(
+    server: RunningServer, location: str, dataset: FolderDataset, workers: int, method: str
+) -> None:
+    with (
+        FileDataset(location, "[ab]/*.jpg", server=server.unix) as files,
+        PairDataset("dl://folders", ["jpg"], loaders={"jpg": bytes}, server=server.unix) as pairs,
+    ):
+        assert (len(files), len(pairs)) == (40, 61)
+        for one, expected in (
+            (files, [content for content, label in items(dataset) if label < 2]),
+            (pairs, [b"1", *CONTENT.values()]),
+        ):
+            sampler = ChunkShuffleBatchSampler(one, 7, seed=2, group_chunks=1, rank=0, world=1)
+            loader = DataLoader(
+                one,
+                batch_sampler=sampler,
+                collate_fn=list,
+                num_workers=workers,
+                multiprocessing_context=method,
+            )
+            read = [item for batch in sampler.consumed(loader) for item in batch]
+            assert sorted(item["jpg"] if isinstance(item, dict) else item for item in read) == sorted(
+                expected
+            )
+        assert pairs[60] == {"__key__": "val/a/1", "jpg": b"1"}
+        assert isinstance(files + pairs, ConcatDataset)
+        with pytest.raises(NotFound, match="1 of 2 files do not exist: train/d"):
+            FileDataset(location, files=["dl://folders/val/a/1.jpg", "d"], server=server.unix)
+        with pytest.raises(InvalidInput, match="not in the dataset folders"):
+            FileDataset(location, files=["dl://others/val/a/1.jpg"], server=server.unix)

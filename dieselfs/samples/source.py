@@ -3,16 +3,16 @@
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from dieselfs.dataset import Dataset, connect
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import LIBRARY_MEMORY_BYTES, NAME_BYTES_MAX
 from dieselfs.names import CONTROL_FOLDER, SCHEME, is_location, parse_location, user_path
+from dieselfs.samples.local_folder import snapshot_of
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.torch.local_folder import snapshot_of
 
 
 class LibrarySource:
@@ -33,6 +33,19 @@ class LibrarySource:
     def place(self, path: bytes) -> str:
         """Where users find a file of the snapshot."""
         return os.fsdecode(path)
+
+    def path_of(self, location: str | bytes | os.PathLike[str]) -> bytes | None:
+        """The path in the snapshot of a whole location: `dl://DATASET/PATH`; None if it is relative to a folder.
+
+        Raises InvalidInput if it is in another dataset.
+        """
+        text = os.fsdecode(location)
+        if not is_location(text):
+            return None
+        place = parse_location(text)
+        if place.dataset != self.dataset.name:
+            raise InvalidInput(f"{text} is not in the dataset {self.dataset.name}")
+        return place.path
 
     def expect_plan(self) -> None:
         """Announce that all reads follow a plan: this process or another soon needs the rest of a chunk."""
@@ -60,6 +73,15 @@ class MountSource:
 
     def place(self, path: bytes) -> str:
         return os.fsdecode(self._prefix + path)
+
+    def path_of(self, location: str | bytes | os.PathLike[str]) -> bytes | None:
+        """The path in the snapshot of a path on this mount, without links; None if it is relative."""
+        path = os.fsencode(location)
+        if path.startswith(self._prefix):
+            return path[len(self._prefix) :]
+        if path.startswith(b"/"):
+            raise InvalidInput(f"{os.fsdecode(path)} is not below {self._mountpoint}")
+        return None
 
     def expect_plan(self) -> None:
         """The mount gets the plan by `declare`."""
@@ -117,22 +139,33 @@ def _read_file(path: bytes, size: int) -> bytes:
         os.close(descriptor)
 
 
-def open_source(
-    root: str | os.PathLike[str], *, memory_bytes: int | None = None, **options: Any
-) -> tuple[Source, bytes]:
+class Connection(TypedDict, total=False):
+    """The options of `dieselfs.connect` with which a dataset is read."""
+
+    server: str | None
+    key_file: str | None
+    home: str | os.PathLike[str] | None
+    memory_bytes: int | None
+    job: str | None
+    job_secret: str | os.PathLike[str] | None
+
+
+def open_source(root: str | os.PathLike[str], **connection: Unpack[Connection]) -> tuple[Source, bytes]:
     """The source of `root`, and the folder in it: `imagenet@v3/train` in a dataset, `/mnt/imagenet/train` on a mount.
 
     A text that begins with `/` or `.`, and any `Path`, is a path on a mount, or a plain local folder. The options are
     those of `dieselfs.connect`, for datasets only. Raises as `dieselfs.connect`.
     """
     if not isinstance(root, str) or root.startswith(("/", ".")):
-        if memory_bytes or any(options.values()):
+        if any(connection.values()):
             raise InvalidInput(f"{os.fspath(root)} is a local path: options of a connection are for datasets")
         return _at_path(os.path.realpath(root))
     location = parse_location(root if is_location(root) else SCHEME + root)
-    memory_bytes = LIBRARY_MEMORY_BYTES if memory_bytes is None else memory_bytes
+    options: dict[str, Any] = {**connection}
+    if options.get("memory_bytes") is None:
+        options["memory_bytes"] = LIBRARY_MEMORY_BYTES
     try:
-        dataset = connect(location.state, memory_bytes=memory_bytes, **options)
+        dataset = connect(location.state, **options)
     except NotFound as error:
         if os.path.isdir(root):
             raise NotFound(f"{error}; for the folder of this name, write ./{root}") from None

@@ -5,12 +5,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.samples.class_folders import Samples, find_samples
+from dieselfs.samples.loading import IMAGE_EXTENSIONS
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.torch.samples import IMAGE_EXTENSIONS, Samples, find_samples
 from tests.support.dataset import pack_tree
 
 
@@ -108,17 +108,3 @@ def test_links_where_image_folder_would_follow_them(
             find_samples(snapshot, b"")
     else:
         assert len(find_samples(snapshot, b"").nodes) == 2
-
-
-def test_files_that_are_no_samples_are_counted(tmp_path: Path) -> None:
-    write(tmp_path, "x/a/1.jpg", "x/a/1.txt", "x/readme", "y/a/1.txt")
-    assert find_samples(pack_tree(tmp_path).snapshot, b"x").other_files == 2
-
-
-def test_samples_are_found_by_their_nodes(tmp_path: Path) -> None:
-    snapshot = pack_tree(random_tree(tmp_path, seed=99)).snapshot
-    samples = find_samples(snapshot, b"data")
-    index = samples.index_by_node(len(snapshot))
-    assert np.array_equal(index[samples.nodes], np.arange(len(samples.nodes)))
-    assert (index >= 0).sum() == len(samples.nodes)
-    assert index[snapshot.require(b"data/in-no-class.jpg")] == -1

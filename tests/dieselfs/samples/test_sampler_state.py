@@ -1,16 +1,16 @@
 """Whatever changes between two steps (ranks, batch size, what is skipped), every sample is read exactly once."""
 
+import pickle  # noqa: TID251  # as a DataLoader hands a sampler to spawned workers
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
+from dieselfs.samples.sampler_state import SamplerState
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
-from dieselfs.torch.sampler_state import SamplerState
 from tests.support.shuffled_folder import ShuffledFolder
 
 SAMPLES = 101
@@ -37,8 +37,9 @@ def whole(seed: int, epoch: int, group_chunks: int) -> list[int]:
 def test_an_epoch_is_the_plan_of_the_folder() -> None:
     sampler_state = SamplerState(FOLDER, 8, seed=3, group_chunks=2, rank=0, world=1)
     sampler_state.set_epoch(5)
-    assert sampler_state.plan.spec == PlanSpec(3, 5, 2, folder=b"train")
-    assert FOLDER.columns.nodes[read(sampler_state)].tolist() == sampler_state.plan.nodes().tolist()
+    assert sampler_state.order.spec == PlanSpec(3, 5, 2, folder=b"train")
+    plan = Plan(FOLDER.snapshot, sampler_state.order.spec)
+    assert FOLDER.nodes[read(sampler_state)].tolist() == plan.nodes().tolist()
     assert sorted(whole(3, 5, 2)) == list(range(SAMPLES))
     assert len({tuple(whole(seed, epoch, 2)) for seed in range(3) for epoch in range(3)}) == 9
 
@@ -62,7 +63,15 @@ def test_ranks_and_batches_may_change_whenever_the_job_is_interrupted(
     for number, (world, batch, steps) in enumerate(jobs):
         is_last = number == len(jobs) - 1
         ranks = [
-            SamplerState(FOLDER, batch * world, seed=seed, group_chunks=group_chunks, rank=rank, world=world)
+            SamplerState(
+                FOLDER,
+                batch * world,
+                seed=seed,
+                group_chunks=group_chunks,
+                rank=rank,
+                world=world,
+                uneven_steps="uneven" if SAMPLES - position < world else "join",
+            )
             for rank in range(world)
         ]
         for sampler_state in ranks:
@@ -139,7 +148,7 @@ def test_a_step_may_be_skipped_by_a_job_that_goes_back_to_before_it() -> None:
     assert read(again) == expected[30:50] + expected[70:]
     third = SamplerState(FOLDER, 10, rank=0, world=1)
     third.load_state_dict(again.state_dict())
-    assert read(third) == [] and third.plan.skips == again.plan.skips
+    assert read(third) == [] and third.order.spec.skips == again.order.spec.skips
     again.set_epoch(1)
     assert len(read(again)) == SAMPLES - 5
 
@@ -149,13 +158,16 @@ def test_a_short_last_step_can_be_dropped() -> None:
     assert len(read(sampler_state)) == 100
 
 
-def test_files_that_are_no_samples_keep_their_positions() -> None:
+def test_files_that_are_no_samples_have_no_positions() -> None:
     folder = ShuffledFolder(SAMPLES, others=9)
-    sampler_state = SamplerState(folder, 10, seed=2, rank=0, world=1)
+    sampler_state = SamplerState(folder, 10, seed=2, group_chunks=3, rank=0, world=1)
     steps = list(sampler_state.steps(0))
-    assert [end for end, _ in steps] == [*range(10, 110, 10), 110]
-    assert sorted(np.concatenate([indices for _, indices in steps]).tolist()) == list(range(SAMPLES))
-    assert len(sampler_state.plan) == SAMPLES + 9
+    assert [end for end, _ in steps] == [*range(10, 110, 10), 101]
+    found = [index for _, indices in steps for index in indices]
+    assert sorted(found) == list(range(SAMPLES))
+    whole = Plan(folder.snapshot, PlanSpec(2, 0, 3, folder=b"train")).nodes().tolist()
+    samples = set(folder.nodes.tolist())
+    assert folder.nodes[found].tolist() == [node for node in whole if node in samples]
 
 
 def test_what_is_read_is_declared_once_it_begins() -> None:
@@ -181,26 +193,82 @@ def test_a_state_of_something_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "batch", "world"), [(0, 10, 5), (9, 10, 5), (8, 10, 5), (7, 33, 7), (100, 10, 5)]
+    ("start", "batch", "world"), [(0, 10, 5), (9, 10, 5), (8, 10, 5), (7, 33, 7), (91, 5, 5)]
 )
 def test_all_ranks_have_the_same_number_of_batches(start: int, batch: int, world: int) -> None:
     """Also where the first or the last step is too short to give each of them something."""
     ranks = [list(SamplerState(FOLDER, batch, rank=rank, world=world).steps(start)) for rank in range(world)]
-    if SAMPLES - start >= world:
-        assert len({len(batches) for batches in ranks}) == 1
-        assert len({tuple(end for end, _ in batches) for batches in ranks}) == 1
+    assert len({len(batches) for batches in ranks}) == 1
+    assert len({tuple(end for end, _ in batches) for batches in ranks}) == 1
     assert sum(len(indices) for batches in ranks for _, indices in batches) == SAMPLES - start
 
 
-def test_a_rank_with_nothing_but_other_files_says_so() -> None:
-    folder = ShuffledFolder(30, others=300)
-    with pytest.raises(InvalidInput, match="has no samples for rank"):
-        list(SamplerState(folder, 4, rank=0, world=4).steps(0))
-    alone = [indices for _, indices in SamplerState(folder, 4, rank=0, world=1).steps(0)]
-    assert sorted(np.concatenate(alone).tolist()) == list(range(30))
+@pytest.mark.parametrize(
+    ("start", "batch", "world"), [(0, 10, 4), (98, 10, 5), (100, 10, 5), (7, 33, 7), (3, 5, 5)]
+)
+def test_padded_steps_have_the_same_length_on_all_ranks(start: int, batch: int, world: int) -> None:
+    ranks = [
+        list(SamplerState(FOLDER, batch, rank=rank, world=world, uneven_steps="pad").steps(start))
+        for rank in range(world)
+    ]
+    whole = [
+        index for _, of_step in SamplerState(FOLDER, batch, rank=0, world=1).steps(0) for index in of_step
+    ]
+    first = start
+    for parts in zip(*ranks, strict=True):
+        (end,) = {end for end, _ in parts}
+        assert {len(indices) for _, indices in parts} == {-(-(end - first) // world)}
+        assert {index for _, indices in parts for index in indices} == set(whole[first:end])
+        first = end
+    assert first == SAMPLES
+
+
+def test_uneven_steps_repeat_and_join_nothing() -> None:
+    ranks = [
+        [
+            of_step
+            for _, of_step in SamplerState(FOLDER, 10, rank=rank, world=4, uneven_steps="uneven").steps(0)
+        ]
+        for rank in range(4)
+    ]
+    assert [len(batches) for batches in ranks] == [10, 10, 10, 11]
+    assert sorted(index for batches in ranks for of_step in batches for index in of_step) == list(
+        range(SAMPLES)
+    )
+    assert [
+        SamplerState(FOLDER, 10, rank=rank, world=4, uneven_steps="uneven").batches() for rank in range(4)
+    ] == [10, 10, 10, 11]
+
+
+def test_ranks_without_samples_are_refused() -> None:
+    with pytest.raises(
+        InvalidInput, match="101 samples are left in the epoch, too few for 200 ranks: start fewer"
+    ):
+        SamplerState(FOLDER, 400, rank=0, world=200)
+    sampler_state = SamplerState(FOLDER, 10, rank=0, world=5)
+    with pytest.raises(InvalidInput, match="1 samples are left in the epoch, too few for 5 ranks"):
+        next(sampler_state.steps(100))
+    with pytest.raises(
+        InvalidInput, match="101 samples are less than a step of 200, and drop_last leaves them out"
+    ):
+        SamplerState(FOLDER, 200, rank=0, world=1, drop_last=True)
+    with pytest.raises(InvalidInput, match="the epoch has no samples"):
+        SamplerState(FOLDER.subset([]), 200, rank=0, world=1)
+
+
+def test_a_copy_continues_where_the_sampler_is() -> None:
+    sampler_state = SamplerState(FOLDER, 10, seed=3, rank=0, world=1, skips={1: [range(7)]})
+    read(sampler_state, 4)
+    copy = pickle.loads(pickle.dumps(sampler_state))
+    assert copy.state_dict() == sampler_state.state_dict()
+    assert read(copy) == read(sampler_state)
+    copy.set_epoch(1)
+    assert len(read(copy)) == SAMPLES - 7
 
 
 def test_numbers_that_cannot_be() -> None:
+    with pytest.raises(InvalidInput, match="uneven_steps is 'drop': give one of join, pad, uneven"):
+        SamplerState(FOLDER, 10, rank=0, world=1, uneven_steps="drop")
     with pytest.raises(InvalidInput, match="too few for 11 ranks"):
         SamplerState(FOLDER, 10, rank=0, world=11)
     with pytest.raises(InvalidInput, match="rank is 2"):

@@ -1,0 +1,162 @@
+"""What datasets and samplers agree on: the order of an epoch, as indices of samples. No I/O.
+
+A sampler works with every dataset that is `Ordered`, and with every order that is a `SampleOrder`. `PlanOrder` is the
+order of samples that are files, made from a plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, Self, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.arrays import Keys, Numbers, Positions
+from dieselfs.samples.source import Source
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.order import Layout, name_of
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.skips import NO_SKIPS
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
+from dieselfs.snapshot.reader import Snapshot
+
+
+class SampleOrder(Protocol):
+    """The order of one epoch: positions 0 to `len(order) - 1`, each with the index of a sample.
+
+    It is a function of the samples and of `spec` alone: the same for all ranks, and in each process that makes it. An
+    index may come several times, or not at all.
+    """
+
+    @property
+    def spec(self) -> PlanSpec:
+        """Seed, epoch, group size and skips."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def indices(self, positions: Positions) -> Numbers:
+        """The samples at positions: shape (n,), as `positions`. Called once per epoch, with those of one rank."""
+        ...
+
+    def with_spec(self, spec: PlanSpec) -> Self:
+        """The order of the same samples with another spec, whose folder is ignored. Raises InvalidInput."""
+        ...
+
+    def cursor(self, position: int) -> Cursor:
+        """The cursor of a job that has read everything before `position`."""
+        ...
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        """Raises InvalidInput if a cursor is of other samples, or beyond the end. This order has the cursor's spec."""
+        ...
+
+    def declare(self, reader: ReaderSpec) -> None:
+        """Announce that a reader starts, so that its files are prefetched. Raises OSError, DieselfsError."""
+        ...
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """A dataset with an order of its samples, which have the indices 0 to `len(dataset) - 1`. It pickles."""
+
+    def __len__(self) -> int: ...
+
+    def order(self, spec: PlanSpec) -> SampleOrder:
+        """The order of an epoch. The folder of `spec` is ignored: a dataset knows its own. Raises InvalidInput."""
+        ...
+
+    def subset(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> "Ordered":
+        """Some of the samples; sample i of the result is sample `indices[i]`. Raises IndexError."""
+        ...
+
+    def expect_plan(self) -> None:
+        """Announce that all reads follow an order, in this process and in its workers."""
+        ...
+
+
+class SamplePlaces:
+    """Samples that are files below `folder` of a source. `nodes`: shape (n,), the file that gives each sample its place
+    in an order. Several samples may have the same file.
+    """
+
+    def __init__(self, source: Source, folder: bytes, nodes: npt.NDArray[np.uint32]) -> None:
+        self.source, self.folder, self.nodes = source, folder, nodes
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.source.snapshot
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def order(self, spec: PlanSpec) -> "PlanOrder":
+        layout = Layout.of(self.snapshot, self.folder)
+        names = names_of(self.nodes)
+        by_name = np.argsort(names)
+        plan = Plan(self.snapshot, replace(spec, folder=self.folder), layout.select(names[by_name]))
+        return PlanOrder(plan, names[by_name], by_name, self.source)
+
+    def subset(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> "SamplePlaces":
+        return SamplePlaces(self.source, self.folder, self.nodes[np.asarray(indices, np.int64)])
+
+    def expect_plan(self) -> None:
+        self.source.expect_plan()
+
+
+def names_of(nodes: npt.NDArray[np.uint32]) -> Keys:
+    """The name of each sample in a selection (`shuffle.order.name_of`): shape (n,). Samples of one file are numbered in
+    the order of their indices.
+    """
+    by_node = np.argsort(nodes, kind="stable")
+    at_node = nodes[by_node]
+    is_first = np.append(True, at_node[1:] != at_node[:-1])[: len(nodes)]
+    firsts = np.flatnonzero(is_first)
+    occurrences = np.empty(len(nodes), np.int64)
+    occurrences[by_node] = np.arange(len(nodes)) - firsts[np.cumsum(is_first) - 1]
+    return name_of(nodes, occurrences)
+
+
+class PlanOrder:
+    """The order of samples that are files: that of a plan. `names`: shape (n,), ascending; `samples`: shape (n,), the
+    index of the sample with each name.
+    """
+
+    def __init__(self, plan: Plan, names: Keys, samples: Numbers, source: Source) -> None:
+        self.plan = plan
+        self._names, self._samples, self._source = names, samples, source
+
+    @property
+    def spec(self) -> PlanSpec:
+        return self.plan.spec
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def indices(self, positions: Positions) -> Numbers:
+        names = self.plan.names_at(positions).astype(np.uint64)
+        found: Numbers = self._samples[np.searchsorted(self._names, names)]
+        return found
+
+    def with_spec(self, spec: PlanSpec) -> "PlanOrder":
+        spec = replace(spec, folder=self.spec.folder)
+        plan = Plan(self.plan.snapshot, spec, self.plan.layout)
+        return PlanOrder(plan, self._names, self._samples, self._source)
+
+    def cursor(self, position: int) -> Cursor:
+        return self.plan.cursor(position)
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        self.plan.check_cursor(cursor)
+
+    def declare(self, reader: ReaderSpec) -> None:
+        """A mount knows the orders of folders, but no selections. There, the whole folder is declared instead, from the
+        group of the start on, for all ranks together: its groups have the same chunks.
+        """
+        plan = self.plan
+        if not plan.layout.selection:
+            self._source.declare(Share(plan, reader))
+        elif reader.start < len(plan):
+            whole = Plan(plan.snapshot, replace(plan.spec, skips=NO_SKIPS))
+            group = plan.group_of(reader.start)
+            self._source.declare(whole.share(start=int(whole.group_bounds()[group])))

@@ -1,0 +1,88 @@
+"""Samples that this library reads, as a sequence of items. No I/O of its own: a source reads."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.samples.order import SamplePlaces
+from dieselfs.samples.source import Source
+
+
+class SampleSet(SamplePlaces):
+    """The base of the datasets: item i is made of the bytes of one or several files.
+
+    A subclass has `_items`. Works after a fork, and pickles, so `DataLoader` workers can use it. Close it after use, or
+    use it in a `with` block.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], source: Source, folder: bytes) -> None:
+        """`nodes` is set by the subclass, when it has found the samples."""
+        super().__init__(source, folder, np.empty(0, np.uint32))
+        self.root = os.fspath(root)
+
+    def _find(self, find: Callable[[], npt.NDArray[np.integer]]) -> None:
+        """Set `nodes` to what `find` returns; closes the source if it raises."""
+        try:
+            self.nodes = find().astype(np.uint32)
+        except BaseException:
+            self.close()
+            raise
+
+    def _items(self, indices: Any) -> list[Any]:
+        """The items of these samples. Raises IndexError, DieselfsError, or OSError on a mount."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Many items at once; `DataLoader` reads batches this way. Raises DieselfsError, or OSError on a mount."""
+        return self._items(indices)
+
+    def path(self, index: int) -> str:
+        """Path of a sample in the dataset; of the first of its files, if it has several."""
+        return os.fsdecode(self.snapshot.path(int(self.nodes[index])))
+
+    def _location(self, node: int) -> str:
+        """The path that users can open: on a mount the whole one, else that in the dataset."""
+        return self.source.place(self.snapshot.path(node))
+
+    def close(self) -> None:
+        """Close connections. May be called again."""
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        package = type(self).__module__.rpartition(".")[0]
+        return f"<{package}.{type(self).__name__} {self.root!r}: {len(self):,} samples>"
+
+
+class LocationList(Sequence[Any]):
+    """The paths of samples, made on access; `labels` are given beside them, if there are any: `(path, label)`."""
+
+    def __init__(
+        self,
+        location_of: Callable[[int], str],
+        nodes: npt.NDArray[np.uint32],
+        labels: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """`nodes`, `labels`: shape (n,); `location_of(node)`: the path of a sample."""
+        self._location_of, self._nodes, self._labels = location_of, nodes, labels
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            labels = None if self._labels is None else self._labels[index]
+            return LocationList(self._location_of, self._nodes[index], labels)
+        path = self._location_of(int(self._nodes[index]))
+        return path if self._labels is None else (path, int(self._labels[index]))
