@@ -21,6 +21,19 @@ from dieselfs.shuffle.spec import SEED_MAX
 DEFAULT_REPEATS = 3.0
 REPEATS_MAX = 100.0
 STATE_VERSION = 1
+_STATE_NAMES = (
+    *("version", "seed", "epoch", "repeats", "smoothing", "loss", "accuracies", "loss_sum", "losses", "hits"),
+    *(
+        "reads",
+        "scores",
+        "counts",
+        "cached",
+        "epoch_scores",
+        "epoch_cached",
+        "epoch_smoothing",
+        "epoch_repeats",
+    ),
+)
 
 
 class Records(NamedTuple):
@@ -69,6 +82,8 @@ class Course:
         """Of the samples that were read in this epoch."""
         self._pending: list[Records] = []  # of this rank alone
         self._loss_sum, self._losses = 0.0, 0
+        self._base: _Base | None = None
+        self._order: Epoch | None = None
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -84,13 +99,22 @@ class Course:
         if self._losses:
             self.schedule.end_epoch(self._loss_sum / self._losses)
         self._loss_sum, self._losses, self.hits, self.reads = 0.0, 0, 0, 0
-        scores, cached = self.cache.scores.copy(), self.cache.samples()
-        self.epoch = epoch
-        self._base = _Base(scores, cached, self.schedule.smoothing_units, self.schedule.repeats_now())
-        self.order = self._order()
+        self.epoch, self._base, self._order = epoch, None, None
 
-    def _order(self) -> Epoch:
-        base = self._base
+    @property
+    def order(self) -> Epoch:
+        """The order of this epoch, made at first use: an accuracy noted before counts for it."""
+        if self._order is None:
+            base = self._base = self._base or _Base(
+                self.cache.scores.copy(),
+                self.cache.samples(),
+                self.schedule.smoothing_units,
+                self.schedule.repeats_now(),
+            )
+            self._order = self._order_of(base)
+        return self._order
+
+    def _order_of(self, base: _Base) -> Epoch:
         if not base.scores.any():
             return first_epoch(self.samples, self.seed, self.epoch)
         cached = np.zeros(self.samples, np.bool_)
@@ -114,9 +138,8 @@ class Course:
 
     # -- records -------------------------------------------------------------------------------------------
 
-    def record(self, positions: Positions, losses: Losses) -> None:
-        """This rank has the losses of a batch, of the samples at these positions: shape (n,). Counts at `take`."""
-        samples = self.order.samples[positions]
+    def record(self, positions: Positions, samples: Numbers, losses: Losses) -> None:
+        """This rank has the losses of a batch: three arrays of shape (n,). They count at `take`."""
         self._pending.append(Records(positions, samples, scores_of(losses), losses))
 
     @property
@@ -144,7 +167,8 @@ class Course:
         """Numbers, and arrays of about 12 bytes a sample. Raises InvalidInput with records that were not exchanged."""
         if self._pending:
             raise InvalidInput("losses were recorded that other ranks do not have: exchange them first")
-        schedule = self.schedule
+        schedule, order, base = self.schedule, self.order, self._base
+        assert order is self._order and base is not None
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
@@ -160,17 +184,17 @@ class Course:
             "scores": self.cache.scores.copy(),
             "counts": self.cache.counts.copy(),
             "cached": self.cache.samples(),
-            "epoch_scores": self._base.scores,
-            "epoch_cached": self._base.cached,
-            "epoch_smoothing": self._base.smoothing,
-            "epoch_repeats": self._base.repeats,
+            "epoch_scores": base.scores,
+            "epoch_cached": base.cached,
+            "epoch_smoothing": base.smoothing,
+            "epoch_repeats": base.repeats,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. Raises InvalidInput if it is of another number of samples, or damaged; then the course
         is as before.
         """
-        missing = [name for name in self.state() if name not in state]
+        missing = [name for name in _STATE_NAMES if name not in state]
         if missing:
             raise InvalidInput(f"not a state of an importance sampler: it has no {missing[0]!r}")
         if state["version"] != STATE_VERSION:
@@ -202,12 +226,16 @@ class Course:
         self.hits, self.reads = int(state["hits"]), int(state["reads"])
         self._loss_sum, self._losses = float(state["loss_sum"]), int(state["losses"])
         self._pending = []
-        self.order = self._order()
+        self._order = None
 
 
 def _joined(records: list[Records]) -> Records:
-    empty = Records(*(np.zeros(0, kind) for kind in (np.int64, np.int64, np.uint32, np.float64)))
-    return Records(*(np.concatenate(columns) for columns in zip(empty, *records, strict=True)))
+    return Records(
+        np.concatenate([np.zeros(0, np.int64), *(one.positions for one in records)]),
+        np.concatenate([np.zeros(0, np.int64), *(one.samples for one in records)]),
+        np.concatenate([np.zeros(0, np.uint32), *(one.scores for one in records)]),
+        np.concatenate([np.zeros(0, np.float64), *(one.losses for one in records)]),
+    )
 
 
 def _within(samples: Any, count: int) -> list[int]:

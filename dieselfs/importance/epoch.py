@@ -36,7 +36,8 @@ class Epoch:
         """Factors for the losses of samples, under which the expected gradient is that of uniform sampling: the same
         shape. Their mean over an epoch is about 1.
         """
-        return 1.0 / self.shares[samples]
+        weights: npt.NDArray[np.float64] = 1.0 / self.shares[samples]
+        return weights
 
 
 def first_epoch(samples: int, seed: int, epoch: int) -> Epoch:
@@ -78,7 +79,8 @@ def draw(weights: Keys, seed: int, epoch: int) -> Numbers:
     """
     ends = np.cumsum(weights)
     points = _keys(len(weights), seed, epoch, _DRAWS) % ends[-1]
-    return np.searchsorted(ends, points, side="right").astype(np.int64)
+    drawn: Numbers = np.searchsorted(ends, points, side="right").astype(np.int64)
+    return drawn
 
 
 def _keys(count: int, seed: int, epoch: int, kind: int) -> Keys:

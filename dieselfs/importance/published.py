@@ -7,13 +7,17 @@ greater score, and a sample whose score is not known never evicts.
 """
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from math import ceil, exp
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
-from dieselfs.importance.scores import RANK_BIAS, Losses
+from dieselfs.errors import InvalidInput
+from dieselfs.importance.scores import RANK_BIAS, Losses, checked_losses
 
 _FIRST_CHANGE = 100.0
 """The change of accuracy before one was reported: so every epoch after the first is aggressive without validation."""
@@ -125,3 +129,94 @@ class PublishedCache:
             if self.cached[sample]:
                 self._queue[sample] = (weight, count)
         self.keys = int(np.count_nonzero(self.cached))
+
+
+class PublishedReader:
+    """Both, with the steps of `RankReader`. It cannot resume, as the published code cannot."""
+
+    def __init__(
+        self,
+        samples: int,
+        batch: int,
+        seed: int = 0,
+        capacity: int = 0,
+        repeats: float = 3.0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        """As `RankReader`. `seed`: the published code has none. Raises InvalidInput."""
+        if samples < 1 or batch < world:
+            raise InvalidInput(f"{batch} samples a step of {samples} are too few for {world} ranks")
+        self.position = 0
+        self._samples, self._batch, self._world = samples, batch // world, world
+        random = np.random.default_rng([seed, rank])
+        self._sampler = PublishedSampler(samples, self._batch, random, rank, world, repeats)
+        self._cache = PublishedCache(samples, capacity)
+        self._order: list[int] = []
+        self._accuracies: list[float] = []
+        self._losses: list[float] = []
+        self._hits = 0
+        self._is_waiting = False  # for the losses of the step consumed last
+
+    @property
+    def epoch(self) -> int:
+        return self._sampler.epoch
+
+    def __len__(self) -> int:
+        return ceil(ceil(self._samples / self._world) / self._batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self._sampler.end_epoch(fmean(self._losses) if self._losses else 1.0)
+            self._sampler.epoch = epoch
+            self._losses, self._hits, self.position, self._is_waiting = [], 0, 0, False
+
+    def steps(self) -> Iterator[tuple[int, list[int]]]:
+        self._order = self._sampler.draw(self._cache.cached)
+        for first in range(0, len(self._order), self._batch):
+            samples = self._order[first : first + self._batch]
+            yield first + len(samples), samples
+
+    def consume(self) -> list[int]:
+        samples = self._order[self.position : self.position + self._batch]
+        if not samples:
+            raise InvalidInput("more batches were consumed than were taken: count each batch once")
+        before = self._cache.cached.copy()
+        self._hits += sum(map(self._cache.access, samples))
+        self.position += len(samples)
+        self._is_waiting = True
+        released = np.flatnonzero(before & ~self._cache.cached).tolist()
+        return released + [sample for sample in samples if not self._cache.cached[sample]]
+
+    def record(self, losses: Any, samples: Any = None) -> None:
+        """`samples` is ignored: the published code attributes losses by place."""
+        if not self._is_waiting:
+            raise InvalidInput("there is no batch that these losses are of: record them once for each batch")
+        count = (self.position - 1) % self._batch + 1
+        checked = checked_losses(losses, count)
+        self._is_waiting = False
+        self._losses += checked.tolist()
+        self._cache.end_batch(*self._sampler.record(checked))
+
+    def loss_weights(self, samples: Any = None) -> npt.NDArray[np.float64]:
+        raise InvalidInput("the mode shade-code has no weights for losses: use the mode paper")
+
+    def statistics(self) -> dict[str, float]:
+        return {"reads": self.position, "hits": self._hits, "different": len(set(self._order))}
+
+    def exchange(self) -> None:
+        """Ranks exchange nothing."""
+
+    def note_accuracy(self, accuracy: float) -> None:
+        """The first difference counts as 0, as in the published code."""
+        self._accuracies = [*self._accuracies[-3:], accuracy]
+        changes = [0.0, *np.diff(self._accuracies).tolist()][-3:]
+        self._sampler.change = fmean(changes) if len(self._accuracies) > 3 else changes[-1]
+
+    def state(self) -> dict[str, Any]:
+        raise InvalidInput(
+            "the mode shade-code cannot resume, as the published code cannot: use the mode paper"
+        )
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.state()

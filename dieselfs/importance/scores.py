@@ -32,7 +32,8 @@ def ranks(losses: Losses) -> Numbers:
 
 def scores_of(losses: Losses) -> Scores:
     """The score of each sample of a batch."""
-    return np.rint(np.log(ranks(losses) + RANK_BIAS) * SCORE_UNITS).astype(np.uint32)
+    scores: Scores = np.rint(np.log(ranks(losses) + RANK_BIAS) * SCORE_UNITS).astype(np.uint32)
+    return scores
 
 
 def checked_losses(losses: Any, samples: int) -> Losses:

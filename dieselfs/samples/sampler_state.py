@@ -171,13 +171,7 @@ class SamplerState:
 
     def step_ends(self, share: Partition) -> list[int]:
         """The end position of each step, as `uneven_steps` says."""
-        ends = [min((step + 1) * share.batch, share.end) for step in share.steps]
-        if self.uneven_steps == "join":
-            if len(ends) > 1 and ends[0] - share.start < share.world:
-                del ends[0]
-            if len(ends) > 1 and ends[-1] - ends[-2] < share.world:
-                del ends[-2]
-        return ends
+        return share.step_ends(joins_short=self.uneven_steps == "join")
 
     def batches(self) -> int:
         """Batches of this rank in a whole epoch, whatever the start position."""

@@ -55,6 +55,18 @@ class Partition:
         size = max(min((step + 1) * self.batch, self.end) - first, 0)
         return range(first + self.rank * size // self.world, first + (self.rank + 1) * size // self.world)
 
+    def step_ends(self, joins_short: bool = True) -> list[int]:
+        """The end position of each step. With `joins_short`, a first or last step with fewer positions than ranks is
+        joined with its neighbour, so all ranks have the same number of steps.
+        """
+        ends = [min((step + 1) * self.batch, self.end) for step in self.steps]
+        if joins_short:
+            if len(ends) > 1 and ends[0] - self.start < self.world:
+                del ends[0]
+            if len(ends) > 1 and ends[-1] - ends[-2] < self.world:
+                del ends[-2]
+        return ends
+
     def positions(self, first: int = 0, end: int | None = None) -> Positions:
         """The positions number `first` up to but not `end` of this worker (default: all): shape (n,)."""
         first, end, _ = slice(first, end).indices(len(self))

@@ -12,6 +12,7 @@ except ImportError as error:
 
 from dieselfs.samples.loading import IMAGE_EXTENSIONS, load_image
 from dieselfs.torch.datasets import FileDataset, FolderDataset, PairDataset
+from dieselfs.torch.importance import ImportanceSampler
 from dieselfs.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ChunkShuffleSampler",
     "FileDataset",
     "FolderDataset",
+    "ImportanceSampler",
     "PairDataset",
     "load_image",
 ]

@@ -27,7 +27,8 @@ def train(course: Course, first: int, end: int) -> list[int]:
     for start in range(first * BATCH, end * BATCH, BATCH):
         released += course.read(start, start + BATCH)
         positions = np.arange(start, start + BATCH)
-        course.record(positions, losses_of(course.order.samples[positions], course.epoch))
+        samples = course.order.samples[positions]
+        course.record(positions, samples, losses_of(samples, course.epoch))
         course.take([course.pending()])
     return released
 
@@ -65,8 +66,8 @@ def test_it_resumes_at_every_step(epoch: int, step: int, repeats: float) -> None
     assert resumed.order.samples.tolist() == whole.order.samples.tolist()
     for course in (whole, resumed):
         train(course, step, SAMPLES // BATCH)
-        course.schedule.note_accuracy(epoch)
         course.set_epoch(epoch + 1)
+        course.schedule.note_accuracy(epoch)  # as validation follows the last batch
     for name, value in whole.state().items():
         assert np.array_equal(resumed.state()[name], value), name
     assert resumed.order.samples.tolist() == whole.order.samples.tolist()
@@ -83,7 +84,8 @@ def test_ranks_that_exchange_their_records_have_one_order() -> None:
             for start in range(0, SAMPLES, BATCH):
                 course.read(start, start + BATCH)
                 own = np.arange(start + number * BATCH // 2, start + (number + 1) * BATCH // 2)
-                course.record(own, losses_of(course.order.samples[own], epoch))
+                samples = course.order.samples[own]
+                course.record(own, samples, losses_of(samples, epoch))
         pending = [course.pending() for course in ranks]
         for number, course in enumerate(ranks):
             assert course.has_pending
@@ -106,7 +108,7 @@ def test_what_the_cache_releases_it_does_not_have() -> None:
 
 def test_records_that_other_ranks_do_not_have() -> None:
     course = Course(SAMPLES)
-    course.record(np.arange(3), np.ones(3))
+    course.record(np.arange(3), np.arange(3), np.ones(3))
     for refused in (course.state, lambda: course.set_epoch(1)):
         with pytest.raises(InvalidInput, match="other ranks do not have"):
             refused()
@@ -150,3 +152,15 @@ def test_numbers_out_of_range(arguments: dict[str, Any], says: str) -> None:
         Course(**{"samples": SAMPLES, **arguments})
     with pytest.raises(InvalidInput, match="epoch is -1"):
         Course(SAMPLES).set_epoch(-1)
+
+
+def test_an_accuracy_counts_for_the_epoch_that_has_not_begun() -> None:
+    course = Course(SAMPLES, 1, 20)
+    orders(course, 2)
+    course.set_epoch(2)
+    before = copy.deepcopy(course)
+    course.schedule.note_accuracy(-100)
+    assert course.order.samples.tolist() != before.order.samples.tolist()
+    begun = course.order.samples.tolist()
+    course.schedule.note_accuracy(100)
+    assert course.order.samples.tolist() == begun

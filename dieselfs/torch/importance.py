@@ -1,0 +1,263 @@
+"""A sampler that prefers samples with large losses, for PyTorch's DataLoader (SHADE). This module exchanges losses.
+
+sampler = ImportanceSampler(dataset, batch_size=256, seed=1)
+loader = DataLoader(dataset, batch_sampler=sampler, num_workers=8)
+for images, labels in sampler.consumed(loader):
+    losses = cross_entropy(model(images), labels, reduction="none")
+    losses.mean().backward()
+    sampler.record(losses)
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed
+from torch.utils.data import Sampler
+
+from dieselfs.arrays import Numbers
+from dieselfs.errors import InvalidInput
+from dieselfs.importance.course import DEFAULT_REPEATS, Course
+from dieselfs.importance.published import PublishedReader
+from dieselfs.importance.rank_reader import Gather, RankReader, alone
+from dieselfs.samples.base_names import PairSamples
+from dieselfs.samples.sample_set import SampleSet
+from dieselfs.samples.sample_store import SampleStore, StoredReads, new_name
+from dieselfs.samples.sampler_state import rank_and_world
+
+Batch = TypeVar("Batch")
+
+DEFAULT_CACHE_SHARE = 0.1
+_FINGERPRINT_CHARACTERS = 24
+PAPER, PUBLISHED = "paper", "shade-code"
+
+
+def gather(of_rank: Any) -> list[Any]:
+    """The objects of all ranks of the process group of torch.distributed."""
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, of_rank)
+    return found
+
+
+class ImportanceSampler(Sampler[list[int]]):
+    """A rank's batches: `DataLoader(dataset, batch_sampler=ImportanceSampler(dataset, 256))`.
+
+    Works with any dataset that has a length and items by number. For the datasets of this package, the bytes of samples that the
+    cache keeps are in memory (`/dev/shm`), for all workers and ranks of the node. Cannot be pickled; one loader at a
+    time may use it. With several ranks, all make it, begin and end epochs, and call `exchange`, at the same time.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        cache_share: float = DEFAULT_CACHE_SHARE,
+        repeats: float = DEFAULT_REPEATS,
+        mode: str = PAPER,
+        rank: int | None = None,
+        world: int | None = None,
+        drop_last: bool = False,
+        gather: Gather | None = None,
+    ) -> None:
+        """`batch_size`: samples of one step, of all ranks together. `cache_share`: of the dataset, kept by the cache.
+        `repeats`: how often a cached sample is served for each time that it was drawn; 1: no repetition. `mode`:
+        "paper", or "shade-code" for the behaviour of SHADE's published code. `rank`, `world`: see `rank_and_world`.
+        `gather`: exchanges objects between ranks, by default with torch.distributed.
+
+        Raises InvalidInput.
+        """
+        if not 0 <= cache_share <= 1:
+            raise InvalidInput(f"cache_share is {cache_share}: give a number from 0 to 1")
+        rank, world = rank_and_world(rank, world)
+        self.dataset, self.rank, self.world = dataset, rank, world
+        self.mode = mode
+        self._files = _files_of(dataset)
+        sizes = None if self._files is None else _sizes_of(dataset, self._files)
+        total = len(dataset) if sizes is None else int(sizes.sum())
+        self.reader: RankReader | PublishedReader
+        self._gather: Gather = alone
+        if mode == PAPER:
+            course = Course(len(dataset), seed, int(cache_share * total), sizes, repeats)
+            self._gather = _checked(gather, world)
+            self.reader = RankReader(
+                course, batch_size, rank, world, gather=self._gather, drop_last=drop_last
+            )
+        elif mode == PUBLISHED:
+            self.reader = PublishedReader(
+                len(dataset), batch_size, seed, int(cache_share * len(dataset)), repeats, rank, world
+            )
+        else:
+            raise InvalidInput(f"mode is {mode!r}: give {PAPER!r} or {PUBLISHED!r}")
+        self._fingerprint = _fingerprint(dataset, self._files)
+        self._store = self._open_store() if cache_share and self._files is not None else None
+        self._is_ordered = True
+
+    def _open_store(self) -> SampleStore:
+        """Each node has one store of the ranks' common name."""
+        store = SampleStore(self._gather(new_name())[0])
+        dataset: Any = self.dataset
+        dataset.source = StoredReads(dataset.source, store)
+        weakref.finalize(self, store.close)
+        return store
+
+    def close(self) -> None:
+        """Release the memory of the cache. Samples are read from their source from now on."""
+        if self._store is not None:
+            dataset: Any = self.dataset
+            if isinstance(dataset.source, StoredReads) and dataset.source.store is self._store:
+                dataset.source = dataset.source.source
+            self._store.close()
+            self._store = None
+
+    @property
+    def epoch(self) -> int:
+        return self.reader.epoch
+
+    @property
+    def position(self) -> int:
+        """Number of consumed positions of the epoch, of all ranks together."""
+        return self.reader.position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of another epoch, with the losses of all ranks. For the current one nothing changes, so a
+        resumed epoch continues. All ranks must call it.
+        """
+        self.reader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (samples for _, samples in self.reader.steps())
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return len(self.reader)
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    def consumed(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader over this sampler; each counts as consumed when it is yielded. After the last batch
+        the next epoch starts: its order is made at its first batch, with the accuracy noted in between.
+        """
+        self._is_ordered = getattr(loader, "in_order", True)
+        for batch in loader:
+            self.advance()
+            yield batch
+        self.set_epoch(self.epoch + 1)
+
+    def advance(self) -> None:
+        """Count the loader's next batch as consumed. Raises InvalidInput if the loader has taken no further one."""
+        released = self.reader.consume()
+        if self._store is not None and self._files is not None:
+            self._store.drop(node for node in self._files[released].flatten().tolist() if node >= 0)
+
+    def record(self, losses: Any, indices: Any = None) -> None:
+        """The losses of the batch that was consumed last, one for each sample, or of the samples at `indices`.
+
+        Raises InvalidInput for losses that are NaN or infinite, or of another number than the samples.
+        """
+        if indices is None and not self._is_ordered:
+            raise InvalidInput(
+                "batches of a loader with in_order=False come in any order: pass the indices of the batch to record"
+            )
+        self.reader.record(_array(losses), None if indices is None else _array(indices))
+
+    def exchange(self) -> None:
+        """Give the losses to all ranks, before a checkpoint in the middle of an epoch. All ranks must call it."""
+        self.reader.exchange()
+
+    def note_accuracy(self, accuracy: float) -> None:
+        """The accuracy on validation data, equal on all ranks, before the next epoch begins. While it improves, samples
+        of the cache are repeated.
+        """
+        self.reader.note_accuracy(accuracy)
+
+    def loss_weights(self, indices: Any = None) -> torch.Tensor:
+        """Factors for the losses of the last consumed batch (or of the samples at `indices`): with them, gradients are
+        those of uniform sampling in expectation. Shape (n,). Their mean over an epoch is about 1.
+        """
+        return torch.from_numpy(
+            self.reader.loss_weights(None if indices is None else _array(indices))
+        ).float()
+
+    def statistics(self) -> dict[str, float]:
+        """Of this epoch so far, of all ranks together: samples read, hits of the cache, and the number of different
+        samples in the whole epoch.
+        """
+        return self.reader.statistics()
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers and tensors, about 12 bytes a sample, which `torch.save` and `torch.load(weights_only=True)` take.
+
+        With several ranks, `exchange` before. Raises InvalidInput with losses that were not exchanged, and in the mode
+        "shade-code".
+        """
+        state = {**self.reader.state(), "dataset": self._fingerprint}
+        return {
+            name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in state.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, with the ranks and the batch size of this sampler. What the memory of the cache had is
+        read again. Raises InvalidInput if the state is of other samples, or no state of such a sampler.
+        """
+        if not isinstance(state, Mapping):
+            raise InvalidInput(f"not a state of an importance sampler: {state!r}")
+        if (of_state := state.get("dataset", self._fingerprint)) != self._fingerprint:
+            raise InvalidInput(
+                f"the state is of the samples {of_state}, not of {self._fingerprint}: "
+                "use the tag and the folder of that job"
+            )
+        self.reader.load(
+            {
+                name: value.numpy() if isinstance(value, torch.Tensor) else value
+                for name, value in state.items()
+            }
+        )
+
+
+def _checked(given: Gather | None, world: int) -> Gather:
+    if given is not None:
+        return given
+    if world == 1:
+        return alone
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise InvalidInput(
+            f"{world} ranks must exchange losses: call torch.distributed.init_process_group first, or pass gather="
+        )
+    return gather
+
+
+def _files_of(dataset: object) -> Numbers | None:
+    """The nodes of the files of each sample, -1 for none: shape (n, files). None for a dataset that is not ours."""
+    if isinstance(dataset, PairSamples):
+        return dataset.parts
+    return dataset.nodes[:, None].astype(np.int64) if isinstance(dataset, SampleSet) else None
+
+
+def _sizes_of(dataset: Any, files: Numbers) -> Numbers:
+    """The bytes of each sample: shape (n,)."""
+    sizes: Numbers = np.where(files < 0, 0, dataset.snapshot.column("sizes")[files]).sum(
+        axis=1, dtype=np.int64
+    )
+    return sizes
+
+
+def _fingerprint(dataset: Any, files: Numbers | None) -> str:
+    """What the numbers of samples depend on: their files, else only how many samples there are."""
+    if files is None:
+        return f"({len(dataset)} of a {type(dataset).__name__})"
+    return sha256(dataset.snapshot.digest + files.tobytes()).hexdigest()[:_FINGERPRINT_CHARACTERS]
+
+
+def _array(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int32) if array.dtype == np.uint32 else array)
