@@ -45,9 +45,10 @@ def gather(of_rank: Any) -> list[Any]:
 class ImportanceSampler(Sampler[list[int]]):
     """A rank's batches: `DataLoader(dataset, batch_sampler=ImportanceSampler(dataset, 256))`.
 
-    Works with any dataset that has a length and items by number. For the datasets of this package, the bytes of samples that the
-    cache keeps are in memory (`/dev/shm`), for all workers and ranks of the node. Cannot be pickled; one loader at a
-    time may use it. With several ranks, all make it, begin and end epochs, and call `exchange`, at the same time.
+    Works with any dataset that has a length and items by number. For the datasets of this package, the files of samples
+    that the cache keeps are in memory (`/dev/shm`), for all workers and ranks of the node. Cannot be pickled; one
+    loader at a time may use it. With several ranks, all make it, begin and end epochs, and call `exchange`, at the same
+    time.
     """
 
     def __init__(

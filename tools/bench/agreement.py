@@ -59,17 +59,21 @@ def group_name(group: int, chunks: int) -> str:
 
 def storing_rows(storing: Storing) -> Iterator[Row]:
     """Differences are from the full shuffle, in percentage points."""
-    parts = {"first": slice(PART_EPOCHS), "last": slice(-PART_EPOCHS, None)}
     for group, runs in storing.runs.items():
         row = {f"{storing.title}, {storing.chunks} chunks": group_name(group, storing.chunks)}
-        row["class repeats"], verdicts = f"{storing.repeats[group]:.0%}", []
-        for which, part in parts.items():
-            ours, full = ([fmean(run[part]) for run in each] for each in (runs, storing.runs[0]))
-            found = difference(ours, full)
-            row[f"{which} {PART_EPOCHS} epochs"] = f"{100 * fmean(ours):.1f} ± {100 * stdev(ours):.1f} %"
-            row[f"difference, {which}"] = str(found) if group else ""
-            verdicts.append("yes" if found.agrees else "no")
-        row[f"within {100 * TOLERANCE:g} point, {CONFIDENCE:.0%} sure"] = (
-            " / ".join(verdicts) if group else ""
-        )
-        yield row
+        row["class repeats"] = f"{storing.repeats[group]:.0%}"
+        yield row | accuracy_cells(runs, storing.runs[0])
+
+
+def accuracy_cells(runs: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> dict[str, str]:
+    """Accuracies of runs (by seed, then by epoch), and their differences from those of the base, unless it is that."""
+    parts = {"first": slice(PART_EPOCHS), "last": slice(-PART_EPOCHS, None)}
+    row, verdicts, is_base = {}, [], runs is base
+    for which, part in parts.items():
+        ours, theirs = ([fmean(run[part]) for run in each] for each in (runs, base))
+        found = difference(ours, theirs)
+        row[f"{which} {PART_EPOCHS} epochs"] = f"{100 * fmean(ours):.1f} ± {100 * stdev(ours):.1f} %"
+        row[f"difference, {which}"] = "" if is_base else str(found)
+        verdicts.append("yes" if found.agrees else "no")
+    within = f"within {100 * TOLERANCE:g} point, {CONFIDENCE:.0%} sure"
+    return row | {within: "" if is_base else " / ".join(verdicts)}

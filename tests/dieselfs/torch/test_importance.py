@@ -190,7 +190,7 @@ def test_misuse(folder: FolderDataset) -> None:
         ({"rank": 0, "world": 2}, "init_process_group first"),
     ):
         with pytest.raises(InvalidInput, match=says):
-            ImportanceSampler(DATA, 10, **options)  # type: ignore[arg-type]  # of the wrong kinds
+            ImportanceSampler(DATA, 10, **options)
     sampler = ImportanceSampler(DATA, 10)
     loader = DataLoader(DATA, batch_sampler=sampler)
     for _ in sampler.consumed(loader):

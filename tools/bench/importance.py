@@ -1,0 +1,241 @@
+"""Importance sampling (SHADE): hits of caches, different samples of an epoch, and accuracy beside uniform sampling.
+
+Hits, as figures 7 and 12 of SHADE have them: trainings on synthetic images give the requests; policies are simulated
+over them. Requests are of uniform sampling, of importance sampling by the losses of whole batches (SHADE's
+"default"), and of SHADE itself, whose requests depend on its cache. Accuracies are of trainings with and without
+importance, in memory.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from bench.agreement import accuracy_cells
+from bench.cache_policies import Lru, NeverEvict, Priority, RandomEviction, min_hits, quiver_hits
+from bench.figures import Row, Scale
+from bench.lessons import Subject, Training, UniformReader, digits, distinct, learn, synthetic
+from dieselfs.importance.app_cache import AppCache
+from dieselfs.importance.course import Course
+from dieselfs.importance.epoch import draw
+from dieselfs.importance.published import PublishedReader
+from dieselfs.importance.rank_reader import RankReader
+from dieselfs.importance.scores import SCORE_UNITS
+
+SHARES = (0.1, 0.2, 0.5)
+"""Of the samples, that the cache has."""
+REPEATS = (1.0, 3.0, 4.0)
+HIT_SAMPLES, QUICK_SAMPLES = 50_000, 4_000
+HIT_EPOCHS, QUICK_EPOCHS = 8, 4
+ACCURACY_SAMPLES = 10_000
+WARM_EPOCHS = 2
+"""Hits are counted after these."""
+
+Hits = Sequence[Sequence[bool]]
+"""By epoch, for each request whether it is a hit."""
+
+
+def importance(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
+    samples, epochs = (QUICK_SAMPLES, QUICK_EPOCHS) if scale.is_quick else (HIT_SAMPLES, HIT_EPOCHS)
+    yield hit_rows(synthetic(samples), epochs)
+    yield accuracy_rows(digits(), scale)
+    yield accuracy_rows(synthetic(QUICK_SAMPLES if scale.is_quick else ACCURACY_SAMPLES), scale)
+
+
+# -- hits ----------------------------------------------------------------------------------------------------
+
+
+class BatchLossReader(UniformReader):
+    """SHADE's "default importance sampling": all samples of a batch have its mean loss as their score."""
+
+    def __init__(self, samples: int, batch: int, seed: int) -> None:
+        super().__init__(samples, batch, seed)
+        self._weights = np.zeros(samples)
+        self._consumed: list[list[int]] = []
+
+    def steps(self) -> Iterator[tuple[int, list[int]]]:
+        if not self._weights.any():
+            batches = super().steps()
+        else:
+            weights = np.maximum(self._weights * SCORE_UNITS, 1).astype(np.uint64)
+            order = draw(weights, self._seed, self._epoch).tolist()
+            batches = (
+                (first, order[first : first + self._batch]) for first in range(0, len(order), self._batch)
+            )
+        for end, samples in batches:
+            self._consumed.append(samples)
+            yield end, samples
+
+    def record(self, losses: Any) -> None:
+        self._weights[self._consumed.pop(0)] = float(np.mean(losses))
+
+
+def hit_rows(subject: Subject, epochs: int) -> Iterator[Row]:
+    """For each policy its hits at each size of the cache, and relative to LRU under uniform sampling."""
+    samples, batch = len(subject.train.labels), subject.batch
+    uniform = learn(subject, 1, epochs, UniformReader(samples, batch, 1))
+    by_batch = learn(subject, 1, epochs, BatchLossReader(samples, batch, 1))
+    base = {share: _ratio(_simulated(Lru(int(share * samples)), uniform.served)) for share in SHARES}
+
+    def row(name: str, hits_of: Callable[[int], Hits], served: Sequence[Sequence[int]] | None) -> Row:
+        ratios = {share: _ratio(hits_of(int(share * samples))) for share in SHARES}
+        different = "" if served is None else f"{distinct(served[WARM_EPOCHS:], samples):.0%}"
+        cells = {f"hits at {share:.0%}": f"{ratio:.1%}" for share, ratio in ratios.items()}
+        tenth = SHARES[0]
+        return {
+            f"hits, {subject.title}": name,
+            **cells,
+            "x LRU, uniform, at 10%": f"{ratios[tenth] / max(base[tenth], 1e-9):.1f}",
+            "different samples": different,
+        }
+
+    yield row("uniform: LRU", partial(_lru, uniform.served), uniform.served)
+    yield row("uniform: MIN (Belady)", partial(_min, uniform.served), None)
+    yield row("uniform: CoorDL", lambda size: _simulated(NeverEvict(size), uniform.served), None)
+    yield row("uniform: Quiver, emulated", partial(_quiver, uniform.served), None)
+    policies: dict[str, Callable[[int], Hits]] = {
+        "LRU": partial(_lru, by_batch.served),
+        "LFU": lambda size: _simulated(Priority(size), by_batch.served),
+        "random": lambda size: _simulated(RandomEviction(size), by_batch.served),
+        "priority": lambda size: _by_batch_loss(Priority(size, False), by_batch, batch),
+        "priority, LFU": lambda size: _by_batch_loss(Priority(size), by_batch, batch),
+        "APP": lambda size: _by_batch_loss(_Scored(samples, size), by_batch, batch),
+        "CoorDL": lambda size: _simulated(NeverEvict(size), by_batch.served),
+        "Quiver, emulated": partial(_quiver, by_batch.served),
+        "MIN (Belady)": partial(_min, by_batch.served),
+    }
+    for number, (name, hits_of) in enumerate(policies.items()):
+        yield row(f"importance of batches: {name}", hits_of, None if number else by_batch.served)
+    for repeats in REPEATS:
+        ours = {share: _shade(subject, epochs, share, repeats) for share in SHARES}
+        if repeats == 1:  # then requests barely depend on the size of the cache
+            served = ours[SHARES[0]][1].served
+            yield row("SHADE's draws: LRU", partial(_lru, served), served)
+        yield _shade_row(subject, f"SHADE, repeats {repeats:g}", ours, base[SHARES[0]])
+    found = {share: _published(subject, epochs, share) for share in SHARES}
+    yield _shade_row(subject, "SHADE as published, repeats 3", found, base[SHARES[0]])
+
+
+def _shade_row(subject: Subject, name: str, runs: dict[float, tuple[float, Training]], base: float) -> Row:
+    samples = len(subject.train.labels)
+    differents = [f"{distinct(run.served[WARM_EPOCHS:], samples):.0%}" for _, run in runs.values()]
+    return {
+        f"hits, {subject.title}": name,
+        **{f"hits at {share:.0%}": f"{ratio:.1%}" for share, (ratio, _) in runs.items()},
+        "x LRU, uniform, at 10%": f"{runs[SHARES[0]][0] / max(base, 1e-9):.1f}",
+        "different samples": " / ".join(differents),
+    }
+
+
+class _Counting:
+    """A reader whose hits are counted when an epoch ends."""
+
+    def __init__(self, reader: RankReader | PublishedReader) -> None:
+        self._reader = reader
+        self.ratios: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def note_accuracy(self, accuracy: float) -> None:
+        found = self._reader.statistics()
+        self.ratios.append(found["hits"] / found["reads"])
+        self._reader.note_accuracy(accuracy)
+
+
+def _shade(subject: Subject, epochs: int, share: float, repeats: float) -> tuple[float, Training]:
+    samples = len(subject.train.labels)
+    reader: Any = _Counting(
+        RankReader(Course(samples, 1, int(share * samples), repeats=repeats), subject.batch)
+    )
+    training = learn(subject, 1, epochs, reader)
+    return fmean(reader.ratios[WARM_EPOCHS:]), training
+
+
+def _published(subject: Subject, epochs: int, share: float) -> tuple[float, Training]:
+    samples = len(subject.train.labels)
+    reader: Any = _Counting(PublishedReader(samples, subject.batch, 1, int(share * samples)))
+    training = learn(subject, 1, epochs, reader)
+    return fmean(reader.ratios[WARM_EPOCHS:]), training
+
+
+class _Scored:
+    """The APP cache, with scores as numbers."""
+
+    def __init__(self, samples: int, capacity: int) -> None:
+        self._cache = AppCache(samples, capacity)
+
+    def access(self, sample: int) -> bool:
+        return self._cache.access(sample).is_hit
+
+    def update(self, samples: Sequence[int], score: float) -> None:
+        scores = np.full(len(samples), max(score * SCORE_UNITS, 1)).astype(np.uint32)
+        self._cache.update(np.asarray(samples), scores)
+
+
+def _simulated(cache: Any, served: Sequence[Sequence[int]]) -> Hits:
+    return [[cache.access(sample) for sample in epoch] for epoch in served]
+
+
+def _lru(served: Sequence[Sequence[int]], size: int) -> Hits:
+    return _simulated(Lru(size), served)
+
+
+def _by_batch_loss(cache: Any, training: Training, batch: int) -> Hits:
+    """As `_simulated`; after each batch, its mean loss is the score of its samples."""
+    hits: list[list[bool]] = []
+    for epoch, losses in zip(training.served, training.batch_losses, strict=True):
+        hits.append([])
+        for number, loss in enumerate(losses):
+            samples = epoch[number * batch : (number + 1) * batch]
+            hits[-1] += [cache.access(sample) for sample in samples]
+            cache.update(samples, loss)
+    return hits
+
+
+def _min(served: Sequence[Sequence[int]], size: int) -> Hits:
+    hits = min_hits([sample for epoch in served for sample in epoch], size)
+    ends = np.cumsum([len(epoch) for epoch in served]).tolist()
+    return [hits[end - len(epoch) : end] for end, epoch in zip(ends, served, strict=True)]
+
+
+def _quiver(served: Sequence[Sequence[int]], size: int) -> Hits:
+    cached: set[int] = set()
+    return [quiver_hits(epoch, cached, size) for epoch in served]
+
+
+def _ratio(hits: Hits) -> float:
+    return fmean(fmean(epoch) for epoch in hits[WARM_EPOCHS:])
+
+
+# -- accuracy ------------------------------------------------------------------------------------------------
+
+
+def accuracy_rows(subject: Subject, scale: Scale) -> Iterator[Row]:
+    """Differences are from uniform sampling with the same seed, in percentage points."""
+    samples, batch = len(subject.train.labels), subject.batch
+    epochs = scale.epochs if scale.is_quick else max(scale.epochs, 10)
+
+    def shade(seed: int, repeats: float = 3.0, is_weighted: bool = False) -> Training:
+        reader = RankReader(Course(samples, seed, int(0.1 * samples), repeats=repeats), batch)
+        return learn(subject, seed, epochs, reader, reader.loss_weights if is_weighted else None)
+
+    kinds: dict[str, Callable[[int], Training]] = {
+        "uniform": lambda seed: learn(subject, seed, epochs, UniformReader(samples, batch, seed)),
+        "SHADE": shade,
+        "SHADE, weighted losses": partial(shade, is_weighted=True),
+        "SHADE, no repetition": partial(shade, repeats=1.0),
+        "SHADE as published": lambda seed: learn(
+            subject, seed, epochs, PublishedReader(samples, batch, seed, int(0.1 * samples))
+        ),
+    }
+    runs: dict[str, list[list[float]]] = {}
+    for name, train in kinds.items():
+        trained = [train(seed) for seed in range(scale.seeds)]
+        runs[name] = [training.accuracies for training in trained]
+        different = fmean(distinct(training.served[1:], samples) for training in trained)
+        row = {f"accuracy, {subject.title}, cache of 10%": name, "different samples": f"{different:.0%}"}
+        yield row | accuracy_cells(runs[name], runs["uniform"])
