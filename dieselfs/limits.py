@@ -42,6 +42,8 @@ INLINE_FILE_BYTES_MAX = 1 * MIB
 """Largest file that the pure Thrift methods carry inside a message."""
 CHUNK_OBJECT_BYTES_MAX = 112 + CHUNK_HEADER_BYTES_MAX + CHUNK_PAYLOAD_BYTES_MAX
 RANGES_PER_REQUEST_MAX = 65_536
+SHARED_PAYLOADS_MAX = 64
+"""Chunks in one request for shared memory; Linux passes at most 253 descriptors at once."""
 LISTING_ENTRIES_MAX = 1_024
 LISTING_BYTES_MAX = 1 * MIB
 """Names and link targets of one page of a listing together."""

@@ -102,6 +102,7 @@ NAME, ADDRESS, HOST, URL = Kind("NAME"), Kind("ADDRESS"), Kind("HOST"), Kind("UR
 FILE, FOLDER = Kind("FILE"), Kind("FOLDER")
 NUMBER = Kind("N", _whole_number)
 MEMORY = Kind("SIZE", _memory, "_bytes")
+SIZE = Kind("SIZE", parse_size, "_bytes")
 RATE = Kind("RATE", parse_rate, "_bytes")
 TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
 POLICY, DRIVER, VIEW, TLS = (_choice(names) for names in (POLICIES, DRIVERS, VIEWS, TLS_CHOICES))
@@ -232,6 +233,9 @@ SETTINGS = (
     Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD,
             "PEM chain of an authority, for clients with tls_ca.", "made from the identity of the store"),
     Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),
+    Setting("shared_memory", SIZE, _P.ENVIRONMENT | _P.SERVER,
+            "Memory of a server (in the environment: of the embedded one) for chunks that it shares with processes of "
+            "its own user on its machine; 0: none.", "a quarter of what the system allows"),
     Setting("etcd", Kind("HOST:PORT,..."), _P.SERVER,
             "Register there, and read settings from there that are not set here."),
     Setting("advertise", ADDRESSES, _P.SERVER,

@@ -5,6 +5,7 @@ import socket
 import stat
 import struct
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,6 @@ from dieselfs.limits import CONNECT_TIMEOUT_S, SERVER_GONE_S
 
 _UNIX_PATH_BYTES_MAX = 107
 _CREDENTIALS = struct.Struct("3i")
-_DESCRIPTOR = struct.Struct("i")
 
 
 @contextmanager
@@ -123,21 +123,24 @@ def _credentials(connection: _HasOptions) -> tuple[int, int]:
     return int(process), int(user)
 
 
-def rights(descriptor: int) -> list[tuple[int, int, bytes]]:
-    """The ancillary data of `sendmsg` that pass a descriptor."""
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
+def rights(*descriptors: int) -> list[tuple[int, int, bytes]]:
+    """The ancillary data of `sendmsg` that pass descriptors; the kernel passes at most 253 at once."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors).tobytes())] if descriptors else []
 
 
-def receive_with_descriptor(
-    connection: socket.socket, length: int, descriptors: list[int]
+def receive_with_descriptors(
+    connection: socket.socket, length: int, descriptors: list[int], descriptors_max: int = 1
 ) -> tuple[bytes, int]:
-    """Receive up to `length` bytes; returns them and the flags of `recvmsg`. A descriptor that comes with them is
-    appended to `descriptors`, whose owner closes it; it is not inherited by programs.
+    """Receive up to `length` bytes; returns them and the flags of `recvmsg`. Descriptors that come with them are
+    appended to `descriptors`, whose owner closes them; they are not inherited by programs. The kernel closes those
+    above `descriptors_max`.
     """
     # Not socket.recv_fds, which ignores its flags (CPython 3.11).
-    room = socket.CMSG_LEN(_DESCRIPTOR.size)
+    passed = array("i")
+    room = socket.CMSG_LEN(descriptors_max * passed.itemsize)
     content, extras, flags, _ = connection.recvmsg(length, room, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, passed in extras:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(passed) == _DESCRIPTOR.size:
-            descriptors.extend(_DESCRIPTOR.unpack(passed))
+    for level, kind, data in extras:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            passed.frombytes(data[: len(data) - len(data) % passed.itemsize])
+    descriptors.extend(passed)
     return content, flags

@@ -25,6 +25,7 @@ from dieselfs.errors import EXIT_OK, AlreadyExists, DieselfsError
 from dieselfs.flags import settings_options
 from dieselfs.limits import MIB
 from dieselfs.process.launch import Report
+from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import ONESHOT, CacheOptions, Place
 from dieselfs.snapshot.reader import Snapshot
@@ -36,7 +37,7 @@ from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE
 from dieselfs_client.memory.fd_limits import usable_bytes
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.node_cache import NodeCache
-from dieselfs_client.memory.room import granted, room_bytes
+from dieselfs_client.memory.room import granted
 from dieselfs_client.memory.warming import Pace, Warming
 
 JOB_IDLE_S = 30.0

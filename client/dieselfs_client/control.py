@@ -17,9 +17,10 @@ from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_location, parse_location
 from dieselfs.process.launch import ProcessHandle, launch, module_environment, python_command, wait_for_end
 from dieselfs.process.state_dirs import log_path
+from dieselfs.process.system_limits import room_bytes
 from dieselfs.settings import KERNEL, CacheOptions
 from dieselfs_client.daemon_list import CACHE_DAEMON, cache_daemons
-from dieselfs_client.memory.room import granted, room_bytes
+from dieselfs_client.memory.room import granted
 from dieselfs_client.mount.mount_table import (
     MountRecord,
     dieselfs_mounts,

@@ -16,6 +16,7 @@ import trio
 
 from dieselfs.errors import DieselfsError
 from dieselfs.metrics import Registry
+from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import ONESHOT
 from dieselfs.shuffle.order import Layout
@@ -35,7 +36,7 @@ from dieselfs_client.memory.budget import (
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.memory.room import granted, room_bytes, shrunk
+from dieselfs_client.memory.room import granted, shrunk
 from dieselfs_client.memory.warming import Pace, Warming
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.core import MountCore

@@ -11,7 +11,7 @@ the read is for a small part of a large extent. So is a chunk that a plan needs 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -103,9 +103,18 @@ class CachePolicy(Generic[Key, Held]):
         self._evictable: OrderedDict[Key, Held] = OrderedDict()  # the last used at the end
         self._handed_out: dict[Key, Ranges] = {}  # in this epoch
         self._finished: dict[Key, None] = {}  # handed out completely, in that order
+        self._kept: set[Key] = set()  # pinned, but not in `pinned_bytes`
 
     def __contains__(self, key: Key) -> bool:
         return key in self.pinned or key in self._evictable
+
+    def __len__(self) -> int:
+        return len(self.pinned) + len(self._evictable)
+
+    def __iter__(self) -> Iterator[Key]:
+        """The keys of all that is held. Do not change it meanwhile."""
+        yield from self.pinned
+        yield from self._evictable
 
     def get(self, key: Key) -> Held | None:
         """The value of a key, None if it is not held; counts as a use."""
@@ -162,6 +171,12 @@ class CachePolicy(Generic[Key, Held]):
             self._evict()
         return is_pinned
 
+    def keep(self, key: Key, held: Held) -> None:
+        """Hold one that takes no memory of this process, as another one keeps it: pinned, outside of the budget."""
+        self._take(key)
+        self.pinned[key] = held
+        self._kept.add(key)
+
     def pin(self, key: Key) -> Held | None:
         """Pin an evictable one if there is room; returns it if it was."""
         held = self._take(key) if self.would_pin(key) else None
@@ -174,7 +189,10 @@ class CachePolicy(Generic[Key, Held]):
         self._take(key)
         if self.pinned.pop(key, None) is None:
             return False
-        self.pinned_bytes -= self._length_bytes(key)
+        if key in self._kept:
+            self._kept.remove(key)
+        else:
+            self.pinned_bytes -= self._length_bytes(key)
         return True
 
     def handed_out(self, key: Key, ranges: Ranges) -> None:
@@ -193,7 +211,7 @@ class CachePolicy(Generic[Key, Held]):
     def clear(self) -> None:
         """Drop everything, and accept nothing more."""
         self.pinned_max_bytes = self.evictable_max_bytes = 0
-        for of_key in (self.pinned, self._evictable, self._handed_out, self._finished):
+        for of_key in (self.pinned, self._kept, self._evictable, self._handed_out, self._finished):
             of_key.clear()
         self.pinned_bytes = self.evictable_bytes = 0
 
@@ -228,16 +246,18 @@ class RecentRequests:
     def __init__(self, request_bytes: int = REQUEST_BYTES) -> None:
         """`request_bytes`: added for each request."""
         self._request_bytes = request_bytes
-        self._requested_bytes: OrderedDict[int, int] = OrderedDict()  # the chunk requested last at the end
+        self._requested_bytes: OrderedDict[Hashable, int] = (
+            OrderedDict()
+        )  # the chunk requested last at the end
 
-    def __contains__(self, chunk: int) -> bool:
+    def __contains__(self, chunk: Hashable) -> bool:
         return chunk in self._requested_bytes
 
-    def forget(self, chunk: int) -> None:
+    def forget(self, chunk: Hashable) -> None:
         self._requested_bytes.pop(chunk, None)
 
     def is_worth_whole(
-        self, chunk: int, wanted_bytes: int, payload_bytes: int, chunks_max: int = RECENT_CHUNKS_MAX
+        self, chunk: Hashable, wanted_bytes: int, payload_bytes: int, chunks_max: int = RECENT_CHUNKS_MAX
     ) -> bool:
         """Note a request; whether it makes the whole chunk worth fetching. No more than `chunks_max` are remembered."""
         requested_bytes = self._requested_bytes.pop(chunk, 0) + self._request_bytes + wanted_bytes

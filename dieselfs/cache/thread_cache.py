@@ -2,10 +2,11 @@
 
 A chunk that is not in memory
     is mapped, if the daemon of this node shares it, or in a job the node master: to be held, or for this read only;
+    is mapped, if the server shares it, being a process of this user on this machine;
     is fetched whole, if much of it is requested;
     else only extents are fetched, those of many chunks in one request to each node of the job.
 
-The source is the nodes of the job if there is one, and a server otherwise.
+The source is the nodes of the job if there is one, and a server otherwise. Who shares a chunk has verified it.
 """
 
 import mmap
@@ -26,11 +27,15 @@ from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.pooled_source import RequestMetrics
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.metrics import Registry
 from dieselfs.process.forks import renew_after_fork
 from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Slices, Source
-from dieselfs.sources.server import ServerSource, is_intact
+from dieselfs.sources.interface import Source
+from dieselfs.sources.server import ServerSource
+
+SHARED_CHUNKS_MAX = 32_768
+"""Limit of chunks in kept memory of a server: each is a mapping, of which Linux allows a process 65,530."""
 
 ExtentsByChunk = Mapping[int, Sequence[ExtentRef]]
 """Extents by the chunk that they are in."""
@@ -45,6 +50,13 @@ class Payload(NamedTuple):
     @classmethod
     def of(cls, memory: Memory) -> "Payload":
         return cls(memory, readonly_view(memory))
+
+
+class _Shared(NamedTuple):
+    """A payload in memory of another process; `is_kept`: that one keeps it, so it takes no memory of this one."""
+
+    payload: Payload
+    is_kept: bool
 
 
 class ThreadCache:
@@ -70,10 +82,14 @@ class ThreadCache:
         self.memories: list[Memory] = []
         self.views: list[memoryview] = []
         self._in_flight: dict[int, Lock] = {}  # held by the thread that fetches the chunk
+        self._refused: set[int] = set()  # chunks that the server did not share
+        self._ahead = 0
         self._recent = RecentRequests(LIBRARY_REQUEST_BYTES)
         self.metrics = metrics = self._job.metrics if self._job else Registry()
         self._requested = RequestMetrics(metrics)
-        self._mapped = metrics.counter("chunk_cache.shared_chunks", "Chunks mapped from the daemon.")
+        self._mapped = metrics.counter(
+            "chunk_cache.shared_chunks", "Chunks mapped from the daemon or the server."
+        )
         self._fetched_chunks = metrics.counter("chunk_cache.fetched_chunks", "Chunks fetched whole.")
         self._fetched_bytes = metrics.counter("chunk_cache.fetched_chunk_bytes", "Bytes of whole chunks.")
         self._extent_bytes = metrics.counter("chunk_cache.extent_bytes", "Bytes of extents fetched alone.")
@@ -169,11 +185,9 @@ class ThreadCache:
     def _load(self, chunk: int, extents: Sequence[ExtentRef], is_shared_plan: bool) -> Payload | None:
         """The payload of a chunk, loaded by this thread or by another; None if it is not worth having whole.
 
-        In a mapped chunk that will not be held, only the extents are verified. Raises as `ServerSource`.
+        Raises as `ServerSource`.
         """
         with self.lock:
-            if not self.policy.has_room(chunk):
-                return None
             flight = self._in_flight.setdefault(chunk, Lock())
         with flight:
             with self.lock:
@@ -181,54 +195,89 @@ class ThreadCache:
             if payload is not None:
                 return payload
             try:
-                shared = self._map(chunk, extents, is_shared_plan)
-                with self.lock:
-                    is_whole = self._is_worth_whole(chunk, extents, is_shared_plan, shared is not None)
-                if shared is not None:
-                    payload = self._verify(shared, chunk, () if is_whole else extents)
-                if payload is None and is_whole:
-                    payload = self._fetch(chunk)
-                if payload is not None and is_whole:
-                    with self.lock:
-                        self._hold(chunk, payload)
+                return self._map_or_fetch(chunk, extents, is_shared_plan)
             finally:
                 with self.lock:
                     self._in_flight.pop(chunk, None)
+
+    def _map_or_fetch(self, chunk: int, extents: Sequence[ExtentRef], is_shared_plan: bool) -> Payload | None:
+        wanted_bytes = sum(extent.length for extent in extents)
+        is_refused = chunk in self._refused
+        shared = self._map(chunk, wanted_bytes, is_shared_plan, not is_refused)
+        if shared is not None and shared.is_kept:
+            return shared.payload
+        with self.lock:
+            is_whole = self.policy.has_room(chunk) and self._is_worth_whole(
+                chunk, wanted_bytes, is_shared_plan, shared is not None
+            )
+        if shared is None and is_whole and is_refused:
+            shared = self._map(chunk, self._snapshot.chunk_payload_length(chunk), is_shared_plan, True)
+        if shared is not None:
+            payload = shared.payload
+            if is_whole:
+                self._count_mapped(len(payload.memory))
+            else:
+                self._requested.count(self._requested.from_node, len(extents), wanted_bytes)
+                self.metrics.add(self._extent_bytes, wanted_bytes)
+        elif is_whole:
+            payload = self._fetch(chunk)
+        else:
+            return None
+        if is_whole:
+            with self.lock:
+                self._hold(chunk, payload)
         return payload
 
-    def _hold(self, chunk: int, payload: Payload) -> None:
+    def _hold(self, chunk: int, payload: Payload, is_kept: bool = False) -> None:
         """Hold a payload if there is still room for it. Called under the lock."""
-        if self.policy.would_pin(chunk):
+        if is_kept or self.policy.would_pin(chunk):
             self.slots[chunk] = len(self.memories)
             self.memories.append(payload.memory)
             self.views.append(payload.view)
-        if self.policy.has_room(chunk):
+        if is_kept:
+            self.policy.keep(chunk, payload)
+        elif self.policy.has_room(chunk):
             self.policy.add(chunk, payload)
 
-    def _map(self, chunk: int, extents: Sequence[ExtentRef], is_shared_plan: bool) -> Payload | None:
-        """A chunk that the daemon of this node shares, not verified yet."""
-        if self._daemon is None:
-            return None
+    def _map(
+        self, chunk: int, wanted_bytes: int, is_shared_plan: bool, is_server_asked: bool
+    ) -> _Shared | None:
+        """A chunk that the daemon of this node shares, or the server; one that is kept there is held here."""
         length_bytes = self._snapshot.chunk_payload_length(chunk)
-        is_whole = is_shared_plan and self._job is not None
-        wanted_bytes = length_bytes if is_whole else sum(extent.length for extent in extents)
-        memory = self._daemon.memory(chunk, length_bytes, wanted_bytes)
-        return None if memory is None else Payload.of(memory)
+        memory = None
+        if self._daemon is not None and self.policy.has_room(chunk):
+            is_whole = is_shared_plan and self._job is not None
+            memory = self._daemon.memory(chunk, length_bytes, length_bytes if is_whole else wanted_bytes)
+        if memory is not None:
+            return _Shared(Payload.of(memory), False)
+        return self._map_from_server(chunk, wanted_bytes) if self._job is None and is_server_asked else None
 
-    def _verify(self, shared: Payload, chunk: int, extents: Sequence[ExtentRef]) -> Payload | None:
-        """The shared payload if these extents match their checksums, or for none the whole. To verify a chunk takes as
-        long as a hundred of its small files.
+    def _map_from_server(self, chunk: int, wanted_bytes: int) -> _Shared | None:
+        """With a chunk, the server passes others that it keeps, more of them each time: a reader who needs this one is
+        likely to need them, and a mapping costs less than a request.
         """
-        slices = Slices.of_payload(shared.view, extents)
-        if not is_intact(self._snapshot, chunk, slices, extents):
-            return None
-        size_bytes = sum(slices.lengths)
-        self._requested.count(self._requested.from_node, len(slices), size_bytes)
-        if extents:
-            self.metrics.add(self._extent_bytes, size_bytes)
-        else:
-            self.metrics.add(self._mapped)
-        return shared
+        with self.lock:
+            others = range(chunk + 1, self._snapshot.chunk_count)
+            ahead = [each for each in others[: self._ahead] if each not in self.policy.pinned]
+        found = self._reader.shared([chunk, *ahead], wanted_bytes)
+        with self.lock:
+            has_room = len(self.memories) + len(found) <= SHARED_CHUNKS_MAX
+            self._ahead = min(2 * self._ahead + 1, SHARED_PAYLOADS_MAX - 1) if len(found) > len(ahead) else 0
+            for each, (memory, is_kept) in found.items():
+                if is_kept and has_room and each not in self.policy.pinned:
+                    self._count_mapped(len(memory))
+                    self._hold(each, Payload.of(memory), is_kept=True)
+            if chunk not in found:
+                self._refused.add(chunk)
+                return None
+            self._refused.discard(chunk)
+        memory, is_kept = found[chunk]
+        held = self.policy.pinned.get(chunk)
+        return _Shared(held or Payload.of(memory), held is not None)
+
+    def _count_mapped(self, length_bytes: int) -> None:
+        self._requested.count(self._requested.from_node, 1, length_bytes)
+        self.metrics.add(self._mapped)
 
     def _fetch(self, chunk: int) -> Payload:
         length_bytes = self._snapshot.chunk_payload_length(chunk)
@@ -245,15 +294,12 @@ class ThreadCache:
         self.metrics.add(self._fetched_bytes, length_bytes)
         return Payload.of(memory)
 
-    def _is_worth_whole(
-        self, chunk: int, extents: Sequence[ExtentRef], is_shared_plan: bool, is_shared: bool
-    ) -> bool:
+    def _is_worth_whole(self, chunk: int, wanted_bytes: int, is_shared_plan: bool, is_shared: bool) -> bool:
         """Whether to hold a chunk whole that is not in memory, and for which there is room. Called under the lock.
 
-        `is_shared`: it does not have to be fetched, only verified.
+        `is_shared`: it does not have to be fetched.
         """
         payload_bytes = self._snapshot.chunk_payload_length(chunk)
-        wanted_bytes = sum(extent.length for extent in extents)
         would_pin = self.policy.would_pin(chunk)
         if is_shared and (would_pin or is_shared_plan):
             return True

@@ -29,7 +29,7 @@ from dieselfs.limits import (
 from dieselfs.process.forks import renew_after_fork
 from dieselfs.process.state_dirs import check_private
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, decode_members
-from dieselfs.sockets import peer_user, reachable_path, receive_with_descriptor
+from dieselfs.sockets import peer_user, reachable_path, receive_with_descriptors
 
 _DATASET_CHARACTERS = 40
 _IDLE_CONNECTIONS_MAX = 16
@@ -155,7 +155,7 @@ class NodeConnection:
         descriptors: list[int] = []
         try:
             self._socket.send(messages.encode(number, request))
-            packet, flags = receive_with_descriptor(self._socket, NODE_PACKET_BYTES_MAX, descriptors)
+            packet, flags = receive_with_descriptors(self._socket, NODE_PACKET_BYTES_MAX, descriptors)
             if not packet:
                 raise Unavailable("the daemon has closed the connection")
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):

@@ -25,7 +25,7 @@ from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
 from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
-from dieselfs.rpc.connection import Connection, connected, read_payload_file
+from dieselfs.rpc.connection import Connection, connected, read_payload_file, shared_files
 from dieselfs.rpc.endpoints import Tries, open_endpoints
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.records import (
@@ -38,6 +38,7 @@ from dieselfs.rpc.records import (
     RemoteEntry,
     RemoteSnapshot,
     ServerStatus,
+    SharedFile,
     TagRecord,
     UserRecord,
 )
@@ -395,6 +396,16 @@ class ServerClient:
                 connection.call("get_payload", arguments, (), wait_s, destination)
 
         self._with_connection(fetch, REQUEST_TIMEOUT_S, is_repeatable=True, is_urgent=True)
+
+    def shared_payloads(self, dataset: str, chunk_ids: bytes, wanted_bytes: int) -> list[SharedFile]:
+        """Payloads in memory of an own server on this machine, as `shared_files`. Raises NotFound, Damaged."""
+        arguments = {"dataset": dataset, "chunk_ids": chunk_ids, "wanted_bytes": wanted_bytes}
+        return self._with_connection(
+            lambda connection, wait_s: shared_files(connection, arguments, wait_s),
+            REQUEST_TIMEOUT_S,
+            True,
+            True,
+        )
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: "npt.NDArray[np.uint32]") -> bytearray:
         """Ranges of a payload, joined, unverified.

@@ -22,6 +22,7 @@ from dieselfs.limits import (
     LEAST_RATE_BYTES_PER_S,
     MIB,
     REQUEST_TIMEOUT_S,
+    SHARED_PAYLOADS_MAX,
 )
 from dieselfs.rpc import auth
 from dieselfs.rpc.messages import (
@@ -34,6 +35,7 @@ from dieselfs.rpc.messages import (
     frame,
     frame_length,
 )
+from dieselfs.rpc.records import SharedFile
 from dieselfs.rpc.tls import ClientTls, TlsSocket, secured
 from dieselfs.rpc.wire import Buffer, Wire
 from dieselfs.sockets import is_believed, open_socket, peer_user
@@ -90,6 +92,8 @@ class Connection(Wire):
         self._name = self._request = ""  # the server's log has the same names
         self.gives_files = False
         """Whether the server may pass descriptors of files: same machine, same user, and no reply has denied it."""
+        self.is_of_own_user = False
+        """Whether the server is a process of this user or of root on this machine, which may share memory."""
         try:
             self.limit(timeout_s, min(total_s, 2 * timeout_s))
             self._shake_hands(key, role, sock)
@@ -112,6 +116,8 @@ class Connection(Wire):
         if key is None:
             if challenge.is_trusted:
                 self.gives_files = True
+                if isinstance(sock, socket.socket):
+                    self.is_of_own_user = peer_user(sock) in (os.geteuid(), 0)
                 return
             raise self._without_key()
         if isinstance(sock, TlsSocket):
@@ -186,21 +192,21 @@ class Connection(Wire):
         self._receive_parts(_growing(received, length), length)
         return reply, received
 
-    def call_for_file(
-        self, method: str, arguments: dict[str, object], timeout_s: float
-    ) -> tuple[Any, int | None]:
-        """Call `method` on a Unix socket. Returns the reply, and the descriptor that came with it, which the caller
-        closes; None if none came, or this process has none left. Raises as `call`; then there is no descriptor.
+    def call_for_files(
+        self, method: str, arguments: dict[str, object], timeout_s: float, descriptors_max: int = 1
+    ) -> tuple[Any, list[int]]:
+        """Call `method` on a Unix socket. Returns the reply, and the descriptors that came with it, which the caller
+        closes; fewer than were sent if this process has none left. Raises as `call`; then there are none.
         """
         self.limit(timeout_s, 2 * timeout_s)
         descriptors: list[int] = []
         try:
-            reply = self._exchange(method, arguments, (), FRAME_BYTES_MAX, descriptors)
+            reply = self._exchange(method, arguments, (), FRAME_BYTES_MAX, descriptors, descriptors_max)
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        return reply, descriptors[0] if descriptors else None
+        return reply, descriptors
 
     def _receive_parts(self, parts: Iterator[memoryview], length: int) -> None:
         try:
@@ -222,8 +228,9 @@ class Connection(Wire):
         bulk: Sequence[Buffer],
         reply_bytes_max: int,
         descriptors: list[int] | None = None,
+        descriptors_max: int = 0,
     ) -> Any:
-        """A descriptor that comes with the reply is added to `descriptors`; None: none is received."""
+        """Descriptors that come with the reply are added to `descriptors`; None: none is received."""
         sequence = next(self._sequence)
         self._request = f"{self._name}-{sequence}"
         _log.debug("%s: request %s to %s", method, self._request, self.address)
@@ -233,7 +240,7 @@ class Connection(Wire):
             if descriptors is None:
                 header: bytes | bytearray = self.receive(FRAME_HEADER_BYTES)
             else:
-                header = self.receive_with_descriptor(FRAME_HEADER_BYTES, descriptors)
+                header = self.receive_with_descriptors(FRAME_HEADER_BYTES, descriptors, descriptors_max)
             while header == KEEP_ALIVE:
                 header = self.receive(FRAME_HEADER_BYTES)
             self.hurry()  # signs of life prolong the work, not the reply
@@ -287,10 +294,11 @@ def read_payload_file(
     `timeout_s` bounds the wait for the server; the time of the file system is not bounded. Raises the server's refusal,
     ProtocolError, Unavailable. The file is always closed. After False or an error, buffers may be partly filled.
     """
-    reply, descriptor = connection.call_for_file("open_payload", arguments, timeout_s)
+    reply, descriptors = connection.call_for_files("open_payload", arguments, timeout_s)
     connection.gives_files = reply.is_file
-    if descriptor is None:
+    if not descriptors:
         return False
+    (descriptor,) = descriptors
     try:
         if reply.length != length_bytes:
             return False
@@ -306,6 +314,25 @@ def read_payload_file(
         return False
     finally:
         os.close(descriptor)
+
+
+def shared_files(connection: Connection, arguments: dict[str, object], timeout_s: float) -> list[SharedFile]:
+    """The payloads that a server shares, as `share_payloads` of the protocol; the caller closes their descriptors. None
+    of a server that is not a process of this user or of root on this machine. Raises as `Connection.call`.
+    """
+    if not connection.gives_files or not connection.is_of_own_user:
+        return []
+    reply, descriptors = connection.call_for_files(
+        "share_payloads", arguments, timeout_s, SHARED_PAYLOADS_MAX
+    )
+    # Fewer descriptors than payloads: this process has none left. More: the server is not what it seems.
+    files = [
+        SharedFile(each.place, each.length, each.digest, each.is_kept, descriptor)
+        for each, descriptor in zip(reply.payloads, descriptors, strict=False)
+    ]
+    for descriptor in descriptors[len(files) :]:
+        os.close(descriptor)
+    return files
 
 
 def _read_all(descriptor: int, offset: int, destination: memoryview) -> bool:

@@ -77,6 +77,23 @@ struct PayloadFile {
   3: required i64 length
 }
 
+/**
+ * A payload in sealed memory, whose descriptor comes with this reply. `place`: of its chunk in the request. `digest`: of
+ * the payload; the server has verified it. `is_kept`: it stays in the memory of the server while that has readers of the
+ * dataset.
+ */
+struct SharedPayload {
+  1: required i32 place
+  2: required i64 length
+  3: required binary digest
+  4: required bool is_kept
+}
+
+/** As many descriptors come with the reply, in this order. */
+struct SharedPayloads {
+  1: required list<SharedPayload> payloads
+}
+
 /** Times in seconds since 1970; `expires_s` 0 means never. */
 struct KeyInfo {
   1: required string key_id
@@ -250,6 +267,14 @@ service ChunkServer extends Handshake {
    * payload, open for reading. Only for trusted callers, on a Unix socket.
    */
   PayloadFile open_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
+  /**
+   * Payloads in memory that is shared with the caller: the first byte of the reply carries their descriptors
+   * (SCM_RIGHTS). `chunk_ids`: 16 bytes each, at most 64. The first one is shared if it is in memory, or worth it for a
+   * caller who needs `wanted_bytes` of it; each of the others if it is in memory and kept. Only for trusted callers, on
+   * a Unix socket.
+   */
+  SharedPayloads share_payloads(1: string dataset, 2: binary chunk_ids, 3: i64 wanted_bytes)
+    throws (1: Refusal refusal)
   /** Followed by ranges of the payload, joined. `ranges`: pairs of u32 offset, u32 length. */
   Bulk get_ranges(1: string dataset, 2: binary chunk_id, 3: binary ranges) throws (1: Refusal refusal)
   /** Followed by the xxh3-64 (u64) of each block of 16 KiB of the payload, which the server has verified. */

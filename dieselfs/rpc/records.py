@@ -17,6 +17,19 @@ class RemoteEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A payload in memory of the server: `descriptor` is of sealed memory, and belongs to the receiver. `place`: of the
+    chunk in the request; `digest`: of the payload, which the server has verified; `is_kept`: the server keeps it.
+    """
+
+    place: int
+    length: int
+    digest: bytes
+    is_kept: bool
+    descriptor: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRecord:
     """Times in seconds since 1970; `expires_s` 0 means never."""
 

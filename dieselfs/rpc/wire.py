@@ -11,11 +11,12 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from dieselfs.limits import KIB, WAIT_LOOK_S
 from dieselfs.rpc.tls import TlsSocket
-from dieselfs.sockets import receive_with_descriptor
+from dieselfs.sockets import receive_with_descriptors
 
 Buffer = bytes | bytearray | memoryview
 
@@ -78,13 +79,16 @@ class Wire:
                 size = self._receive_some(destination, socket.MSG_WAITALL)
             destination = destination[size:]
 
-    def receive_with_descriptor(self, length: int, descriptors: list[int]) -> bytes | bytearray:
-        """As `receive`, over a Unix socket, when no earlier bytes are left. A descriptor that comes with the first byte
-        is added to `descriptors`; the caller closes it.
+    def receive_with_descriptors(
+        self, length: int, descriptors: list[int], descriptors_max: int
+    ) -> bytes | bytearray:
+        """As `receive`, over a Unix socket, when no earlier bytes are left. Descriptors that come with the first byte
+        are added to `descriptors`; the caller closes them.
         """
         if isinstance(self._socket, TlsSocket):  # no descriptor can come
             return self.receive(length)
-        first, _ = self._moved(receive_with_descriptor, self._socket, length, descriptors)
+        receive = partial(receive_with_descriptors, descriptors_max=descriptors_max)
+        first, _ = self._moved(receive, self._socket, length, descriptors)
         if not first:
             raise ConnectionError("it closed the connection")
         return first + self.receive(length - len(first))

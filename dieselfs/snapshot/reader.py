@@ -9,7 +9,7 @@ import mmap
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -45,7 +45,7 @@ _FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {
     DIGESTS: "B",
 }
 
-_TYPE_BITS = 0o170000
+_TYPE_BITS, _FILE = 0o170000, stat.S_IFREG
 """Type bits of a mode, for hot paths instead of `stat.S_ISREG`."""
 
 
@@ -107,6 +107,7 @@ class Snapshot:
         self._hash_slots = columns["hash_slots"]
         self._hash_shift = 64 - self.header.hash_bits
         self._hash_seed = hash_seed(self.header.dataset_id)
+        self.sole_extent_at = self._specialised()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Snapshot":
@@ -169,6 +170,31 @@ class Snapshot:
                     return node
             slot += 1
         return -1
+
+    def _specialised(self) -> Callable[[bytes], tuple[int, int, int] | None]:
+        """`sole_extent_at`: a closure, as attributes would cost a third of its time."""
+        data, first, ends, slots = self._data, self._paths_start, self._path_ends, self._hash_slots
+        shift, seed, hashed = self._hash_shift, self._hash_seed, xxh3_64_intdigest
+        modes, counts, firsts = self._modes, self._counts, self._firsts
+        chunks, offsets, lengths = self._extent_chunks, self._extent_offsets, self._extent_lengths
+
+        def sole_extent_at(path: bytes) -> tuple[int, int, int] | None:
+            """As `sole_extent` of the node at a full path; None also without one."""
+            digest = hashed(path, seed)
+            slot, mark = digest >> shift, digest & 0xFFFF_FFFF
+            while entry := slots[slot]:
+                if entry >> 32 == mark:
+                    node = (entry & 0xFFFF_FFFF) - 1
+                    if data[first + ends[node - 1] : first + ends[node]] == path:
+                        if counts[node] != 1 or modes[node] & _TYPE_BITS != _FILE:
+                            return None
+                        extent = firsts[node]
+                        offset = offsets[extent]
+                        return chunks[extent], offset, offset + lengths[extent]
+                slot += 1
+            return None
+
+        return sole_extent_at
 
     def require(self, path: bytes) -> int:
         """The node of a full path. Raises PathNotFound."""

@@ -4,17 +4,19 @@ Everything is verified before it is returned: a whole payload against the digest
 of its extent. A mismatch is fetched once more, and then raises Damaged.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 from blake3 import blake3
 
 from dieselfs.chunk.blocks import BLOCK_BYTES, Checksums, block_checksums, block_range, bytes_of
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.chunk.segment import Segment
+from dieselfs.chunk.segment import Memory, Segment, map_sealed
 from dieselfs.digests import digest_of, extent_digest_of
-from dieselfs.errors import Damaged, DieselfsError
+from dieselfs.errors import AccessDenied, Damaged, DieselfsError, NotFound
 from dieselfs.limits import KIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
@@ -28,6 +30,13 @@ PART_BYTES = 512 * KIB
 
 CHECKSUMS_KEPT = 4096
 """Limit of chunks whose block checksums are kept: 2 KiB for a chunk of 4 MiB."""
+
+
+class SharedMemory(NamedTuple):
+    """A payload in memory of another process, which has verified it. `is_kept`: that process keeps it in memory."""
+
+    memory: Memory
+    is_kept: bool
 
 
 class ServerSource:
@@ -92,6 +101,31 @@ class ServerSource:
         raise Damaged(
             f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: digest of the payload does not match"
         )
+
+    def shared(self, chunks: Sequence[int], wanted_bytes: int) -> dict[int, SharedMemory]:
+        """Payloads that an own server on this machine shares, by chunk: the first if it is in memory, or worth it for
+        a reader who needs `wanted_bytes` of it; the others if they are kept in memory. The server has verified them.
+
+        Raises Unavailable. Errors of a chunk are left to the methods that fetch.
+        """
+        snapshot = self.snapshot
+        ids = b"".join(map(snapshot.chunk_id, chunks))
+        try:
+            files = self._client.shared_payloads(snapshot.dataset, ids, wanted_bytes)
+        except (Damaged, NotFound, AccessDenied):
+            return {}
+        found: dict[int, SharedMemory] = {}
+        for file in files:
+            try:
+                chunk = chunks[file.place]
+                length_bytes = snapshot.chunk_payload_length(chunk)
+                if file.length == length_bytes and file.digest == snapshot.chunk_digest(chunk):
+                    found[chunk] = SharedMemory(map_sealed(file.descriptor, length_bytes), file.is_kept)
+            except (DieselfsError, IndexError):  # the server is not what it seems, or there is no room
+                pass
+            finally:
+                os.close(file.descriptor)
+        return found
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         """The bytes of extents of one chunk. Raises Damaged or Unavailable."""

@@ -14,6 +14,7 @@ from dieselfs.address import TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
 from dieselfs.process.state_dirs import locked
+from dieselfs.process.system_limits import allow_descriptors, room_bytes
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.rpc.tls import ServerTls
@@ -29,6 +30,7 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.reading.shared_payloads import default_bytes
 from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
@@ -110,6 +112,14 @@ def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | N
     return audit
 
 
+def _shared_bytes(settings: ServerSettings) -> int:
+    """The limit of shared payloads: nobody can reach them without a Unix socket."""
+    if not any(isinstance(address, UnixAddress) for address in settings.listen):
+        return 0
+    given = settings.shared_memory_bytes
+    return default_bytes(room_bytes()[0]) if given is None else given
+
+
 @asynccontextmanager
 async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
     """Open the backends, apply chunks that a crash left unapplied, and listen; on exit, stop and close all."""
@@ -142,6 +152,8 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             settings.state / "scratch",
             names=(settings.store, settings.metadata),
             audit=_open_audit(stack, settings),
+            shared_bytes=_shared_bytes(settings),
+            segments_max=allow_descriptors(),
         )
         server = RpcServer(Dispatcher(service), tls, metrics=service.metrics)
         opened = []

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -192,14 +192,16 @@ class Dispatcher:
 
 
 async def _send(connection: ClientConnection, method: str, sequence: int, reply: Reply) -> None:
-    if reply.file is None:
+    if not reply.files:
         length = sum(len(part) for part in reply.bulk)
         with trio.fail_after(BULK_IDLE_TIMEOUT_S + length / LEAST_RATE_BYTES_PER_S):
             await connection.send(encode_reply(method, sequence, as_struct(reply.value)), reply.bulk)
         return
-    with reply.file as file:
+    with ExitStack() as stack:
+        files = [stack.enter_context(file) for file in reply.files]
         message = encode_reply(method, sequence, reply.value)
-        await connection.send_with_file(message, file.descriptor, file.length)
+        length = sum(file.length for file in files)
+        await connection.send_with_files(message, [file.descriptor for file in files], length)
 
 
 def as_struct(value: Any) -> Any:

@@ -23,6 +23,7 @@ from dieselfs_server.logs import AuditLog
 from dieselfs_server.maintenance.jobs import MaintenanceJobs
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.executor import OpenPayload, RequestExecutor
+from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.users import Caller, Right, UserStore
 
@@ -41,18 +42,19 @@ TAG_READS_MAX = 2
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A value, and the bulk bytes that follow it, or the file whose content follows; it is then closed."""
+    """A value, and the bulk bytes that follow it, or the files that are passed with it; they are then closed."""
 
     value: Any
     bulk: Sequence[Buffer] = ()
-    file: OpenPayload | None = None
+    files: Sequence[OpenPayload] = ()
 
 
 @dataclass(eq=False)
 class Service:
     """The state of a server: only caches and counters, so any number of servers can run on the same backends.
 
-    `scratch` is a folder for temporary files, `names` has the URLs of object store and metadata store.
+    `scratch` is a folder for temporary files, `names` has the URLs of object store and metadata store. `shared_bytes`:
+    the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of them.
     """
 
     store: ObjectStore
@@ -65,6 +67,8 @@ class Service:
     names: tuple[str, str]
     metrics: Registry = field(default_factory=Registry)
     audit: AuditLog | None = None
+    shared_bytes: int = 0
+    segments_max: int = 0
 
     def __post_init__(self) -> None:
         self.started_s = int(time.time())
@@ -74,6 +78,7 @@ class Service:
         self.names_of_datasets = DatasetNames(self.store)
         self.catalog = Catalog(self.store, self.metadata)
         self.executor = RequestExecutor(self.store, self.metrics)
+        self.shared = SharedPayloads(self.executor, self.shared_bytes, self.segments_max, self.metrics)
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self.maintenance = MaintenanceJobs()
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)

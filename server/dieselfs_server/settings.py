@@ -3,7 +3,8 @@
 All three use the same names; `docs/reference/settings.md` lists them, with the places where each can be set.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from dieselfs.address import Address, EtcdAddress, TcpAddress, UnixAddress, pars
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
-from dieselfs.settings import DEFAULT_LISTEN, ON, Place, check_known, read_config
+from dieselfs.settings import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,15 @@ class ServerSettings:
     idle_exit_s: float | None = None
     is_new: bool = False
     audit_log: Path | None = None
+    shared_memory_bytes: int | None = None
 
     @classmethod
-    def embedded(cls, home: Path, idle_exit_s: float) -> "ServerSettings":
-        """Of a home, which is new if it has neither metadata nor chunks."""
+    def embedded(
+        cls, home: Path, idle_exit_s: float, environment: Mapping[str, str] = os.environ
+    ) -> "ServerSettings":
+        """Of a home, which is new if it has neither metadata nor chunks. Raises InvalidInput for the environment."""
+        shared = BY_NAME["shared_memory"]
+        text = environment.get(shared.variable)
         chunks = home / "chunks"
         is_new = not (home / "metadata.db").exists() and not (chunks.is_dir() and any(chunks.iterdir()))
         return cls(
@@ -69,6 +75,7 @@ class ServerSettings:
             lock=home / "run" / "server.lock",
             idle_exit_s=idle_exit_s,
             is_new=is_new,
+            shared_memory_bytes=shared.read(text, shared.variable) if text else None,
         )
 
     @classmethod
@@ -78,7 +85,7 @@ class ServerSettings:
         Options that are None or empty count as not given. Raises InvalidInput; Unavailable and AccessDenied for etcd.
         """
         values = read_config(config, Place.SERVER) if config else {}
-        values |= {name: value for name, value in options.items() if value}
+        values |= {name: value for name, value in options.items() if value not in (None, "", (), [])}
         etcd = parse_etcd(values["etcd"]) if "etcd" in values else None
         access = EtcdAccess.of(values)
         if etcd is not None:
@@ -101,6 +108,7 @@ class ServerSettings:
             tls_key=values.get("tls_key"),
             admin_key=values.get("admin_key"),
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
+            shared_memory_bytes=values.get("shared_memory_bytes"),
             registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
         )
 

@@ -1,11 +1,4 @@
-"""The memory that limits of the system leave to a mount: those of control groups, of the process, of the machine. This
-module reads files of the kernel.
-"""
-
-import os
-import resource
-from collections.abc import Iterator
-from pathlib import Path
+"""The memory that limits of the system (`dieselfs.process.system_limits`) leave to a mount. No I/O."""
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import MIB, MOUNT_MEMORY_BYTES, MOUNT_MEMORY_BYTES_MIN
@@ -44,42 +37,3 @@ def granted(memory_bytes: int, room: int | None, why: str = "") -> int:
             f"{why} allows ({(room or 0) // MIB} MiB); give at most --memory {left // MIB}MiB"
         )
     return memory_bytes
-
-
-def room_bytes() -> tuple[int | None, str]:
-    """The bytes that the limits of this process allow, None without a limit, and the name of the limit. Reads files."""
-    limits = [(limit, f"the cgroup {where}") for limit, where in cgroup_limits()]
-    for kind, name in ((resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d")):
-        soft, _ = resource.getrlimit(kind)
-        if soft != resource.RLIM_INFINITY:
-            limits.append((soft, name))
-    limits.append((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "the machine's memory"))
-    return min(limits, default=(None, ""))
-
-
-def cgroup_limits(
-    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> Iterator[tuple[int, str]]:
-    """The memory limits of the control groups around this process, of either version, innermost first."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            top, name = (root / "unified" if (root / "unified").is_dir() else root), "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = top / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            if not place.is_relative_to(top):
-                break
-            try:
-                text = (place / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdigit() and int(text) < 1 << 60:
-                yield int(text), str(place.relative_to(top)) if place != top else "/"

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import trio
@@ -159,14 +159,14 @@ class ClientConnection:
         except OSError as error:
             raise trio.BrokenResourceError(f"the client is gone: {error.strerror}") from error
 
-    async def send_with_file(self, message: bytes, descriptor: int, length: int) -> None:
-        """Send a reply with a descriptor, over a Unix socket. The client reads `length` bytes of the file, which count
-        as sent. The descriptor stays open here. Raises OSError too, if the kernel does not pass it.
+    async def send_with_files(self, message: bytes, descriptors: Sequence[int], length: int) -> None:
+        """Send a reply with descriptors, over a Unix socket. The client reads `length` bytes of the files, which count
+        as sent. The descriptors stay open here. Raises OSError too, if the kernel does not pass them.
         """
         assert self.is_local
         framed = frame(message)
         with trio.fail_after(BULK_IDLE_TIMEOUT_S):
-            sent = await self._stream.socket.sendmsg([framed], rights(descriptor))
+            sent = await self._stream.socket.sendmsg([framed], rights(*descriptors))
             await self._stream.send_all(framed[sent:])
         self.bulk_bytes_sent += length
 

@@ -85,6 +85,7 @@ async def drop_dataset(call: Call) -> None:
         service.tags.drop(dataset.dataset_id)
 
     await trio.to_thread.run_sync(drop)
+    service.shared.forget(dataset.dataset_id)
     log.info("dataset %s dropped by %s", dataset.name, call.caller.name)
 
 

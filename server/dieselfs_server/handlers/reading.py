@@ -1,17 +1,20 @@
 """Handlers for reading: snapshots, payloads and ranges of them; single entries for callers without a snapshot."""
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
 import trio
 
 from dieselfs.chunk.format import Op
+from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound
 from dieselfs.limits import (
     INLINE_FILE_BYTES_MAX,
     LISTING_BYTES_MAX,
     LISTING_ENTRIES_MAX,
     RANGES_PER_REQUEST_MAX,
+    SHARED_PAYLOADS_MAX,
 )
 from dieselfs.names import check_path, printable, split_path
 from dieselfs.records import DatasetRecord, FileRecord
@@ -19,6 +22,7 @@ from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder
+from dieselfs_server.reading.executor import OpenPayload
 from dieselfs_server.service import Call, Reply
 from dieselfs_server.users import Right
 
@@ -84,7 +88,38 @@ async def open_payload(call: Call) -> Reply:
     if file is None:
         return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
     call.service.sent_payload_bytes.value += file.length
-    return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), file=file)
+    return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), files=[file])
+
+
+async def share_payloads(call: Call) -> Reply:
+    service, packed = call.service, call.arguments.chunk_ids
+    if not call.caller.is_trusted:
+        raise AccessDenied("share_payloads needs a Unix socket and the server's own user; use get_payload")
+    if len(packed) % CHUNK_ID_BYTES or not 0 < len(packed) <= CHUNK_ID_BYTES * SHARED_PAYLOADS_MAX:
+        raise InvalidInput(
+            f"{len(packed)} bytes are not the IDs of 1 to {SHARED_PAYLOADS_MAX} chunks of {CHUNK_ID_BYTES} bytes"
+        )
+    dataset_id = await call.dataset_id(Right.READ)
+    chunk_ids = [packed[at : at + CHUNK_ID_BYTES] for at in range(0, len(packed), CHUNK_ID_BYTES)]
+    found = [await service.shared.get(dataset_id, chunk_ids[0], call.arguments.wanted_bytes)]
+    found += [service.shared.kept(dataset_id, chunk_id) for chunk_id in chunk_ids[1:]]
+    payloads: list[object] = []
+    files: list[OpenPayload] = []
+    for place, payload in enumerate(found):
+        if payload is None:
+            continue
+        try:
+            file = OpenPayload(os.dup(payload.segment.descriptor), 0, len(payload.segment))
+        except OSError:  # no descriptor is left
+            break
+        files.append(file)
+        payloads.append(
+            thrift.SharedPayload(
+                place=place, length=file.length, digest=payload.digest, is_kept=payload.is_kept
+            )
+        )
+    service.sent_payload_bytes.value += sum(file.length for file in files)
+    return Reply(thrift.SharedPayloads(payloads=payloads), files=files)
 
 
 async def stat(call: Call) -> RemoteEntry:

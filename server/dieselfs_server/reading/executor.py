@@ -73,7 +73,7 @@ class RequestExecutor:
 
     async def payload(self, dataset_id: bytes, chunk_id: bytes) -> memoryview:
         """The payload of a chunk. Raises NotFound, Damaged, Unavailable."""
-        preamble = await self._preamble(dataset_id, chunk_id)
+        preamble = await self.preamble(dataset_id, chunk_id)
         whole = np.array([[preamble.payload_start, preamble.payload_length]], np.int64)
         return (await self._read(dataset_id, chunk_id, whole) or [memoryview(b"")])[0]
 
@@ -90,7 +90,7 @@ class RequestExecutor:
 
     async def ranges(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
         """Ranges of a payload, in their order. Raises InvalidInput if one is outside of it, and as `payload`."""
-        preamble = await self._preamble(dataset_id, chunk_id)
+        preamble = await self.preamble(dataset_id, chunk_id)
         if len(ranges) and int(ranges.sum(axis=1).max()) > preamble.payload_length:
             raise InvalidInput(
                 f"a range ends after the end of the payload, which has {preamble.payload_length} bytes"
@@ -111,7 +111,7 @@ class RequestExecutor:
         key = (dataset_id, chunk_id)
         checksums = self._block_checksums.pop(key, None)
         if checksums is None:
-            preamble = await self._preamble(dataset_id, chunk_id)
+            preamble = await self.preamble(dataset_id, chunk_id)
             payload = await self.payload(dataset_id, chunk_id)
             checksums = await trio.to_thread.run_sync(
                 _verified_checksums, preamble, payload, limiter=self._hashing
@@ -121,7 +121,8 @@ class RequestExecutor:
             del self._block_checksums[next(iter(self._block_checksums))]
         return checksums
 
-    async def _preamble(self, dataset_id: bytes, chunk_id: bytes) -> Preamble:
+    async def preamble(self, dataset_id: bytes, chunk_id: bytes) -> Preamble:
+        """What a chunk says of its payload; remembered. Raises as `payload`."""
         _check_chunk_id(chunk_id)
         key = (dataset_id, chunk_id)
         if key not in self._preambles:

@@ -1,7 +1,6 @@
 """What a process may have of descriptors and mappings bounds what its shelf holds."""
 
 import logging
-import resource
 from pathlib import Path
 from typing import cast
 
@@ -12,41 +11,10 @@ from dieselfs.settings import CacheOptions
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cache_daemon import serve_cache
 from dieselfs_client.memory import fd_limits
-from dieselfs_client.memory.fd_limits import (
-    DESCRIPTORS_SPARE_MAX,
-    MAPPINGS_SPARE_MAX,
-    allow_descriptors,
-    segments_most,
-    usable_bytes,
-)
+from dieselfs_client.memory.fd_limits import usable_bytes
 from tests.support.dataset import TreeEntry, pack_entries
 
 CHUNK_BYTES = 4000
-
-
-def test_a_daemon_may_have_as_many_descriptors_as_the_system_allows() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] - 1, limits[1]))
-        assert 0 < allow_descriptors() < limits[1]
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.parametrize(
-    ("descriptors", "mappings", "segments"),
-    [
-        (4096, 65_530, 3072),
-        (1 << 20, 65_530, 65_530 - MAPPINGS_SPARE_MAX),
-        (resource.RLIM_INFINITY, 65_530, 65_530 - MAPPINGS_SPARE_MAX),
-        (1 << 20, 1 << 22, (1 << 20) - DESCRIPTORS_SPARE_MAX),
-    ],
-)
-def test_the_lesser_limit_counts_and_leaves_some_for_other_uses(
-    descriptors: int, mappings: int, segments: int
-) -> None:
-    assert segments_most(descriptors, mappings) == segments
 
 
 def test_a_shelf_uses_no_more_memory_than_it_may_hold_chunks_and_says_so(

@@ -16,7 +16,7 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES, MIB
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival, Slices
-from dieselfs.sources.server import ServerSource
+from dieselfs.sources.server import ServerSource, SharedMemory
 from tests.support.documents import DOCUMENTS, table
 from tests.support.server import RunningServer
 
@@ -44,6 +44,10 @@ class CountingChunks(ServerSource):
     fetched_bytes = 0
     is_damaged = False
     before_chunk: Callable[[], object] = staticmethod(lambda: None)
+
+    def shared(self, chunks: Sequence[int], wanted_bytes: int) -> dict[int, SharedMemory]:
+        """Nothing: this is of what is fetched."""
+        return {}
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
         self.before_chunk()

@@ -58,6 +58,21 @@ def test_an_eighth_of_the_memory_is_for_lookups() -> None:
     assert large.evictable == EVICTABLE_BYTES and large.pinned == 7 * GIB - EVICTABLE_BYTES
 
 
+def test_what_another_process_keeps_is_pinned_and_takes_no_room() -> None:
+    cache = policy(100, 100)
+    cache.add(0, "pinned")
+    cache.add(1, "evictable")
+    for chunk in (1, 2, 3):
+        cache.keep(chunk, f"kept {chunk}")
+    assert set(cache.pinned) == set(cache) == {0, 1, 2, 3} and len(cache) == 4
+    assert (cache.pinned_bytes, cache.evictable_bytes) == (100, 0)
+    assert cache.get(1) == "kept 1"
+    assert cache.drop(2) and cache.pinned_bytes == 100
+    assert cache.drop(0) and cache.pinned_bytes == 0
+    cache.clear()
+    assert not cache.pinned and 3 not in cache
+
+
 # -- what stays ----------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival
-from dieselfs.sources.server import ServerSource
+from dieselfs.sources.server import ServerSource, SharedMemory
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.node_master import NodeMaster, running_master
 from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node
@@ -55,6 +55,10 @@ class Server(ServerSource):
     def __init__(self, packed: PackedDataset, unused: Path) -> None:
         super().__init__(ServerClient(Settings(unused, unused, f"unix:{unused}")), packed.snapshot)
         self.source: MemoryChunkSource = packed.source()
+
+    def shared(self, chunks: Sequence[int], wanted_bytes: int) -> dict[int, SharedMemory]:
+        """Nothing: it is on another machine."""
+        return {}
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
         self.source.fetch_chunk_into(chunk, destination)
@@ -213,7 +217,7 @@ def test_a_process_without_room_has_everything_from_the_nodes_all_the_same(packe
         assert running.job.peers.metrics.numbers()["peers.requests"] == 3
 
 
-def test_of_a_shared_chunk_that_will_not_be_kept_extents_are_verified_alone_until_much_is_wanted(
+def test_a_shared_chunk_is_held_once_much_of_it_is_wanted(
     packed: PackedDataset,
 ) -> None:
     with process(packed, PASSING_BYTES) as running:

@@ -13,10 +13,12 @@ import pytest
 from dieselfs.address import parse_address
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
+from dieselfs.chunk.segment import map_sealed
 from dieselfs.dataset import Dataset
-from dieselfs.errors import AccessDenied, Damaged, NotFound
+from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
+from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.rpc.auth import read_key_file
-from dieselfs.rpc.connection import Connection, connected, read_payload_file
+from dieselfs.rpc.connection import Connection, connected, read_payload_file, shared_files
 from dieselfs.rpc.messages import encode_reply, frame, thrift
 from dieselfs.sources.server import ServerSource
 from tests.support.descriptors import descriptor_count
@@ -130,8 +132,7 @@ def test_what_was_opened_stays_readable_when_the_chunk_goes(
     server: RunningServer, connection: Connection
 ) -> None:
     chunk_id = store_chunk(server)
-    reply, descriptor = connection.call_for_file("open_payload", arguments(chunk_id), TIMEOUT_S)
-    assert descriptor is not None
+    reply, (descriptor,) = connection.call_for_files("open_payload", arguments(chunk_id), TIMEOUT_S)
     try:
         chunk_file(server, chunk_id).unlink()
         assert os.pread(descriptor, reply.length, reply.start) == PAYLOAD
@@ -176,7 +177,7 @@ def test_nobody_else_gets_a_file(server: RunningServer) -> None:
         assert not connection.gives_files
         before = descriptor_count()
         with pytest.raises(AccessDenied, match="get_payload"):
-            connection.call_for_file("open_payload", arguments(chunk_id), TIMEOUT_S)
+            connection.call_for_files("open_payload", arguments(chunk_id), TIMEOUT_S)
         assert descriptor_count() == before
         _, sent = connection.call("get_payload", arguments(chunk_id), bulk_bytes_max=len(PAYLOAD))
         assert sent is not None and bytes(sent) == PAYLOAD
@@ -185,6 +186,36 @@ def test_nobody_else_gets_a_file(server: RunningServer) -> None:
     receive_payload(client, "data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
     assert received == PAYLOAD
     client.close()
+
+
+def test_nobody_else_gets_shared_memory(server: RunningServer) -> None:
+    chunk_id = store_chunk(server)
+    wanted = {"dataset": "data", "chunk_ids": chunk_id, "wanted_bytes": 1}
+    with closing(connect(server.unix, server.user("sharer", data="read"))) as connection:
+        assert not connection.is_of_own_user and shared_files(connection, wanted, TIMEOUT_S) == []
+        with pytest.raises(AccessDenied, match="get_payload"):
+            connection.call("share_payloads", wanted)
+    with closing(connect(server.unix)) as connection:
+        before = descriptor_count()
+        for _ in range(3):
+            (file,) = shared_files(connection, wanted, TIMEOUT_S)
+            assert (file.place, file.length, file.is_kept) == (0, len(PAYLOAD), True)
+            assert map_sealed(file.descriptor, file.length)[0 : file.length] == PAYLOAD
+            assert not os.get_inheritable(file.descriptor)
+            os.close(file.descriptor)
+        assert descriptor_count() == before
+        ids = [chunk_id, store_chunk(server), chunk_id]
+        files = shared_files(connection, wanted | {"chunk_ids": b"".join(ids)}, TIMEOUT_S)
+        assert [file.place for file in files] == [0, 2], "the one that is not in memory is not read ahead"
+        for file in files:
+            os.close(file.descriptor)
+
+
+@pytest.mark.parametrize("chunk_ids", [b"", bytes(15), bytes(16 * (SHARED_PAYLOADS_MAX + 1))])
+def test_a_request_for_too_many_chunks_is_refused(connection: Connection, chunk_ids: bytes) -> None:
+    with pytest.raises(InvalidInput, match="chunks"):
+        connection.call("share_payloads", {"dataset": "data", "chunk_ids": chunk_ids, "wanted_bytes": 1})
+    assert connection.is_open
 
 
 def test_what_was_opened_counts_as_sent(server: RunningServer) -> None:

@@ -244,6 +244,7 @@ def test_files_of_one_extent_are_found_one_at_a_time_and_many_at_once(tree: dict
         if len(extents) == 1:
             (extent,) = extents
             assert row == (extent.chunk, extent.offset, extent.offset + extent.length)
-            assert snapshot.sole_extent(node) == row
+            assert snapshot.sole_extent(node) == snapshot.sole_extent_at(snapshot.path(node)) == row
         else:
             assert row[0] == -1 and snapshot.sole_extent(node) is None
+            assert snapshot.sole_extent_at(snapshot.path(node)) is None

@@ -1,0 +1,219 @@
+"""Payloads in sealed memory, for the processes of the server's own user on this machine. This module reads files.
+
+A payload is read and verified once for all of these processes, which map its memory. They do not map the files of the
+store: who truncates such a file would kill each process that has it mapped (SIGBUS), and who writes to it would change
+bytes that were verified. docs/reference/shared-memory.md has the details.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import trio
+from blake3 import blake3
+
+from dieselfs.cache.policy import CachePolicy, RecentRequests
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk.segment import Segment
+from dieselfs.errors import Damaged, NoRoom, Unavailable
+from dieselfs.limits import KIB, MIB
+from dieselfs.metrics import Registry
+from dieselfs.process.system_limits import available_bytes
+from dieselfs_server.reading.executor import OpenPayload, RequestExecutor
+
+MEMORY_SHARE = 0.25
+"""Of the memory that the system allows: the default limit of shared payloads."""
+EVICTABLE_SHARE = 0.25
+"""Of the limit: for payloads that readers need whole when the others have taken the rest."""
+AVAILABLE_BYTES_MIN = 256 * MIB
+"""A payload is not shared if the machine had less memory left for programs."""
+UNUSED_S = 600.0
+"""The payloads of a dataset that nobody has asked for since then give way to those of others."""
+FILLS_AT_ONCE_MAX = 4
+PART_BYTES = 512 * KIB
+"""A payload is copied in parts of this size, which are still in the processor's cache when hashed and written."""
+
+
+log = logging.getLogger(__name__)
+
+
+class _Key(NamedTuple):
+    dataset_id: bytes
+    chunk_id: bytes
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPayload:
+    """A verified payload. `is_kept`: it is not evicted while its dataset is in use."""
+
+    segment: Segment
+    digest: bytes
+    is_kept: bool
+
+
+def default_bytes(room_bytes: int | None) -> int:
+    """The limit of shared payloads on a machine that allows `room_bytes`; None: it does not say."""
+    return int((room_bytes or 0) * MEMORY_SHARE)
+
+
+class SharedPayloads:
+    """Used from one trio thread. The memory of a payload is freed when the server and all readers have released it."""
+
+    def __init__(
+        self,
+        executor: RequestExecutor,
+        limit_bytes: int,
+        segments_max: int,
+        metrics: Registry,
+        available_min_bytes: int = AVAILABLE_BYTES_MIN,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        """`limit_bytes` 0: nothing is shared. `segments_max`: the system allows no more."""
+        evictable_bytes = int(limit_bytes * EVICTABLE_SHARE)
+        self._executor = executor
+        self._segments_max = segments_max
+        self._clock = clock
+        self._available_min_bytes = available_min_bytes
+        self._has_files = limit_bytes > 0
+        self._policy: CachePolicy[_Key, SharedPayload] = CachePolicy(
+            lambda key: key.length_bytes, limit_bytes - evictable_bytes, evictable_bytes
+        )
+        self._kept: dict[tuple[bytes, bytes], SharedPayload] = {}  # by dataset and chunk
+        self._recent = RecentRequests()
+        self._fills: dict[_Key, _Fill] = {}  # changed only between checkpoints
+        self._used_s: dict[bytes, float] = {}  # when a dataset was last asked for
+        self._limiter = trio.CapacityLimiter(FILLS_AT_ONCE_MAX)
+        self._filled = metrics.counter("shared.filled", "Payloads that were read into shared memory.")
+        metrics.gauge("shared.kept_bytes", "Shared payloads that stay.", lambda: self._policy.pinned_bytes)
+        metrics.gauge(
+            "shared.evictable_bytes", "Other shared payloads.", lambda: self._policy.evictable_bytes
+        )
+
+    async def get(self, dataset_id: bytes, chunk_id: bytes, wanted_bytes: int) -> SharedPayload | None:
+        """The payload of a chunk for a reader who needs `wanted_bytes` of it; None if it is not shared: there is no
+        room, it is not worth it, or the store has no files. Raises NotFound, Damaged, Unavailable.
+
+        If cancelled, a payload that is being read is held all the same.
+        """
+        if not self._has_files:
+            return None
+        preamble = await self._executor.preamble(dataset_id, chunk_id)
+        key = _Key(dataset_id, chunk_id, preamble.payload_length)
+        self._used_s[dataset_id] = self._clock()
+        if key not in self._policy and self._is_worth_filling(key, wanted_bytes):
+            await self._fill(key, preamble.payload_digest)
+        return self._policy.get(key)
+
+    def kept(self, dataset_id: bytes, chunk_id: bytes) -> SharedPayload | None:
+        """The payload of a chunk if it is in memory and kept."""
+        return self._kept.get((dataset_id, chunk_id))
+
+    def forget(self, dataset_id: bytes) -> None:
+        """Release the payloads of a dataset. Processes that have mapped one keep its memory."""
+        for key in [key for key in self._policy if key.dataset_id == dataset_id]:
+            self._policy.drop(key)
+            self._kept.pop((dataset_id, key.chunk_id), None)
+        self._used_s.pop(dataset_id, None)
+
+    def _is_worth_filling(self, key: _Key, wanted_bytes: int) -> bool:
+        if not self._policy.would_pin(key):
+            self._release_unused(key.dataset_id)
+        if key.length_bytes == 0 or not self._policy.has_room(key):
+            return False
+        return (
+            key in self._fills
+            or self._policy.would_pin(key)
+            or self._recent.is_worth_whole(key, wanted_bytes, key.length_bytes)
+        )
+
+    def _release_unused(self, dataset_id: bytes) -> None:
+        """Make room for `dataset_id`."""
+        since_s = self._clock() - UNUSED_S
+        for unused in [each for each, used_s in self._used_s.items() if used_s < since_s]:
+            if unused != dataset_id:
+                self.forget(unused)
+
+    async def _fill(self, key: _Key, digest: bytes) -> None:
+        """Hold a payload, unless there is no room. Concurrent calls read it once."""
+        with self._fill_of(key) as fill:
+            async with fill.lock:
+                if key in self._policy or len(self._policy) >= self._segments_max:
+                    return
+                opened = await self._executor.open_payload(key.dataset_id, key.chunk_id)
+                if opened is None:
+                    self._has_files = False
+                    return
+                is_kept = self._policy.would_pin(key)
+                self._policy.begin(key)
+                try:
+                    with opened:
+                        segment = await trio.to_thread.run_sync(
+                            partial(sealed_copy, opened, digest, self._available_min_bytes),
+                            limiter=self._limiter,
+                        )
+                except NoRoom as error:
+                    log.warning("chunk %s is not shared: %s", chunk_name(key.chunk_id), error)
+                    return
+                finally:
+                    self._policy.end(key)
+                self._hold(key, SharedPayload(segment, digest, is_kept))
+
+    def _hold(self, key: _Key, payload: SharedPayload) -> None:
+        self._filled.value += 1
+        self._policy.add(key, payload)
+        if payload.is_kept:
+            self._kept[key.dataset_id, key.chunk_id] = payload
+
+    @contextmanager
+    def _fill_of(self, key: _Key) -> "Iterator[_Fill]":
+        fill = self._fills.setdefault(key, _Fill(trio.Lock()))
+        fill.users += 1
+        try:
+            yield fill
+        finally:
+            fill.users -= 1
+            if not fill.users:
+                del self._fills[key]
+
+
+@dataclass(slots=True)
+class _Fill:
+    lock: trio.Lock
+    users: int = 0
+
+
+def sealed_copy(opened: OpenPayload, digest: bytes, available_min_bytes: int = 0) -> Segment:
+    """A copy of a payload, verified against its `digest`. Blocks. Raises NoRoom, also if less memory than
+    `available_min_bytes` is left; Damaged; Unavailable for a file that cannot be read.
+    """
+    available = available_bytes()
+    if available is not None and available < max(available_min_bytes, opened.length):
+        raise NoRoom(f"{available // MIB} MiB of memory are left")
+    segment, hashed = Segment.create(opened.length), blake3()
+    room = memoryview(bytearray(min(PART_BYTES, opened.length)))
+    try:
+        # One read from the disk: windows of read-ahead take twice the time, and twice the processor time.
+        os.posix_fadvise(opened.descriptor, opened.start, opened.length, os.POSIX_FADV_WILLNEED)
+        offset = 0
+        while offset < opened.length:
+            part = room[: opened.length - offset]
+            size = os.preadv(opened.descriptor, [part], opened.start + offset)
+            if size == 0:
+                raise Damaged(f"offset {opened.start + offset}: the file ends inside of the payload")
+            hashed.update(part[:size])
+            segment.write(offset, part[:size])
+            offset += size
+        if hashed.digest() != digest:
+            raise Damaged(f"offset {opened.start}: digest of the payload does not match")
+        segment.seal()
+    except BaseException as error:
+        segment.close()
+        if isinstance(error, OSError):
+            raise Unavailable(f"object store: {error.strerror}") from error
+        raise
+    return segment
