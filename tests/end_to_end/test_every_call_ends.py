@@ -49,6 +49,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
         "d", _CHUNK, 10, lambda: iter((memoryview(bytearray(10)),))
     ),
     "ranges": lambda client: client.ranges("d", _CHUNK, np.array([[0, 1]], np.uint32)),
+    "shared_payloads": lambda client: client.shared_payloads("d", _CHUNK, 1),
     "block_checksums": lambda client: client.block_checksums("d", _CHUNK, 4),
     "stat": lambda client: client.stat("d", b"f"),
     "list_folder": lambda client: client.list_folder("d", b"", b"", 10),

@@ -326,12 +326,12 @@ async def test_the_library_reads_through_a_daemon_and_on_without_it(
             )
 
 
-async def test_what_a_daemon_has_wrong_comes_from_the_server(server: RunningServer, runtime: Path) -> None:
+async def test_what_has_another_length_comes_from_the_server(server: RunningServer, runtime: Path) -> None:
     with Dataset(server.settings(), "letters") as data:
         snapshot = await trio.to_thread.run_sync(lambda: data.snapshot)
         wrong = Shelf()
         for chunk in range(snapshot.chunk_count):
-            wrong.chunks[chunk] = sealed(bytes(snapshot.chunk_payload_length(chunk)))
+            wrong.chunks[chunk] = sealed(bytes(snapshot.chunk_payload_length(chunk) + 1))
         async with shared(socket_path(runtime, "letters", snapshot.digest), snapshot, wrong):
             assert await trio.to_thread.run_sync(read_all, data)
         assert [chunk for chunk, _ in wrong.asked] == list(range(snapshot.chunk_count))
