@@ -408,10 +408,7 @@ class ServerClient:
         )
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: "npt.NDArray[np.uint32]") -> bytearray:
-        """Ranges of a payload, joined, unverified.
-
-        `ranges` has shape (n, 2): offset, length. Raises NotFound, Damaged.
-        """
+        """Ranges of a payload, joined, unverified; shape (n, 2): offset, length. Raises NotFound, Damaged."""
         encoded = ranges.astype("<u4").tobytes()
         expected = int(ranges[:, 1].sum(dtype="i8"))
         named: dict[str, Any] = {"dataset": dataset, "chunk_id": chunk_id, "ranges": encoded}

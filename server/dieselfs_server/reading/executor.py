@@ -69,7 +69,7 @@ class RequestExecutor:
 
     async def payload_length(self, dataset_id: bytes, chunk_id: bytes) -> int:
         """Bytes of the payload of a chunk. Raises as `payload`."""
-        return (await self._preamble(dataset_id, chunk_id)).payload_length
+        return (await self.preamble(dataset_id, chunk_id)).payload_length
 
     async def payload(self, dataset_id: bytes, chunk_id: bytes) -> memoryview:
         """The payload of a chunk. Raises NotFound, Damaged, Unavailable."""
