@@ -129,6 +129,10 @@ ETCD_TIMEOUT_S = 3.0
 SKIP_RANGES_MAX = 8
 """Skipped ranges of one epoch; every cursor contains them."""
 CURSOR_CHARACTERS_MAX = 320
+MIXED_SOURCES_MAX = 1 << 12
+"""Datasets in one order."""
+MIXED_SAMPLES_MAX = 1 << 31
+"""Positions of an epoch of a mixture; each takes 10 bytes."""
 BATCH_FILES_MAX = 1 << 32
 """Files of one step, of all ranks together."""
 RANKS_MAX = 1 << 20

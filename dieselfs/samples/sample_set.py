@@ -65,6 +65,13 @@ class SampleSet(SamplePlaces):
         return f"<{package}.{type(self).__name__} {self.root!r}: {len(self):,} samples>"
 
 
+def read_items(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """Items of any map-style dataset, all at once if it can."""
+    if hasattr(dataset, "__getitems__"):
+        return list(dataset.__getitems__(indices))
+    return [dataset[index] for index in indices]
+
+
 class LocationList(Sequence[Any]):
     """The paths of samples, made on access; `labels` are given beside them, if there are any: `(path, label)`."""
 

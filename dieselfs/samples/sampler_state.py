@@ -11,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
@@ -173,14 +174,18 @@ class SamplerState:
         """The end position of each step, as `uneven_steps` says."""
         return share.step_ends(joins_short=self.uneven_steps == "join")
 
-    def batches(self) -> int:
-        """Batches of this rank in a whole epoch, whatever the start position."""
-        share = self.share(0)
+    def batch_ends(self, start: int) -> list[int]:
+        """The end positions of the steps in which this rank has a batch, from a position on."""
+        share = self.share(start)
         ends = self.step_ends(share)
         if self.uneven_steps == "pad":
-            return len(ends)
-        starts = [share.count_before(end) for end in ends]
-        return sum(end > start for start, end in zip([0, *starts], starts, strict=False))
+            return ends
+        counts = [0, *map(share.count_before, ends)]
+        return [end for end, (before, after) in zip(ends, pairwise(counts), strict=True) if after > before]
+
+    def expect_steps(self) -> None:
+        """Expect that other processes take the steps from the current position on, for `consumed` and `advance`."""
+        self._ends = deque(self.batch_ends(self.position))
 
     def steps(self, start: int) -> Iterator[tuple[int, list[int]]]:
         """The steps of this rank from a position on: end position and indices of the samples of each.

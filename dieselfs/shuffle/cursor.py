@@ -20,11 +20,13 @@ from dieselfs.snapshot.format import COUNT_MAX
 
 DIGEST_CHARACTERS = 24
 """96 bits of the snapshot's digest: collisions are infeasible, by accident or on purpose."""
+ORDER, MIXTURE = "order", "mix"
+"""The kinds of cursors: of a plan, and of a mixture of several."""
 
 _NUMBER = "(0|[1-9][0-9]{0,19})"
 _RANGE = f"x{_NUMBER}-{_NUMBER}".replace("(", "(?:")
 _CURSOR = re.compile(
-    rf"order([0-9]+)\.([0-9a-f]{{{DIGEST_CHARACTERS}}})"
+    rf"({ORDER}|{MIXTURE})([0-9]+)\.([0-9a-f]{{{DIGEST_CHARACTERS}}})"
     rf"\.s{_NUMBER}\.e{_NUMBER}\.g{_NUMBER}\.p{_NUMBER}((?:\.{_RANGE}){{0,{SKIP_RANGES_MAX}}})\.([0-9a-f]{{8}})"
 )
 
@@ -34,17 +36,19 @@ class Cursor:
     """All positions before `position` have been read; the next is `position`. `str` gives the text.
 
     `snapshot`: the beginning of the digest of the snapshot (and folder), in hexadecimal digits. `spec` has no folder:
-    a cursor identifies its folder, but does not name it.
+    a cursor identifies its folder, but does not name it. `kind`: `ORDER`, or `MIXTURE`, whose
+    digest is that of all its parts.
     """
 
     snapshot: str
     spec: PlanSpec
     position: int
+    kind: str = ORDER
 
     def __str__(self) -> str:
         spec, version = self.spec, policy_of(self.spec).version
         skips = "".join(f".x{one.start}-{one.stop - 1}" for one in spec.skips.ranges)
-        order = f"order{version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}.g{spec.group_chunks}"
+        order = f"{self.kind}{version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}.g{spec.group_chunks}"
         text = f"{order}.p{self.position}{skips}"
         return f"{text}.{_check_sum(text)}"
 
@@ -58,14 +62,14 @@ class Cursor:
             raise InvalidInput(
                 f"{text!r} is not a cursor: a cursor looks like order1.DIGEST.s1.e0.g100.p4096.CHECKSUM"
             )
-        version, snapshot, seed, epoch, group_chunks, position, skips, check_sum = match.groups()
+        kind, version, snapshot, seed, epoch, group_chunks, position, skips, check_sum = match.groups()
         policy = NAME_BY_VERSION.get(int(version))
         if policy is None:
             known = ", ".join(map(str, NAME_BY_VERSION))
             raise InvalidInput(
                 f"the cursor is of order {version}, this version of dieselfs has order {known}"
             )
-        if check_sum != _check_sum(text[: match.start(8) - 1]):
+        if check_sum != _check_sum(text[: match.start(9) - 1]):
             raise InvalidInput(f"{text!r}: the checksum does not match: the cursor was truncated or changed")
         ranges = [one.split("-") for one in skips.split(".x")[1:]]
         skipped = Skips(range(int(first), int(last) + 1) for first, last in ranges)
@@ -75,7 +79,7 @@ class Cursor:
             spec = PlanSpec(int(seed), int(epoch), int(group_chunks), skipped, policy=policy)
         except InvalidInput as error:
             raise InvalidInput(f"{text!r} is not a cursor: {error}") from None
-        cursor = cls(snapshot, spec, int(position))
+        cursor = cls(snapshot, spec, int(position), kind)
         if str(cursor) != text:  # so that equal cursors have equal texts
             raise InvalidInput(f"{text!r} is not a cursor: the skips are out of order")
         return cursor

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
-from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
+from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, ORDER, Cursor
 from dieselfs.shuffle.order import Layout, chunks_of, nodes_of
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.policies import policy_of
@@ -85,6 +85,10 @@ class Plan:
     def check_cursor(self, cursor: Cursor) -> None:
         """Raises InvalidInput if a cursor is of another snapshot or folder, or beyond the end."""
         snapshot, folder, digest = self.snapshot, self.spec.folder, self._digest()
+        if cursor.kind != ORDER:
+            raise InvalidInput(
+                "the cursor is of a mixture: open it with the datasets and weights of that job"
+            )
         if cursor.snapshot != digest:
             where = f", folder {printable(folder)}" if folder else ""
             raise InvalidInput(

@@ -11,17 +11,21 @@ except ImportError as error:
     raise ImportError(f"dieselfs.torch needs PyTorch ({error}): pip install 'dieselfs[torch]'") from None
 
 from dieselfs.samples.loading import IMAGE_EXTENSIONS, load_image
-from dieselfs.torch.datasets import FileDataset, FolderDataset, PairDataset
+from dieselfs.torch.datasets import DatasetView, FileDataset, FolderDataset, MixedDataset, PairDataset
 from dieselfs.torch.importance import ImportanceSampler
 from dieselfs.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
+from dieselfs.torch.stream import BatchStream
 
 __all__ = [
     "IMAGE_EXTENSIONS",
+    "BatchStream",
     "ChunkShuffleBatchSampler",
     "ChunkShuffleSampler",
+    "DatasetView",
     "FileDataset",
     "FolderDataset",
     "ImportanceSampler",
+    "MixedDataset",
     "PairDataset",
     "load_image",
 ]

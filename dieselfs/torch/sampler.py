@@ -78,7 +78,7 @@ class ChunkShuffleBatchSampler(TorchSampler, Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches of a whole epoch, whatever the start position."""
-        return self.batches()
+        return len(self.batch_ends(0))
 
 
 class ChunkShuffleSampler(TorchSampler, Sampler[int]):

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import dieselfs
 from bench.digits import write_digits
@@ -205,3 +207,22 @@ def test_contents_in_order_from_the_library(page: Page, monkeypatch: pytest.Monk
         share = [*ChunkShuffleBatchSampler(dataset, 8, seed=1, rank=0, world=8)]
         contents = list(function(page, "contents")("imagenet@v1"))
         assert contents == [dataset[index][0] for batch in share for index in batch]
+
+
+def test_parts_of_pairs(page: Page) -> None:
+    torch.manual_seed(3)
+    loader, sampler = function(page, "loader_of_part")(page.mountpoint / "train", "train")
+    keys = [item["__key__"] for batch in sampler.consumed(loader) for item in batch]
+    assert len(keys) == len(set(keys)) > 1000
+
+
+def test_a_view_of_a_dataset_of_ones_own(page: Page) -> None:
+    folder = page.folder / "imagenet/train"
+    names = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*"))
+    block = page.program("captions_view").replace("0/0000.png", names[0]).replace("1/0001.png", names[-1])
+    defined: dict[str, Any] = {}
+    exec(compile(block, "docs/guide/training.md", "exec"), defined)
+    view = defined["captions_view"](page.mountpoint / "train")
+    sampler = ChunkShuffleBatchSampler(view, 3, seed=1, rank=0, world=1)
+    (batch,) = DataLoader(view, batch_sampler=sampler, collate_fn=list)
+    assert sorted(caption for _, caption in batch) == ["a circle", "a one", "a zero"]

@@ -51,3 +51,13 @@ def read_by(total: int, rank: int, world: int, batch: int, start: int, drop_last
             size = len(places)
             steps.append(places[rank * size // world : (rank + 1) * size // world])
     return [mine for step, mine in enumerate(steps) if (step + 1) * batch > start and start < total]
+
+
+def mixed(counts: Sequence[int], seed: int, epoch: int) -> list[int]:
+    """The source at each position of a mixed epoch."""
+    places = [
+        ((number << 32 | mix(key(seed, epoch, 3, source) ^ number) >> 32) // count, source, number)
+        for source, count in enumerate(counts)
+        for number in range(count)
+    ]
+    return [source for _, source, _ in sorted(places)]

@@ -236,7 +236,8 @@ def test_uneven_steps_repeat_and_join_nothing() -> None:
         range(SAMPLES)
     )
     assert [
-        SamplerState(FOLDER, 10, rank=rank, world=4, uneven_steps="uneven").batches() for rank in range(4)
+        len(SamplerState(FOLDER, 10, rank=rank, world=4, uneven_steps="uneven").batch_ends(0))
+        for rank in range(4)
     ] == [10, 10, 10, 11]
 
 

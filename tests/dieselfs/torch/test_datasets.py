@@ -1,6 +1,7 @@
 """The dataset over a real server, in the loaders of PyTorch."""
 
 import pickle  # noqa: TID251  # as a DataLoader hands a dataset to spawned workers
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.torch import ChunkShuffleBatchSampler, FileDataset, FolderDataset, PairDataset
+from dieselfs.torch import ChunkShuffleBatchSampler, FileDataset, FolderDataset, MixedDataset, PairDataset
 from tests.support.server import RunningServer
 
 CONTENT = {f"train/{'abc'[n % 3]}/{n:03}.jpg": b"%d" % n * (n + 1) for n in range(60)}
@@ -158,10 +159,7 @@ def test_a_dataset_whose_files_are_unknown_is_refused(dataset: FolderDataset) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (2, "spawn")])
-def test_files_and_pairs_of_a_server(
-    server: RunningServer, location: str, dataset: FolderDataset, workers: int, method: str
-) -> None:
+def test_files_and_pairs_of_a_server(server: RunningServer, location: str, dataset: FolderDataset) -> None:
     with (
         FileDataset(location, "[ab]/*.jpg", server=server.unix) as files,
         PairDataset("dl://folders", ["jpg"], loaders={"jpg": bytes}, server=server.unix) as pairs,
@@ -176,8 +174,8 @@ def test_files_and_pairs_of_a_server(
                 one,
                 batch_sampler=sampler,
                 collate_fn=list,
-                num_workers=workers,
-                multiprocessing_context=method,
+                num_workers=2,
+                multiprocessing_context="fork",
             )
             read = [item for batch in sampler.consumed(loader) for item in batch]
             assert sorted(item["jpg"] if isinstance(item, dict) else item for item in read) == sorted(
@@ -189,3 +187,34 @@ def test_files_and_pairs_of_a_server(
             FileDataset(location, files=["dl://folders/val/a/1.jpg", "d"], server=server.unix)
         with pytest.raises(InvalidInput, match="not in the dataset folders"):
             FileDataset(location, files=["dl://others/val/a/1.jpg"], server=server.unix)
+
+
+def test_a_sum_of_datasets_is_read_in_one_order(server: RunningServer, dataset: FolderDataset) -> None:
+    with FolderDataset("folders/val", loader=bytes, server=server.unix) as val:
+        both = dataset + val
+        assert isinstance(both, ConcatDataset)
+        sampler = ChunkShuffleBatchSampler(both, 7, seed=1, rank=0, world=1)
+        loader = DataLoader(both, batch_sampler=sampler, collate_fn=list)
+        read = [item for batch in sampler.consumed(loader) for item in batch]
+        assert sorted(read) == sorted([*items(dataset), *items(val)])
+        assert sampler.state_dict()["cursor"].startswith("mix1.")
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mixture_is_read_by_its_weights(
+    server: RunningServer, dataset: FolderDataset, workers: int
+) -> None:
+    val = FolderDataset("folders/val", loader=bytes, server=server.unix)
+    with MixedDataset([Subset(dataset, range(10)), val], weights=[3, 1], epoch_samples=40) as mixed:
+        assert len(mixed) == 11
+        sampler = ChunkShuffleBatchSampler(mixed, 8, seed=1, rank=0, world=1)
+        loader = DataLoader(
+            mixed,
+            batch_sampler=sampler,
+            collate_fn=list,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+        read = Counter(item for batch in sampler.consumed(loader) for item in batch)
+        assert read == {**{dataset[index]: 3 for index in range(10)}, val[0]: 10}
