@@ -80,7 +80,7 @@ class Service:
         self.executor = RequestExecutor(self.store, self.metrics)
         self.shared = SharedPayloads(self.executor, self.shared_bytes, self.segments_max, self.metrics)
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
-        self.maintenance = MaintenanceJobs()
+        self.maintenance = MaintenanceJobs(self.metadata, self.now_ns)
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
         self.tag_reads = trio.CapacityLimiter(TAG_READS_MAX)
 

@@ -1,11 +1,19 @@
-"""Bounds of maintenance (fsck, purge, rebuild): it reads whole datasets, and must leave threads for other calls."""
+"""Bounds of maintenance (fsck, purge, rebuild): it reads whole datasets, and must leave threads for other calls. One
+job of a dataset runs at a time, on all servers of a store.
+"""
 
+import logging
+import os
+import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import trio
 
-from dieselfs.errors import Unavailable
+from dieselfs.errors import DieselfsError, NotFound, StorageFull, Unavailable
+from dieselfs_server.leases.maintenance_lease import RENEWAL_S, Excluded, end_lease, take_lease
+from dieselfs_server.metadata.interface import MetadataStore
 
 JOBS_MAX = 2
 """Of a server."""
@@ -15,6 +23,8 @@ Proceed = Callable[[], None]
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 
 def always() -> None:
     """The `Proceed` of a job that is not cancelled."""
@@ -23,14 +33,17 @@ def always() -> None:
 class MaintenanceJobs:
     """Runs jobs in threads of their own: one of each dataset, JOBS_MAX in all. For one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: MetadataStore, now_ns: Callable[[], int]) -> None:
+        self._metadata = metadata
+        self._now_ns = now_ns
         self._running: dict[bytes, str] = {}  # by dataset ID; changed only between checkpoints
         self._threads = trio.CapacityLimiter(JOBS_MAX)
 
     async def run(self, dataset_id: bytes, what: str, work: Callable[[Proceed], T]) -> T:
         """What `work` returns. If cancelled, `work` is told by its `Proceed`, and this waits until it has ended.
 
-        Raises Unavailable at once if a job of this dataset is running, or too many.
+        Raises Unavailable at once if a job of this dataset is running, or too many on this server; also if another
+        server has taken the lease, after an outage of the metadata store.
         """
         if dataset_id in self._running:
             raise Unavailable(
@@ -40,9 +53,48 @@ class MaintenanceJobs:
             running = ", ".join(self._running.values())
             raise Unavailable(f"this server runs {JOBS_MAX} jobs already ({running}); try again later")
         self._running[dataset_id] = what
+        holder = f"{what} ({os.uname().nodename}, {secrets.token_hex(4)})"
         try:
-            return await trio.to_thread.run_sync(
-                work, trio.from_thread.check_cancelled, limiter=self._threads
-            )
+            # A rebuild of lost metadata has no place for a lease, and a purge on a full disk neither.
+            with suppress(NotFound, StorageFull):
+                await trio.to_thread.run_sync(self._take, dataset_id, holder)
+            return await self._run_leased(dataset_id, holder, work)
         finally:
             del self._running[dataset_id]
+            with trio.CancelScope(shield=True), suppress(DieselfsError):  # else it expires
+                await trio.to_thread.run_sync(end_lease, self._metadata, dataset_id, holder)
+
+    def _take(self, dataset_id: bytes, holder: str) -> None:
+        take_lease(self._metadata, dataset_id, holder, self._now_ns())
+
+    async def _run_leased(self, dataset_id: bytes, holder: str, work: Callable[[Proceed], T]) -> T:
+        results: list[T] = []
+        failures: list[Exception] = []
+
+        async def renew() -> None:
+            while True:
+                await trio.sleep(RENEWAL_S)
+                try:
+                    await trio.to_thread.run_sync(self._take, dataset_id, holder)
+                except (NotFound, StorageFull):
+                    pass
+                except Excluded as error:  # this server could not renew it for too long
+                    failures.append(error)
+                    nursery.cancel_scope.cancel()
+                except DieselfsError as error:
+                    log.warning("the lease of %s was not renewed: %s", holder, error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(renew)
+            try:
+                results.append(
+                    await trio.to_thread.run_sync(
+                        work, trio.from_thread.check_cancelled, limiter=self._threads
+                    )
+                )
+            except Exception as error:
+                failures.append(error)
+            nursery.cancel_scope.cancel()
+        if results:
+            return results[0]
+        raise failures[0]
