@@ -47,6 +47,14 @@ def _xor(a: bytes, b: bytes) -> bytes:
     return bytes(x ^ y for x, y in zip(a, b, strict=True))
 
 
+def _decoded(text: str) -> bytes:
+    """Empty for anything but base64."""
+    try:
+        return urlsafe_b64decode(text)
+    except ValueError:
+        return b""
+
+
 def check_user_name(name: str) -> str:
     """Return `name` if it is a valid user name; raise InvalidInput otherwise."""
     if not _USER_NAME.fullmatch(name):
@@ -111,12 +119,12 @@ class Key:
     def parse(cls, text: str, source: str) -> "Key":
         """Parse the content of a key file. Raises AccessDenied, which names `source` but not the content."""
         match = _KEY_FILE.fullmatch(text)
-        secret = urlsafe_b64decode(match[3]) if match else b""
+        secret = _decoded(match[3]) if match else b""
         if match is None or len(secret) != SECRET_BYTES:
             raise AccessDenied(
                 f"{source} is not a key file: an administrator makes one with 'dlcmd user add NAME'"
             )
-        pin = urlsafe_b64decode(match[4] or "")
+        pin = _decoded(match[4] or "")
         if len(pin) != PIN_BYTES:
             raise AccessDenied(
                 f"{source} is of an earlier version and does not name its servers: "

@@ -24,6 +24,7 @@ from dieselfs.cluster.member import Member
 from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, digest_of
 from dieselfs.names import check_path, parse_location
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns, Op
+from dieselfs.rpc.auth import Key
 from dieselfs.rpc.members import decode_members, encode_members
 from dieselfs.rpc.messages import decode_call, decode_reply, encode_call, encode_reply
 from dieselfs.settings import Place, read_config
@@ -242,6 +243,9 @@ TARGETS = (
         [b"ro,memory=1G,job=x,uid=1000,noexec", b"server=tcp://a:1,generation=7,timeout=30s"],
     ),
     Target("mountinfo", lambda data: list(parse_mountinfo(data)), [_MOUNTINFO]),
+    Target(
+        "key-file", _text(lambda text: Key.parse(text, SOURCE)), [Key("ann", "k1", bytes(32)).text().encode()]
+    ),
     Target("config", _parse_config, [b'server = "tcp://a:7070"\njob_memory = "1G"\n']),
     Target(
         "users", decode_users, [b'{"format": 1, "users": {"ann": {"keys": {}, "grants": {"pets": "read"}}}}']
