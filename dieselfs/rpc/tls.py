@@ -23,9 +23,11 @@ from dieselfs.limits import KIB
 Buffer = bytes | bytearray | memoryview
 
 STEP_BYTES = 64 * KIB
-"""Bytes that are encrypted or received at once. They stay in the processor's cache, and each connection keeps buffers
+"""Bytes that are encrypted or decrypted at once. They stay in the processor's cache, and each connection keeps buffers
 of this size: a node has some thousands. Larger steps are no faster.
 """
+STEPS = 4
+"""Steps that one call to the kernel sends or receives: their buffers belong to no connection."""
 
 _SHAKE_BYTES = 16 * KIB
 _RECORD_BYTES = 16 * KIB + 256 + 5
@@ -34,11 +36,11 @@ _scratch = local()
 
 
 def scratch() -> memoryview:
-    """STEP_BYTES of memory of this thread, for received bytes that are passed on at once."""
+    """Memory of this thread for STEPS, for received bytes that are passed on at once."""
     try:
         view: memoryview = _scratch.view
     except AttributeError:
-        view = _scratch.view = memoryview(bytearray(STEP_BYTES))
+        view = _scratch.view = memoryview(bytearray(STEPS * STEP_BYTES))
     return view
 
 
@@ -154,6 +156,19 @@ class TlsEngine:
             raise ConnectionError("it closed the connection")
         return filled
 
+    def decrypt_all(self, received: memoryview, destination: memoryview) -> int:
+        """Take bytes from the other end, and decrypt what has arrived into `destination`; returns as `decrypt_into`."""
+        filled = 0
+        for start in range(0, len(received), STEP_BYTES):
+            self.feed(received[start : start + STEP_BYTES])
+            if filled < len(destination):
+                try:
+                    filled += self.decrypt_into(destination[filled:])
+                except ConnectionError:
+                    if not filled:
+                        raise
+        return filled
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes that have arrived and are not decrypted, or not taken."""
@@ -189,18 +204,21 @@ class TlsSocket:
 
     def recv_into(self, destination: memoryview, length: int = 0, flags: int = 0) -> int:
         """As `socket.recv_into`. With MSG_WAITALL it may return fewer bytes, which are at least the next record."""
-        view = scratch()
-        while not (filled := self._engine.decrypt_into(destination)):
+        engine, view = self._engine, scratch()
+        waiting_bytes = engine.waiting_bytes
+        filled = engine.decrypt_into(destination) if waiting_bytes else 0
+        while not filled:
             size_bytes = STEP_BYTES
             if (
                 flags
             ):  # no less than this must come; OpenSSL may hold a part of a record that it does not count
-                missing_bytes = len(destination) - self._engine.waiting_bytes - _RECORD_BYTES
-                size_bytes = min(max(missing_bytes, 1), STEP_BYTES)
+                missing_bytes = len(destination) - waiting_bytes - _RECORD_BYTES
+                size_bytes = min(max(missing_bytes, 1), len(view))
             received = self._socket.recv_into(view, size_bytes, flags)
             if not received:
                 return 0
-            self._engine.feed(view[:received])
+            filled = engine.decrypt_all(view[:received], destination)
+            waiting_bytes = engine.waiting_bytes
         return filled
 
     def recv(self, length: int, flags: int) -> bytes:

@@ -140,7 +140,7 @@ class ClientConnection:
                 await self._send_batch(self._stream.socket, batch, batch_bytes)
             else:
                 for encrypted in self._tls.encrypted(batch):
-                    await self._send_batch(self._stream.socket, [encrypted], len(encrypted))
+                    await self._send_batch(self._stream.socket, encrypted, sum(map(len, encrypted)))
             self.bulk_bytes_sent += batch_bytes
         self.bulk_bytes_sent -= len(framed)
 

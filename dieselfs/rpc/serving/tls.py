@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import trio
 
-from dieselfs.rpc.tls import STEP_BYTES, Buffer, ServerTls, TlsEngine, scratch
+from dieselfs.rpc.tls import STEP_BYTES, STEPS, Buffer, ServerTls, TlsEngine, scratch
 
 
 class TlsStream:
@@ -41,14 +41,20 @@ class TlsStream:
             return 0
         return filled
 
-    def encrypted(self, views: Sequence[Buffer]) -> Iterator[bytes]:
-        """The bytes to send for these buffers, in steps, each encrypted when it is requested."""
+    def encrypted(self, views: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+        """The bytes to send for these buffers, up to STEPS at a time, which are encrypted when they are requested."""
+        taken: list[Buffer] = []
         for step in _steps(views):
             self._engine.encrypt(step)
-            yield self._engine.take()
+            taken.append(self._engine.take())
+            if len(taken) == STEPS:
+                yield taken
+                taken = []
+        if taken:
+            yield taken
 
     async def _receive(self, reason: str) -> None:
-        view = scratch()
+        view = scratch()[:STEP_BYTES]  # OpenSSL keeps as much memory for this connection
         while True:
             try:
                 size = os.readv(
