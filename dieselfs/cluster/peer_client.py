@@ -31,6 +31,7 @@ from dieselfs.limits import (
 from dieselfs.metrics import Registry
 from dieselfs.rpc.auth import PEER_ROLE
 from dieselfs.rpc.connection import Connection, connected
+from dieselfs.stalls import METER
 
 FIRSTS_IN_A_ROW_MAX = 8
 """After this many first requests, one retry gets the semaphore, so that no retry starves."""
@@ -254,9 +255,15 @@ class PeerClient:
                     arrived(each, view)
 
         arguments = encode_requests(requests)
-        reply = self._call(
-            peer, "get_extents", arguments, destination, is_retry=is_retry, queue_timeout_s=queue_timeout_s
-        )
+        with METER.timed("peer", but=["verification"]):
+            reply = self._call(
+                peer,
+                "get_extents",
+                arguments,
+                destination,
+                is_retry=is_retry,
+                queue_timeout_s=queue_timeout_s,
+            )
         self.metrics.add(self._received, reply.bulk_length)
         return [*map(ChunkAvailability, reply.states)]
 

@@ -22,6 +22,7 @@ class SampleSet(SamplePlaces):
         """`nodes` is set by the subclass, when it has found the samples."""
         super().__init__(source, folder, np.empty(0, np.uint32))
         self.root = os.fspath(root)
+        self._times = source.times
 
     def _find(self, find: Callable[[], npt.NDArray[np.integer]]) -> None:
         """Set `nodes` to what `find` returns; closes the source if it raises."""
@@ -36,11 +37,12 @@ class SampleSet(SamplePlaces):
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Any:
-        return self._items([index])[0]
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Many items at once; `DataLoader` reads batches this way. Raises DieselfsError, or OSError on a mount."""
-        return self._items(indices)
+        with self._times.timed("loading"):
+            return self._items(indices)
 
     def path(self, index: int) -> str:
         """Path of a sample in the dataset; of the first of its files, if it has several."""

@@ -18,10 +18,12 @@ import numpy as np
 
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
+from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
 from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
+from dieselfs.stalls import Stalls
 
 Batch = TypeVar("Batch")
 
@@ -88,6 +90,9 @@ class SamplerState:
         """The order of the current epoch."""
         self.position = 0
         """Number of consumed positions of the order, of all ranks together."""
+        times: WorkerTimes | None = getattr(getattr(dataset, "source", None), "times", None)
+        self.stalls = Stalls(times.spent if times else None)
+        """How long the training waited for the batches of `consumed`, and for what."""
         # End positions of the steps that a loader has taken and that do not yet count as consumed, oldest first.
         self._ends: deque[int] = deque()
         self._is_repeating = False  # the epoch was read to its end, and no other was set
@@ -116,7 +121,7 @@ class SamplerState:
         So checkpoints are made between the training on one batch and the next. After the last batch the next epoch
         starts.
         """
-        for batch in loader:
+        for batch in self.stalls.timed(loader):
             self.advance()
             yield batch
         self.set_epoch(self.epoch + 1)

@@ -10,6 +10,7 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import LIBRARY_MEMORY_BYTES, NAME_BYTES_MAX
 from dieselfs.names import CONTROL_FOLDER, SCHEME, is_location, parse_location, user_path
 from dieselfs.samples.local_folder import snapshot_of
+from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
@@ -21,6 +22,8 @@ class LibrarySource:
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         self._is_planned = False  # pickled for workers, which start later
+        self.times = WorkerTimes()
+        """Of all processes that read through this source."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -28,7 +31,8 @@ class LibrarySource:
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """All bytes of each file, in this order. Raises DieselfsError."""
-        return self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
+        with self.times.timed("reading"):
+            return self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
 
     def place(self, path: bytes) -> str:
         """Where users find a file of the snapshot."""
@@ -65,11 +69,14 @@ class MountSource:
         self._mountpoint = mountpoint
         self._prefix = os.fsencode(mountpoint) + b"/"
         self.snapshot = snapshot
+        self.times = WorkerTimes()
+        """Of all processes that read through this source."""
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """As `LibrarySource.read_many`. Raises OSError, Damaged."""
         snapshot, prefix = self.snapshot, self._prefix
-        return [_read_file(prefix + snapshot.path(node), snapshot.size(node)) for node in nodes]
+        with self.times.timed("reading"):
+            return [_read_file(prefix + snapshot.path(node), snapshot.size(node)) for node in nodes]
 
     def place(self, path: bytes) -> str:
         return os.fsdecode(self._prefix + path)
@@ -101,7 +108,7 @@ class MountSource:
         """There is nothing to close but the mapped snapshot."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _same_mount, (self._mountpoint, self.snapshot.source)
+        return _same_mount, (self._mountpoint, self.snapshot.source, self.times)
 
 
 class LocalSource(MountSource):
@@ -114,14 +121,22 @@ class LocalSource(MountSource):
         """A plain folder has no prefetcher."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalSource, (self._mountpoint,)
+        return _same_folder, (self._mountpoint, self.times)
 
 
 Source = LibrarySource | MountSource
 
 
-def _same_mount(mountpoint: str, snapshot_file: str) -> MountSource:
-    return MountSource(mountpoint, Snapshot.open(snapshot_file))
+def _same_mount(mountpoint: str, snapshot_file: str, times: WorkerTimes) -> MountSource:
+    source = MountSource(mountpoint, Snapshot.open(snapshot_file))
+    source.times = times
+    return source
+
+
+def _same_folder(folder: str, times: WorkerTimes) -> LocalSource:
+    source = LocalSource(folder)
+    source.times = times
+    return source
 
 
 def _read_file(path: bytes, size: int) -> bytes:

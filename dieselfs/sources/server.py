@@ -21,6 +21,7 @@ from dieselfs.limits import KIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, Slices
+from dieselfs.stalls import METER
 
 FETCHES_MAX = 2
 """A retry repairs damage in transit, but not in the store."""
@@ -61,7 +62,8 @@ class ServerSource:
         def parts() -> Iterator[memoryview]:
             digest.reset()
             yield destination
-            digest.update(destination)
+            with METER.timed("verification"):
+                digest.update(destination)
 
         self._fetch_parts(chunk, parts, digest)
 
@@ -77,7 +79,8 @@ class ServerSource:
             for start in range(0, length_bytes, PART_BYTES):
                 part = room[: length_bytes - start]
                 yield part
-                digest.update(part)
+                with METER.timed("verification"):
+                    digest.update(part)
                 segment.write(start, part)
 
         try:
@@ -93,9 +96,10 @@ class ServerSource:
         chunk_id, length_bytes = self.snapshot.chunk_id(chunk), self.snapshot.chunk_payload_length(chunk)
         for number in range(FETCHES_MAX):
             # A local file may be damaged where the server has another copy.
-            self._client.payload_in_parts(
-                self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0
-            )
+            with METER.timed("server", but=["verification"]):
+                self._client.payload_in_parts(
+                    self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0
+                )
             if digest.digest() == self.snapshot.chunk_digest(chunk):
                 return
         raise Damaged(
@@ -147,8 +151,11 @@ class ServerSource:
         checksums = self._checksums_of(chunk)[first:end]
         ranges = np.array([bytes_of(first, end, self.snapshot.chunk_payload_length(chunk))], np.uint32)
         for _ in range(FETCHES_MAX):
-            content = self._client.ranges(dataset, chunk_id, ranges)
-            if np.array_equal(block_checksums(content), checksums):
+            with METER.timed("server"):
+                content = self._client.ranges(dataset, chunk_id, ranges)
+            with METER.timed("verification"):
+                is_right = np.array_equal(block_checksums(content), checksums)
+            if is_right:
                 return memoryview(content)
         raise Damaged(
             f"chunk {chunk_name(chunk_id)} of {dataset}: payload offset {first * BLOCK_BYTES}: "
@@ -178,9 +185,11 @@ class ServerSource:
         ranges = np.array([(extent.offset, extent.length) for extent in extents], np.uint32).reshape(-1, 2)
         bad = extents[0] if extents else None
         for _ in range(FETCHES_MAX):
-            joined = memoryview(self._client.ranges(self.snapshot.dataset, chunk_id, ranges))
+            with METER.timed("server"):
+                joined = memoryview(self._client.ranges(self.snapshot.dataset, chunk_id, ranges))
             slices = Slices.joined(joined, extents)
-            bad = first_damaged(extents, slices)
+            with METER.timed("verification"):
+                bad = first_damaged(extents, slices)
             if bad is None:
                 return slices
         assert bad is not None
@@ -192,9 +201,10 @@ class ServerSource:
 
 def is_intact(snapshot: Snapshot, chunk: int, slices: Slices, extents: Sequence[ExtentRef] = ()) -> bool:
     """Whether extents of a chunk have their digests; without extents, whether its payload has."""
-    if extents:
-        return first_damaged(extents, slices) is None
-    return digest_of(slices.content) == snapshot.chunk_digest(chunk)
+    with METER.timed("verification"):
+        if extents:
+            return first_damaged(extents, slices) is None
+        return digest_of(slices.content) == snapshot.chunk_digest(chunk)
 
 
 def first_damaged(extents: Sequence[ExtentRef], contents: Iterable[bytes | memoryview]) -> ExtentRef | None:

@@ -81,6 +81,11 @@ def test_in_workers(dataset: FolderDataset, workers: int, method: str | None) ->
         read = [item for batch in sampler.consumed(loader) for item in batch]
         assert sorted(read) == sorted(items(dataset))
     assert sampler.epoch == 2
+    told = sampler.stalls.summary()
+    assert (told["steps"], len(sampler.stalls.steps)) == (2 * len(sampler), 2 * len(sampler))
+    causes = told["waiting_by_cause_s"]
+    assert causes["reading"] + causes["server"] > 0 and causes["peer"] == 0
+    assert sum(causes.values()) == pytest.approx(told["waiting_s"], abs=1e-5)
 
 
 def test_a_pickled_dataset_is_small(dataset: FolderDataset) -> None:

@@ -1,0 +1,76 @@
+"""What all processes that read for a dataset have spent, in memory that they share. This module maps files of memory.
+
+It pickles as the path of its file below `/proc`, which exists while the process that made it lives; after that, or
+where this process may not open it, times are counted for the process alone.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from dieselfs.stalls import CAUSES, METER, Seconds, shared_out
+
+_NAME = "dieselfs-times"
+_ROWS = 1021
+"""A process adds to one of these rows, by its number: two that share one may lose a little."""
+_SHAPE = (_ROWS, len(CAUSES))
+_BYTES = _ROWS * len(CAUSES) * np.dtype(np.float64).itemsize
+
+
+class WorkerTimes:
+    """Seconds by cause. Several threads of a process may lose a little, too."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.ftruncate(self._descriptor, _BYTES)
+        self._path = f"/proc/{self._owner}/fd/{self._descriptor}"
+        self._map(self._descriptor)
+
+    def _map(self, descriptor: int) -> None:
+        self._rows = np.frombuffer(mmap.mmap(descriptor, _BYTES), np.float64).reshape(_SHAPE)
+
+    def spent(self) -> Seconds:
+        """Of all processes."""
+        total: Seconds = self._rows.sum(0)
+        return total
+
+    @contextmanager
+    def timed(self, rest: str) -> Iterator[None]:
+        """Note the time of the block: what the meter of this process names, and the rest as `rest`. Blocks nest."""
+        row = self._rows[os.getpid() % _ROWS]
+        began_s, metered, noted = time.perf_counter(), METER.spent(), row.copy()
+        try:
+            yield
+        finally:
+            inside = row - noted
+            elapsed_s = time.perf_counter() - began_s - float(inside.sum())
+            metered = METER.spent() - metered if not inside.any() else np.zeros(len(CAUSES))
+            row += shared_out(max(elapsed_s, 0.0), metered, rest)
+
+    def __reduce__(self) -> tuple[Callable[[str], "WorkerTimes"], tuple[str]]:
+        return _attached, (self._path,)
+
+    def __del__(self) -> None:
+        if self._owner == os.getpid():
+            os.close(self._descriptor)
+
+
+def _attached(path: str) -> WorkerTimes:
+    times = WorkerTimes.__new__(WorkerTimes)
+    times._owner, times._path = 0, path
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return WorkerTimes()
+    try:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{_NAME} "):
+            return WorkerTimes()  # the number of the process is that of another one by now
+        times._map(descriptor)
+    finally:
+        os.close(descriptor)
+    return times
