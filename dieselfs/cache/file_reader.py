@@ -8,8 +8,8 @@ the chunk is fetched, or just the extent in it.
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter, itemgetter
-from typing import Protocol, TypeVar
+from operator import attrgetter, itemgetter, methodcaller
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,16 @@ from dieselfs.sources.server import ServerSource
 
 Path = str | bytes | os.PathLike[str]
 
-_NOT_KNOWN = (KeyError, IndexError, TypeError)
-"""Raised by a look-up if the path is not remembered, the reader was closed, or the argument is no path."""
+_NOT_KNOWN = (KeyError, IndexError, TypeError, AttributeError, UnicodeEncodeError)
+"""Raised by a look-up if a chunk is not pinned, the reader was closed, a file is not one extent, or a path is no plain
+text.
+"""
 
 # As `os.fsencode`, which takes three times as long.
 _ENCODING, _ENCODING_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+
+_encoded = str.encode if _ENCODING == "utf-8" else methodcaller("encode", _ENCODING)
+"""The bytes of a path without surrogates. Raises TypeError or AttributeError for one that is no text."""
 
 # The place of a file as one number: the slot of a pinned payload, first byte, end. The garbage collector would visit
 # tuples in each collection, and so copy them in each forked process.
@@ -39,6 +44,9 @@ _SLOT_SHIFT = 2 * _PLACE_BITS
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 assert CHUNK_PAYLOAD_BYTES_MAX <= _PLACE_MASK
 
+
+_TOGETHER_MIN = 64
+"""Of this many files and more, looking all up together takes less time than one after the other."""
 
 _Content = TypeVar("_Content", covariant=True)
 
@@ -69,28 +77,38 @@ class FileReader:
         self._held = ThreadCache(chunks, memory_bytes, daemon)
         self._policy = self._held.policy
         self._known: dict[Path, int] = {}
-        self._known_bytes_left = [self._held.budget.lookups]
-        """One number, changed without a lock: a lost change lets the table grow a little more."""
+        # Two numbers that are changed without a lock: a lost change makes the table grow a little later, or larger.
+        self._unread_files = [self._snapshot.header.files]  # one number, for a closure
+        self._known_bytes_left = self._held.budget.lookups
         self.metrics = self._held.metrics
         # Both are changed without a lock.
         self._hits = self.metrics.counter("files.hits", "Files whose bytes were in memory.")
         self._misses = self.metrics.counter("files.misses", "Files whose bytes had to be mapped or fetched.")
-        self._place = self._specialised_place()
         self.get = self._specialised_get()
         _keep_freed_memory()
 
     def _specialised_get(self) -> Callable[[Path], bytes]:
         """`get`: a closure, as attributes would cost a third of a hit's time."""
-        known_place, place_of, memories, hits = self._known.get, self._place, self._held.memories, self._hits
-        read = self._read_one
+        known_place, sole_extent_at, remember = self._known.get, self._snapshot.sole_extent_at, self._remember
+        memories, slots, hits, read = self._held.memories, self._held.slots, self._hits, self._get
+        unread_files = self._unread_files
 
         def get(path: Path) -> bytes:
             """All bytes of a file. Symbolic links are followed. Raises NotFound, InvalidInput, Damaged, Unavailable."""
             try:
                 at = known_place(path)
                 if at is None:
-                    at = place_of(path)
-                content = memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+                    # What is no text, or not one extent, is caught below.
+                    found: Any = sole_extent_at(_encoded(path))  # type: ignore[arg-type]  # see above
+                    chunk, start, end = found
+                    slot = slots[chunk]
+                    if unread_files[0] > 0:
+                        unread_files[0] -= 1
+                    else:
+                        remember(path, slot, start, end)
+                    content = memories[slot][start:end]
+                else:
+                    content = memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
             except _NOT_KNOWN:
                 return read(path)
             hits.value += 1
@@ -98,27 +116,13 @@ class FileReader:
 
         return get
 
-    def _specialised_place(self) -> Callable[[Path], int]:
-        """`_place`: a closure, as `get`."""
-        known, left, slots = self._known, self._known_bytes_left, self._held.slots
-        sole_extent_at = self._snapshot.sole_extent_at
-
-        def place(path: Path) -> int:
-            """The place of a file in a pinned chunk, which is remembered. Raises one of `_NOT_KNOWN` for any other."""
-            text = os.fspath(path)
-            extent = sole_extent_at(
-                text.encode(_ENCODING, _ENCODING_ERRORS) if isinstance(text, str) else text
-            )
-            if extent is None:
-                raise KeyError
-            chunk, start, end = extent
-            at = slots[chunk] << _SLOT_SHIFT | start << _PLACE_BITS | end
-            if left[0] > 0:
-                left[0] -= LOOKUP_BYTES + len(text)
-                known[text] = at
-            return at
-
-        return place
+    def _remember(self, path: Path, slot: int, start: int, end: int) -> None:
+        """Remember the place of a file in a pinned chunk, if there is room. Called from the second time on that files
+        are read: a process that reads each file once would lose time.
+        """
+        if self._known_bytes_left > 0:
+            self._known_bytes_left -= LOOKUP_BYTES + len(path)  # type: ignore[arg-type]  # it is text here
+            self._known[path] = slot << _SLOT_SHIFT | start << _PLACE_BITS | end
 
     # -- by path -----------------------------------------------------------------------------------------
 
@@ -139,30 +143,49 @@ class FileReader:
     ) -> list[_Content]:
         """Slices of `pinned` memory, or `of` payloads; else `made_of` fetched bytes."""
         paths = paths if isinstance(paths, list) else list(paths)
+        contents: list[_Content]
         try:
-            contents = [
-                pinned[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
-                for at in self._places(paths)
-            ]
+            if len(paths) > 1 and self._known:
+                # One call for all look-ups takes half the time.
+                contents = [
+                    pinned[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+                    for at in itemgetter(*paths)(self._known)
+                ]
+            else:
+                contents = self._found_many(paths, pinned)
         except _NOT_KNOWN:
-            found = list(map(self._found, paths))
-            fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
-            return [
-                made_of(next(fetched)) if isinstance(at, int) else of(at[0])[at[1] : at[2]] for at in found
-            ]
+            try:
+                contents = self._found_many(paths, pinned)
+            except _NOT_KNOWN:
+                found = list(map(self._found, paths))
+                fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
+                return [
+                    made_of(next(fetched)) if isinstance(at, int) else of(at[0])[at[1] : at[2]]
+                    for at in found
+                ]
         self._hits.value += len(paths)
         return contents
 
-    def _places(self, paths: Sequence[Path]) -> Iterable[int]:
-        """As `_place`, of many files."""
-        try:
-            # Half the time of a look-up for each.
-            return itemgetter(*paths)(self._known) if len(paths) > 1 else map(self._place, paths)
-        except KeyError:
-            known_place, place_of = self._known.get, self._place
-            return [place_of(path) if (at := known_place(path)) is None else at for path in paths]
+    def _found_many(self, paths: Sequence[Path], pinned: Sequence[_Sliceable[_Content]]) -> list[_Content]:
+        """Slices of `pinned` memory. Raises one of `_NOT_KNOWN` unless all are text and in pinned chunks."""
+        slots, snapshot = self._held.slots, self._snapshot
+        encoded = list(map(_encoded, paths))  # type: ignore[arg-type]  # else raised
+        extents: Iterable[Any] = map(snapshot.sole_extent_at, encoded)
+        if len(paths) >= _TOGETHER_MIN:
+            columns = snapshot.sole_extents(snapshot.find_many(encoded))
+            extents = zip(*(column.tolist() for column in columns), strict=True)
+        if self._unread_files[0] > 0:
+            contents = [pinned[slots[chunk]][start:end] for chunk, start, end in extents]
+            self._unread_files[0] -= len(paths)
+            return contents
+        contents = []
+        for path, (chunk, start, end) in zip(paths, extents, strict=True):
+            slot = slots[chunk]
+            self._remember(path, slot, start, end)
+            contents.append(pinned[slot][start:end])
+        return contents
 
-    def _read_one(self, path: Path) -> bytes:
+    def _get(self, path: Path) -> bytes:
         found = self._found(path)
         if isinstance(found, int):
             return self._read_extents([found])[0]
@@ -254,7 +277,7 @@ class FileReader:
         """Release all memory and the connection to the daemon. Reads in flight end normally."""
         self._held.close()
         with self._held.lock:
-            self._known_bytes_left[0] = 0
+            self._known_bytes_left = 0
             self._known.clear()
 
 

@@ -9,7 +9,8 @@ import mmap
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -47,6 +48,9 @@ _FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {
 
 _TYPE_BITS, _FILE = 0o170000, stat.S_IFREG
 """Type bits of a mode, for hot paths instead of `stat.S_ISREG`."""
+
+
+_HALF_BITS, _LOW_HALF = np.uint64(32), np.uint64(0xFFFF_FFFF)
 
 
 class Stat(NamedTuple):
@@ -170,6 +174,34 @@ class Snapshot:
                     return node
             slot += 1
         return -1
+
+    def find_many(self, paths: Sequence[bytes]) -> npt.NDArray[np.int64]:
+        """The nodes of full paths, -1 where there is none: shape (n,). For hundreds of paths, a third of the time of
+        `find`.
+        """
+        slots = self.column("hash_slots")
+        digests = np.fromiter(map(xxh3_64_intdigest, paths, repeat(self._hash_seed)), np.uint64, len(paths))
+        places = (digests >> np.uint64(self._hash_shift)).astype(np.int64)
+        marks, entries = digests & _LOW_HALF, slots[places]
+        while len(passed := np.flatnonzero((entries >> _HALF_BITS != marks) & (entries != 0))):
+            places[passed] += 1
+            entries[passed] = slots[places[passed]]
+        nodes = (entries & _LOW_HALF).astype(np.int64) - 1
+        if len(paths) and nodes.min() > ROOT and self._are_paths(nodes, paths):
+            return nodes
+        return np.fromiter(map(self.find, paths), np.int64, len(paths))
+
+    def _are_paths(self, nodes: npt.NDArray[np.int64], paths: Sequence[bytes]) -> bool:
+        """Whether these are the paths of nodes, none of which is the root."""
+        ends = self.column("path_ends").view(I64)
+        starts = ends[nodes - 1]
+        lengths = ends[nodes] - starts
+        if not np.array_equal(lengths, np.fromiter(map(len, paths), np.int64, len(paths))):
+            return False
+        joined = np.frombuffer(b"".join(paths), np.uint8)
+        shifts = starts - (np.cumsum(lengths) - lengths)
+        places = np.arange(len(joined)) + np.repeat(shifts, lengths)
+        return np.array_equal(np.frombuffer(self._paths, np.uint8)[places], joined)
 
     def _specialised(self) -> Callable[[bytes], tuple[int, int, int] | None]:
         """`sole_extent_at`: a closure, as attributes would cost a third of its time."""

@@ -60,7 +60,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "users": lambda client: client.users(),
     "status": lambda client: client.status(),
 }
-WITHOUT_CALL = {"close", "trouble", "servers", "servers_pin"}
+WITHOUT_CALL = {"close", "trouble", "failures", "servers", "servers_pin"}
 """They do not ask the server."""
 
 VERB_ARGUMENTS: dict[str, list[str]] = {

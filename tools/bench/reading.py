@@ -1,7 +1,7 @@
 """Reading every file once: through mounts and local file systems by one and by four processes, and inside a process.
 
 docs/internals/performance.md has the method. Resident: everything is in the library's memory, or in the page cache. The
-LMDB cursor reads the file sequentially.
+LMDB cursor reads the file sequentially. New processes find the chunks in memory of the server.
 """
 
 import itertools
@@ -54,7 +54,7 @@ UNPAGED_BYTES = 12_000_000
 PLAN, RANDOM, FOUND = "mount, plan", "mount, random", "mount, random, after find"
 THROUGH_PYFUSE3, SQUASHFUSE, TMPFS = "mount through pyfuse3", "squashfuse_ll", "tmpfs"
 SLOW = (THROUGH_PYFUSE3, SQUASHFUSE)
-GET, GET_MANY = "library, get", "library, get_many"
+GET, GET_MANY, VIEWS = "library, get", "library, get_many", "library, views"
 LMDB_GET, LMDB_CURSOR, TAR_PREAD = "py-lmdb, get", "py-lmdb, cursor", "indexed tar, pread"
 
 
@@ -71,6 +71,7 @@ def reading(folder: Path, scale: Scale) -> Generator[Trial]:
                 yield _cold_library_trial(forms, cold_rounds)
             yield from _warm_trials(forms, rounds)
             yield from _resident_trials(forms, rounds)
+            yield from _sharing_trials(forms, rounds)
 
 
 def _title(forms: Forms, readers: int, what: str) -> str:
@@ -255,11 +256,12 @@ def _cold_library_trial(forms: Forms, rounds: int) -> Trial:
 def _resident_trials(forms: Forms, rounds: int) -> Generator[Trial]:
     paths = shuffled(forms.tree.paths())
     with forms.home.dataset(memory_bytes=2 * forms.tree.size_bytes) as dataset:
-        _get_many(dataset, paths)
+        for _ in range(2):  # places of files are remembered the second time
+            _get_many(dataset, paths)
         works: dict[str, Callable[[Sequence[str]], Work]] = {
             GET: lambda share: partial(_get, dataset, share),
             GET_MANY: lambda share: partial(_get_many, dataset, share),
-            "library, views": lambda share: partial(get_batches, dataset.views, BATCH_FILES, share),
+            VIEWS: lambda share: partial(get_batches, dataset.views, BATCH_FILES, share),
             "library, plan": lambda share: partial(_get_planned, dataset, len(share)),
             TAR_PREAD: partial(_tar_work, forms),
             LMDB_GET: partial(_lmdb_work, forms),
@@ -271,6 +273,32 @@ def _resident_trials(forms: Forms, rounds: int) -> Generator[Trial]:
                 sides.append(_side(forms, name, len(paths), partial(read_together, each, len(paths))))
             title = _title(forms, readers, "in the reader's process, resident, {}")
             yield Trial(title, sides, rounds, TAR_PREAD)
+
+
+def _sharing_trials(forms: Forms, rounds: int) -> Generator[Trial]:
+    """What other processes have read: the first pass of processes that have mapped nothing yet."""
+    paths = shuffled(forms.tree.paths())
+    ways: dict[str, Callable[[Dataset, Sequence[str]], int]] = {
+        GET: _get,
+        GET_MANY: _get_many,
+        VIEWS: lambda dataset, share: get_batches(dataset.views, BATCH_FILES, share),
+    }
+
+    def opened(way: Callable[[Dataset, Sequence[str]], int], share: Sequence[str]) -> Work:
+        dataset = forms.home.dataset()
+        dataset.snapshot  # noqa: B018  # fetched before the clock runs
+        return partial(way, dataset, share)
+
+    with forms.home.dataset() as dataset:  # its connection keeps the server, which has the chunks
+        _get_many(dataset, paths)
+        for readers in READERS:
+            works = {name: partial(opened, way) for name, way in ways.items()}
+            works[LMDB_GET] = partial(_lmdb_work, forms)
+            sides = []
+            for name, work in works.items():
+                each = [partial(work, share) for share in shares_of(paths, readers)]
+                sides.append(_side(forms, name, len(paths), partial(read_together, each, len(paths))))
+            yield Trial(_title(forms, readers, "in new processes, resident, {}"), sides, rounds, LMDB_GET)
 
 
 def _get(dataset: Dataset, paths: Sequence[str]) -> int:

@@ -4,13 +4,16 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from dieselfs.chunk.format import Op
 from dieselfs.digests import digest_of, extent_digest_of
 from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.snapshot import reader
 from dieselfs.snapshot.reader import ROOT, ExtentRef, Snapshot, Stat
 from tests.support.snapshots import SAMPLE, SOURCE, Entry, file_of, snapshot_bytes
 
@@ -248,3 +251,19 @@ def test_files_of_one_extent_are_found_one_at_a_time_and_many_at_once(tree: dict
         else:
             assert row[0] == -1 and snapshot.sole_extent(node) is None
             assert snapshot.sole_extent_at(snapshot.path(node)) is None
+
+
+@pytest.mark.parametrize("strange", [[], [b""], [b"missing"], [b"", b"missing", b"x" * 5000]])
+def test_many_paths_are_found_as_each_alone(strange: list[bytes]) -> None:
+    paths = [*MANY, *strange, *list(MANY)[:3]]
+    Random(1).shuffle(paths)
+    for wanted in (paths, paths[:1], [], strange):
+        assert MANY_SNAPSHOT.find_many(wanted).tolist() == [MANY_SNAPSHOT.find(path) for path in wanted]
+
+
+def test_a_path_with_the_hash_of_another_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = next(iter(MANY))
+    digest = xxh3_64_intdigest
+    monkeypatch.setattr(reader, "xxh3_64_intdigest", lambda wanted, seed: digest(path, seed))
+    for other in (path[:-1] + b"\xff", path + b"x"):
+        assert MANY_SNAPSHOT.find_many([path, other]).tolist() == [MANY_SNAPSHOT.find(path), -1]
