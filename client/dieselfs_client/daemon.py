@@ -401,10 +401,9 @@ class _MountService(Service):
         if driver.refusal is not None:
             serving.cancel()
             return
-        # Before EROFS opens the image, which then keeps its read-ahead.
-        if not connection.is_taken_over and not await trio.to_thread.run_sync(
-            raise_read_ahead, self.layers.fuse_place
-        ):
+        # Not for an image: EROFS reads ahead within files, and more would bring parts of others.
+        raises = not connection.is_taken_over and self._image is None
+        if raises and not await trio.to_thread.run_sync(raise_read_ahead, self.layers.fuse_place):
             _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
         if not self.layers.number:
             try:

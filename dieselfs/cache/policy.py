@@ -31,6 +31,8 @@ EVICTABLE_SHARE = 0.75
 
 WHOLE_SHARE = 0.25
 """A payload is fetched whole when this much of it was requested."""
+EVICTED_WHOLE_SHARE = 1.0
+"""As WHOLE_SHARE, for blocks of a chunk that will not stay in memory: others are read before it is read again."""
 PREFETCH_WHOLE_SHARE = 0.75
 """As WHOLE_SHARE, for prefetches: there, extents of many chunks share one request."""
 REQUEST_BYTES = 64 * KIB
@@ -257,11 +259,16 @@ class RecentRequests:
         self._requested_bytes.pop(chunk, None)
 
     def is_worth_whole(
-        self, chunk: Hashable, wanted_bytes: int, payload_bytes: int, chunks_max: int = RECENT_CHUNKS_MAX
+        self,
+        chunk: Hashable,
+        wanted_bytes: int,
+        payload_bytes: int,
+        chunks_max: int = RECENT_CHUNKS_MAX,
+        share: float = WHOLE_SHARE,
     ) -> bool:
         """Note a request; whether it makes the whole chunk worth fetching. No more than `chunks_max` are remembered."""
         requested_bytes = self._requested_bytes.pop(chunk, 0) + self._request_bytes + wanted_bytes
-        if is_worth_whole(requested_bytes, payload_bytes):
+        if is_worth_whole(requested_bytes, payload_bytes, share):
             return True
         self._requested_bytes[chunk] = requested_bytes
         while len(self._requested_bytes) > chunks_max:

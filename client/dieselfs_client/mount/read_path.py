@@ -9,7 +9,13 @@ from contextlib import suppress
 
 import trio
 
-from dieselfs.cache.policy import BLOCK_REQUEST_BYTES, RecentRequests, is_small_part
+from dieselfs.cache.policy import (
+    BLOCK_REQUEST_BYTES,
+    EVICTED_WHOLE_SHARE,
+    WHOLE_SHARE,
+    RecentRequests,
+    is_small_part,
+)
 from dieselfs.chunk.blocks import BLOCK_BYTES, block_range
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB, READ_TIMEOUT_S
@@ -245,12 +251,16 @@ class ReadPath:
     def _is_worth_whole(self, part: ExtentPart) -> bool:
         """Whether a small part of a large extent, which is not in memory, is no reason to fetch blocks."""
         chunk, prefetcher = part.extent.chunk, self._prefetcher
+        stays = prefetcher is not None and prefetcher.has_room(chunk)
         return (
             chunk in self._chunk_cache.damaged
             or self._chunk_cache.is_coming(chunk)
             or (prefetcher is not None and prefetcher.expects(chunk))
             or self._recent_blocks.is_worth_whole(
-                chunk, part.length, self._core.snapshot.chunk_payload_length(chunk)
+                chunk,
+                part.length,
+                self._core.snapshot.chunk_payload_length(chunk),
+                share=WHOLE_SHARE if stays else EVICTED_WHOLE_SHARE,
             )
         )
 

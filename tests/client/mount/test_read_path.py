@@ -290,16 +290,20 @@ def test_small_reads_of_a_large_file_fetch_blocks_and_keep_them(
     assert len(source.fetched_blocks) == len(set(source.fetched_blocks)) <= 2 * len(offsets)
 
 
-def test_much_of_a_large_extent_brings_its_chunk(large: PackedDataset) -> None:
+@pytest.mark.parametrize(("kept_chunks", "share"), [(3, 0.25), (0, 1.0)], ids=["it stays", "others evict it"])
+def test_much_of_a_large_extent_brings_its_chunk(
+    large: PackedDataset, kept_chunks: int, share: float
+) -> None:
+    """Each request for a block counts as half a block more."""
     whole = random.Random(1).randbytes(LARGE_BYTES)
 
     async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
         for offset in random.Random(2).sample(range(0, MIB, BLOCK_BYTES), MIB // BLOCK_BYTES):
             assert await read(reads, offset, BLOCK_BYTES) == whole[offset : offset + BLOCK_BYTES]
 
-    source = run(large, scenario)
+    source = run(large, scenario, kept_chunks=11 * kept_chunks)
     assert source.fetched_chunks == [0]
-    assert 5 < len(source.fetched_blocks) < MIB // BLOCK_BYTES // 4
+    assert len(source.fetched_blocks) == int(share * MIB / BLOCK_BYTES / 1.5)
 
 
 def test_a_large_file_that_is_read_from_its_start_comes_in_chunks(large: PackedDataset) -> None:
