@@ -1,7 +1,8 @@
-"""Trees on the local file system with difficult entries."""
+"""Trees with difficult entries, and the comparison of trees."""
 
 import os
 import random
+import stat
 from pathlib import Path
 
 ODD_NAMES = (
@@ -61,3 +62,18 @@ def odd_tree(root: Path) -> Path:
 def _write(path: bytes, content: bytes) -> None:
     with open(path, "wb") as file:
         file.write(content)
+
+
+def described(root: Path) -> dict[bytes, tuple[int, int, bytes]]:
+    """Mode, time and content of everything below a folder."""
+    found = {}
+    top = os.fsencode(root)
+    for folder, folders, files in os.walk(top):
+        for path in (os.path.join(folder, name) for name in [*folders, *files]):
+            status, content = os.lstat(path), b""
+            if stat.S_ISLNK(status.st_mode):
+                content = os.readlink(path)
+            elif stat.S_ISREG(status.st_mode):
+                content = Path(os.fsdecode(path)).read_bytes()
+            found[path[len(top) + 1 :]] = (status.st_mode, status.st_mtime_ns, content)
+    return found

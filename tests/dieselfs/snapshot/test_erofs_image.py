@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
 from dieselfs.snapshot import erofs_image
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, Ownership, Serving, build_image
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.erofs import fsck, image_bytes, mounted_image, needs_fsck
-from tests.support.trees import odd_tree
+from tests.support.random_trees import random_trees
+from tests.support.trees import described, odd_tree
 
 ROOT_OWNED = Ownership(0, 0)
 NAMES_AROUND_DOTS = (b"!", b"-a", b"-", b".!", b".-b", b".a", b"..x", b"...", b"a", b"\x01", b"\xff")
@@ -24,21 +24,6 @@ NAMES_AROUND_DOTS = (b"!", b"-a", b"-", b".!", b".-b", b".a", b"..x", b"...", b"
 def written(packed: PackedDataset, path: Path, ownership: Ownership = ROOT_OWNED, folder: int = 0) -> Path:
     path.write_bytes(image_bytes(packed, build_image(packed.snapshot, ownership, folder)))
     return path
-
-
-def described(root: Path) -> dict[bytes, tuple[int, int, bytes]]:
-    """Mode, time and content of everything below a folder."""
-    found = {}
-    top = os.fsencode(root)
-    for folder, folders, files in os.walk(top):
-        for path in (os.path.join(folder, name) for name in [*folders, *files]):
-            status, content = os.lstat(path), b""
-            if stat.S_ISLNK(status.st_mode):
-                content = os.readlink(path)
-            elif stat.S_ISREG(status.st_mode):
-                content = Path(os.fsdecode(path)).read_bytes()
-            found[path[len(top) + 1 :]] = (status.st_mode, status.st_mtime_ns, content)
-    return found
 
 
 @needs_fsck
@@ -196,35 +181,9 @@ def test_the_control_folder_hides_an_entry_of_its_name(tmp_path: Path) -> None:
         assert found == {b"a/.dieselfs/d", b"a/b", b"z"}
 
 
-_names = st.binary(min_size=1, max_size=12).filter(
-    lambda name: name not in (b".", b"..") and not set(name) & {0, ord("/")}
-)
-
-
-@st.composite
-def _trees(draw: st.DrawFn) -> dict[bytes, TreeEntry]:
-    entries: dict[bytes, TreeEntry] = {}
-    folders = [b""]
-    for name in draw(st.lists(_names, max_size=40)):
-        path = draw(st.sampled_from(folders)) + name
-        if path in entries:
-            continue
-        kind = draw(st.sampled_from(("file", "folder", "link")))
-        time_ns = draw(st.integers(-(10**18), 4 * 10**18))
-        if kind == "folder":
-            entries[path] = TreeEntry(path, 0o40750, time_ns, b"")
-            folders.append(path + b"/")
-        elif kind == "link":
-            entries[path] = TreeEntry(path, 0o120777, time_ns, b"t" * draw(st.integers(1, 4095)))
-        else:
-            size = draw(st.sampled_from([0, 1, 511, 4095, 4096, 4097, 9000]))
-            entries[path] = TreeEntry(path, 0o100640, time_ns, draw(st.binary(min_size=1, max_size=4)) * size)
-    return entries
-
-
 @needs_fsck
 @pytest.mark.parametrize("write", [written, served])
-@given(entries=_trees())
+@given(entries=random_trees())
 @settings(max_examples=60, deadline=None)
 def test_random_trees(
     write: Callable[[PackedDataset, Path], Path],
