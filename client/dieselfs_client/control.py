@@ -30,6 +30,7 @@ from dieselfs_client.mount.mount_table import (
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.mount.mounting import unmount as unmount_from_kernel
 from dieselfs_client.mount.options import MountOptions, format_options
+from dieselfs_client.supervision.adoption import OWNED
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of, supervisions
 
 if TYPE_CHECKING:  # numpy and trio take 0.3 s, which 'umount' and 'mounts' do not need
@@ -83,22 +84,25 @@ def mount(
     mountpoint: str | os.PathLike[str],
     options: MountOptions | None = None,
     timeout_s: float = MOUNT_START_TIMEOUT_S,
+    owner: int | None = None,
 ) -> int:
     """Mount a dataset (`name` or `name@tag`, with or without `dl://`); returns the process ID of its supervisor.
 
-    Returns once the mount can be used. Raises MountError (mount point or kernel), what `dieselfs.connect` raises, and
-    Unavailable if it is not ready within `timeout_s`. After an error nothing is mounted.
+    Returns once the mount can be used. `owner`: the read end of a pipe; the mount ends when the other end is closed.
+    Raises MountError (mount point or kernel), what `dieselfs.connect` raises, and Unavailable if it is not ready within
+    `timeout_s`. After an error nothing is mounted.
     """
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)
     log_file = Path(options.log_file).absolute() if options.log_file else _log_of(place)
     name = _checked(dataset, place, options)
     return launch(
-        lambda report: supervisor_command(name, place, options, str(report), str(log_file)),
+        lambda report: supervisor_command(name, place, options, str(report), str(log_file), owner),
         log_file,
         timeout_s,
         f"the mount on {place}",
         MountError,
+        () if owner is None else (owner,),
     )
 
 
@@ -133,12 +137,13 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
 
 
 def supervisor_command(
-    dataset: str, place: str, options: MountOptions, report: str, log_file: str
+    dataset: str, place: str, options: MountOptions, report: str, log_file: str, owner: int | None = None
 ) -> list[str]:
     """The command line of the supervisor, which ends with that of its zygote."""
     arguments = dataset, place, format_options(options.absolute()), log_file
     zygote = python_command("dieselfs_client.zygote", *arguments)
-    return python_command("dieselfs_client.supervision.supervisor", report, log_file, place, *zygote)
+    owned = () if owner is None else (OWNED, str(owner))
+    return python_command("dieselfs_client.supervision.supervisor", *owned, report, log_file, place, *zygote)
 
 
 def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:

@@ -35,11 +35,12 @@ def run(
     """Mount a dataset, run a command, unmount, and return its status as of waitpid(2).
 
     Returns, or raises, in a child of the calling process, which must have one thread: that process only waits, and ends
-    as its child ends. When either is killed, all processes are, and nothing stays mounted. `at`: an empty folder to
-    mount on; None makes one. `note` gets the reason why the mount is not private.
+    as its child ends. When either or both are killed, all processes are, and nothing stays mounted. `at`: an empty
+    folder to mount on; None makes one. `note` gets the reason why the mount is not private.
 
     Raises what `control.mount` raises, OSError if the command cannot be run, and KeyboardInterrupt.
     """
+    ended, _ = os.pipe()  # process and keeper hold its write end
     fork_keeper(remove_bases)
     parent = os.getppid()
     reason = namespace.obstacle()
@@ -53,7 +54,7 @@ def run(
     if options.log_file is None:
         options = replace(options, log_file=str(log_path("run", dataset)))
     try:
-        control.mount(dataset, place, options)
+        control.mount(dataset, place, options, owner=ended)
         try:
             environment = {**os.environ, PLACE_VARIABLE: place}
             return run_command(command, environment, namespace.give_up_rights)

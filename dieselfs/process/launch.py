@@ -126,17 +126,19 @@ def launch(
     timeout_s: float,
     what: str,
     failure: type[DieselfsError],
+    descriptors: Sequence[int] = (),
 ) -> int:
     """Start a background process, and wait until it is ready; returns its process ID.
 
-    `command` gets the descriptor to report on; `what` names the process in messages. Raises the error that the process
+    `command` gets the descriptor to report on; `what` names the process in messages; the process inherits
+    `descriptors`. Raises the error that the process
     reports, Unavailable if it is not ready within `timeout_s`, and `failure` if it cannot be started or ends without a
     report. After an error or an interrupt the process is ended.
     """
     ready, report = os.pipe()
     with open(ready, "rb", buffering=0) as pipe:
         try:
-            process = start(command(report), log, [report])
+            process = start(command(report), log, [report, *descriptors])
         except (OSError, subprocess.TimeoutExpired) as error:
             raise failure(f"cannot start {what}: {error} (log file: {log})") from None
         finally:

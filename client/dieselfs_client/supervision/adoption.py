@@ -20,13 +20,17 @@ SUPERVISOR = "supervisor"
 STATUS = "status"
 ZYGOTE = "zygote-"
 """Prefix of the name of the supervisor's end of the channel to the zygote; the process ID follows."""
+OWNER = "owner"
+"""The read end of a pipe, whose other end the processes hold that the mount is for: it ends with the last of them."""
+OWNED = "--owner"
+"""Before the descriptor to report on; the descriptor OWNER follows."""
 ADOPT = "--adopt"
 """In place of the descriptor to report on; the daemon's end of the new channel follows."""
 
 
 def is_entrusted(name: str) -> bool:
     """Whether a descriptor is for the next supervisor alone, so that the daemon has no use of its own for it."""
-    return name in (SUPERVISOR, STATUS) or name.startswith(ZYGOTE)
+    return name in (SUPERVISOR, STATUS, OWNER) or name.startswith(ZYGOTE)
 
 
 def remembered_command(arguments: Sequence[str]) -> int:
@@ -59,12 +63,14 @@ class Adopted(NamedTuple):
     """What a supervisor receives from the daemon that started it.
 
     - `held`: descriptors that it keeps, by name; `status`: that of the status file, None if there is none
+    - `owner`: OWNER, None for a mount that is for all processes
     - `zygote`: its channel and process ID, None if there is none
     """
 
     daemon: ControlChannel
     held: dict[str, int]
     status: int | None
+    owner: int | None
     zygote: tuple[ControlChannel, int] | None
 
 
@@ -77,4 +83,4 @@ def adopt(end: int) -> Adopted:
     zygote = None
     for name in [name for name in held if name.startswith(ZYGOTE)]:
         zygote = ControlChannel(socket.socket(fileno=held.pop(name))), int(name.removeprefix(ZYGOTE))
-    return Adopted(daemon, held, held.pop(STATUS, None), zygote)
+    return Adopted(daemon, held, held.pop(STATUS, None), held.pop(OWNER, None), zygote)

@@ -1,6 +1,7 @@
 """The supervisor of a mount: owns its descriptors, starts the daemon that serves it, and replaces a daemon that died.
 
-    python -m dieselfs_client.supervision.supervisor REPORT|--adopt CHANNEL LOG MOUNTPOINT COMMAND...
+    python -m dieselfs_client.supervision.supervisor [--owner PIPE] REPORT LOG MOUNTPOINT COMMAND...
+    python -m dieselfs_client.supervision.supervisor --adopt CHANNEL LOG MOUNTPOINT COMMAND...
 
 This module starts processes and takes signals. It knows nothing of datasets, and imports as little as possible: its
 memory is used for the life of the mount (13 MB, 6 of them its own; importing `dieselfs.limits` would add 30).
@@ -14,8 +15,8 @@ Supervisor and daemon restart each other: a daemon whose supervisor dies, or lea
 another one with `--adopt` (`adoption.py`). The mount ends when one of them dies before it has replaced the other.
 
 SIGTERM, SIGINT, SIGHUP: unmount and end; the second time, at once. SIGUSR2: start a new zygote, with the code that is
-installed now, and let its daemon take over the mount. REPORT is a descriptor, or `-`; LOG a file, or `-` for standard
-error.
+installed now, and let its daemon take over the mount. The end of PIPE is as SIGTERM. REPORT is a descriptor, or `-`;
+LOG a file, or `-` for standard error.
 """
 
 import contextlib
@@ -31,6 +32,8 @@ from collections.abc import Iterator
 
 from dieselfs_client.supervision.adoption import (
     ADOPT,
+    OWNED,
+    OWNER,
     STATUS,
     SUPERVISOR,
     ZYGOTE,
@@ -42,6 +45,7 @@ from dieselfs_client.supervision.child import Child
 from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.kept_descriptors import DESCRIPTORS_MAX, DESCRIPTORS_SPARE, KeptDescriptors
 from dieselfs_client.supervision.privileges import write_no_core_files
+from dieselfs_client.supervision.remains import remove_remains
 from dieselfs_client.supervision.restart_policy import RestartPolicy
 from dieselfs_client.supervision.startup_report import StartupReport
 from dieselfs_client.supervision.status import (
@@ -74,7 +78,7 @@ class Supervisor:
     """Supervises one mount.
 
     - `report`, `log`: see `StartupReport`; `kept_max`: descriptors held for daemons
-    - `adopted`: what an earlier supervisor of this mount left, None for a new mount
+    - `adopted`: what an earlier supervisor of this mount left, None for a new mount; `owner`: see `adoption.OWNER`
     """
 
     def __init__(
@@ -85,8 +89,10 @@ class Supervisor:
         command: list[str],
         kept_max: int,
         adopted: Adopted | None = None,
+        owner: int | None = None,
     ) -> None:
         self._startup_report = StartupReport(report, log)
+        self._owner = owner if adopted is None else adopted.owner
         self._command = command
         self._kept = KeptDescriptors(kept_max)
         self._restart_policy = RestartPolicy()
@@ -103,7 +109,7 @@ class Supervisor:
         self._stopping_s: float | None = None
         self._is_clean = True  # the last daemon left no request unanswered
         self._was_ready = False
-        self._is_unmounted = False
+        self._is_unmounted = self._is_abandoned = False
         self._outcome: tuple[int, str, str] | None = None  # exit code, kind of error, message
         self._signals, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -169,10 +175,17 @@ class Supervisor:
                 poll.register(child.pidfd, select.POLLIN)
         if self._startup_report.descriptor is not None:
             poll.register(self._startup_report.descriptor, 0)  # poll reports an error nevertheless
+        if self._owner is not None:
+            poll.register(self._owner, 0)  # and an end
         events = dict(poll.poll(timeout_s * 1000))
         if self._startup_report.descriptor in events:
             self._startup_report.forget()
             self._note("interrupted before the mount was ready", is_trouble=False)
+            self._take_signal(signal.SIGTERM)
+        if self._owner is not None and self._owner in events:
+            os.close(self._owner)
+            self._owner, self._is_abandoned = None, True
+            self._note("the processes that the mount was for have ended")
             self._take_signal(signal.SIGTERM)
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._signals, 4096):
@@ -406,6 +419,8 @@ class Supervisor:
         """Give the daemon what it needs to replace this process."""
         self._send(self._daemon, "keep", SUPERVISOR, self._own_command)
         self._send(self._daemon, "keep", STATUS, self._status_file.descriptor)
+        if self._owner is not None:
+            self._send(self._daemon, "keep", OWNER, self._owner)
         for name, descriptor in self._kept.for_zygote().items():
             self._send(self._daemon, "keep", name, descriptor)
         zygote = self._zygote
@@ -439,8 +454,8 @@ class Supervisor:
             self._wait(TICK_S)
         self._kept.close()  # now the kernel fails the requests that still wait
         is_failed = self._was_ready and self._outcome is not None and self._outcome[0] != EXIT_OK
-        if not self._is_unmounted and not is_failed:
-            _unmount(self._state.mountpoint, self._state.device)
+        if not is_failed and (self._is_abandoned or not self._is_unmounted):
+            remove_remains(self._state.mountpoint, self._state.device)
 
     def _is_dead(self, reason: str) -> str:
         place = self._state.mountpoint
@@ -448,23 +463,12 @@ class Supervisor:
         return f"{place}: {reason}{end if self._was_ready else ''}"
 
 
-def _unmount(mountpoint: str, device: str) -> None:
-    """Unmount, if the mount still exists, with its layers. The large import is made only here."""
-    from dieselfs.errors import MountError
-    from dieselfs_client.mount.layers import remove_bases
-    from dieselfs_client.mount.mount_table import mount_at
-    from dieselfs_client.mount.mounting import unmount
-
-    record = mount_at(mountpoint)
-    if record is not None and record.device == device:
-        with contextlib.suppress(MountError):  # another process has unmounted it
-            unmount(mountpoint, lazily=True, is_cut_off=True)
-    remove_bases()
-
-
 def main() -> None:
     report, *others = sys.argv[1:]
-    adopted = None
+    adopted = owner = None
+    if report == OWNED:
+        owner, report, *others = int(others[0]), *others[1:]
+        os.set_inheritable(owner, False)
     if report == ADOPT:
         report, end, *others = "-", *others
         adopted = adopt(int(end))
@@ -481,7 +485,7 @@ def main() -> None:
     kept_max = min(DESCRIPTORS_MAX, descriptors_max - DESCRIPTORS_SPARE)
     os.chdir("/")  # pins no folder of the user
     log_file = None if log == "-" else log
-    sys.exit(Supervisor(descriptor, log_file, mountpoint, command, kept_max, adopted).run())
+    sys.exit(Supervisor(descriptor, log_file, mountpoint, command, kept_max, adopted, owner).run())
 
 
 if __name__ == "__main__":

@@ -109,14 +109,26 @@ def test_where_namespaces_are_forbidden_it_is_an_ordinary_mount(user: Dlcmd, pet
     assert not os.path.exists((user.folder / "place").read_text().strip())
 
 
+def kill_with_keeper(process: subprocess.Popen[bytes]) -> None:
+    """Neither of the two learns that the other one dies."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    both = [process.pid, *map(int, children.read_text().split())]
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for each in both:
+            os.kill(each, signum)
+
+
+@pytest.mark.parametrize("is_with_keeper", [False, True], ids=["process", "process and keeper"])
 @pytest.mark.parametrize("code", ["", NO_NAMESPACE], ids=["private", "ordinary"])
-def test_kill_leaves_nothing(user: Dlcmd, pets: str, code: str) -> None:
+def test_kill_leaves_nothing(user: Dlcmd, pets: str, code: str, is_with_keeper: bool) -> None:
     waits = 'echo "$$ $DIESELFS_MOUNT" > new; mv new begun; exec sleep 1000'
     program = f"{code}\nimport sys\nsys.argv[0] = 'dlcmd'\nfrom dieselfs_tools.dlcmd import main\nmain()"
     command = [*([] if code else AS_USER), COMMAND[0], "-c", program, "run", pets, "--", "sh", "-c", waits]
     process = subprocess.Popen(command, cwd=user.folder, env=user.environment(), stderr=subprocess.DEVNULL)
     try:
         wait_until((user.folder / "begun").exists)
+        if is_with_keeper:
+            kill_with_keeper(process)
     finally:
         process.kill()
         process.wait(TIMEOUT_S)
