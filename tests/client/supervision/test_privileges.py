@@ -17,8 +17,14 @@ def test_no_process_writes_core_files_and_those_of_root_gain_no_rights(
     options: MountOptions, dataset: str, mountpoint: Path
 ) -> None:
     control.mount(dataset, mountpoint, options)
-    wait_for(mountpoint, lambda now: bool(processes_of(mountpoint)["standby"]))
-    processes = processes_of(mountpoint)
+    processes: dict[str, list[int]] = {}
+
+    def are_complete(_: object) -> bool:
+        """While a daemon is forked, a second process has its name for a moment."""
+        processes.update(processes_of(mountpoint))
+        return all(len(found) == 1 for found in processes.values())
+
+    wait_for(mountpoint, are_complete)
     for name, [process] in processes.items():
         limits = Path(f"/proc/{process}/limits").read_text()
         [core] = [line for line in limits.splitlines() if line.startswith("Max core file size")]
