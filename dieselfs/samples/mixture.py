@@ -53,7 +53,8 @@ class Mixture:
     def index_of(self, part: int, indices: Numbers) -> Numbers:
         """The indices here of samples of a part: shape (n,)."""
         if self._places is None:
-            return np.add(indices, self._firsts[part])
+            moved: Numbers = indices + self._firsts[part]
+            return moved
         found: Numbers = np.asarray(self._places[part], np.int64)[indices]
         return found
 
