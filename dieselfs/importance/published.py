@@ -6,6 +6,7 @@ so ranks overlap; all cached samples come first; with enough of them, no others 
 greater score, and a sample whose score is not known never evicts.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import ceil, exp
@@ -104,6 +105,7 @@ class PublishedCache:
         self.keys = 0
         """As counted before the present batch."""
         self._queue: dict[int, tuple[float, int]] = {}
+        self._heap: list[tuple[tuple[float, int], int]] = []  # entries of the queue, and stale ones
         self._ghost: dict[int, tuple[float, int]] = {}
 
     def access(self, sample: int) -> bool:
@@ -112,7 +114,9 @@ class PublishedCache:
             return True
         keys = self.keys + _HEADROOM
         if keys >= self.capacity and sample in self._ghost and self._queue:
-            least = min(self._queue, key=self._queue.__getitem__)
+            while self._queue.get(self._heap[0][1]) != self._heap[0][0]:
+                heapq.heappop(self._heap)
+            least = self._heap[0][1]
             if self._ghost[sample] > self._queue[least]:
                 del self._queue[least]
                 self.cached[least] = False
@@ -127,7 +131,8 @@ class PublishedCache:
             count = self._ghost.get(sample, (0.0, 0))[1] + 1
             self._ghost[sample] = (weight, count)
             if self.cached[sample]:
-                self._queue[sample] = (weight, count)
+                self._queue[sample] = weight, count
+                heapq.heappush(self._heap, ((weight, count), sample))
         self.keys = int(np.count_nonzero(self.cached))
 
 
