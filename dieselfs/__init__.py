@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from dieselfs.dataset import Dataset, connect
     from dieselfs.locations import open_file as open
     from dieselfs.shuffle.cursor import Cursor
+    from dieselfs.shuffle.opportunistic import ServedLog
     from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
-    from dieselfs.shuffle.spec import PlanSpec
+    from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
     from dieselfs.snapshot.reader import Stat
 
     __version__: str
@@ -41,6 +42,8 @@ _MODULES = {
     "Dataset": "dieselfs.dataset",
     "Plan": "dieselfs.shuffle.plan",
     "PlanSpec": "dieselfs.shuffle.spec",
+    "ReaderSpec": "dieselfs.shuffle.spec",
+    "ServedLog": "dieselfs.shuffle.opportunistic",
     "Share": "dieselfs.shuffle.plan",
     "ShuffledPaths": "dieselfs.shuffle.plan",
     "Stat": "dieselfs.snapshot.reader",
@@ -64,6 +67,8 @@ __all__ = [
     "Plan",
     "PlanSpec",
     "ProtocolError",
+    "ReaderSpec",
+    "ServedLog",
     "Share",
     "ShuffledPaths",
     "SourceChanged",

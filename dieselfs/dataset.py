@@ -24,6 +24,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.batches import (
+    DEFAULT_BATCHES_AHEAD,
+    DEFAULT_BUFFER_BYTES,
+    BatchReader,
+    PlanMaker,
+    opportunistic_batches,
+)
 from dieselfs.cache.file_reader import Path
 from dieselfs.cluster.access import JobAccess
 from dieselfs.dataset_file import DatasetFile, buffered
@@ -36,9 +43,10 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import PurgeReport
 from dieselfs.settings import Settings
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.plan import Plan, ShuffledPaths
+from dieselfs.shuffle.opportunistic import ServedLog
+from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
 from dieselfs.shuffle.skips import Skips
-from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec
+from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot, Stat
 from dieselfs.snapshot.store import load_snapshot, save_snapshot
 from dieselfs.sources.server import ServerSource
@@ -47,6 +55,8 @@ from dieselfs.transfer.writer import DatasetWriter
 
 DEFAULT_GRACE_S = 24 * 3600
 """Purge removes chunks that have been dead for this long; readers of older snapshots may need younger ones."""
+NO_OTHERS = ReaderSpec()
+"""The reader of a whole epoch."""
 
 
 class Dataset:
@@ -238,6 +248,36 @@ class Dataset:
         plan = self.plan_of(replace(cursor.spec, folder=user_path(folder)))
         plan.check_cursor(cursor)
         return plan
+
+    def batches(
+        self,
+        batch: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        folder: Path = "",
+        is_opportunistic: bool = True,
+        group_chunks: int = DEFAULT_GROUP_CHUNKS,
+        reader: ReaderSpec = NO_OTHERS,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        ahead: int = DEFAULT_BATCHES_AHEAD,
+        log: ServedLog | None = None,
+    ) -> BatchReader:
+        """Batches of `batch` files, read ahead by threads. `reader`: rank, world and start.
+
+        Opportunistic: what is in memory first, each file once, drawn from a buffer of `buffer_bytes`; with the `log` of
+        another run, in its order. Otherwise in the order of `plan(seed, epoch, group_chunks)`. `ahead`: batches that
+        wait in memory.
+        """
+        if batch < 1:
+            raise InvalidInput(f"batch is {batch}: give the number of files, 1 or more")
+        plan = self.plan(seed, epoch, group_chunks, folder=folder)
+        if not is_opportunistic:
+            return BatchReader(PlanMaker(self, Share(plan, reader), batch), ahead)
+        held = self._frozen.open().is_held
+        return opportunistic_batches(
+            self, plan, reader, batch, held=held, buffer_bytes=buffer_bytes, ahead=ahead, log=log
+        )
 
     # -- metadata files ----------------------------------------------------------------------------------
 

@@ -212,6 +212,11 @@ class FileReader:
         self._hits.value += 1
         return payload, start, end
 
+    def is_held(self, chunk: int) -> bool:
+        """Whether a chunk is in the memory of this process."""
+        with self._held.lock:
+            return chunk in self._policy
+
     # -- by node -----------------------------------------------------------------------------------------
 
     def read_many(

@@ -19,7 +19,7 @@ from bench.cache_policies import Lru, NeverEvict, Priority, RandomEviction, min_
 from bench.figures import Row, Scale
 from bench.lessons import Subject, Training, UniformReader, digits, distinct, learn, synthetic
 from dieselfs.importance.app_cache import AppCache
-from dieselfs.importance.course import Course
+from dieselfs.importance.course import DEFAULT_REPEATS, Course
 from dieselfs.importance.epoch import draw
 from dieselfs.importance.published import PublishedReader
 from dieselfs.importance.rank_reader import RankReader
@@ -27,7 +27,7 @@ from dieselfs.importance.scores import SCORE_UNITS
 
 SHARES = (0.1, 0.2, 0.5)
 """Of the samples, that the cache has."""
-REPEATS = (1.0, 3.0, 4.0)
+REPEATS = (1.0, DEFAULT_REPEATS)
 HIT_SAMPLES, QUICK_SAMPLES = 50_000, 4_000
 HIT_EPOCHS, QUICK_EPOCHS = 8, 4
 ACCURACY_SAMPLES = 10_000
@@ -115,6 +115,8 @@ def hit_rows(subject: Subject, epochs: int) -> Iterator[Row]:
             served = ours[SHARES[0]][1].served
             yield row("SHADE's draws: LRU", partial(_lru, served), served)
         yield _shade_row(subject, f"SHADE, repeats {repeats:g}", ours, base[SHARES[0]])
+    always = {share: _shade(subject, epochs, share, DEFAULT_REPEATS, False) for share in SHARES}
+    yield _shade_row(subject, f"SHADE, repeats {DEFAULT_REPEATS:g} in every epoch", always, base[SHARES[0]])
     found = {share: _published(subject, epochs, share) for share in SHARES}
     yield _shade_row(subject, "SHADE as published, repeats 3", found, base[SHARES[0]])
 
@@ -131,10 +133,11 @@ def _shade_row(subject: Subject, name: str, runs: dict[float, tuple[float, Train
 
 
 class _Counting:
-    """A reader whose hits are counted when an epoch ends."""
+    """A reader whose hits are counted when an epoch ends. `uses_accuracy`: whether it repeats as accuracies say."""
 
-    def __init__(self, reader: RankReader | PublishedReader) -> None:
+    def __init__(self, reader: RankReader | PublishedReader, uses_accuracy: bool = True) -> None:
         self._reader = reader
+        self._uses_accuracy = uses_accuracy
         self.ratios: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -143,13 +146,16 @@ class _Counting:
     def note_accuracy(self, accuracy: float) -> None:
         found = self._reader.statistics()
         self.ratios.append(found["hits"] / found["reads"])
-        self._reader.note_accuracy(accuracy)
+        if self._uses_accuracy:
+            self._reader.note_accuracy(accuracy)
 
 
-def _shade(subject: Subject, epochs: int, share: float, repeats: float) -> tuple[float, Training]:
+def _shade(
+    subject: Subject, epochs: int, share: float, repeats: float, uses_accuracy: bool = True
+) -> tuple[float, Training]:
     samples = len(subject.train.labels)
     reader: Any = _Counting(
-        RankReader(Course(samples, 1, int(share * samples), repeats=repeats), subject.batch)
+        RankReader(Course(samples, 1, int(share * samples), repeats=repeats), subject.batch), uses_accuracy
     )
     training = learn(subject, 1, epochs, reader)
     return fmean(reader.ratios[WARM_EPOCHS:]), training

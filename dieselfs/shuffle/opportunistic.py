@@ -1,0 +1,210 @@
+"""An order that follows the memory: files of chunks that are there come first (DeepIO's opportunistic order). No I/O.
+
+Chunks arrive when they arrive. Each next file is drawn at random from the remaining files of chunks that have arrived;
+the draw at a position is a function of (seed, epoch, position) and of these files. So the log of arrivals, one line for
+each chunk, repeats an order bit by bit.
+"""
+
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import lgamma, log, log2
+from typing import NamedTuple
+
+import numpy as np
+
+from dieselfs.arrays import Nodes, Numbers
+from dieselfs.errors import InvalidInput
+from dieselfs.shuffle.order import Layout, Order, mix, stream
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
+
+# So that keys are independent of those of chunks and files, 1 and 2, and of importance sampling, 3 and 4.
+_DRAWS = 5
+
+_HEAD = re.compile(
+    r"opportunistic1 snapshot=([0-9a-f]{24}) seed=([0-9]{1,20}) epoch=([0-9]{1,20}) rank=([0-9]{1,10}) "
+    r"world=([0-9]{1,10}) check=([0-9a-f]{8})"
+)
+_ARRIVAL = re.compile(r"([0-9]{1,15}) ([0-9]{1,15})")
+
+
+class Arrival(NamedTuple):
+    """`part` can be drawn from since `position`."""
+
+    position: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLog:
+    """What repeats an order. `snapshot`: the beginning of the digest of the snapshot (and folder), as in a cursor."""
+
+    snapshot: str
+    seed: int
+    epoch: int
+    rank: int
+    world: int
+    arrivals: tuple[Arrival, ...] = ()
+
+    def before(self, position: int) -> "ServedLog":
+        """The log of an order that was interrupted at a position."""
+        return replace(self, arrivals=tuple(one for one in self.arrivals if one.position < position))
+
+    def __str__(self) -> str:
+        lines = "".join(f"{position} {part}\n" for position, part in self.arrivals)
+        head = f"snapshot={self.snapshot} seed={self.seed} epoch={self.epoch} rank={self.rank} world={self.world}"
+        return f"opportunistic1 {head} check={_check_sum(head + lines)}\n{lines}"
+
+    @classmethod
+    def parse(cls, text: str) -> "ServedLog":
+        """The log of a text. Raises InvalidInput for any other, or one that was truncated or changed."""
+        head, _, lines = text.partition("\n")
+        match = _HEAD.fullmatch(head)
+        if match is None:
+            raise InvalidInput(f"not a log of an opportunistic order: it begins with {head[:60]!r}")
+        arrivals = []
+        for number, line in enumerate(lines.splitlines(), 2):
+            arrival = _ARRIVAL.fullmatch(line)
+            if arrival is None:
+                raise InvalidInput(
+                    f"line {number} of the log of an order is {line[:60]!r}: give POSITION CHUNK"
+                )
+            arrivals.append(Arrival(int(arrival[1]), int(arrival[2])))
+        seed, epoch, rank, world = map(int, match.groups()[1:5])
+        found = cls(match[1], seed, epoch, rank, world, tuple(arrivals))
+        if str(found) != text:
+            raise InvalidInput("the log of an order was truncated or changed: its checksum does not match")
+        return found
+
+
+class Parts:
+    """The files of one rank by chunk. The files of all chunks, in the seeded order of the chunks, are cut into equal
+    pieces, one for each rank; so ranks have as many files, except for one, and share at most the chunks at the cuts.
+    """
+
+    def __init__(self, layout: Layout, seed: int, epoch: int, rank: int = 0, world: int = 1) -> None:
+        """Raises InvalidInput for numbers out of range."""
+        ReaderSpec(rank, world)
+        chunks = Order(layout, PlanSpec(seed, epoch)).chunks
+        total = int(layout.counts.sum())
+        first, end = rank * total // world, (rank + 1) * total // world
+        ends = np.cumsum(layout.counts[chunks])
+        places = range(int(np.searchsorted(ends, first, "right")), int(np.searchsorted(ends, end)) + 1)
+        self.order: list[int] = []
+        """The numbers of the parts with files, as they should be loaded."""
+        self.nodes: dict[int, Nodes] = {}
+        for place in places if end > first else ():
+            start = int(ends[place] - layout.counts[chunks[place]])
+            files = layout.files_of(chunks[place : place + 1])[max(first - start, 0) : end - start]
+            if len(files):
+                self.order.append(int(chunks[place]))
+                self.nodes[self.order[-1]] = files
+
+    def __len__(self) -> int:
+        """Number of files."""
+        return sum(map(len, self.nodes.values()))
+
+
+class OpportunisticOrder:
+    """The order of one rank in one epoch: each of its files once. Used by one thread at a time."""
+
+    def __init__(self, parts: Parts, seed: int, epoch: int) -> None:
+        self.position = 0
+        self.arrivals: list[Arrival] = []
+        self.choice_bits = 0.0
+        """log2 of the number of orders that could have been drawn, with these arrivals."""
+        self._parts = parts
+        self._total = len(parts)
+        self._stream = stream(seed, epoch, _DRAWS)
+        self._waiting = set(parts.nodes)
+        self._pool: list[int] = []
+
+    @property
+    def available(self) -> int:
+        """Files that can be drawn now."""
+        return len(self._pool)
+
+    @property
+    def left(self) -> int:
+        """Files that were not drawn."""
+        return self._total - self.position
+
+    def has_arrived(self, part: int) -> bool:
+        return part not in self._waiting
+
+    def remaining(self, part: int) -> Nodes:
+        """The files of an arrived part that were not drawn: shape (n,)."""
+        nodes = self._parts.nodes[part]
+        return nodes[np.isin(nodes, np.array(self._pool, np.int64))]
+
+    def arrive(self, part: int) -> None:
+        """The files of a part can be drawn from now on. Raises InvalidInput for one that does not exist, or again."""
+        if part not in self._waiting:
+            raise InvalidInput(
+                f"chunk {part} has arrived before, or is none of this rank: the log is of another run"
+            )
+        self._waiting.remove(part)
+        self.arrivals.append(Arrival(self.position, part))
+        self._pool += self._parts.nodes[part].tolist()
+
+    def draw(self, count: int) -> list[int]:
+        """The next files, as node numbers: as many as are available, at most `count`."""
+        count = min(count, len(self._pool))
+        positions = np.arange(self.position, self.position + count, dtype=np.uint64)
+        keys = mix(self._stream ^ mix(positions)).tolist()
+        pool, drawn = self._pool, []
+        for key in keys:
+            size = len(pool)
+            self.choice_bits += log2(size)
+            place = key % size
+            drawn.append(pool[place])
+            pool[place] = pool[-1]
+            pool.pop()
+        self.position += count
+        return drawn
+
+    def entropy_ratio(self) -> float:
+        """`choice_bits`, relative to those of a full shuffle of as many files; 1.0 if only one order exists."""
+        full = lgamma(self.position + 1) / log(2)
+        return self.choice_bits / full if full else 1.0
+
+
+def begun(
+    parts: Parts, seed: int, epoch: int, logged: Iterable[Arrival], start: int
+) -> tuple[OpportunisticOrder, list[Arrival]]:
+    """The order at position `start`, and the arrivals that are left of the log. Raises InvalidInput if the log has no
+    files for a position before.
+    """
+    order, left = OpportunisticOrder(parts, seed, epoch), deque(logged)
+    while left and left[0].position < start:
+        _advance(order, left[0].position)
+        order.arrive(left.popleft().part)
+    _advance(order, start)
+    return order, [*left]
+
+
+def served(parts: Parts, log_: ServedLog) -> Numbers:
+    """The files in the order of a log, as far as it has files: shape (n,). Raises InvalidInput."""
+    order, nodes = OpportunisticOrder(parts, log_.seed, log_.epoch), []
+    for position, part in log_.arrivals:
+        nodes += _advance(order, position)
+        order.arrive(part)
+    return np.array(nodes + order.draw(order.available), np.int64)
+
+
+def _advance(order: OpportunisticOrder, position: int) -> list[int]:
+    drawn = order.draw(position - order.position)
+    if order.position != position:
+        raise InvalidInput(f"the log of an order has no files for position {order.position}")
+    return drawn
+
+
+def log_of(snapshot: str, spec: PlanSpec, reader: ReaderSpec, arrivals: Iterable[Arrival]) -> ServedLog:
+    """The log of an order."""
+    return ServedLog(snapshot, spec.seed, spec.epoch, reader.rank, reader.world, tuple(arrivals))
+
+
+def _check_sum(text: str) -> str:
+    return f"{zlib.crc32(text.encode('ascii')):08x}"
