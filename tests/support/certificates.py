@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
+def make_certificate(folder: Path, called: str = "dieselfs test") -> tuple[Path, Path]:
     """Files with a certificate for 127.0.0.1, which is its own authority, and with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dieselfs test")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, called)])
     now = datetime.datetime.now(datetime.UTC)
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     certificate = (

@@ -20,7 +20,9 @@ JOB = "training"
 def job_mounts(
     server: RunningServer, dataset: str, folder: Path, nodes: Sequence[str], **more: Any
 ) -> Iterator[list[Path]]:
-    """A mount for each of these nodes, in `folder`, which is empty; mounts wait for each other. `more`: options."""
+    """A mount for each of these nodes, in `folder`, which is empty; mounts wait for each other. `more`: options; with
+    a `key_file`, over TCP.
+    """
     secret = folder / "secret"
     secret.touch(0o600)
     secret.write_text("0123456789abcdef" * 4)
@@ -29,7 +31,7 @@ def job_mounts(
     def mount(number: int) -> None:
         places[number].mkdir()
         options = MountOptions(
-            server=server.unix,
+            server=server.tcp if "key_file" in more else server.unix,
             log_file=f"{places[number]}.log",
             job=JOB,
             job_nodes=len(set(nodes)),

@@ -164,7 +164,8 @@ class RpcServer:
             hint = (
                 ""
                 if is_secured
-                else "; the client speaks no TLS 1.3: tls must be off at both ends or at neither"
+                else "; the client speaks no TLS 1.3, or refuses the certificate: "
+                "tls must be off at both ends or at neither"
             )
             log.info("%s: connection ended: %s%s", peer, reason, hint)
         except Exception:
