@@ -140,7 +140,8 @@ class Call:
 
         Without the right to read, NotFound is raised whether or not the dataset exists.
         """
-        return await self._looked_up(self.service.catalog.dataset, name or self.arguments.dataset, right)
+        named = self.arguments.dataset if name is None else name
+        return await self._looked_up(self.service.catalog.dataset, named, right)
 
     async def dataset_id(self, right: Right) -> bytes:
         """The ID of the dataset, also while its metadata is away or lost; else as `dataset`."""

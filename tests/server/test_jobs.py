@@ -65,6 +65,18 @@ def test_who_may_read_may_join(admin: ServerClient, server: RunningServer) -> No
         client.close()
 
 
+def test_nobody_can_use_up_the_versions_of_a_list(admin: ServerClient) -> None:
+    terms = replace(TERMS, job="long")
+    last = (1 << 63) - 1
+    for known_version in (last - 1, last, last):
+        version, _ = join(admin, "n1", terms, known_version)
+        assert version < last // 2
+        admin.leave_job(terms, SECRET.fingerprint(), sealed("n1", terms))
+    version, nodes = join(admin, "n1", terms)
+    newer, nodes = join(admin, "n2", terms)
+    assert newer > version and nodes == ["n1", "n2"]
+
+
 def test_another_snapshot_is_refused(admin: ServerClient) -> None:
     terms = replace(TERMS, job="strict")
     join(admin, "n1", terms)

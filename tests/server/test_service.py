@@ -112,6 +112,8 @@ def test_names_of_datasets(admin: ServerClient) -> None:
             admin.create_dataset(name)
     with pytest.raises(NotFound):
         admin.dataset("no-such")
+    with pytest.raises(InvalidInput, match="is not allowed"):
+        admin.dataset("")
 
 
 def test_a_dataset_that_one_may_not_see_looks_like_one_that_is_not_there(

@@ -18,6 +18,8 @@ from dieselfs_server.users import Right
 
 LEASE_S_MAX = 3600
 HOLDER_CHARACTERS_MAX = 200
+VERSION_AHEAD_NS = 24 * 3600 * 10**9
+"""A version of a membership list may be this far ahead of the clock."""
 
 
 async def pin(call: Call) -> None:
@@ -59,9 +61,9 @@ async def join_job(call: Call) -> Reply:
     if arguments.generation < 0 or arguments.known_version < 0:
         raise InvalidInput("a negative generation or membership version")
     node = Member.of(arguments.member[SEAL_BYTES:]).node
-    request = JoinRequest(
-        arguments.member, node, arguments.generation, arguments.digest, arguments.known_version
-    )
+    # Versions begin with the time and rise by one: a member that knows a later one would use up all that there are.
+    known_version = min(arguments.known_version, service.now_ns() + VERSION_AHEAD_NS)
+    request = JoinRequest(arguments.member, node, arguments.generation, arguments.digest, known_version)
     answer = await trio.to_thread.run_sync(job_members.renew, request, service.now_ns())
     if answer is None:
         answer = await trio.to_thread.run_sync(
