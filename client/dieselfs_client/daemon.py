@@ -8,29 +8,21 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import trio
 
-from dieselfs.cluster.node_lock import NodeLock
-from dieselfs.dataset import connect as connect_dataset
 from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
-from dieselfs.limits import KIB, MIB
-from dieselfs.process.state_dirs import open_private
+from dieselfs.limits import KIB
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import FUSE, IMAGE, ONESHOT, CacheOptions
-from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
+from dieselfs.settings import FUSE, IMAGE
+from dieselfs.snapshot.pin import holder_name
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
-from dieselfs.sources.server import ServerSource
-from dieselfs_client.cluster.pool import PoolConfig, PoolHost, pool_config
-from dieselfs_client.cluster.role import JobRole, lock_of, path_of
+from dieselfs_client.cluster.role import lock_of
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.memory.warming import Pace
 from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
 from dieselfs_client.mount.driver import Driver
 from dieselfs_client.mount.drivers import driver_class
@@ -52,6 +44,7 @@ from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.mount.view import Choice, after_refusal, choices
 from dieselfs_client.node import Node, allotment_of
+from dieselfs_client.service import Service
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 from dieselfs_client.supervision.handover_state import HandoverState
 from dieselfs_client.supervision.kept_descriptors import DEVICE
@@ -60,43 +53,11 @@ from dieselfs_client.supervision.supervisor_client import Command, SupervisorCli
 
 STOP_GRACE_S = 5.0
 """Open files are served for this long after an order to stop."""
-FIRST_PIN_TIMEOUT_S = 5.0
-"""A daemon is ready once the server has its pin, or after this time."""
 HANDOVER_STATE = "handover_state"
 """The name of its descriptor at the supervisor."""
 LAYERS_BYTES_MAX = 64 * KIB
-LOG_BYTES_MAX = 16 * MIB
-"""Size of the log file at which it is rotated; one old file is kept."""
 
 _log = logging.getLogger(__name__)
-
-
-class Opened(NamedTuple):
-    """A dataset as daemons serve it."""
-
-    snapshot: Snapshot
-    source: ServerSource
-    client: ServerClient
-
-
-def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None) -> Opened:
-    """Open `dataset` at its newest snapshot, or at that of a file, without a request to the server.
-
-    Raises what `dieselfs.connect` raises, and Damaged for a broken file.
-    """
-    opened = connect_dataset(
-        dataset,
-        server=options.server,
-        key_file=options.key_file,
-        home=options.home,
-        generation=options.generation,
-        job="",  # the daemon takes part in the job by itself
-        create=snapshot_file is not None,  # then the dataset need not exist on the server at the moment
-    )
-    if snapshot_file is None:
-        return Opened(opened.snapshot, opened.chunks, opened.client)
-    snapshot = Snapshot.open(snapshot_file)
-    return Opened(snapshot, ServerSource(opened.client, snapshot), opened.client)
 
 
 async def serve_mount(
@@ -126,64 +87,6 @@ async def serve_mount(
         nursery.cancel_scope.cancel()
     if refusal is not None:
         raise refusal
-
-
-@dataclass(eq=False)
-class Service:
-    """What daemons with and without a mount share: the role in the job, and the pin of the generation."""
-
-    snapshot: Snapshot
-    source: Source
-    options: CacheOptions
-    client: ServerClient | None
-
-    def __post_init__(self) -> None:
-        self.role: JobRole | None = None
-        self.config: PoolConfig | None = None
-        if self.options.job is not None and self.client is not None:
-            self.config = pool_config(self.options, self.client, self.snapshot.dataset, os.environ)
-        self.holder = holder_name(str(path_of(self.snapshot, self.config)), os.getpid())
-        self._is_pinned = trio.Event()
-
-    def join(
-        self,
-        lock: NodeLock,
-        memory_bytes: int,
-        nursery: trio.Nursery,
-        foreground: Foreground,
-        handover_chunks: HandoverChunks | None = None,
-        is_resumed: bool = False,
-    ) -> None:
-        """Take part in the job, if there is one."""
-        if self.config is None or self.client is None:
-            return
-        config = replace(self.config, memory_bytes=memory_bytes)
-        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        host = PoolHost(nursery, foreground, pace, handover_chunks)
-        self.role = JobRole(self.snapshot, self.client, config, lock, host)
-        self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
-
-    async def keep_pinned(self) -> None:
-        if self.client is not None:
-            await keep_pinned(self.client.pin, self.snapshot.header, self.holder, self._is_pinned.set)
-
-    async def unpin(self) -> None:
-        if self.client is not None:
-            await unpin(self.client.pin, self.snapshot.header, self.holder)
-
-    async def settled(self, is_resumed: bool = False) -> None:
-        """Wait until the server has the pin (FIRST_PIN_TIMEOUT_S at most), so that no purge takes a chunk of it, and
-        the nodes of the job are there. `is_resumed`: the pin of an earlier daemon holds.
-        """
-        if self.client is not None and not is_resumed:
-            with trio.move_on_after(FIRST_PIN_TIMEOUT_S):
-                await self._is_pinned.wait()
-        if self.role is not None:
-            await self.role.gathered.wait()
-
-    def raise_refusal(self) -> None:
-        if self.role is not None and self.role.refusal is not None:
-            raise self.role.refusal
 
 
 @dataclass(eq=False)
@@ -480,20 +383,3 @@ def _leave() -> NoReturn:
     """End at once: the kernel sends the unanswered requests to the next daemon."""
     logging.shutdown()
     os._exit(EXIT_OK)
-
-
-def open_log(path: Path) -> None:
-    """Send the log and standard error to a file that only this user can read. Raises MountError."""
-    try:
-        descriptor = open_private(path)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
-        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1, errors="backslashreplace")
-    except OSError as error:
-        raise MountError(f"log file {path}: {error.strerror}") from None
-    logging.basicConfig(
-        level=logging.INFO,
-        handlers=[handler],
-        format="%(asctime)s %(process)d %(levelname)s %(message)s",
-        force=True,
-    )

@@ -23,8 +23,9 @@ import numpy.ma  # noqa: F401  # else the first np.unique of a daemon imports it
 import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError
-from dieselfs_client.daemon import open_dataset, open_log, serve_mount
+from dieselfs_client.daemon import serve_mount
 from dieselfs_client.mount.options import MountOptions, parse_options
+from dieselfs_client.service import open_dataset, open_log
 from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
 from dieselfs_client.supervision.kept_descriptors import SNAPSHOT
 from dieselfs_client.supervision.privileges import give_up_privileges

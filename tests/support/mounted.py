@@ -21,8 +21,9 @@ import trio
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
 from dieselfs_client import daemon
-from dieselfs_client.daemon import open_log, serve_mount
+from dieselfs_client.daemon import serve_mount
 from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.service import open_log
 from dieselfs_client.supervision.control_channel import ControlChannel
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 from lab.network import clear

@@ -1,0 +1,139 @@
+"""What all daemons share: the dataset and its pin, the role in a job, the log. This module calls the server, and opens
+files.
+"""
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from dieselfs.cluster.node_lock import NodeLock
+from dieselfs.dataset import connect as connect_dataset
+from dieselfs.errors import MountError
+from dieselfs.limits import MIB
+from dieselfs.process.state_dirs import open_private
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings import ONESHOT, CacheOptions
+from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Source
+from dieselfs.sources.server import ServerSource
+from dieselfs_client.cluster.pool import PoolConfig, PoolHost, pool_config
+from dieselfs_client.cluster.role import JobRole, path_of
+from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.warming import Pace
+from dieselfs_client.supervision.handover_chunks import HandoverChunks
+
+FIRST_PIN_TIMEOUT_S = 5.0
+"""A daemon is ready once the server has its pin, or after this time."""
+LOG_BYTES_MAX = 16 * MIB
+"""Size of the log file at which it is rotated; one old file is kept."""
+
+_log = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """A dataset as daemons serve it."""
+
+    snapshot: Snapshot
+    source: ServerSource
+    client: ServerClient
+
+
+def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None) -> Opened:
+    """Open `dataset` at its newest snapshot, or at that of a file, without a request to the server.
+
+    Raises what `dieselfs.connect` raises, and Damaged for a broken file.
+    """
+    opened = connect_dataset(
+        dataset,
+        server=options.server,
+        key_file=options.key_file,
+        home=options.home,
+        generation=options.generation,
+        job="",  # the daemon takes part in the job by itself
+        create=snapshot_file is not None,  # then the dataset need not exist on the server at the moment
+    )
+    if snapshot_file is None:
+        return Opened(opened.snapshot, opened.chunks, opened.client)
+    snapshot = Snapshot.open(snapshot_file)
+    return Opened(snapshot, ServerSource(opened.client, snapshot), opened.client)
+
+
+@dataclass(eq=False)
+class Service:
+    """What daemons with and without a mount share: the role in the job, and the pin of the generation."""
+
+    snapshot: Snapshot
+    source: Source
+    options: CacheOptions
+    client: ServerClient | None
+
+    def __post_init__(self) -> None:
+        self.role: JobRole | None = None
+        self.config: PoolConfig | None = None
+        if self.options.job is not None and self.client is not None:
+            self.config = pool_config(self.options, self.client, self.snapshot.dataset, os.environ)
+        self.holder = holder_name(str(path_of(self.snapshot, self.config)), os.getpid())
+        self._is_pinned = trio.Event()
+
+    def join(
+        self,
+        lock: NodeLock,
+        memory_bytes: int,
+        nursery: trio.Nursery,
+        foreground: Foreground,
+        handover_chunks: HandoverChunks | None = None,
+        is_resumed: bool = False,
+    ) -> None:
+        """Take part in the job, if there is one."""
+        if self.config is None or self.client is None:
+            return
+        config = replace(self.config, memory_bytes=memory_bytes)
+        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
+        host = PoolHost(nursery, foreground, pace, handover_chunks)
+        self.role = JobRole(self.snapshot, self.client, config, lock, host)
+        self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
+
+    async def keep_pinned(self) -> None:
+        if self.client is not None:
+            await keep_pinned(self.client.pin, self.snapshot.header, self.holder, self._is_pinned.set)
+
+    async def unpin(self) -> None:
+        if self.client is not None:
+            await unpin(self.client.pin, self.snapshot.header, self.holder)
+
+    async def settled(self, is_resumed: bool = False) -> None:
+        """Wait until the server has the pin (FIRST_PIN_TIMEOUT_S at most), so that no purge takes a chunk of it, and
+        the nodes of the job are there. `is_resumed`: the pin of an earlier daemon holds.
+        """
+        if self.client is not None and not is_resumed:
+            with trio.move_on_after(FIRST_PIN_TIMEOUT_S):
+                await self._is_pinned.wait()
+        if self.role is not None:
+            await self.role.gathered.wait()
+
+    def raise_refusal(self) -> None:
+        if self.role is not None and self.role.refusal is not None:
+            raise self.role.refusal
+
+
+def open_log(path: Path) -> None:
+    """Send the log and standard error to a file that only this user can read. Raises MountError."""
+    try:
+        descriptor = open_private(path)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1, errors="backslashreplace")
+    except OSError as error:
+        raise MountError(f"log file {path}: {error.strerror}") from None
+    logging.basicConfig(
+        level=logging.INFO,
+        handlers=[handler],
+        format="%(asctime)s %(process)d %(levelname)s %(message)s",
+        force=True,
+    )
