@@ -256,7 +256,7 @@ def rank_and_world(
     """`(rank, world)`: as given, else of the process group of torch.distributed, else of the variables of torchrun
     (`RANK`, `WORLD_SIZE`), else (0, 1).
 
-    Raises InvalidInput if only one of the two is given, or a variable is not a number.
+    Raises InvalidInput if only one of the two is given or set, or a variable is not a number.
     """
     if rank is not None and world is not None:
         return rank, world
@@ -265,6 +265,8 @@ def rank_and_world(
     distributed = sys.modules.get("torch.distributed")  # a program that uses it has imported it
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    if ("RANK" in environment) != ("WORLD_SIZE" in environment):
+        raise InvalidInput("only one of RANK and WORLD_SIZE is set in the environment: set both, or neither")
     try:
         return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     except ValueError:

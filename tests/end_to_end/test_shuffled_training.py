@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as TorchDataset
 
 from bench.digits import Lesson, by_class, store_digits, write_digits
@@ -90,6 +90,21 @@ def test_the_mount_is_told_what_will_be_read(mountpoint: Path, dataset: FolderDa
     (plan,) = (plan for plan in stats["plans"] if plan["seed"] == 4242)
     assert (plan["epoch"], plan["group"], plan["positions"]) == (7, 5, len(dataset))
     assert [(reader["rank"], reader["world"]) for reader in plan["readers"]] == [(1, 2)]
+
+
+def test_for_a_part_of_a_folder_the_mount_prefetches_the_folder(
+    mountpoint: Path, dataset: FolderDataset
+) -> None:
+    """Its groups have the same chunks; from the group of the start on, for all ranks together."""
+    part = Subset(dataset, range(0, len(dataset), 2))
+    sampler = ChunkShuffleBatchSampler(part, 64, seed=4343, group_chunks=5, rank=1, world=2)
+    batch = next(iter(sampler))
+    stats = json.loads((mountpoint / ".dieselfs/stats").read_bytes())
+    (plan,) = (plan for plan in stats["plans"] if plan["seed"] == 4343)
+    assert (plan["epoch"], plan["group"], plan["positions"]) == (0, 5, len(dataset))
+    assert [(reader["rank"], reader["world"]) for reader in plan["readers"]] == [(0, 1)]
+    for index in batch:
+        assert part[index] == dataset[2 * index]
 
 
 class Numbered(TorchDataset[tuple[int, bytes]]):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
-from dieselfs.samples.order import Ordered, SamplePlaces, names_of
+from dieselfs.samples.order import Ordered, SampleNames, SamplePlaces
 from dieselfs.samples.sampler_state import SamplerState
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.skips import Skips
@@ -49,8 +49,10 @@ def test_samples_of_one_file_are_spread_over_its_group() -> None:
 
 
 def test_names_number_the_samples_of_a_file() -> None:
-    assert names_of(np.array([7, 5, 7, 7], np.uint32)).tolist() == [7, 5, (1 << 32) + 7, (2 << 32) + 7]
-    assert names_of(np.array([], np.uint32)).tolist() == []
+    names = SampleNames(np.array([7, 5, 7, 7], np.uint32))
+    assert names.names.tolist() == [5, 7, (1 << 32) + 7, (2 << 32) + 7]
+    assert names.samples(names.names[::-1]).tolist() == [3, 2, 0, 1]
+    assert SampleNames(np.array([], np.uint32)).names.tolist() == []
 
 
 def test_a_cursor_knows_which_samples_it_counts() -> None:

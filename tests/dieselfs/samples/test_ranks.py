@@ -22,6 +22,9 @@ def test_one_process_unless_something_says_otherwise() -> None:
 
 def test_the_variables_of_torchrun() -> None:
     assert rank_and_world(environment={"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
+    for lonely in ({"RANK": "0"}, {"WORLD_SIZE": "8"}):
+        with pytest.raises(InvalidInput, match="only one of RANK and WORLD_SIZE is set"):
+            rank_and_world(environment=lonely)
     with pytest.raises(InvalidInput, match="RANK and WORLD_SIZE"):
         rank_and_world(environment={"RANK": "three", "WORLD_SIZE": "8"})
 
