@@ -15,6 +15,7 @@ from dieselfs.torch.datasets import DatasetView, FileDataset, FolderDataset, Mix
 from dieselfs.torch.importance import ImportanceSampler
 from dieselfs.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
 from dieselfs.torch.stream import BatchStream
+from dieselfs.torch.tensors import as_tensors
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -27,5 +28,6 @@ __all__ = [
     "ImportanceSampler",
     "MixedDataset",
     "PairDataset",
+    "as_tensors",
     "load_image",
 ]
