@@ -192,11 +192,12 @@ class SamplerState:
         """Expect that other processes take the steps from the current position on, for `consumed` and `advance`."""
         self._ends = deque(self.batch_ends(self.position))
 
-    def steps(self, start: int) -> Iterator[tuple[int, list[int]]]:
+    def steps(self, start: int, declares: bool = True) -> Iterator[tuple[int, list[int]]]:
         """The steps of this rank from a position on: end position and indices of the samples of each.
 
-        The first `next` declares what this rank reads, and drops the steps that were taken before and not consumed.
-        Raises InvalidInput as `check_start`. Warns once per sampler if an epoch is read again.
+        The first `next` declares what this rank reads, unless another process does so (`declares`), and drops the steps
+        that were taken before and not consumed. Raises InvalidInput as `check_start`. Warns once per sampler if an
+        epoch is read again.
         """
         self.check_start(start)
         if self._is_repeating and not self._is_warned:
@@ -207,7 +208,8 @@ class SamplerState:
                 stacklevel=2,
             )
         share = self.share(start)
-        self.order.declare(self._reader(start))
+        if declares:
+            self.order.declare(self._reader(start))
         self._ends.clear()
         indices = self.order.indices(share.positions())
         first = 0

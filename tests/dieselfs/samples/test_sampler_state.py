@@ -179,6 +179,8 @@ def test_what_is_read_is_declared_once_it_begins() -> None:
     next(steps)
     (share,) = folder.declared
     assert (share.rank, share.world, share.batch, share.start) == (1, 2, 10, 30)
+    assert next(sampler_state.steps(30, declares=False)) == next(sampler_state.steps(30))
+    assert len(folder.declared) == 2
 
 
 def test_a_state_of_something_else_is_refused() -> None:
