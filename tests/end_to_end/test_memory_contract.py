@@ -157,5 +157,5 @@ def test_what_cannot_fit_is_refused_before_anything_is_mounted(server: RunningSe
             timeout=100,
         )
     assert done.returncode == EXIT_USAGE
-    assert "the cgroup dieselfs-refused" in done.stderr and "allows (100 MiB)" in done.stderr
+    assert "the cgroup dieselfs-refused" in done.stderr and "allows 100 MiB of memory" in done.stderr
     assert os.listdir(mountpoint) == []
