@@ -178,10 +178,7 @@ class ServerClient:
         is_urgent: bool = False,
         **arguments: object,
     ) -> tuple[Any, bytearray | None]:
-        """The reply, and the bulk bytes behind it.
-
-        `work_s`, `bulk_bytes_max`: as `Connection.call`; `is_urgent`: as `_with_connection`.
-        """
+        """The reply, and the bulk bytes behind it. Options: as of `Connection.call` and `_with_connection`."""
         return self._with_connection(
             lambda connection, wait_s: connection.call(
                 method, arguments, bulk, wait_s, work_s=work_s, bulk_bytes_max=bulk_bytes_max
@@ -191,8 +188,7 @@ class ServerClient:
             is_urgent,
         )
 
-    def _value(self, method: str, **options: Any) -> Any:
-        """The reply alone; `options` as for `_call`."""
+    def _value(self, method: str, **options: Any) -> Any:  # the reply alone
         return self._call(method, **options)[0]
 
     def _with_connection(
@@ -222,6 +218,10 @@ class ServerClient:
                 self._close_idle(connection.address)
                 # An old connection may have failed because the server has restarted.
                 tries.failed(connection.address, error, is_final=is_new)
+            except AccessDenied:
+                if self._access.current(is_urgent=True).key is connection.key:
+                    raise
+                connection.close()  # its key was replaced, and removed before this client had noticed
             finally:
                 self._give_back(connection)
 
