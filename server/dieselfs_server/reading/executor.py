@@ -6,8 +6,6 @@ them. This module has the preambles of chunks, and the limit of concurrent reads
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -22,6 +20,7 @@ from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
 from dieselfs.metrics import Registry
+from dieselfs_server.reading.in_use import InUse
 from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
 from dieselfs_server.store.interface import ObjectStore
 
@@ -62,7 +61,7 @@ class RequestExecutor:
         self._threads = trio.CapacityLimiter(math.inf)  # the tokens bound them
         self._metrics = ReadMetrics(metrics or Registry())
         # Queues in use; changed only between checkpoints.
-        self._queues: dict[tuple[bytes, bytes], ReadQueue] = {}
+        self._queues: InUse[tuple[bytes, bytes], ReadQueue] = InUse()
         self._preambles: dict[tuple[bytes, bytes], Preamble] = {}  # changed only between checkpoints
         self._block_checksums: dict[tuple[bytes, bytes], bytes] = {}  # the last used at the end
         self._hashing = trio.CapacityLimiter(HASHING_MAX)
@@ -134,27 +133,17 @@ class RequestExecutor:
 
     async def _read(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
         try:
-            with self._queue(dataset_id, chunk_id) as queue:
+            with self._queues.held(
+                (dataset_id, chunk_id), partial(self._queue, dataset_id, chunk_id)
+            ) as queue:
                 return await queue.read(ranges)
         except (Damaged, NotFound):
             self._preambles.pop((dataset_id, chunk_id), None)
             raise
 
-    @contextmanager
-    def _queue(self, dataset_id: bytes, chunk_id: bytes) -> Iterator[ReadQueue]:
-        """The queue of a chunk, which exists while it is in use."""
-        key = (dataset_id, chunk_id)
-        if key not in self._queues:
-            read = partial(self._store.get_range, dataset_id, chunk_id)
-            self._queues[key] = ReadQueue(read, self._tokens, self._threads, self._metrics)
-        queue = self._queues[key]
-        queue.users += 1
-        try:
-            yield queue
-        finally:
-            queue.users -= 1
-            if not queue.users:
-                del self._queues[key]
+    def _queue(self, dataset_id: bytes, chunk_id: bytes) -> ReadQueue:
+        read = partial(self._store.get_range, dataset_id, chunk_id)
+        return ReadQueue(read, self._tokens, self._threads, self._metrics)
 
 
 def _verified_checksums(preamble: Preamble, payload: memoryview) -> bytes:

@@ -70,7 +70,6 @@ class ReadQueue:
         self._turn = trio.Lock()
         self._waiting: list[_Request] = []
         self._in_flight: SharedRead | None = None
-        self.users = 0
 
     async def read(self, ranges: Ranges) -> list[memoryview]:
         """The bytes of each range. Raises the store's error for a span that they need.

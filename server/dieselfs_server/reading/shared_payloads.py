@@ -1,14 +1,13 @@
 """Payloads in sealed memory, for the processes of the server's own user on this machine. This module reads files.
 
 A payload is read and verified once for all of these processes, which map its memory. They do not map the files of the
-store: who truncates such a file would kill each process that has it mapped (SIGBUS), and who writes to it would change
+store: truncating such a file would kill each process that has it mapped (SIGBUS), and writing to it would change
 bytes that were verified. docs/reference/shared-memory.md has the details.
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from dieselfs.limits import KIB, MIB
 from dieselfs.metrics import Registry
 from dieselfs.process.system_limits import available_bytes
 from dieselfs_server.reading.executor import OpenPayload, RequestExecutor
+from dieselfs_server.reading.in_use import InUse
 
 MEMORY_SHARE = 0.25
 """Of the memory that the system allows: the default limit of shared payloads."""
@@ -85,7 +85,7 @@ class SharedPayloads:
         )
         self._kept: dict[tuple[bytes, bytes], SharedPayload] = {}  # by dataset and chunk
         self._recent = RecentRequests()
-        self._fills: dict[_Key, _Fill] = {}  # changed only between checkpoints
+        self._fills: InUse[_Key, trio.Lock] = InUse()
         self._used_s: dict[bytes, float] = {}  # when a dataset was last asked for
         self._limiter = trio.CapacityLimiter(FILLS_AT_ONCE_MAX)
         self._filled = metrics.counter("shared.filled", "Payloads that were read into shared memory.")
@@ -140,8 +140,8 @@ class SharedPayloads:
 
     async def _fill(self, key: _Key, digest: bytes) -> None:
         """Hold a payload, unless there is no room. Concurrent calls read it once."""
-        with self._fill_of(key) as fill:
-            async with fill.lock:
+        with self._fills.held(key, trio.Lock) as lock:
+            async with lock:
                 if key in self._policy or len(self._policy) >= self._segments_max:
                     return
                 opened = await self._executor.open_payload(key.dataset_id, key.chunk_id)
@@ -168,23 +168,6 @@ class SharedPayloads:
         self._policy.add(key, payload)
         if payload.is_kept:
             self._kept[key.dataset_id, key.chunk_id] = payload
-
-    @contextmanager
-    def _fill_of(self, key: _Key) -> "Iterator[_Fill]":
-        fill = self._fills.setdefault(key, _Fill(trio.Lock()))
-        fill.users += 1
-        try:
-            yield fill
-        finally:
-            fill.users -= 1
-            if not fill.users:
-                del self._fills[key]
-
-
-@dataclass(slots=True)
-class _Fill:
-    lock: trio.Lock
-    users: int = 0
 
 
 def sealed_copy(opened: OpenPayload, digest: bytes, available_min_bytes: int = 0) -> Segment:
