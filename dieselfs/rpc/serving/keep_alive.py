@@ -10,6 +10,7 @@ from typing import TypeVar
 import trio
 
 from dieselfs.limits import KEEP_ALIVE_S
+from dieselfs.process.companion import accompanied
 from dieselfs.rpc.serving.connection import ClientConnection
 
 LONG_METHODS = frozenset(("purge", "rebuild", "fsck", "get_snapshot", "put_tag"))
@@ -24,26 +25,11 @@ async def kept_alive(
 
     If the client has gone, `work` is cancelled, and the error of the connection is raised.
     """
-    results: list[T] = []
-    failures: list[Exception] = []
 
     async def keep_alive() -> None:
         while True:
             await trio.sleep(interval_s)
-            try:
-                with trio.CancelScope(shield=True):  # a part of a message would break the connection
-                    await connection.send(b"")
-            except (trio.TooSlowError, trio.BrokenResourceError, OSError) as error:
-                failures.append(error)
-                nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):  # a part of a message would break the connection
+                await connection.send(b"")
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_alive)
-        try:
-            results.append(await work())
-        except Exception as error:
-            failures.append(error)
-        nursery.cancel_scope.cancel()
-    if results:
-        return results[0]
-    raise failures[0]
+    return await accompanied(work, keep_alive)

@@ -7,11 +7,13 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import trio
 
 from dieselfs.errors import DieselfsError, NotFound, StorageFull, Unavailable
+from dieselfs.process.companion import accompanied
 from dieselfs_server.leases.maintenance_lease import RENEWAL_S, Excluded, end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -68,9 +70,6 @@ class MaintenanceJobs:
         take_lease(self._metadata, dataset_id, holder, self._now_ns())
 
     async def _run_leased(self, dataset_id: bytes, holder: str, work: Callable[[Proceed], T]) -> T:
-        results: list[T] = []
-        failures: list[Exception] = []
-
         async def renew() -> None:
             while True:
                 await trio.sleep(RENEWAL_S)
@@ -78,23 +77,10 @@ class MaintenanceJobs:
                     await trio.to_thread.run_sync(self._take, dataset_id, holder)
                 except (NotFound, StorageFull):
                     pass
-                except Excluded as error:  # this server could not renew it for too long
-                    failures.append(error)
-                    nursery.cancel_scope.cancel()
+                except Excluded:  # this server could not renew it for too long
+                    raise
                 except DieselfsError as error:
                     log.warning("the lease of %s was not renewed: %s", holder, error)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(renew)
-            try:
-                results.append(
-                    await trio.to_thread.run_sync(
-                        work, trio.from_thread.check_cancelled, limiter=self._threads
-                    )
-                )
-            except Exception as error:
-                failures.append(error)
-            nursery.cancel_scope.cancel()
-        if results:
-            return results[0]
-        raise failures[0]
+        run = partial(trio.to_thread.run_sync, work, trio.from_thread.check_cancelled, limiter=self._threads)
+        return await accompanied(run, renew)
