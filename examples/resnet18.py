@@ -1,4 +1,4 @@
-"""ResNet-18 on small images, with any number of ranks, which may be killed at any moment and go on with other ones.
+"""ResNet-18 on small images. A training that is killed continues from its checkpoint, with any number of ranks.
 
     python examples/resnet18.py images ./cifar                       # makes images, unless they are there
     dlcmd put -r ./cifar/ dl://cifar/
@@ -8,8 +8,8 @@
     python examples/resnet18.py plot ./run
 
 The folder of a run has the checkpoint, `steps-RANK.jsonl` (what each rank read and how long it waited), and
-`epochs.jsonl`. After a kill, the same command goes on from the checkpoint, also with another number of ranks, and the
-steps since then are repeated. Needs `pip install 'dieselfs[torch]'`, and matplotlib for the plots.
+`epochs.jsonl`. After a kill, the same command continues from the checkpoint, also with another number of ranks. Steps
+after the checkpoint are repeated. Needs `pip install 'dieselfs[torch]'`, and matplotlib for the plots.
 """
 
 import json
@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 import numpy as np
@@ -125,11 +125,18 @@ def images(folder: Path, train: int, val: int) -> None:
     print(f"{train + val} images in {folder}")
 
 
-class Run:
-    """The folder of a run: what it has learned, and what happened."""
+class Stateful(Protocol):
+    """A part of the training that a checkpoint keeps."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._folder, self._rank = folder, rank
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+
+
+class Run:
+    """The folder of a run: the checkpoint of its parts, and what happened."""
+
+    def __init__(self, folder: Path, rank: int, parts: dict[str, Stateful]) -> None:
+        self._folder, self._rank, self._parts = folder, rank, parts
         folder.mkdir(parents=True, exist_ok=True)
 
     def note(self, name: str, fields: dict[str, Any]) -> None:
@@ -137,15 +144,19 @@ class Run:
         with open(self._folder / name.format(self._rank), "ab", buffering=0) as file:
             file.write(json.dumps(fields).encode() + b"\n")
 
-    def save(self, state: dict[str, Any]) -> None:
+    def save(self) -> None:
         """Rank 0 replaces the checkpoint at once, so there is always a whole one."""
         if self._rank == 0:
+            state = {name: part.state_dict() for name, part in self._parts.items()}
             torch.save(state, self._folder / (CHECKPOINT + ".new"))
             os.replace(self._folder / (CHECKPOINT + ".new"), self._folder / CHECKPOINT)
 
-    def load(self) -> dict[str, Any] | None:
-        place = self._folder / CHECKPOINT
-        return torch.load(place, weights_only=True) if place.exists() else None
+    def restore(self) -> None:
+        """Bring the parts to the state of the checkpoint, if there is one."""
+        if (self._folder / CHECKPOINT).exists():
+            state = torch.load(self._folder / CHECKPOINT, weights_only=True)
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
 
 
 @main.command()
@@ -194,11 +205,8 @@ def train(
         loader = DataLoader(Numbered(dataset), batch_sampler=sampler, num_workers=workers)
         model = resnet18(width).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-        parts = {"model": model, "optimizer": optimizer, "sampler": sampler}
-        run = Run(folder, sampler.rank)
-        saved = run.load()
-        for name, part in parts.items() if saved else ():
-            part.load_state_dict(saved[name])  # type: ignore[index,attr-defined]
+        run = Run(folder, sampler.rank, {"model": model, "optimizer": optimizer, "sampler": sampler})
+        run.restore()
         trained = DistributedDataParallel(model) if "RANK" in os.environ else model
         for epoch in range(sampler.epoch, epochs):
             sampler.set_epoch(epoch)
@@ -221,8 +229,8 @@ def train(
                 }
                 run.note(STEPS, told)
                 if step % checkpoint_every == 0:
-                    run.save({name: part.state_dict() for name, part in parts.items()})  # type: ignore[attr-defined]
-            run.save({name: part.state_dict() for name, part in parts.items()})  # type: ignore[attr-defined]
+                    run.save()
+            run.save()
             if sampler.rank == 0:
                 share = accuracy(model, others, batch, device)
                 run.note(EPOCHS, {"epoch": epoch, "accuracy": share, "hit_ratio": hit_ratio(root)})
@@ -235,11 +243,11 @@ def timed(batches: Iterator[Any]) -> Iterator[tuple[float, Any]]:
     """Each batch with the seconds that the training waited for it."""
     while True:
         began_s = time.monotonic()
-        for batch in batches:
-            yield time.monotonic() - began_s, batch
-            break
-        else:
+        try:
+            batch = next(batches)
+        except StopIteration:
             return
+        yield time.monotonic() - began_s, batch
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""examples/resnet18.py: a training that is killed goes on with other ranks, and reads what it would have read."""
+"""examples/resnet18.py: a killed training continues with other ranks, and reads what it would have read."""
 
 import json
 import os
