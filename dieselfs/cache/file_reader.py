@@ -34,7 +34,7 @@ text.
 # As `os.fsencode`, which takes three times as long.
 _ENCODING, _ENCODING_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
-_encoded = str.encode if _ENCODING == "utf-8" else methodcaller("encode", _ENCODING)
+_encoded: Callable[[Any], bytes] = str.encode if _ENCODING == "utf-8" else methodcaller("encode", _ENCODING)
 """The bytes of a path without surrogates. Raises TypeError or AttributeError for one that is no text."""
 
 # The place of a file as one number: the slot of a pinned payload, first byte, end. The garbage collector would visit
@@ -43,7 +43,6 @@ _PLACE_BITS = 27
 _SLOT_SHIFT = 2 * _PLACE_BITS
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 assert CHUNK_PAYLOAD_BYTES_MAX <= _PLACE_MASK
-
 
 _TOGETHER_MIN = 64
 """Of this many files and more, looking all up together takes less time than one after the other."""
@@ -99,13 +98,14 @@ class FileReader:
                 at = known_place(path)
                 if at is None:
                     # What is no text, or not one extent, is caught below.
-                    found: Any = sole_extent_at(_encoded(path))  # type: ignore[arg-type]  # see above
+                    encoded = _encoded(path)
+                    found: Any = sole_extent_at(encoded)
                     chunk, start, end = found
                     slot = slots[chunk]
                     if unread_files[0] > 0:
                         unread_files[0] -= 1
                     else:
-                        remember(path, slot, start, end)
+                        remember(path, len(encoded), slot, start, end)
                     content = memories[slot][start:end]
                 else:
                     content = memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
@@ -116,12 +116,12 @@ class FileReader:
 
         return get
 
-    def _remember(self, path: Path, slot: int, start: int, end: int) -> None:
+    def _remember(self, path: Path, path_bytes: int, slot: int, start: int, end: int) -> None:
         """Remember the place of a file in a pinned chunk, if there is room. Called from the second time on that files
         are read: a process that reads each file once would lose time.
         """
         if self._known_bytes_left > 0:
-            self._known_bytes_left -= LOOKUP_BYTES + len(path)  # type: ignore[arg-type]  # it is text here
+            self._known_bytes_left -= LOOKUP_BYTES + path_bytes
             self._known[path] = slot << _SLOT_SHIFT | start << _PLACE_BITS | end
 
     # -- by path -----------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class FileReader:
     def _found_many(self, paths: Sequence[Path], pinned: Sequence[_Sliceable[_Content]]) -> list[_Content]:
         """Slices of `pinned` memory. Raises one of `_NOT_KNOWN` unless all are text and in pinned chunks."""
         slots, snapshot = self._held.slots, self._snapshot
-        encoded = list(map(_encoded, paths))  # type: ignore[arg-type]  # else raised
+        encoded = list(map(_encoded, paths))
         extents: Iterable[Any] = map(snapshot.sole_extent_at, encoded)
         if len(paths) >= _TOGETHER_MIN:
             columns = snapshot.sole_extents(snapshot.find_many(encoded))
@@ -179,9 +179,9 @@ class FileReader:
             self._unread_files[0] -= len(paths)
             return contents
         contents = []
-        for path, (chunk, start, end) in zip(paths, extents, strict=True):
+        for path, text, (chunk, start, end) in zip(paths, encoded, extents, strict=True):
             slot = slots[chunk]
-            self._remember(path, slot, start, end)
+            self._remember(path, len(text), slot, start, end)
             contents.append(pinned[slot][start:end])
         return contents
 

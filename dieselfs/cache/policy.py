@@ -248,9 +248,8 @@ class RecentRequests:
     def __init__(self, request_bytes: int = REQUEST_BYTES) -> None:
         """`request_bytes`: added for each request."""
         self._request_bytes = request_bytes
-        self._requested_bytes: OrderedDict[Hashable, int] = (
-            OrderedDict()
-        )  # the chunk requested last at the end
+        # The chunk requested last is at the end.
+        self._requested_bytes: OrderedDict[Hashable, int] = OrderedDict()
 
     def __contains__(self, chunk: Hashable) -> bool:
         return chunk in self._requested_bytes

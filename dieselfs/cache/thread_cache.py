@@ -6,7 +6,8 @@ A chunk that is not in memory
     is fetched whole, if much of it is requested;
     else only extents are fetched, those of many chunks in one request to each node of the job.
 
-The source is the nodes of the job if there is one, and a server otherwise. Who shares a chunk has verified it.
+The source is the nodes of the job if there is one, and a server otherwise. Shared chunks were verified by the
+process that shares them.
 """
 
 import mmap

@@ -3,7 +3,7 @@
 OpenSSL encrypts into memory and decrypts from memory, so one call to the kernel moves many records: with its own calls,
 which move one record of 16 KiB each, whole chunks take a third longer.
 
-Who is at the other end is decided by `ClientTls` after the handshake: by the pin of the server's key, by an authority,
+`ClientTls` checks the identity of the other end after the handshake: by the pin of the server's key, by an authority,
 or by the fingerprint of one certificate.
 """
 

@@ -1,6 +1,7 @@
 """Samples that this library reads, as a sequence of items. No I/O of its own: a source reads."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from dieselfs.samples.order import SamplePlaces
 from dieselfs.samples.source import Source
 
 
-class SampleSet(SamplePlaces):
+class SampleSet(SamplePlaces, ABC):
     """The base of the datasets: item i is made of the bytes of one or several files.
 
     A subclass has `_items`. Works after a fork, and pickles, so `DataLoader` workers can use it. Close it after use, or
@@ -32,9 +33,9 @@ class SampleSet(SamplePlaces):
             self.close()
             raise
 
+    @abstractmethod
     def _items(self, indices: Any) -> list[Any]:
         """The items of these samples. Raises IndexError, DieselfsError, or OSError on a mount."""
-        raise NotImplementedError
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]

@@ -1,6 +1,6 @@
 """The identity key of a store: all its servers sign with it, and show it to clients.
 
-It is a record of the object store beside the users: who can read that record can pose as the servers.
+It is a record of the object store beside the users: anybody with read access to that record can pose as the servers.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Who may stay connected: places of clients that have proved a key, and a few of strangers, who have not yet. No I/O.
+"""The connections that may stay: of clients that have proved a key, and of a few strangers, which have not yet. No I/O.
 
 An address costs an attacker little, so strangers have places of their own: however many there are, known clients keep
-theirs, and a newcomer displaces the stranger that has waited longest. A handshake takes milliseconds: who needs longer
-than STRANGER_S_MIN while places are short has to come again.
+theirs, and a newcomer displaces the stranger that has waited longest. A handshake takes milliseconds: a client that
+needs longer than STRANGER_S_MIN while places are short has to come again.
 """
 
 from collections import Counter
