@@ -328,11 +328,7 @@ def opportunistic_batches(
     digest = plan.cursor(0).snapshot
     parts = Parts(plan.layout, spec.seed, spec.epoch, reader.rank, reader.world)
     if log is not None:
-        wanted = digest, spec.seed, spec.epoch, reader.rank, reader.world
-        if (log.snapshot, log.seed, log.epoch, log.rank, log.world) != wanted:
-            raise InvalidInput(
-                "the log is of another order: give the generation, folder, seed, epoch, rank and world of that run"
-            )
+        log.check(digest, spec.seed, spec.epoch, reader.rank, reader.world)
     order, left = begun(parts, spec.seed, spec.epoch, log.arrivals if log else (), reader.start)
     sizes, counts = snapshot.column("sizes"), snapshot.column("counts")
     chunks, firsts = snapshot.column("extent_chunks"), snapshot.column("firsts")

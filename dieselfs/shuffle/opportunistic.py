@@ -8,7 +8,7 @@ each chunk, repeats an order bit by bit.
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import lgamma, log, log2
 from typing import NamedTuple
@@ -47,6 +47,19 @@ class ServedLog:
     rank: int
     world: int
     arrivals: tuple[Arrival, ...] = ()
+
+    def check(self, snapshot: str, seed: int, epoch: int, rank: int, world: int) -> None:
+        """Raises InvalidInput if this is the log of another order."""
+        if (self.snapshot, self.seed, self.epoch, self.rank, self.world) != (
+            snapshot,
+            seed,
+            epoch,
+            rank,
+            world,
+        ):
+            raise InvalidInput(
+                "the log is of another order: give the generation, folder, seed, epoch, rank and world of that run"
+            )
 
     def before(self, position: int) -> "ServedLog":
         """The log of an order that was interrupted at a position."""
@@ -168,7 +181,7 @@ class OpportunisticOrder:
     def entropy_ratio(self) -> float:
         """`choice_bits`, relative to those of a full shuffle of as many files; 1.0 if only one order exists."""
         full = lgamma(self.position + 1) / log(2)
-        return self.choice_bits / full if full else 1.0
+        return min(self.choice_bits / full, 1.0) if full else 1.0
 
 
 def begun(
@@ -185,13 +198,29 @@ def begun(
     return order, [*left]
 
 
-def served(parts: Parts, log_: ServedLog) -> Numbers:
-    """The files in the order of a log, as far as it has files: shape (n,). Raises InvalidInput."""
+class Served(NamedTuple):
+    """An order that was served. `nodes`: shape (n,), its files; `entropy_ratio`: as `OpportunisticOrder.entropy_ratio`.
+
+    `buffered_bytes_max`: of files that had arrived and were still to be drawn, at most.
+    """
+
+    nodes: Numbers
+    entropy_ratio: float
+    buffered_bytes_max: int
+
+
+def served(parts: Parts, log_: ServedLog, sizes: Callable[[Nodes], int] = len) -> Served:
+    """The order of a log, as far as it has files. `sizes(nodes)`: their bytes together. Raises InvalidInput."""
     order, nodes = OpportunisticOrder(parts, log_.seed, log_.epoch), []
+    buffered_bytes = buffered_bytes_max = 0
     for position, part in log_.arrivals:
-        nodes += _advance(order, position)
+        drawn = _advance(order, position)
         order.arrive(part)
-    return np.array(nodes + order.draw(order.available), np.int64)
+        buffered_bytes += sizes(parts.nodes[part]) - sizes(np.array(drawn, np.uint32))
+        buffered_bytes_max = max(buffered_bytes_max, buffered_bytes)
+        nodes += drawn
+    nodes += order.draw(order.available)
+    return Served(np.array(nodes, np.int64), order.entropy_ratio(), buffered_bytes_max)
 
 
 def _advance(order: OpportunisticOrder, position: int) -> list[int]:

@@ -11,6 +11,7 @@ from math import lgamma, log
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
 from dieselfs.shuffle.plan import Plan
 
 FULL_SHUFFLE_DISTANCE = 1 / 3
@@ -48,6 +49,48 @@ def measure(plan: Plan) -> ShuffleQuality:
         int(group_bytes.max()),
         float(group_bytes.mean()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ServedQuality:
+    """The measures of an opportunistic order that one rank has served; those of `ShuffleQuality` with its files."""
+
+    files: int
+    entropy_ratio: float
+    """log2 of the number of orders that could have been drawn while chunks arrived as they did, relative to that of a
+    full shuffle of these files."""
+    mean_distance: float
+    folder_repeats: float
+    folder_repeats_expected: float
+    buffered_bytes_max: int
+    """Of files that had arrived and were still to be drawn, at most."""
+
+
+def served_nodes(plan: Plan, log_: ServedLog) -> npt.NDArray[np.int64]:
+    """The files in the order of a log, of the seed, epoch, folder and snapshot of `plan`: shape (n,). Raises
+    InvalidInput for a log of another order.
+    """
+    return served(_parts(plan, log_), log_).nodes
+
+
+def measure_served(plan: Plan, log_: ServedLog) -> ServedQuality:
+    """All measures of a served order, as far as its log has files. Raises InvalidInput as `served_nodes`."""
+    sizes = plan.snapshot.column("sizes")
+    found = served(_parts(plan, log_), log_, lambda nodes: int(sizes[nodes].sum()))
+    folders = plan.snapshot.column("parents")[found.nodes]
+    return ServedQuality(
+        len(found.nodes),
+        found.entropy_ratio,
+        mean_distance_moved(found.nodes),
+        repeats(folders),
+        repeats_expected(folders),
+        found.buffered_bytes_max,
+    )
+
+
+def _parts(plan: Plan, log_: ServedLog) -> Parts:
+    log_.check(plan.cursor(0).snapshot, plan.spec.seed, plan.spec.epoch, log_.rank, log_.world)
+    return Parts(plan.layout, log_.seed, log_.epoch, log_.rank, log_.world)
 
 
 def order_entropy_ratio(files: int, chunks: int, group_chunks: int) -> float:

@@ -92,7 +92,7 @@ def test_each_file_comes_once_whatever_the_buffer_is(
         )
         own = nodes_of(batches)
         parts = Parts(PLAN.layout, 1, 2, rank, world)
-        assert served(parts, batches.log).tolist() == own
+        assert served(parts, batches.log).nodes.tolist() == own
         read += own
     assert sorted(read) == NODES
 

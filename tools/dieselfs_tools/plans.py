@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dieselfs.arrays import Positions
+from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.names import Location, printable
 from dieselfs.shuffle.cursor import Cursor
@@ -89,6 +89,11 @@ class OrderOptions:
         whole = data.plan_of(PlanSpec(folder=location.path, **self._given()))
         return whole.with_epoch(whole.spec.epoch, self._skipped(whole)), 0
 
+    @property
+    def is_empty(self) -> bool:
+        """No option was given."""
+        return all(getattr(self, name) in (None, ()) for name in self.__slots__)
+
     def _given(self) -> dict[str, Any]:
         """The fields of a plan that options name."""
         fields = {"seed": self.seed, "epoch": self.epoch, "group_chunks": self.group_chunks}
@@ -141,11 +146,20 @@ _DECORATORS = (
 )
 
 
-def print_files(session: Session, plan: Plan, positions: Positions, is_null: bool = False) -> None:
-    """Print the files at some positions: a line each, or ended by NUL bytes, or as JSON."""
+def print_files(
+    session: Session,
+    plan: Plan,
+    positions: Positions,
+    is_null: bool = False,
+    nodes_at: Callable[[Positions], Numbers | Nodes] | None = None,
+) -> None:
+    """Print the files at some positions: a line each, or ended by NUL bytes, or as JSON. `nodes_at`: the files at
+    positions, if they are not those of the plan.
+    """
+    nodes_at = nodes_at or plan.nodes_at
     for first in range(0, len(positions), LINES_AT_ONCE):
         places = positions[first : first + LINES_AT_ONCE]
-        names = plan.snapshot.path_many(plan.nodes_at(places))
+        names = plan.snapshot.path_many(nodes_at(places))
         if session.output.is_json:
             for position, name in zip(places.tolist(), names, strict=True):
                 session.output.record("entry", "", {"position": position, **name_fields(name)})

@@ -1,20 +1,25 @@
 """Randomness: counted by hand where that can be done, and the figures that the papers' datasets give."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations, product
-from math import factorial, log
+from math import factorial, lgamma, log
 
 import numpy as np
 import pytest
 
+from dieselfs.errors import InvalidInput
+from dieselfs.shuffle.opportunistic import Arrival, Parts, ServedLog
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.quality import (
     FULL_SHUFFLE_DISTANCE,
     mean_distance_moved,
     measure,
+    measure_served,
     order_entropy_ratio,
     repeats,
     repeats_expected,
+    served_nodes,
 )
 from dieselfs.shuffle.spec import PlanSpec
 from tests.support.dataset import TreeEntry, pack_entries
@@ -79,3 +84,25 @@ def test_larger_groups_are_more_random_and_need_more_memory() -> None:
     assert abs(full.mean_distance - FULL_SHUFFLE_DISTANCE) < 0.02
     assert single.folder_repeats > 0.9 > several.folder_repeats > 0.1 > full.folder_repeats
     assert full.folder_repeats_expected == pytest.approx(199 / 3999)
+
+
+def test_the_quality_of_an_order_that_was_served() -> None:
+    files = [TreeEntry(b"%d/%04d" % (n // 20, n), 0o100644, 0, b"x" * 10) for n in range(80)]
+    plan = Plan(pack_entries(files, chunk_bytes=200).snapshot, PlanSpec(1, 2))
+    parts = Parts(plan.layout, 1, 2).order
+    assert len(parts) == 4
+    at_once = tuple(Arrival(0, part) for part in parts)
+    in_turn = tuple(Arrival(20 * number, part) for number, part in enumerate(parts))
+    log_ = ServedLog(plan.cursor(0).snapshot, 1, 2, 0, 1)
+    full, ordered = (measure_served(plan, replace(log_, arrivals=those)) for those in (at_once, in_turn))
+    assert full.entropy_ratio == pytest.approx(1) and full.buffered_bytes_max == 800
+    assert (
+        ordered.entropy_ratio == pytest.approx(4 * lgamma(21) / lgamma(81)) and ordered.folder_repeats > 0.9
+    )
+    assert ordered.buffered_bytes_max == 200 and ordered.files == full.files == 80
+    assert set(served_nodes(plan, replace(log_, arrivals=in_turn[:2]))) == {
+        node for part in parts[:2] for node in Parts(plan.layout, 1, 2).nodes[part].tolist()
+    }
+    for other in (replace(log_, epoch=3), replace(log_, snapshot="0" * 24)):
+        with pytest.raises(InvalidInput, match="another order"):
+            measure_served(plan, other)

@@ -103,3 +103,36 @@ def test_how_random_it_is(dlcmd: Dlcmd, data: Dataset) -> None:
     measured = dlcmd("shuffle", data.name, "--quality", "--json").summary
     assert measured["entropy_ratio"] == 1 and measured["group_bytes_max"] == data.record().total_bytes
     dlcmd("shuffle", data.name, "--quality", "-0", exit_code=EXIT_USAGE)
+
+
+def test_the_order_that_a_run_has_served(dlcmd: Dlcmd, data: Dataset) -> None:
+    with data.batches(5, seed=4, epoch=3, folder="train") as batches:
+        nodes = [node for batch in batches for node in batch.nodes]
+        log = dlcmd.folder / "served.log"
+        log.write_text(str(batches.log))
+    names = [os.fsdecode(data.snapshot.path(node)) for node in nodes]
+    shuffle = ("shuffle", f"dl://{data.name}/train", "--served", str(log))
+    assert dlcmd(*shuffle).lines == names and len(names) == FILES - 11
+    assert dlcmd(*shuffle, "-0").stdout == b"".join(name.encode() + b"\0" for name in names)
+    measured = dlcmd(*shuffle, "--quality", "--json").summary
+    assert measured["files"] == len(names) and measured["seed"] == 4 and measured["epoch"] == 3
+    assert 0 < measured["entropy_ratio"] <= 1 and measured["folder_repeats"] == 1
+    assert measured["buffered_bytes_max"] <= data.record().total_bytes
+    assert "40 files of rank 0 of 1" in dlcmd(*shuffle, "--quality").text
+
+
+def test_a_log_of_another_order(dlcmd: Dlcmd, data: Dataset) -> None:
+    with data.batches(5, seed=4, folder="train") as batches:
+        assert sum(len(batch.nodes) for batch in batches) == FILES - 11
+        log = dlcmd.folder / "served.log"
+        log.write_text(str(batches.log))
+    whole = dlcmd("shuffle", data.name, "--served", str(log), exit_code=EXIT_USAGE).stderr
+    assert "the log is of another order" in whole
+    shuffle = ("shuffle", f"dl://{data.name}/train", "--served", str(log))
+    for doubled in (("--seed", "4"), ("--start", "3"), ("--drop-last",), ("--rank", "0", "--world", "1")):
+        assert "--served has the order" in dlcmd(*shuffle, *doubled, exit_code=EXIT_USAGE).stderr
+    log.write_text(log.read_text() + "7 0\n")
+    assert "truncated or changed" in dlcmd(*shuffle, exit_code=EXIT_USAGE).stderr
+    log.write_bytes(b"\xff\n")
+    assert "not a log" in dlcmd(*shuffle, exit_code=EXIT_USAGE).stderr
+    assert "missing.log" in dlcmd(*shuffle[:2], "--served", "missing.log", exit_code=EXIT_USAGE).stderr
