@@ -16,6 +16,7 @@ import trio
 
 from dieselfs.errors import DieselfsError
 from dieselfs.metrics import Registry
+from dieselfs.prefetch.extent_table import ExtentTable, Pages
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import ONESHOT
@@ -48,7 +49,6 @@ from dieselfs_client.mount.metadata_push import MetadataPush
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.read_path import ReadPath
 from dieselfs_client.mount.view import FUSE_VIEW, Choice
-from dieselfs_client.prefetch.extent_table import ExtentTable, Pages
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
 

@@ -9,13 +9,13 @@ import pytest
 import trio
 import trio.testing
 
+from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache, Key
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.read_path import ReadPath
-from dieselfs_client.prefetch.extent_table import Extents
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.still_time import run_in_still_time, time_flies

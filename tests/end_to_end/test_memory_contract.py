@@ -16,13 +16,13 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_USAGE
 from dieselfs.limits import KIB, MIB
 from dieselfs.names import CONTROL_FOLDER
+from dieselfs.prefetch.extent_table import PAGE_BYTES
 from dieselfs.settings import AUTO, FUSE, IMAGE
 from dieselfs_client.memory.room import PROGRAM_BYTES
 from dieselfs_client.mount.layers import IMAGE_FILE
 from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
 from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.mount.residency import resident_pages
-from dieselfs_client.prefetch.extent_table import PAGE_BYTES
 from dieselfs_client.supervision.status import supervision_of
 from tests.support.cgroup import limited_group, why_not
 from tests.support.page_cache import cached_pages

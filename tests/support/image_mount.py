@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs.snapshot.erofs_image import Ownership, Serving
 from dieselfs.snapshot.stored_image import open_image, stored_image
 from dieselfs_client.memory.buffer_pool import BufferPool
@@ -27,7 +28,6 @@ from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mounting import mount_device
 from dieselfs_client.mount.page_cache import largest_payload_bytes
 from dieselfs_client.mount.read_path import ReadPath
-from dieselfs_client.prefetch.extent_table import ExtentTable
 from lab.network import clear
 from tests.support.dataset import PackedDataset
 from tests.support.erofs import mounted_image

@@ -9,13 +9,13 @@ import trio
 import trio.testing
 
 from dieselfs.errors import MountError
+from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.warming import missing
-from dieselfs_client.prefetch.extent_table import Extents
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset
 

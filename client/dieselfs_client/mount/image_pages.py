@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.limits import MIB
+from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES, FILE_GUARD_BLOCKS, ErofsImage
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import METADATA_OFFSET
@@ -17,7 +18,6 @@ from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount.image_core import IMAGE_INODE
 from dieselfs_client.mount.page_cache import PageCache, whole_pages
 from dieselfs_client.mount.page_helper import IMAGE_BASE, ZEROS_BASE
-from dieselfs_client.prefetch.extent_table import PAGE_BYTES, Extents
 
 METADATA_PUSH_BYTES = 1 * MIB
 """The metadata area is pushed in parts of this size."""

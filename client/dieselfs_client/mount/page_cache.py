@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.errors import MountError
+from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.mount import kernel_protocol as protocol
 from dieselfs_client.mount import page_helper
 from dieselfs_client.mount.page_helper import LENGTH, read_exactly
-from dieselfs_client.prefetch.extent_table import PAGE_BYTES, Extents
 
 PAGE_HELPER_END_S = 5.0
 """The page helper is killed when it does not exit within this time."""

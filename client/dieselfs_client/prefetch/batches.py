@@ -15,10 +15,10 @@ from dieselfs.arrays import Numbers
 from dieselfs.cache.policy import PREFETCH_WHOLE_SHARE, is_worth_whole
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, MIB
+from dieselfs.prefetch.extent_table import Extents
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import ChunkResult, Slices, Source
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.prefetch.extent_table import Extents
 
 JOINED_BYTES_MAX = 1 * MIB
 """Extents of several chunks that arrive together are joined up to this: a copy of this size takes as long as a push."""

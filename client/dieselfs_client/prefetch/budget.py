@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.cluster.warmth import Warmth
+from dieselfs.prefetch.extent_table import Extents, ExtentTable
 from dieselfs_client.memory.budget import Allotment
-from dieselfs_client.prefetch.extent_table import Extents, ExtentTable
 
 PUSHED_AGAIN_S = 1.0
 PUSHED_AGAIN_MAX_S = 60.0

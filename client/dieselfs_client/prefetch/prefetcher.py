@@ -21,6 +21,8 @@ from dieselfs.arrays import Numbers
 from dieselfs.errors import DieselfsError, MountError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.metrics import Registry
+from dieselfs.prefetch.extent_table import Extents, ExtentTable, Pages
+from dieselfs.prefetch.window import PlanWindow, Span
 from dieselfs.shuffle.plan import Share
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
@@ -29,10 +31,8 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
 from dieselfs_client.prefetch.budget import PrefetchBudget
-from dieselfs_client.prefetch.extent_table import Extents, ExtentTable, Pages
 from dieselfs_client.prefetch.reclaimed import CHUNKS_AT_ONCE, LOOK_AGAIN_S, sampled, spread
 from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
-from dieselfs_client.prefetch.window import PlanWindow, Span
 
 BATCHES_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
 """Limit of prefetches in flight; the rest of FETCHES_AT_ONCE_MAX is for waiting readers."""

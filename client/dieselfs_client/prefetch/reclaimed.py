@@ -7,7 +7,7 @@ extents tell of all that were pushed with them.
 import numpy as np
 
 from dieselfs.arrays import Numbers
-from dieselfs_client.prefetch.extent_table import Extents
+from dieselfs.prefetch.extent_table import Extents
 
 SAMPLES_PER_CHUNK = 4
 """Extents of a chunk that are looked at: the first, the last, and some between. Each takes about 15 us."""

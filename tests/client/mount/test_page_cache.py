@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from dieselfs.errors import MountError
+from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
@@ -25,7 +26,6 @@ from dieselfs_client.mount.kernel_driver import KernelDriver
 from dieselfs_client.mount.mounting import mount_device, unmount
 from dieselfs_client.mount.page_cache import PAGE_HELPER_STARTS_MAX, PageCache, largest_payload_bytes
 from dieselfs_client.mount.read_path import ReadPath
-from dieselfs_client.prefetch.extent_table import ExtentTable
 from lab.namespace import wait_for
 from lab.network import clear
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries

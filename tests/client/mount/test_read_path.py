@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from dieselfs.chunk.blocks import BLOCK_BYTES
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import KIB, MIB
+from dieselfs.prefetch.extent_table import Extents
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount import read_path
 from dieselfs_client.mount.core import ROOT_INODE, MountCore
 from dieselfs_client.mount.read_path import LATE_S, RUN_BYTES, LateReads, ReadPath, SequentialReads
-from dieselfs_client.prefetch.extent_table import Extents
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 

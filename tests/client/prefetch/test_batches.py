@@ -8,12 +8,12 @@ import trio
 
 from dieselfs.chunk.segment import Segment
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.node_cache import NodeCache
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
-from dieselfs_client.prefetch.extent_table import ExtentTable
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
 CHUNKS = 6

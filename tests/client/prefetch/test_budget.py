@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dieselfs.cluster.warmth import Warmth
+from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.prefetch.budget import PUSHED_AGAIN_MAX_S, PUSHED_AGAIN_S, PrefetchBudget
-from dieselfs_client.prefetch.extent_table import ExtentTable
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 24

@@ -9,12 +9,12 @@ import trio
 import trio.testing
 
 from dieselfs.cluster.warmth import Warmth
+from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.prefetch.budget import PUSHED_AGAIN_S
-from dieselfs_client.prefetch.extent_table import Extents
 from dieselfs_client.prefetch.prefetcher import FINISHED_S, PLAN_QUIET_S, PLANS_MAX, Prefetcher
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.prefetch_rig import (

@@ -20,12 +20,12 @@ from dieselfs.cache.policy import PREFETCH_WHOLE_SHARE
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.placement import Ownership
 from dieselfs.cluster.pooled_source import PooledSource
+from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.prefetch.extent_table import PAGE_BYTES, Extents
 from dieselfs_client.prefetch.prefetcher import FINISHED_S, Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import trio
 
-from dieselfs_client.prefetch.extent_table import ExtentTable
+from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs_client.prefetch.reclaimed import (
     CHUNKS_AT_ONCE,
     LOOK_AGAIN_S,

@@ -3,7 +3,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from dieselfs_client.prefetch.extent_table import PAGE_BYTES, ExtentTable
+from dieselfs.prefetch.extent_table import PAGE_BYTES, ExtentTable
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNK_BYTES = 16 * 1024

@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dieselfs.shuffle.plan import Plan, Share
-from dieselfs.shuffle.spec import PlanSpec
-from dieselfs_client.prefetch.extent_table import ExtentTable
-from dieselfs_client.prefetch.tripwires import Tripwires
-from dieselfs_client.prefetch.window import (
+from dieselfs.prefetch.extent_table import ExtentTable
+from dieselfs.prefetch.window import (
     AHEAD_S,
     OVERTAKEN_S,
     READER_QUIET_S,
@@ -19,6 +16,9 @@ from dieselfs_client.prefetch.window import (
     Span,
     WindowMiss,
 )
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs_client.prefetch.tripwires import Tripwires
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 8000

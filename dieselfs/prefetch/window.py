@@ -7,12 +7,13 @@ span is read, the next is fetched (double buffering, as in section III of the pa
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.shuffle.plan import Plan, Share
-from dieselfs_client.prefetch.tripwires import Tripwires
 
 LAG_MAX = 4096
 """The processes of a reader do not read in exact order. Files this many positions behind the furthest, but no more than
@@ -27,11 +28,21 @@ AHEAD_S = 30.0
 not used for about a minute.
 """
 READS_MIN = 16
-"""Reads of this many files in about the order of the plan are not a coincidence."""
+"""Reads of this many files in about the order of the plan are no coincidence."""
 LAG_SHARE = 16
 """A process of a reader may lag behind another by this fraction (1/16) of the files of two groups."""
 
 _NONE = np.empty(0, np.int64)
+
+
+class Tripwires(Protocol):
+    """Which files show the position of their reader when they are read."""
+
+    def usual(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of these files do so in every epoch."""
+
+    def could_be(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of these files can do so."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -341,13 +352,21 @@ class PlanWindow:
     def noticed(self, node: int) -> None:
         """Note that the reader of a tripwire has read it."""
         wire = self._wires[node]
-        reader = wire.reader
+        self._reached(wire.reader, wire.position + 1)
+        wire.reader.window_miss.reset()
+
+    def reached(self, share: Share, position: int) -> None:
+        """Note that a reader has read its positions before `position`."""
+        for reader in self._readers:
+            if _identity(reader.share) == _identity(share):
+                self._reached(reader, position)
+
+    def _reached(self, reader: _Reader, position: int) -> None:
         reader.seen_s = self.clock()
         self._has_shrunk = False
         if reader.started_s is None:
-            reader.started_s, reader.started_at = reader.seen_s, wire.position
-        reader.position = max(reader.position, wire.position + 1)
-        reader.window_miss.reset()
+            reader.started_s, reader.started_at = reader.seen_s, position - 1
+        reader.position = max(reader.position, position)
 
     def is_starved(self, node: int) -> bool:
         """Whether files between this tripwire, which was just read, and its reader's next one are not stored yet."""
