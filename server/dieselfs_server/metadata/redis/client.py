@@ -6,6 +6,7 @@ pools, which are thread-safe.
 """
 
 import logging
+import socket
 import ssl
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from redis import (
     BlockingConnectionPool,
+    Connection,
     ConnectionPool,
     SSLConnection,
     UnixDomainSocketConnection,
@@ -25,8 +27,10 @@ from redis.crc import key_slot
 from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
+from dieselfs.address import TcpAddress
 from dieselfs.errors import DieselfsError, StorageFull, Unavailable
 from dieselfs.limits import REDIS_AWAY_S, REDIS_PATIENCE_S, REDIS_REQUEST_TIMEOUT_S, REDIS_RETRY_S
+from dieselfs.sockets import open_socket
 from dieselfs_server.metadata.redis.fields import Call, Change, Result, Script, read_call, swap_call
 from dieselfs_server.metadata.redis.keys import KeyPair
 from dieselfs_server.metadata.redis.url import RedisLocation
@@ -50,6 +54,22 @@ _Node = tuple[str, int]
 _Calls = list[tuple[int, Call[Any]]]
 """Calls with their positions in the request."""
 _Answer = tuple[int, Call[Any], Any]
+
+
+class _TcpConnection(Connection):
+    """Looks up the host within the timeout too: redis-py waits for name servers without a bound."""
+
+    def _connect(self) -> socket.socket:
+        try:
+            sock = open_socket(TcpAddress(self.host, self.port), REDIS_CONNECT_TIMEOUT_S)
+        except Unavailable as error:
+            raise exceptions.ConnectionError(str(error)) from None
+        sock.settimeout(self.socket_timeout)
+        return sock
+
+
+class _TlsConnection(SSLConnection, _TcpConnection):
+    """TLS over such a connection."""
 
 
 class RedisCalls(Protocol):
@@ -193,12 +213,12 @@ class RedisClient:
             return self._pools[node]
 
     def _new_pool(self, node: _Node) -> ConnectionPool:
-        where: dict[str, Any] = {"host": node[0], "port": node[1]}
+        where: dict[str, Any] = {"connection_class": _TcpConnection, "host": node[0], "port": node[1]}
         if self._location.socket_path is not None:
             where = {"connection_class": UnixDomainSocketConnection, "path": self._location.socket_path}
         elif (tls := self._location.tls) is not None:
             where |= {
-                "connection_class": SSLConnection,
+                "connection_class": _TlsConnection,
                 "ssl_cert_reqs": "required",
                 "ssl_check_hostname": True,
                 "ssl_min_version": ssl.TLSVersion.TLSv1_2,

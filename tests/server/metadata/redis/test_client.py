@@ -30,6 +30,7 @@ from tests.support.metadata_chunks import (
     list_all,
     pack,
 )
+from tests.support.name_servers import SILENT, silent_name_servers
 from tests.support.redis import HOST, RedisCluster, free_ports, needs_redis, running_cluster, running_redis
 from tests.support.redis_faults import store_with
 
@@ -92,6 +93,14 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Unavailable, match="try again"):
             RedisClient(RedisLocation([(HOST, silent.getsockname()[1])]))
         assert time.monotonic() - begun_s < 5
+
+
+def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dieselfs_server.metadata.redis.client.REDIS_CONNECT_TIMEOUT_S", 0.05)
+    location = RedisLocation([(SILENT, 6379)])
+    unanswered = pytest.raises(Unavailable, match=f"no name server has answered for {SILENT}")
+    with silent_name_servers(monkeypatch), unanswered:
+        RedisClient(location)
 
 
 def test_no_room(tmp_path: Path) -> None:
