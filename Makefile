@@ -90,6 +90,7 @@ system: system-demo  # and what the tests need
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	command -v ceph-osd >/dev/null && command -v ceph-mon >/dev/null || missing="$$missing ceph-mon ceph-osd"; \
+	command -v radosgw >/dev/null || missing="$$missing radosgw"; \
 	ls /usr/lib/python3/dist-packages/rados* >/dev/null 2>&1 || missing="$$missing python3-rados"; \
 	$(INSTALL_MISSING)
 

@@ -221,7 +221,8 @@ SETTINGS = (
     # -- servers
     Setting("listen", ADDRESSES, _P.SERVER, "tcp://HOST:PORT or unix:PATH; may be repeated.", DEFAULT_LISTEN),
     Setting("store", URL, _P.SERVER | _P.ETCD,
-            "Object store: posix:///PATH, rados://POOL, tiered:fast=URL,slow=URL,size=200GiB, or memory: for trials."),
+            "Object store: posix:///PATH, rados://POOL, s3://BUCKET, gs://BUCKET, az://CONTAINER, "
+            "tiered:fast=URL,slow=URL,size=200GiB, or memory: for trials."),
     Setting("metadata", URL, _P.SERVER | _P.ETCD,
             "Metadata store: sqlite:///FILE, redis://HOST:PORT/DATABASE, redis+cluster://HOST:PORT,..., "
             "redis+unix:///SOCKET, or memory: for trials."),

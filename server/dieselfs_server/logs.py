@@ -35,6 +35,7 @@ def configure(is_verbose: bool, log_format: str) -> None:
     logging.basicConfig(level=logging.DEBUG if is_verbose else logging.INFO, handlers=[handler])
     for noisy in ("asyncio", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.INFO)
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where it found credentials
 
 
 def event(log: logging.Logger, level: int, message: str, **fields: Value) -> None:

@@ -20,6 +20,7 @@ from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.store.posix import PosixStore
+from tests.support.buckets import needs_gateway, running_gateway, set_credentials
 from tests.support.ceph import CEPHX, needs_ceph, running_ceph
 from tests.support.server import RunningServer, running_server
 from tests.support.small_disk import small_disk
@@ -69,13 +70,33 @@ def ceph_url(folder: Path) -> Iterator[str]:
         yield ceph.url("data")
 
 
+@contextmanager
+def s3_url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("obstore", reason="the extra s3 is not installed")
+    set_credentials(monkeypatch)
+    with running_gateway(folder / "gateway") as gateway:
+        yield gateway.url("chunks")
+
+
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param("rados", marks=needs_ceph), "tiered", pytest.param("tiered rados", marks=needs_ceph)],
+    [
+        pytest.param("rados", marks=needs_ceph),
+        pytest.param("s3", marks=needs_gateway),
+        "tiered",
+        pytest.param("tiered rados", marks=needs_ceph),
+        pytest.param("tiered s3", marks=needs_gateway),
+    ],
 )
-def test_what_was_uploaded_is_mounted_and_the_same(kind: str, source: Path, tmp_path: Path) -> None:
+def test_what_was_uploaded_is_mounted_and_the_same(
+    kind: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ExitStack() as stack:
-        slow = stack.enter_context(ceph_url(tmp_path)) if "rados" in kind else f"posix://{tmp_path}/slow"
+        slow = f"posix://{tmp_path}/slow"
+        if "rados" in kind:
+            slow = stack.enter_context(ceph_url(tmp_path))
+        elif "s3" in kind:
+            slow = stack.enter_context(s3_url(tmp_path, monkeypatch))
         tiered = f"tiered:fast=posix://{tmp_path}/fast,slow={slow},size=1GiB"
         options = ["--store", tiered if "tiered" in kind else slow]
         with running_server(tmp_path / "server", options) as server:

@@ -77,13 +77,13 @@ class RunningCeph:
 
     def command(self, *arguments: str) -> str:
         """Run `ceph` as the administrator."""
-        return _run(["ceph", "-c", self.conf, "--connect-timeout", "20", *arguments])
+        return run_command(["ceph", "-c", self.conf, "--connect-timeout", "20", *arguments])
 
     def make_pool(self, name: str) -> None:
         self.command("osd", "pool", "create", name, "8", "8")
 
     def object_names(self, pool: str) -> list[str]:
-        return sorted(_run(["rados", "-c", self.conf, "-p", pool, "ls"]).splitlines())
+        return sorted(run_command(["rados", "-c", self.conf, "-p", pool, "ls"]).splitlines())
 
     @contextmanager
     def hung(self) -> Iterator[None]:
@@ -131,14 +131,16 @@ def running_ceph(
     )
     _make_keys(folder / "keyring")
     monmap = str(folder / "monmap")
-    _run(["monmaptool", "--create", "--fsid", identity, "--addv", "a", f"[v2:127.0.0.1:{port}]", monmap])
+    run_command(
+        ["monmaptool", "--create", "--fsid", identity, "--addv", "a", f"[v2:127.0.0.1:{port}]", monmap]
+    )
     mon, osd = ["ceph-mon", "-c", str(conf), "-i", "a"], ["ceph-osd", "-c", str(conf), "-i", "0"]
-    _run([*mon, "--mkfs", "--monmap", monmap, "--keyring", str(folder / "keyring")])
+    run_command([*mon, "--mkfs", "--monmap", monmap, "--keyring", str(folder / "keyring")])
     with ExitStack() as stack:
-        stack.enter_context(_daemon([*mon, "-f"], folder / "mon.out"))
-        _run(["ceph", "-c", str(conf), "--connect-timeout", "20", "osd", "new", osd_identity])
-        _run([*osd, "--mkfs", "--osd-uuid", osd_identity])
-        yield RunningCeph(folder, stack.enter_context(_daemon([*osd, "-f"], folder / "osd.out")))
+        stack.enter_context(running_daemon([*mon, "-f"], folder / "mon.out"))
+        run_command(["ceph", "-c", str(conf), "--connect-timeout", "20", "osd", "new", osd_identity])
+        run_command([*osd, "--mkfs", "--osd-uuid", osd_identity])
+        yield RunningCeph(folder, stack.enter_context(running_daemon([*osd, "-f"], folder / "osd.out")))
 
 
 def _make_keys(keyring: Path) -> None:
@@ -151,12 +153,12 @@ def _make_keys(keyring: Path) -> None:
     }
     keyring.touch(mode=0o600)
     for name, caps in rights.items():
-        _run(["ceph-authtool", str(keyring), "--gen-key", "-n", name, *caps])
+        run_command(["ceph-authtool", str(keyring), "--gen-key", "-n", name, *caps])
     # The monitor reads the users from here when it makes its store.
 
 
 @contextmanager
-def _daemon(command: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running_daemon(command: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
     with open(output, "wb") as log:
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command],  # also if the test is killed
@@ -176,7 +178,7 @@ def _daemon(command: Sequence[str], output: Path) -> Iterator[subprocess.Popen[b
             process.wait()
 
 
-def _run(command: Sequence[str]) -> str:
+def run_command(command: Sequence[str]) -> str:
     done = subprocess.run(
         command,
         capture_output=True,

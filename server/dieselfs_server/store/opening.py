@@ -2,6 +2,7 @@
 
 posix:///PATH
 rados://POOL?conf=/etc/ceph/ceph.conf&user=client.dieselfs
+s3://BUCKET/PREFIX?endpoint=URL&region=NAME&profile=NAME, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX
 tiered:fast=URL,slow=URL,size=200GiB
 memory:
 """
@@ -15,6 +16,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
 from dieselfs.units import parse_size
+from dieselfs_server.store.bucket import BucketStore
+from dieselfs_server.store.bucket_client import BUCKET_TIMEOUT_S, Bucket
+from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.limited import Bounds, LimitedStore
 from dieselfs_server.store.marker import missing, open_marked
@@ -28,7 +32,8 @@ from dieselfs_server.store.tiered import TieredStore
 DEFAULT_CEPH_CONF = "/etc/ceph/ceph.conf"
 DEFAULT_CEPH_USER = "client.dieselfs"
 
-assert RetryPolicy().duration_s_max + Bounds().wait_s_max + OPERATION_TIMEOUT_S < REQUEST_TIMEOUT_S
+_ATTEMPT_S_MAX = max(OPERATION_TIMEOUT_S, BUCKET_TIMEOUT_S)
+assert RetryPolicy().duration_s_max + Bounds().wait_s_max + _ATTEMPT_S_MAX < REQUEST_TIMEOUT_S
 """A store that hangs is reported to the client before the request of the client times out."""
 
 FAST_WAIT_S_MAX = 0.5
@@ -80,8 +85,11 @@ def _open_backend(url: str, is_new: bool) -> ObjectStore:
             return MemoryStore()
         case "rados" if path:
             return RadosStore(RadosPool(path, *_ceph_options(url)))
+        case "s3" | "gs" | "az":
+            return BucketStore(Bucket(BucketUrl.parse(url)))
     raise InvalidInput(
         f"store {url!r}: unknown kind of store; use posix:///PATH, rados://POOL?conf=FILE&user=client.NAME, "
+        "s3://BUCKET/PREFIX?endpoint=URL, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "
         "tiered:fast=URL,slow=URL,size=200GiB or memory:"
     )
 

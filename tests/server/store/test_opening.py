@@ -45,7 +45,11 @@ def test_a_pool_is_opened_and_works(ceph: RunningCeph) -> None:
     "url",
     [
         "posix:",
-        "s3://bucket",
+        "s4://bucket",
+        "s3://",
+        "s3://bucket?key=x",
+        "gs://bucket?region=x",
+        "az://x",
         "/folder",
         "rados://?conf=x",
         "rados://pool?config=x",

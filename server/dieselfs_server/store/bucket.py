@@ -1,0 +1,165 @@
+"""The object store in a bucket of S3, Google Cloud Storage or Azure.
+
+    <prefix>/<dataset ID, hex>/<name>     a chunk; `name` is its ID as printed
+    <prefix>/records/<record>             a record
+    <prefix>/probe                        shows whether the storage creates objects exclusively
+
+Each object is stored by one request, or it is not there: after a crash there is nothing to clean up, but parts of a
+large record, which no listing shows. Buckets list names in order, from any name on, so there is no index to keep.
+`docs/guide/object-stores.md` lists the requests.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice, takewhile
+
+from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs_server.store.bucket_client import LISTED_AT_ONCE, Bucket
+from dieselfs_server.store.interface import Buffer
+
+_RECORDS = "records"
+_PROBE = "probe"
+_RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
+_DATASET_FOLDER = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
+
+
+class BucketStore:
+    """An `ObjectStore`. Sends one or two requests, which raise the first errors of the bucket.
+
+    Raises InvalidInput if the storage overwrites objects where it is asked to create them only.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._check_exclusive()
+
+    def _check_exclusive(self) -> None:
+        """The first server of the bucket creates the probe, and each finds that it cannot be created again."""
+        for _ in range(2):
+            try:
+                self._bucket.create(_PROBE, b"")
+            except AlreadyExists:
+                return
+        raise InvalidInput(
+            f"store {self._bucket}: this storage has no conditional put (it ignores If-None-Match), so writers could "
+            "overwrite each other's chunks; use another one, such as AWS, Ceph, MinIO, Google or Azure"
+        )
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        key = _chunk_key(dataset_id, chunk_id)
+        try:
+            self._bucket.create(key, b"".join(parts))
+        except AlreadyExists:
+            self._confirm(key)
+            raise AlreadyExists(f"chunk {chunk_name(chunk_id)} already exists") from None
+
+    def _confirm(self, key: str) -> None:
+        """Raise Unavailable unless the object exists: storage may also refuse two writers that came together."""
+        try:
+            self._bucket.size(key)
+        except NotFound:
+            raise Unavailable(f"object store {self._bucket}: {key}: another writer came between") from None
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        key = _chunk_key(dataset_id, chunk_id)
+        with _naming(chunk_id):
+            if length == 0:
+                self._bucket.size(key)
+                return b""
+            data = self._bucket.read(key, offset, length)
+        if len(data) != length:
+            raise Damaged(
+                f"chunk {chunk_name(chunk_id)}: offset {offset}: "
+                f"{length} bytes requested, but the object ends before {offset + length}"
+            )
+        return data
+
+    def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """None: there are no files."""
+
+    def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        with _naming(chunk_id):
+            return self._bucket.size(_chunk_key(dataset_id, chunk_id))
+
+    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self._bucket.remove([_chunk_key(dataset_id, chunk_id)])
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        first = chunk_name(earliest_chunk_id(since_s))
+        # The last character of a name is cut off, so that the listing begins with `first` itself.
+        for name in self._bucket.keys(_dataset_folder(dataset_id), after=first[:-1]):
+            if name >= first:
+                try:
+                    yield parse_chunk_name(name)
+                except InvalidInput:  # not a chunk, but an object of another program
+                    continue
+
+    def list_datasets(self) -> Iterator[bytes]:
+        for name in self._bucket.folders():
+            if _DATASET_FOLDER.fullmatch(name):
+                dataset_id = bytes.fromhex(name)
+                if next(self.list_chunks(dataset_id), None) is not None:
+                    yield dataset_id
+
+    def delete_dataset(self, dataset_id: bytes) -> None:
+        folder = _dataset_folder(dataset_id)
+        names = self._bucket.keys(folder)
+        while page := [f"{folder}/{name}" for name in islice(names, LISTED_AT_ONCE)]:
+            self._bucket.remove(page)
+
+    def put_record(self, name: str, content: bytes) -> None:
+        self._bucket.replace(_record_key(name), content)
+
+    def create_record(self, name: str, content: bytes) -> bool:
+        key = _record_key(name)
+        try:
+            self._bucket.create(key, content)
+        except AlreadyExists:
+            self._confirm(key)
+            return False
+        return True
+
+    def get_record(self, name: str) -> bytes | None:
+        try:
+            return self._bucket.read_whole(_record_key(name))
+        except NotFound:
+            return None
+
+    def list_records(self, prefix: str) -> list[str]:
+        names = self._bucket.keys(_RECORDS, after=prefix[:-1])
+        found = takewhile(lambda name: name.startswith(prefix) or name < prefix, names)
+        return [name for name in found if name.startswith(prefix) and _RECORD_NAME.fullmatch(name)]
+
+    def delete_record(self, name: str) -> None:
+        self._bucket.remove([_record_key(name)])
+
+    def close(self) -> None:
+        return
+
+
+@contextmanager
+def _naming(chunk_id: bytes) -> Iterator[None]:
+    """Name the chunk in a NotFound of the block."""
+    try:
+        yield
+    except NotFound:
+        raise NotFound(f"chunk {chunk_name(chunk_id)} is not stored") from None
+
+
+def _dataset_folder(dataset_id: bytes) -> str:
+    if len(dataset_id) != DATASET_ID_BYTES:
+        raise InvalidInput(f"a dataset ID has {DATASET_ID_BYTES} bytes, not {len(dataset_id)}")
+    return dataset_id.hex()
+
+
+def _chunk_key(dataset_id: bytes, chunk_id: bytes) -> str:
+    return f"{_dataset_folder(dataset_id)}/{chunk_name(chunk_id)}"
+
+
+def _record_key(name: str) -> str:
+    if not _RECORD_NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is not a valid name of a record")
+    return f"{_RECORDS}/{name}"

@@ -1,0 +1,306 @@
+"""The objects below a prefix of one bucket, through obstore: whole objects, ranges and sorted listings.
+
+Only this module uses obstore, and botocore for the credentials of S3. No request takes longer than BUCKET_TIMEOUT_S.
+Parts of large objects are repeated here; everything else is left to `retrying.py`. Errors name the object and the
+cause.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
+from dieselfs.limits import MIB
+from dieselfs_server.store.bucket_errors import parse_failure
+from dieselfs_server.store.bucket_url import BucketUrl, check_endpoint
+
+if TYPE_CHECKING:
+    from obstore.store import (
+        AzureConfig,
+        ClientConfig,
+        GCSConfig,
+        ObjectStore,
+        RetryConfig,
+        S3Config,
+        S3Credential,
+    )
+
+CONNECT_TIMEOUT_S = 3.0
+BUCKET_TIMEOUT_S = 10.0
+"""Of one request, from its first byte to the last of the answer. 64 MiB then need 6.7 MB/s."""
+
+CREDENTIALS_AGE_MAX_S = 300.0
+"""How long credentials are used before botocore is asked again; it renews them ten minutes before they expire."""
+
+PART_BYTES = 8 * MIB
+"""Objects that are larger and may be replaced are sent and read in parts of this size, PARTS_AT_ONCE_MAX at once."""
+
+PARTS_AT_ONCE_MAX = 4
+PART_RETRIES_MAX = 4
+PART_RETRY_S_MAX = 8.0
+"""A part that fails is repeated, not the whole object: so many times, the last time this long after the first."""
+
+READ_TRIES_MAX = 8
+"""Tries to read an object that is replaced meanwhile."""
+
+LISTED_AT_ONCE = 1000
+"""S3 lists, and removes, as many in one request."""
+
+DEFAULT_REGION = "us-east-1"
+
+_INSTALL = "pip install 'dieselfs[s3]'"
+
+
+class Bucket:
+    """Raises InvalidInput for settings that cannot be, Unavailable if there are no credentials. Sends no request.
+
+    `key`: the name of an object, relative to the prefix. Every method raises Unavailable when the storage does not
+    answer in time or refuses, and StorageFull when it has no room. May be used by any number of threads.
+    """
+
+    def __init__(
+        self,
+        url: BucketUrl,
+        timeout_s: float = BUCKET_TIMEOUT_S,
+        part_retries_max: int = PART_RETRIES_MAX,
+    ) -> None:
+        try:
+            import obstore
+            from obstore import exceptions
+        except ImportError as error:
+            raise InvalidInput(f"store {url}: it needs the package obstore: {_INSTALL} ({error})") from None
+        self._obstore = obstore
+        self._errors = exceptions
+        self._url = url
+        open_objects = _opener(url, timeout_s)
+        self._objects, self._parted = open_objects(0), open_objects(part_retries_max)
+
+    def __str__(self) -> str:
+        return str(self._url)
+
+    def create(self, key: str, content: bytes) -> None:
+        """Create an object, atomically. Raises AlreadyExists."""
+        with self._translated(key):
+            self._obstore.put(self._objects, key, content, mode="create", use_multipart=False)
+
+    def replace(self, key: str, content: bytes) -> None:
+        """Create or replace an object, atomically: readers see the old or the new content.
+
+        A process that dies meanwhile may leave parts that no listing shows.
+        """
+        with self._translated(key):
+            self._obstore.put(
+                self._parted,
+                key,
+                content,
+                use_multipart=len(content) > PART_BYTES,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE_MAX,
+            )
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes (at least 1) from `offset` on; fewer only at the end of the object. Raises NotFound."""
+        try:
+            with self._translated(key):
+                return self._obstore.get_range(self._objects, key, start=offset, length=length).to_bytes()
+        except _RangeBehindEnd:
+            return b""
+
+    def read_whole(self, key: str) -> bytes:
+        """The content of an object that may be replaced meanwhile. Raises NotFound."""
+        for _ in range(READ_TRIES_MAX):
+            content = self._read_version(key)
+            if content is not None:
+                return content
+        raise Unavailable(f"{self._where(key)}: it is replaced again and again while it is read")
+
+    def _read_version(self, key: str) -> bytes | None:
+        """None if it was replaced meanwhile."""
+        with self._translated(key):
+            found = self._obstore.get(self._objects, key)
+            length, version = found.meta["size"], found.meta["e_tag"]
+            if length <= PART_BYTES:
+                return found.bytes().to_bytes()
+            del found  # ends the request
+        content = bytearray()
+        try:
+            while len(content) < length:
+                end = min(len(content) + PART_BYTES, length)
+                with self._translated(key):
+                    part = self._obstore.get(
+                        self._parted, key, options={"range": (len(content), end), "if_match": version}
+                    )
+                    content += part.bytes().to_bytes()
+        except (_Replaced, _RangeBehindEnd):
+            return None
+        return bytes(content)
+
+    def size(self, key: str) -> int:
+        """Length in bytes. Raises NotFound."""
+        with self._translated(key):
+            return self._obstore.head(self._objects, key)["size"]
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove objects. No error for those that do not exist."""
+        try:
+            with self._translated(keys[0]):
+                self._obstore.delete(self._objects, keys)
+        except NotFound:
+            for key in keys if len(keys) > 1 else ():
+                self.remove([key])
+
+    def keys(self, folder: str, after: str = "") -> Iterator[str]:
+        """The names of the objects in `folder` that are after `after`, sorted as bytes, without the folder."""
+        begin = len(folder) + 1
+        with self._translated(folder):
+            pages = self._obstore.list(
+                self._objects,
+                folder,
+                offset=f"{folder}/{after}" if after else None,
+                chunk_size=LISTED_AT_ONCE,
+            )
+        while True:
+            with self._translated(folder):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield from (row["path"][begin:] for row in page)
+
+    def folders(self) -> list[str]:
+        """The names of the folders directly below the prefix."""
+        with self._translated(""):
+            found = self._obstore.list_with_delimiter(self._objects)
+        return sorted(path.rpartition("/")[2] for path in found["common_prefixes"])
+
+    def _where(self, key: str) -> str:
+        return f"object store {self._url}" + (f": {key}" if key else "")
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        """Turn an error of obstore into a DieselfsError with the object and the cause."""
+        try:
+            yield
+        except self._errors.AlreadyExistsError:
+            raise AlreadyExists(f"{self._where(key)}: already exists") from None
+        except self._errors.PreconditionError:
+            raise _Replaced(f"{self._where(key)}: was replaced meanwhile") from None
+        except (self._errors.BaseError, OSError) as error:
+            failure = parse_failure(str(error))
+            if failure.is_range_behind_end:
+                raise _RangeBehindEnd(f"{self._where(key)}: {failure.reason}") from None
+            if isinstance(error, FileNotFoundError) and not failure.is_bucket_missing:
+                raise NotFound(f"{self._where(key)}: there is no such object") from None
+            raise failure.error(self._where(key)) from failure.cause
+
+
+class _Replaced(Unavailable):
+    """The object is no longer the version that was asked for."""
+
+
+class _RangeBehindEnd(Unavailable):
+    """The object ends before the first requested byte."""
+
+
+def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
+    """Opens the bucket, for as many retries of a request."""
+    from obstore.exceptions import BaseError
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    endpoint = url.options.get("endpoint") or (_aws_endpoint() if url.kind == "s3" else None)
+    client = _client_options(url, endpoint, timeout_s)
+    credentials, region = _s3_credentials(url) if url.kind == "s3" else (None, DEFAULT_REGION)
+
+    def open_objects(retries_max: int) -> "ObjectStore":
+        retry: RetryConfig = {
+            "max_retries": retries_max,
+            "retry_timeout": timedelta(seconds=PART_RETRY_S_MAX),
+        }
+        prefix = url.prefix or None
+        try:
+            match url.kind:
+                case "s3":
+                    s3: S3Config = {"region": region}
+                    if endpoint:
+                        s3["endpoint"] = endpoint
+                    return S3Store(
+                        url.bucket,
+                        prefix=prefix,
+                        config=s3,
+                        client_options=client,
+                        retry_config=retry,
+                        credential_provider=credentials,
+                    )
+                case "gs":
+                    gs: GCSConfig = {"base_url": endpoint} if endpoint else {}
+                    return GCSStore(
+                        url.bucket, prefix=prefix, config=gs, client_options=client, retry_config=retry
+                    )
+                case _:
+                    az: AzureConfig = {"endpoint": endpoint} if endpoint else {}
+                    if "account" in url.options:
+                        az["account_name"] = url.options["account"]
+                    return AzureStore(
+                        url.bucket, prefix=prefix, config=az, client_options=client, retry_config=retry
+                    )
+        except (BaseError, ValueError) as error:
+            raise InvalidInput(f"store {url}: {parse_failure(str(error)).reason}") from None
+
+    return open_objects
+
+
+def _aws_endpoint() -> str | None:
+    """Of the environment, by the names of the AWS tools."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if endpoint := os.environ.get(name):
+            check_endpoint(endpoint, name)
+            return endpoint
+    return None
+
+
+def _client_options(url: BucketUrl, endpoint: str | None, timeout_s: float) -> "ClientConfig":
+    options: ClientConfig = {
+        "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        "timeout": timedelta(seconds=timeout_s),
+        "allow_http": bool(endpoint and endpoint.startswith("http://")),
+    }
+    authority = url.options.get("ca") or (os.environ.get("AWS_CA_BUNDLE") if url.kind == "s3" else None)
+    if authority:
+        try:
+            options["root_certificate"] = Path(authority).read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"store {url}: ca: cannot read {authority}: {error.strerror}") from None
+    return options
+
+
+def _s3_credentials(url: BucketUrl) -> tuple[Callable[[], "S3Credential"], str]:
+    """A source of credentials that are valid now, and the region: as the AWS tools find them."""
+    try:
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+    except ImportError as error:
+        raise InvalidInput(f"store {url}: it needs the package botocore: {_INSTALL} ({error})") from None
+    try:
+        session = Session(profile=url.options.get("profile"))
+        found = session.get_credentials()
+        region = url.options.get("region") or session.get_config_variable("region") or DEFAULT_REGION
+    except BotoCoreError as error:
+        raise InvalidInput(f"store {url}: {error}") from None
+    if found is None:
+        raise Unavailable(
+            f"store {url}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or use a profile (AWS_PROFILE, profile=NAME) or the role of the machine"
+        )
+
+    def current() -> "S3Credential":
+        frozen = found.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIALS_AGE_MAX_S),
+        }
+
+    return current, region

@@ -1,0 +1,91 @@
+"""The URL of a bucket: where chunks are in S3, Google Cloud Storage or Azure, and which options it takes. No I/O.
+
+s3://BUCKET/PREFIX?endpoint=https://HOST:PORT&region=NAME&profile=NAME&ca=FILE
+gs://BUCKET/PREFIX
+az://CONTAINER/PREFIX?account=NAME&endpoint=https://HOST:PORT&ca=FILE
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from dieselfs.errors import InvalidInput
+
+OPTIONS: Mapping[str, frozenset[str]] = {
+    "s3": frozenset(("endpoint", "region", "profile", "ca")),
+    "gs": frozenset(("endpoint", "ca")),
+    "az": frozenset(("account", "endpoint", "ca")),
+}
+"""By kind of store. None is a secret: a command line and a log show them."""
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+_PREFIX = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUrl:
+    """`kind` is a key of OPTIONS; `prefix` is empty, or folders without a slash at either end."""
+
+    kind: str
+    bucket: str
+    prefix: str
+    options: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, url: str) -> "BucketUrl":
+        """Raises InvalidInput. The message never repeats what may be a secret."""
+        parts = urlsplit(url)
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        if "@" in parts.netloc:
+            raise InvalidInput(
+                f"store {place!r}: credentials do not belong into a URL; {_ELSEWHERE[parts.scheme]}"
+            )
+        bucket, prefix = parts.netloc, unquote(parts.path).strip("/")
+        if not _BUCKET.fullmatch(bucket):
+            raise InvalidInput(
+                f"store {place!r}: {bucket!r} is not the name of a bucket; write {_FORMS[parts.scheme]}"
+            )
+        if (prefix and not _PREFIX.fullmatch(prefix)) or {".", ".."} & set(prefix.split("/")):
+            raise InvalidInput(f"store {place!r}: a prefix has letters, digits and . _ - /")
+        pairs = parse_qsl(parts.query, keep_blank_values=True)
+        options = dict(pairs)
+        known = OPTIONS[parts.scheme]
+        if unknown := options.keys() - known:
+            raise InvalidInput(
+                f"store {place!r}: unknown option {min(unknown)!r}; the options are {', '.join(sorted(known))}. "
+                f"For credentials, {_ELSEWHERE[parts.scheme]}"
+            )
+        if len(options) < len(pairs) or not all(options.values()):
+            raise InvalidInput(f"store {place!r}: give each option once, with a value")
+        if "endpoint" in options:
+            check_endpoint(options["endpoint"], f"store {place!r}")
+        return cls(parts.scheme, bucket, prefix, options)
+
+    def __str__(self) -> str:
+        return f"{self.kind}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+def check_endpoint(endpoint: str, where: str) -> None:
+    """Raise InvalidInput unless this is the URL of a server. `where` begins the message."""
+    try:
+        parts = urlsplit(endpoint)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.username is not None or parts.query or parts.fragment:
+        raise InvalidInput(
+            f"{where}: the endpoint is no URL of a server; write for example https://s3.example.org:7480"
+        )
+
+
+_FORMS = {
+    "s3": "s3://BUCKET/PREFIX?endpoint=https://HOST:PORT&region=NAME",
+    "gs": "gs://BUCKET/PREFIX",
+    "az": "az://CONTAINER/PREFIX?account=NAME",
+}
+_ELSEWHERE = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile or the role of the machine",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file, or use the account of the machine",
+    "az": "set AZURE_STORAGE_ACCOUNT_KEY, or use the identity of the machine",
+}

