@@ -255,7 +255,7 @@ class ReadPath:
         return (
             chunk in self._chunk_cache.damaged
             or self._chunk_cache.is_coming(chunk)
-            or (prefetcher is not None and prefetcher.expects(chunk))
+            or (prefetcher is not None and (prefetcher.expects(chunk) or prefetcher.budget.will_stay(chunk)))
             or self._recent_blocks.is_worth_whole(
                 chunk,
                 part.length,

@@ -40,6 +40,7 @@ class PrefetchBudget:
         self._table = table
         self._allotment = allotment
         self._clock = clock
+        self._dataset_page_bytes = table.total_page_bytes()
         self._is_pinned = np.zeros(chunks, np.bool_)
         self._is_pushed = np.zeros(chunks, np.bool_)  # by this daemon or an earlier one
         self._pushes: dict[int, _Push] = {}  # of this daemon
@@ -90,6 +91,12 @@ class PrefetchBudget:
         """Whether to fetch and push all of a chunk because a reader waits for a file of it."""
         push = self._pushes.get(chunk)
         return push is None or self._clock() >= push.at_s + push.again_after_s
+
+    def will_stay(self, chunk: int) -> bool:
+        """Whether to fetch and push all of a chunk for a small part of it: the whole dataset will be pinned, and the
+        kernel has not just reclaimed the chunk.
+        """
+        return self._allotment.pinned >= self._dataset_page_bytes and self.is_due(chunk)
 
     def was_just_pushed(self, chunk: int) -> bool:
         """Whether it is too soon to push a chunk that was fetched for a reader."""

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def run(
     kept_chunks: int = 0,
     timeout_s: float = 10,
     kind: type[MemoryChunkSource] = MemoryChunkSource,
+    clock: trio.abc.Clock | None = None,
 ) -> MemoryChunkSource:
     source = kind(packed.snapshot, packed.source().payloads)
 
@@ -72,7 +74,7 @@ def run(
                 await scenario(reads, source)
             nursery.cancel_scope.cancel()
 
-    trio.run(main)
+    trio.run(main, clock=clock)
     return source
 
 
@@ -272,7 +274,14 @@ async def read(reads: ReadPath, offset: int, size: int) -> bytes:
 LARGE_INODE = ROOT_INODE + 1
 
 
-@pytest.mark.parametrize("kept_chunks", [0, 3], ids=["nothing is pinned", "all would be pinned"])
+ROOM_FOR_ONE = 2
+"""Of a large file, which has three chunks; in chunks of small files."""
+ROOM_FOR_ALL = 4
+
+
+@pytest.mark.parametrize(
+    "kept_chunks", [0, ROOM_FOR_ONE], ids=["nothing is pinned", "a part would be pinned"]
+)
 def test_small_reads_of_a_large_file_fetch_blocks_and_keep_them(
     large: PackedDataset, kept_chunks: int
 ) -> None:
@@ -285,12 +294,40 @@ def test_small_reads_of_a_large_file_fetch_blocks_and_keep_them(
                 assert await read(reads, offset, 4096) == whole[offset : offset + 4096]
         assert reads.metrics.as_dict()["reads"]["from_blocks"] == 2 * len(offsets)
 
-    source = run(large, scenario, kept_chunks=11 * kept_chunks)
+    source = run(large, scenario, kept_chunks=kept_chunks)
     assert not source.fetched_chunks and not source.fetched_extents
     assert len(source.fetched_blocks) == len(set(source.fetched_blocks)) <= 2 * len(offsets)
 
 
-@pytest.mark.parametrize(("kept_chunks", "share"), [(3, 0.25), (0, 1.0)], ids=["it stays", "others evict it"])
+def test_small_reads_of_a_large_file_fetch_chunks_if_the_dataset_fits(large: PackedDataset) -> None:
+    whole = random.Random(1).randbytes(LARGE_BYTES)
+
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for offset in (1_100_000, 20_000):
+            assert await read(reads, offset, 4096) == whole[offset : offset + 4096]
+
+    source = run(large, scenario, kept_chunks=ROOM_FOR_ALL)
+    assert source.fetched_chunks == [1, 0]
+    assert not source.fetched_blocks
+
+
+def test_small_reads_of_what_the_kernel_has_just_reclaimed_fetch_blocks(large: PackedDataset) -> None:
+    """The clock stands still, so the first chunk, which left the memory of the daemon, was pushed just now."""
+
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        for offset in (5, MIB, 2 * MIB):
+            await read(reads, offset, 4096)
+        assert not source.fetched_blocks
+        await read(reads, 5, 4096)
+
+    source = run(large, scenario, kept_chunks=ROOM_FOR_ALL, clock=trio.testing.MockClock())
+    assert source.fetched_chunks == [0, 1, 2]
+    assert source.fetched_blocks and not source.fetched_extents
+
+
+@pytest.mark.parametrize(
+    ("kept_chunks", "share"), [(ROOM_FOR_ONE, 0.25), (0, 1.0)], ids=["it stays", "others evict it"]
+)
 def test_much_of_a_large_extent_brings_its_chunk(
     large: PackedDataset, kept_chunks: int, share: float
 ) -> None:
@@ -301,7 +338,7 @@ def test_much_of_a_large_extent_brings_its_chunk(
         for offset in random.Random(2).sample(range(0, MIB, BLOCK_BYTES), MIB // BLOCK_BYTES):
             assert await read(reads, offset, BLOCK_BYTES) == whole[offset : offset + BLOCK_BYTES]
 
-    source = run(large, scenario, kept_chunks=11 * kept_chunks)
+    source = run(large, scenario, kept_chunks=kept_chunks)
     assert source.fetched_chunks == [0]
     assert len(source.fetched_blocks) == int(share * MIB / BLOCK_BYTES / 1.5)
 
