@@ -130,7 +130,9 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
                 stack.enter_context(locked(settings.lock, LOCK_TIMEOUT_S))
             except BlockingIOError:
                 raise Unavailable(f"another server holds {settings.lock}") from None
-        store = await trio.to_thread.run_sync(open_store, settings.store, settings.is_new)
+        store = await trio.to_thread.run_sync(
+            open_store, settings.store, settings.is_new, settings.request_path.bounds
+        )
         stack.callback(store.close)
         metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
         stack.callback(metadata.close)
@@ -154,6 +156,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             audit=_open_audit(stack, settings),
             shared_bytes=_shared_bytes(settings),
             segments_max=allow_descriptors(),
+            request_path=settings.request_path,
         )
         server = RpcServer(Dispatcher(service), tls, metrics=service.metrics)
         opened = []

@@ -23,6 +23,7 @@ from dieselfs_server.logs import AuditLog
 from dieselfs_server.maintenance.jobs import MaintenanceJobs
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.executor import OpenPayload, RequestExecutor
+from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.users import Caller, Right, UserStore
@@ -69,6 +70,7 @@ class Service:
     audit: AuditLog | None = None
     shared_bytes: int = 0
     segments_max: int = 0
+    request_path: RequestPath = field(default_factory=RequestPath)
 
     def __post_init__(self) -> None:
         self.started_s = int(time.time())
@@ -77,7 +79,7 @@ class Service:
         self.ids = ChunkIdSource(time.time)
         self.names_of_datasets = DatasetNames(self.store)
         self.catalog = Catalog(self.store, self.metadata)
-        self.executor = RequestExecutor(self.store, self.metrics)
+        self.executor = RequestExecutor(self.store, self.metrics, self.request_path)
         self.shared = SharedPayloads(self.executor, self.shared_bytes, self.segments_max, self.metrics)
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self.maintenance = MaintenanceJobs(self.metadata, self.now_ns)

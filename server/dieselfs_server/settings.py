@@ -5,7 +5,7 @@ All three use the same names; `docs/reference/settings.md` lists them, with the 
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -15,6 +15,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
 from dieselfs.settings import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
+from dieselfs_server.reading.request_path import RequestPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class RegistrySettings:
 class ServerSettings:
     """`lock` and `idle_exit_s` are for the embedded server: one per home, which exits when idle for `idle_exit_s`.
 
-    `is_new`: the store may be without a marker, which is then created.
+    `is_new`: the store may be without a marker, which is then created. `request_path`: differs in measurements only.
     """
 
     listen: Sequence[Address]
@@ -57,6 +58,7 @@ class ServerSettings:
     is_new: bool = False
     audit_log: Path | None = None
     shared_memory_bytes: int | None = None
+    request_path: RequestPath = field(default_factory=RequestPath)
 
     @classmethod
     def embedded(

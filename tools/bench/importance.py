@@ -3,7 +3,8 @@
 Hits, as figures 7 and 12 of SHADE have them: trainings on synthetic images give the requests; policies are simulated
 over them. Requests are of uniform sampling, of importance sampling by the losses of whole batches (SHADE's
 "default"), and of SHADE itself, whose requests depend on its cache. Accuracies are of trainings with and without
-importance, in memory.
+importance, in memory. Speeds, as figures 8 to 11 have them, are those of these trainings if misses took the time of a
+slow store (`load_times`).
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from bench.agreement import accuracy_cells
 from bench.cache_policies import Lru, NeverEvict, Priority, RandomEviction, min_hits, quiver_hits
 from bench.figures import Row, Scale
 from bench.lessons import Subject, Training, UniformReader, digits, distinct, learn, synthetic
+from bench.load_times import LoadTimes
 from dieselfs.importance.app_cache import AppCache
 from dieselfs.importance.course import DEFAULT_REPEATS, Course
 from dieselfs.importance.epoch import draw
@@ -28,6 +30,9 @@ from dieselfs.importance.scores import SCORE_UNITS
 SHARES = (0.1, 0.2, 0.5)
 """Of the samples, that the cache has."""
 REPEATS = (1.0, DEFAULT_REPEATS)
+SPEED_SHARES = (0.1, 0.25, 0.5, 0.75)
+NEAR = 0.005
+"""An accuracy this close to the best of uniform sampling counts as convergence."""
 HIT_SAMPLES, QUICK_SAMPLES = 50_000, 4_000
 HIT_EPOCHS, QUICK_EPOCHS = 8, 4
 ACCURACY_SAMPLES = 10_000
@@ -41,6 +46,7 @@ Hits = Sequence[Sequence[bool]]
 def importance(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     samples, epochs = (QUICK_SAMPLES, QUICK_EPOCHS) if scale.is_quick else (HIT_SAMPLES, HIT_EPOCHS)
     yield hit_rows(synthetic(samples), epochs)
+    yield speed_rows(synthetic(samples), epochs)
     yield accuracy_rows(digits(), scale)
     yield accuracy_rows(synthetic(QUICK_SAMPLES if scale.is_quick else ACCURACY_SAMPLES), scale)
 
@@ -215,6 +221,68 @@ def _quiver(served: Sequence[Sequence[int]], size: int) -> Hits:
 
 def _ratio(hits: Hits) -> float:
     return fmean(fmean(epoch) for epoch in hits[WARM_EPOCHS:])
+
+
+# -- speed ---------------------------------------------------------------------------------------------------
+
+
+class _HitCounter:
+    """A reader that notes the misses of each batch."""
+
+    def __init__(self, reader: RankReader) -> None:
+        self._reader = reader
+        self.misses: list[list[int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._reader.set_epoch(epoch)
+        self.misses.append([])
+
+    def consume(self) -> None:
+        course = self._reader.course
+        missed = course.hits - course.reads
+        self._reader.consume()
+        self.misses[-1].append(course.reads - course.hits + missed)
+
+
+def speed_rows(subject: Subject, epochs: int) -> Iterator[Row]:
+    """For each size of the cache: throughput, loading of a batch, and when the training converges (figures 8 to 11).
+
+    NoPFS, which knows the order of all epochs, is emulated: on one node it keeps the samples that it has, and
+    prefetches the others.
+    """
+    samples, batch = len(subject.train.labels), subject.batch
+    uniform = learn(subject, 1, epochs, UniformReader(samples, batch, 1))
+    goal = max(uniform.accuracies) - NEAR
+
+    def row(share: float, name: str, times: LoadTimes, training: Training, base: LoadTimes) -> Row:
+        mean_ms, deviation_ms = times.load_ms(WARM_EPOCHS)
+        reached_s, base_s = times.time_to(training.accuracies, goal), base.time_to(uniform.accuracies, goal)
+        throughput, usual = times.throughput(WARM_EPOCHS), base.throughput(WARM_EPOCHS)
+        is_compared = reached_s is not None and base_s is not None
+        return {
+            f"speed, {subject.title}, cache of": f"{share:.0%}",
+            "sampling and cache": name,
+            "hits": f"{times.hit_ratio(WARM_EPOCHS):.0%}",
+            "images a second": f"{throughput:,.0f}",
+            "x LRU": f"{throughput / usual:.1f}",
+            "loading a batch, ms": f"{mean_ms:.1f} ± {deviation_ms:.1f}",
+            f"seconds to {goal:.1%}": "not reached" if reached_s is None else f"{reached_s:.1f}",
+            "x sooner than LRU": f"{(base_s or 0) / (reached_s or 1):.1f}" if is_compared else "",
+        }
+
+    for share in SPEED_SHARES:
+        size = int(share * samples)
+        base = LoadTimes.of_hits(_simulated(Lru(size), uniform.served), batch)
+        kept = LoadTimes.of_hits(_simulated(NeverEvict(size), uniform.served), batch)
+        yield row(share, "uniform, LRU", base, uniform, base)
+        yield row(share, "uniform, NoPFS emulated", kept, uniform, base)
+        for name, repeats in (("SHADE", DEFAULT_REPEATS), ("SHADE, no repetition", 1.0)):
+            counter = _HitCounter(RankReader(Course(samples, 1, size, repeats=repeats), batch))
+            training = learn(subject, 1, epochs, counter)
+            yield row(share, name, LoadTimes(counter.misses, samples), training, base)
 
 
 # -- accuracy ------------------------------------------------------------------------------------------------

@@ -22,11 +22,8 @@ from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
 from dieselfs.metrics import Registry
 from dieselfs_server.reading.in_use import InUse
 from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
+from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.store.interface import ObjectStore
-
-STORE_READS_MAX = 32
-"""Limit of chunks that are being read, over all clients. It exceeds the store's limit of large reads, so that small
-ones can overtake them."""
 
 PREAMBLES_KEPT = 65_536
 """Limit of cached preambles; with its preamble, a chunk's payload needs one read."""
@@ -55,9 +52,12 @@ class OpenPayload:
 class RequestExecutor:
     """Reads ranges of chunks. If a read is cancelled, its worker thread still finishes, and nothing else is left."""
 
-    def __init__(self, store: ObjectStore, metrics: Registry | None = None) -> None:
+    def __init__(
+        self, store: ObjectStore, metrics: Registry | None = None, path: RequestPath | None = None
+    ) -> None:
         self._store = store
-        self._tokens = trio.CapacityLimiter(STORE_READS_MAX)
+        self._path = path or RequestPath()
+        self._tokens = trio.CapacityLimiter(self._path.chunks_max)
         self._threads = trio.CapacityLimiter(math.inf)  # the tokens bound them
         self._metrics = ReadMetrics(metrics or Registry())
         # Queues in use; changed only between checkpoints.
@@ -133,9 +133,10 @@ class RequestExecutor:
 
     async def _read(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
         try:
-            with self._queues.held(
-                (dataset_id, chunk_id), partial(self._queue, dataset_id, chunk_id)
-            ) as queue:
+            make = partial(self._queue, dataset_id, chunk_id)
+            if not self._path.is_coalescing:  # requests do not meet
+                return await make().read(ranges)
+            with self._queues.held((dataset_id, chunk_id), make) as queue:
                 return await queue.read(ranges)
         except (Damaged, NotFound):
             self._preambles.pop((dataset_id, chunk_id), None)
@@ -143,7 +144,7 @@ class RequestExecutor:
 
     def _queue(self, dataset_id: bytes, chunk_id: bytes) -> ReadQueue:
         read = partial(self._store.get_range, dataset_id, chunk_id)
-        return ReadQueue(read, self._tokens, self._threads, self._metrics)
+        return ReadQueue(read, self._tokens, self._threads, self._metrics, self._path.gap_bytes_max)
 
 
 def _verified_checksums(preamble: Preamble, payload: memoryview) -> bytes:

@@ -11,7 +11,9 @@ GAP_BYTES_MAX = 64 * KIB
 
 
 def merge_ranges(ranges: Ranges, gap_bytes_max: int = GAP_BYTES_MAX) -> Ranges:
-    """Ascending disjoint spans that cover `ranges`. Both have shape (n, 2), dtype int64: offset, length."""
+    """Ascending disjoint spans that cover `ranges`. Both have shape (n, 2), dtype int64: offset, length. With a
+    `gap_bytes_max` of -1 only ranges that overlap are merged.
+    """
     filled = ranges[ranges[:, 1] > 0]
     if len(filled) == 0:
         return np.empty((0, 2), np.int64)

@@ -13,7 +13,7 @@ import trio
 from dieselfs.arrays import Ranges
 from dieselfs.errors import DieselfsError
 from dieselfs.metrics import Registry
-from dieselfs_server.reading.ranges import covers, cut_ranges, merge_ranges, span_of
+from dieselfs_server.reading.ranges import GAP_BYTES_MAX, covers, cut_ranges, merge_ranges, span_of
 
 Outcome = bytes | DieselfsError
 
@@ -56,7 +56,8 @@ class ReadMetrics:
 
 @dataclass(eq=False)
 class ReadQueue:
-    """Reads of one object. `_read` blocks, and returns the bytes of one span; `_tokens` limit the reads in flight.
+    """Reads of one object. `_read` blocks, and returns the bytes of one span; `_tokens` limit the reads in flight;
+    `_gap_bytes_max` is for `merge_ranges`.
 
     All state is changed only between checkpoints.
     """
@@ -65,6 +66,7 @@ class ReadQueue:
     _tokens: trio.CapacityLimiter
     _threads: trio.CapacityLimiter
     _metrics: ReadMetrics
+    _gap_bytes_max: int = GAP_BYTES_MAX
 
     def __post_init__(self) -> None:
         self._turn = trio.Lock()
@@ -103,7 +105,8 @@ class ReadQueue:
         """Make one read for all requests in the queue."""
         async with self._tokens:
             requests, self._waiting = self._waiting, []
-            shared = SharedRead(merge_ranges(np.concatenate([request.ranges for request in requests])))
+            ranges = np.concatenate([request.ranges for request in requests])
+            shared = SharedRead(merge_ranges(ranges, self._gap_bytes_max))
             self._in_flight = shared
             for request in requests:
                 request.shared = shared

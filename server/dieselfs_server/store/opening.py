@@ -42,8 +42,9 @@ FAST_WAIT_S_MAX = 0.5
 _TIER_OPTIONS = ("fast", "slow", "size")
 
 
-def open_store(url: str, is_new: bool) -> ObjectStore:
+def open_store(url: str, is_new: bool, bounds: Bounds | None = None) -> ObjectStore:
     """The object store at `url`; each backend has its own limits and retries. `is_new` creates a missing marker.
+    `bounds`: the limits, except those of the fast one of two stores.
 
     Raises InvalidInput for an invalid URL, Unavailable or NotFound if the store cannot be used or has no marker.
     """
@@ -56,16 +57,16 @@ def open_store(url: str, is_new: bool) -> ObjectStore:
         with ExitStack() as opened:
             opened.callback(fast.close)
             marked = open_marked(fast, fast_url, is_new=True)
-            slow = _guarded(slow_url, is_new)
+            slow = _guarded(slow_url, is_new, bounds)
             opened.pop_all()
         return TieredStore(marked, slow, size_bytes)
-    return _guarded(url, is_new)
+    return _guarded(url, is_new, bounds)
 
 
-def _guarded(url: str, is_new: bool) -> ObjectStore:
+def _guarded(url: str, is_new: bool, bounds: Bounds | None) -> ObjectStore:
     backend = _open_backend(url, is_new)
     # Retries outside of the limits: a call that waits for its retry holds no token.
-    store = RetryingStore(LimitedStore(backend, Bounds()), RetryPolicy(), random.Random())
+    store = RetryingStore(LimitedStore(backend, bounds or Bounds()), RetryPolicy(), random.Random())
     with ExitStack() as opened:
         opened.callback(store.close)
         marked = open_marked(store, url, is_new or isinstance(backend, MemoryStore))
