@@ -3,10 +3,10 @@ sockets and opens files.
 """
 
 from threading import RLock
+from typing import TYPE_CHECKING
 
 from dieselfs.cache.file_reader import FileReader
 from dieselfs.cluster.access import JobAccess
-from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.node_client import NodeClient, socket_path
 from dieselfs.errors import InvalidInput
 from dieselfs.process.state_dirs import runtime_folder
@@ -16,6 +16,9 @@ from dieselfs.shuffle.order import Layout
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import SnapshotStore
 from dieselfs.sources.server import ServerSource
+
+if TYPE_CHECKING:  # imported in a job alone
+    from dieselfs.cluster.attachment import Attachment
 
 
 class FrozenReader:

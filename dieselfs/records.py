@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # so that a tool that shows one record starts without numpy
     import numpy as np
@@ -21,8 +21,7 @@ class Op(IntEnum):
     SYMLINK = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetRecord:
+class DatasetRecord(NamedTuple):
     """One dataset. `generation` rises with every chunk that is applied; `updated_ns` is since 1970."""
 
     dataset_id: bytes
@@ -34,8 +33,7 @@ class DatasetRecord:
     chunks: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRecord:
+class ChunkRecord(NamedTuple):
     """One chunk of a dataset, as DIESEL 4.1.1 keeps it. Lengths in bytes.
 
     `deleted` has one bit per entry (bit `i % 8` of byte `i // 8`): the entry is dead.
@@ -51,8 +49,7 @@ class ChunkRecord:
     deleted: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """An extent: its place in the file, its chunk, offset and length in the payload, and the digest of its bytes."""
 
     place: int
@@ -62,8 +59,7 @@ class Extent:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(NamedTuple):
     """One live file, folder, or link. `op` is an `Op`; `extents` are in file order."""
 
     path: bytes
@@ -76,8 +72,7 @@ class FileRecord:
     extents: tuple[Extent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NoteChange:
+class NoteChange(NamedTuple):
     """A change of a note that has the `expected` value (None: there is no note). `value` None removes the note."""
 
     name: str
@@ -85,8 +80,7 @@ class NoteChange:
     value: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class PendingFile:
+class PendingFile(NamedTuple):
     """A file with some, but not all, extents stored; `version` 0 if there is none. `extents`: their (place, length)."""
 
     version: int = 0

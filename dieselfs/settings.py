@@ -14,7 +14,6 @@ docs/reference/settings.md.
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
@@ -387,6 +386,8 @@ class Settings:
 
 def read_config(path: Path, places: Place) -> dict[str, Any]:
     """The settings of these places in a TOML file, by field. Raises InvalidInput, which names the file."""
+    import tomllib  # not imported without a configuration file
+
     where = f"configuration file {path}"
     try:
         texts = tomllib.loads(path.read_text("utf-8"))

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
+from dieselfs import __version__
 from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, DieselfsError, InvalidInput
 from dieselfs.flags import settings_options
 from dieselfs.settings import Place
@@ -30,7 +31,7 @@ Examples:
 Exit codes: 0 mounted (with --foreground: unmounted again), 1 usage or mount point, 3 no such dataset
 or folder, 4 refused, 6 server not reachable.""",
 )
-@click.version_option(package_name="dieselfs", message="dieselfs-mount %(version)s")
+@click.version_option(__version__, message="dieselfs-mount %(version)s")
 @click.argument("dataset")
 @click.argument("mountpoint")
 @click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Mount options, joined by commas.")

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
 
+from dieselfs import __version__
 from dieselfs.errors import DieselfsError
 from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import ExtentTable, Pages
@@ -234,7 +234,7 @@ class Node:
             "snapshot": str(self._snapshot.source),
             "server": self._options.server,
             "home": self._options.home,
-            "version": version("dieselfs"),
+            "version": __version__,
             **self._view_fields(),
             "options": {name: value for name, value in asdict(self._options).items() if value is not None},
         }

@@ -22,8 +22,9 @@ from typing import Any, NoReturn
 import numpy.ma  # noqa: F401  # else the first np.unique of a daemon imports it while a reader waits
 import trio
 
-from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError
+from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
 from dieselfs_client.daemon import serve_mount
+from dieselfs_client.mount.drivers import driver_class
 from dieselfs_client.mount.options import MountOptions, parse_options
 from dieselfs_client.service import open_dataset, open_log
 from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
@@ -137,6 +138,8 @@ def main() -> None:
             control_channel.send("keep", SNAPSHOT, file)
             os.close(file)
         snapshot, source, client = opened
+        with suppress(MountError):  # the daemon reports it
+            driver_class(options.driver)  # imports it
         fork_daemons(
             control_channel,
             partial(serve_mount, snapshot, source, mountpoint, options, client),

@@ -9,20 +9,22 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, itemgetter, methodcaller
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.cache.policy import LOOKUP_BYTES
 from dieselfs.cache.thread_cache import Payload, ThreadCache
-from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
 from dieselfs.names import printable, user_path
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.server import ServerSource
+
+if TYPE_CHECKING:  # imported in a job alone
+    from dieselfs.cluster.attachment import Attachment
 
 Path = str | bytes | os.PathLike[str]
 
@@ -66,7 +68,7 @@ class FileReader:
         self,
         chunks: ServerSource,
         memory_bytes: int = LIBRARY_MEMORY_BYTES,
-        daemon: NodeClient | Attachment | None = None,
+        daemon: "NodeClient | Attachment | None" = None,
     ) -> None:
         """`daemon`: the client of this node's daemon, or the attachment to the job; both may have chunks in memory.
         `close` closes it.

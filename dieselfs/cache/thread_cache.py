@@ -14,7 +14,7 @@ import mmap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dieselfs.cache.policy import (
     LIBRARY_REQUEST_BYTES,
@@ -24,16 +24,17 @@ from dieselfs.cache.policy import (
     is_worth_whole,
 )
 from dieselfs.chunk.segment import Memory, readonly_view
-from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.node_client import NodeClient
-from dieselfs.cluster.pooled_source import RequestMetrics
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.metrics import Registry
 from dieselfs.process.forks import renew_after_fork
 from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Source
+from dieselfs.sources.interface import RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
+
+if TYPE_CHECKING:  # imported in a job alone
+    from dieselfs.cluster.attachment import Attachment
 
 SHARED_CHUNKS_MAX = 32_768
 """Limit of chunks in kept memory of a server: each is a mapping, of which Linux allows a process 65,530."""
@@ -64,13 +65,13 @@ class ThreadCache:
     """Blocks; safe to use from several threads, and after a fork."""
 
     def __init__(
-        self, reader: ServerSource, memory_bytes: int, daemon: NodeClient | Attachment | None = None
+        self, reader: ServerSource, memory_bytes: int, daemon: "NodeClient | Attachment | None" = None
     ) -> None:
         """`daemon`: the client of this node's daemon, or the attachment to a job; `close` closes it."""
         self._reader = reader
         self._snapshot = reader.snapshot
         self._daemon = daemon
-        self._job = daemon if isinstance(daemon, Attachment) else None
+        self._job = None if daemon is None or isinstance(daemon, NodeClient) else daemon
         self._memory_bytes = memory_bytes
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype="int64"))
         self.budget = CacheBudget.of(memory_bytes, dataset_bytes)

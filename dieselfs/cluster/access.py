@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from dieselfs.cluster.attachment import Attachment
-from dieselfs.cluster.credential import JobCredential
-from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.job import Job, find_job, required_job
 from dieselfs.cluster.node_client import NodeClient, job_socket_path
 from dieselfs.cluster.secret import JobSecret, find_secret
@@ -19,6 +17,9 @@ from dieselfs.settings import EMBEDDED, JOB_FIELDS, OFF, CacheOptions, Settings
 from dieselfs.snapshot.format import PREAMBLE_BYTES
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
+
+if TYPE_CHECKING:  # imported in a job alone
+    from dieselfs.cluster.attachment import Attachment
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,12 @@ class JobAccess:
         secret = find_secret(chosen.job_secret, settings.key_file, dataset, job.name)
         return cls(settings, f"{dataset}@{tag}" if tag else dataset, job, secret)
 
-    def attach(self, snapshot: Snapshot, reader: ServerSource) -> Attachment:
+    def attach(self, snapshot: Snapshot, reader: ServerSource) -> "Attachment":
         """The connection to the job's memory; nothing is started or requested before its first use."""
+        from dieselfs.cluster.attachment import Attachment
+        from dieselfs.cluster.credential import JobCredential
+        from dieselfs.cluster.daemon import JobDaemon
+
         fingerprint = self.secret.fingerprint()
         path = job_socket_path(runtime_folder(), snapshot.dataset, snapshot.digest, self.job, fingerprint)
         daemon = JobDaemon(

@@ -1,18 +1,16 @@
 """Reads etcd in a new program, for a process that must not use gRPC itself. This module starts processes.
 
 Such processes are forks, for example workers of a training program: gRPC may hang after a fork. The helper reads a
-request as JSON from its standard input, and writes the reply to its standard output.
+request as JSON from its standard input, and writes the reply to its standard output. Clients without etcd import this
+module too, so its functions import what they need.
 """
 
-import json
-import subprocess
 import sys
 
 from dieselfs.address import parse_etcd
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, Unavailable
 from dieselfs.etcd.client import Etcd, EtcdAccess, is_usable
 from dieselfs.limits import ETCD_TIMEOUT_S
-from dieselfs.process.launch import module_environment, python_command
 
 START_TIMEOUT_S = 10.0
 """Time to load Python and gRPC on a busy machine."""
@@ -24,6 +22,11 @@ def read_values(etcd: Etcd, prefix: str) -> dict[str, bytes]:
 
 
 def _ask_helper(etcd: Etcd, prefix: str) -> dict[str, bytes]:
+    import json
+    import subprocess
+
+    from dieselfs.process.launch import module_environment, python_command
+
     access = {name: getattr(etcd.access, name) for name in EtcdAccess.__slots__}
     request = json.dumps({"address": str(etcd.address), "access": access, "prefix": prefix})
     try:
@@ -44,6 +47,8 @@ def _ask_helper(etcd: Etcd, prefix: str) -> dict[str, bytes]:
 
 
 def main() -> None:
+    import json
+
     request = json.load(sys.stdin)
     try:
         etcd = Etcd(parse_etcd(request["address"]), EtcdAccess(**request["access"]))

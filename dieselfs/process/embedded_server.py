@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dieselfs.address import UnixAddress
 from dieselfs.errors import AccessDenied, DieselfsError, Unavailable
-from dieselfs.process.launch import launch, python_command
 from dieselfs.process.state_dirs import locked
 from dieselfs.sockets import open_socket, peer_user
 
@@ -74,6 +73,8 @@ def _start_unless_accepting(home: Path, address: UnixAddress) -> None:
 
 
 def _start(home: Path) -> None:
+    from dieselfs.process.launch import launch, python_command
+
     command, log = (
         python_command("dieselfs_server.main", "--embedded", str(home), "--ready-fd"),
         log_path(home),

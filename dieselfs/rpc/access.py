@@ -5,18 +5,20 @@ A key file or a file of authorities that changes is read again, so a key can be 
 
 import logging
 import os
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from dieselfs.address import Servers, UnixAddress
 from dieselfs.errors import AccessDenied
 from dieselfs.private_file import file_version
 from dieselfs.rpc.auth import Key, read_key_file
-from dieselfs.rpc.tls import ClientTls, new_context
 from dieselfs.settings import OFF, Settings
+
+if TYPE_CHECKING:  # imported for TCP alone: `ssl` takes 5 ms
+    from dieselfs.rpc.tls import ClientTls
 
 CHANGES_LOOK_S = 1.0
 """How often the files are compared with what was read."""
@@ -26,19 +28,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`key` None: over a Unix socket, as the user of the server. `tls` None: TCP without TLS."""
+    """`key` None: over a Unix socket, as the user of the server. `tls` None: TCP without TLS, or no TCP."""
 
     key: Key | None
-    tls: ClientTls | None
+    tls: "ClientTls | None"
 
 
 def read_access(settings: Settings) -> Access:
     """Raises AccessDenied."""
     key = read_key_file(settings.key_file) if settings.server and settings.key_file else None
-    if settings.tls == OFF:
+    if settings.tls == OFF or not settings.server:
         return Access(key, None)
+    import ssl
+
+    from dieselfs.rpc.tls import ClientTls, new_context
+
     tls = ClientTls(new_context(ssl.PROTOCOL_TLS_CLIENT))
-    if settings.tls_ca and settings.server:
+    if settings.tls_ca:
         try:
             tls.context.load_verify_locations(os.path.expanduser(settings.tls_ca))
         except OSError as error:

@@ -8,10 +8,9 @@ import logging
 import math
 import os
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
@@ -36,18 +35,24 @@ from dieselfs.rpc.messages import (
     frame_length,
 )
 from dieselfs.rpc.records import SharedFile
-from dieselfs.rpc.tls import ClientTls, TlsSocket, secured
 from dieselfs.rpc.wire import Buffer, Wire
 from dieselfs.sockets import is_believed, open_socket, peer_user
 
+if TYPE_CHECKING:  # imported for TCP alone: `ssl` takes 5 ms
+    from dieselfs.rpc.tls import ClientTls, TlsSocket
+
 
 def connected(
-    address: Address, tls: ClientTls | None, timeout_s: float = CONNECT_TIMEOUT_S
-) -> socket.socket | TlsSocket:
+    address: Address, tls: "ClientTls | None", timeout_s: float = CONNECT_TIMEOUT_S
+) -> "socket.socket | TlsSocket":
     """Connect, over TCP with these terms of TLS, within `timeout_s` for each. Raises Unavailable with the cause."""
     sock = open_socket(address, timeout_s)
     if tls is None or not isinstance(address, TcpAddress):
         return sock
+    import ssl
+
+    from dieselfs.rpc.tls import secured
+
     try:
         return secured(sock, address, tls, timeout_s)
     except BaseException as error:
@@ -73,7 +78,7 @@ class Connection(Wire):
 
     def __init__(
         self,
-        sock: socket.socket | TlsSocket,
+        sock: "socket.socket | TlsSocket",
         address: Address,
         key: auth.Key | None,
         timeout_s: float = CONNECT_TIMEOUT_S,
@@ -104,7 +109,7 @@ class Connection(Wire):
                 raise Unavailable(f"{error}; tls must be off at both ends or at neither") from error
             raise
 
-    def _shake_hands(self, key: auth.Key | None, role: str, sock: socket.socket | TlsSocket) -> None:
+    def _shake_hands(self, key: auth.Key | None, role: str, sock: "socket.socket | TlsSocket") -> None:
         is_local = sock.family == socket.AF_UNIX
         if key is None:
             self._check_owner(sock)
@@ -120,7 +125,7 @@ class Connection(Wire):
                     self.is_of_own_user = peer_user(sock) in (os.geteuid(), 0)
                 return
             raise self._without_key()
-        if isinstance(sock, TlsSocket):
+        if not isinstance(sock, socket.socket):
             channel = sock.channel
         else:
             channel = auth.LOCAL_CHANNEL if is_local else auth.PLAIN_CHANNEL
@@ -133,7 +138,7 @@ class Connection(Wire):
                 "check the address"
             )
 
-    def _check_owner(self, sock: socket.socket | TlsSocket) -> None:
+    def _check_owner(self, sock: "socket.socket | TlsSocket") -> None:
         """Without a key, the server proves nothing. Raises AccessDenied unless its process may be believed."""
         if not isinstance(self.address, UnixAddress) or not isinstance(sock, socket.socket):
             raise self._without_key()

@@ -4,7 +4,7 @@ The structs of the IDL are untyped: `rpc.client` and the server's service conver
 """
 
 import struct
-from importlib import resources
+from pkgutil import get_data
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ _LENGTH = struct.Struct(">I")
 KEEP_ALIVE = bytes(FRAME_HEADER_BYTES)
 """An empty message, before a reply: the server still works on the call."""
 
-_INTERFACE = parse_idl((resources.files("dieselfs.rpc") / "dieselfs.thrift").read_text("utf-8"))
+_INTERFACE = parse_idl((get_data("dieselfs.rpc", "dieselfs.thrift") or b"").decode())
 thrift: Any = SimpleNamespace(**_INTERFACE.structs)
 """The structs of the IDL, by name."""
 PROTOCOL_VERSION = _INTERFACE.constants["PROTOCOL_VERSION"]

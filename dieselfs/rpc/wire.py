@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dieselfs.limits import KIB, WAIT_LOOK_S
-from dieselfs.rpc.tls import TlsSocket
 from dieselfs.sockets import receive_with_descriptors
+
+if TYPE_CHECKING:
+    from dieselfs.rpc.tls import TlsSocket
 
 Buffer = bytes | bytearray | memoryview
 
@@ -34,7 +36,7 @@ class Wire:
     closed its end. An exception from a signal handler may leave a message partly sent or received.
     """
 
-    def __init__(self, sock: socket.socket | TlsSocket) -> None:
+    def __init__(self, sock: "socket.socket | TlsSocket") -> None:
         self._socket = sock
         self._silence_s = self._end_s = math.inf
         self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
@@ -85,7 +87,7 @@ class Wire:
         """As `receive`, over a Unix socket, when no earlier bytes are left. Descriptors that come with the first byte
         are added to `descriptors`; the caller closes them.
         """
-        if isinstance(self._socket, TlsSocket):  # no descriptor can come
+        if not isinstance(self._socket, socket.socket):  # no descriptor can come
             return self.receive(length)
         receive = partial(receive_with_descriptors, descriptors_max=descriptors_max)
         first, _ = self._moved(receive, self._socket, length, descriptors)

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from dieselfs.errors import DieselfsError
-from dieselfs.metrics import Registry
+from dieselfs.metrics import Metric, Registry
 from dieselfs.snapshot.reader import ExtentRef
 
 
@@ -161,3 +161,41 @@ class CountedSource:
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         return self._current().together(chunks)
+
+
+class RequestMetrics:
+    """Requests of a process, in extents (a whole payload is one) and in bytes. The sum of `from_node`, `from_peers`,
+    `from_servers` and `failed` is `requested`.
+
+    The node cache counts its own fetches. A node has fetched from servers the bytes of its node cache and
+    `server_bytes`.
+    """
+
+    def __init__(self, metrics: Registry) -> None:
+        self._metrics = metrics
+        self._all = (
+            metrics.counter("requested.extents", "Extents and whole chunks requested."),
+            metrics.counter("requested.bytes", "Bytes requested."),
+        )
+        self.from_node = (
+            metrics.counter("requested.from_node", "Extents and whole chunks from the own node."),
+            metrics.counter("requested.node_bytes", "Bytes from the own node."),
+        )
+        self.from_peers = (
+            metrics.counter("requested.from_peers", "Extents and whole chunks from other nodes."),
+            metrics.counter("requested.peer_bytes", "Bytes from other nodes."),
+        )
+        self.from_servers = (
+            metrics.counter("requested.from_servers", "Extents and whole chunks from servers."),
+            metrics.counter("requested.server_bytes", "Bytes from servers."),
+        )
+        self.failed = (
+            metrics.counter("requested.failed", "Extents and whole chunks that no source delivered."),
+            metrics.counter("requested.failed_bytes", "Bytes that no source delivered."),
+        )
+
+    def count(self, way: tuple[Metric, Metric], extents: int, length_bytes: int) -> None:
+        with self._metrics.lock:
+            for number, total_bytes in (self._all, way):
+                number.value += extents
+                total_bytes.value += length_bytes

@@ -206,10 +206,8 @@ async def _send(connection: ClientConnection, method: str, sequence: int, reply:
 
 def as_struct(value: Any) -> Any:
     """A record as its Thrift struct, also in a list, and in a tuple of another record; any other value as it is."""
-    if isinstance(value, list | tuple):
-        return [as_struct(each) for each in value]
     kind = _STRUCTS.get(type(value))
-    if kind is None:
-        return value
-    columns = {name: getattr(value, name) for name in value.__slots__}
-    return kind(**{name: as_struct(v) if isinstance(v, tuple) else v for name, v in columns.items()})
+    if kind is not None:
+        columns = value._asdict().items()
+        return kind(**{name: as_struct(part) if isinstance(part, tuple) else part for name, part in columns})
+    return [as_struct(each) for each in value] if isinstance(value, list | tuple) else value

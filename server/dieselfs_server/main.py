@@ -10,6 +10,7 @@ from typing import Any
 import click
 import trio
 
+from dieselfs import __version__
 from dieselfs.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DieselfsError
 from dieselfs.flags import settings_options
 from dieselfs.process.launch import Report
@@ -32,7 +33,7 @@ Examples:
 \b
 Exit codes: 0 stopped by a signal, 1 usage or settings, 6 a store or an address cannot be used.""",
 )
-@click.version_option(package_name="dieselfs", message="dieselfs-server %(version)s")
+@click.version_option(__version__, message="dieselfs-server %(version)s")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with the options below.")
 @settings_options(Place.SERVER)
 @click.option("--init", "is_new", is_flag=True, help="The store is new: create its marker, then serve.")

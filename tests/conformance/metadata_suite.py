@@ -42,13 +42,13 @@ OTHER_ID = bytes(16)
 def check_against_model(store: MetadataStore, headers: dict[bytes, ChunkHeader]) -> None:
     """Assert that all that the store tells about the dataset is what the model makes of the applied chunks."""
     model = MetadataModel(headers)
-    unversioned = {path: replace(record, version=0) for path, record in model.records.items()}
+    unversioned = {path: record._replace(version=0) for path, record in model.records.items()}
     table = store.entry_table(DATASET_ID)
     assert table_records(table) == unversioned
     for path in [b"", b"nowhere", *PATHS]:
         assert store.lookup(DATASET_ID, path) == model.records.get(path)
     for folder in {b"nowhere", *PATHS, *(split_path(path)[0] for path in PATHS)}:
-        expected = [replace(record, extents=()) for record in model.folder(folder)]
+        expected = [record._replace(extents=()) for record in model.folder(folder)]
         assert list_all(store, folder, limit=1) == expected
         assert list_all(store, folder) == expected
     chunks = store.chunks(DATASET_ID)
@@ -384,7 +384,7 @@ class MetadataSuite(RebuildSuite):
         assert set(range(1, 17)) <= set(generations)
         headers = {identity: header for identity, (_, header) in chunks.items()}
         model = MetadataModel(headers)
-        expected = {path: replace(record, version=0) for path, record in model.records.items()}
+        expected = {path: record._replace(version=0) for path, record in model.records.items()}
         assert all(table_records(table) == expected for table in tables)
         assert store.dataset(DATASET).total_bytes == model.total_bytes
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dieselfs import __version__
 from dieselfs.errors import (
     EXIT_BUG,
     EXIT_OK,
@@ -138,7 +139,7 @@ class _Verbs(options.VerbGroup):
         "help_option_names": ["-h", "--help"],  # a verb's own -h wins
     },
 )
-@click.version_option(package_name="dieselfs", message="dlcmd %(version)s")
+@click.version_option(__version__, message="dlcmd %(version)s")
 def dlcmd() -> None:
     """Store, list and mount datasets.
 

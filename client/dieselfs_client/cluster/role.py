@@ -20,7 +20,6 @@ from dieselfs.cluster.daemon import MasterWatch
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient, job_socket_path, socket_path
 from dieselfs.cluster.node_lock import NodeLock, lock_path
-from dieselfs.cluster.pooled_source import RequestMetrics
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_PATIENCE_S, MASTER_POLL_S, MASTER_SILENCE_S
@@ -29,7 +28,7 @@ from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import OFF
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
+from dieselfs.sources.interface import CountedSource, FetchMetrics, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.job_warmth import JobWarmth, job_fields
 from dieselfs_client.cluster.local_service import LocalService, bound

@@ -3,10 +3,10 @@
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import trio
 
+from dieselfs import __version__
 from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.records import DatasetRecord
@@ -238,11 +238,4 @@ async def list_users(call: Call) -> Sequence[UserRecord]:
 async def status(call: Call) -> ServerStatus:
     await call.require_admin()
     service = call.service
-    return ServerStatus(server_version(), service.started_s, *service.names, service.metrics.numbers())
-
-
-def server_version() -> str:
-    try:
-        return version("dieselfs")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "unknown"
+    return ServerStatus(__version__, service.started_s, *service.names, service.metrics.numbers())

@@ -237,7 +237,7 @@ def _differences(expected: EntryTable, actual: EntryTable, unreadable: set[bytes
 
 def _digest(table: EntryTable) -> bytes:
     """Of the table without its generation and time."""
-    dataset = replace(table.dataset, generation=0, updated_ns=0)
+    dataset = table.dataset._replace(generation=0, updated_ns=0)
     return Snapshot(build_snapshot(replace(table, dataset=dataset)), "fsck").digest
 
 

@@ -27,9 +27,9 @@ def content_of(
     generation: int, tree: Tree = SAMPLE, dataset_id: bytes | None = None, identity: Identity = IDENTITY
 ) -> bytearray:
     table = entry_table(tree)
-    record = replace(table.dataset, generation=generation, updated_ns=generation * SECOND_NS)
+    record = table.dataset._replace(generation=generation, updated_ns=generation * SECOND_NS)
     if dataset_id is not None:
-        record = replace(record, dataset_id=dataset_id)
+        record = record._replace(dataset_id=dataset_id)
     return bytearray(signed(build_snapshot(replace(table, dataset=record)), identity))
 
 
@@ -48,14 +48,14 @@ class OfferingServer:
 
     def snapshot(self, dataset: str, generation: int, known_digest: bytes, tag: str) -> RemoteSnapshot:
         self.known_digests.append(known_digest)
-        return replace(self.offer, content=None) if known_digest == self.offer.digest else self.offer
+        return self.offer._replace(content=None) if known_digest == self.offer.digest else self.offer
 
     def client(self) -> ServerClient:
         return cast(ServerClient, self)
 
 
 def record_at(generation: int) -> DatasetRecord:
-    return replace(entry_table(SAMPLE).dataset, generation=generation, updated_ns=generation * SECOND_NS)
+    return entry_table(SAMPLE).dataset._replace(generation=generation, updated_ns=generation * SECOND_NS)
 
 
 def offered(cache: SnapshotStore, offer: RemoteSnapshot, generation: int = 0) -> Snapshot:
@@ -93,7 +93,7 @@ def test_files_are_private_and_nothing_is_left_beside_them(tmp_path: Path) -> No
 
 def test_damage_on_the_way_is_mended_by_asking_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = OfferingServer(offer_of(content_of(7)))
-    offers = [replace(server.offer, content=content_of(7)[:-1] + b"\1"), server.offer]
+    offers = [server.offer._replace(content=content_of(7)[:-1] + b"\1"), server.offer]
     monkeypatch.setattr(server, "snapshot", lambda *_: offers.pop(0))
     assert SnapshotStore(tmp_path).get(server.client(), record_at(7)).digest == server.offer.digest
     assert offers == []
@@ -153,18 +153,18 @@ def test_an_older_state_that_says_it_is_new_is_refused(tmp_path: Path) -> None:
     cache = SnapshotStore(tmp_path)
     offered(cache, offer_of(content_of(7)))
     with pytest.raises(Damaged, match="another snapshot"):
-        offered(cache, replace(offer_of(content_of(6)), updated_ns=8 * SECOND_NS, generation=8))
+        offered(cache, offer_of(content_of(6))._replace(updated_ns=8 * SECOND_NS, generation=8))
 
 
 @pytest.mark.parametrize(
     "offer",
     [
         pytest.param(offer_of(content_of(7, dataset_id=bytes(16))), id="another dataset"),
-        pytest.param(replace(offer_of(content_of(7)), digest=bytes(32)), id="another digest"),
-        pytest.param(replace(offer_of(content_of(7)), content=content_of(7)[:-1]), id="cut short"),
-        pytest.param(replace(offer_of(content_of(7)), content=content_of(7)[:-1] + b"\1"), id="damaged"),
-        pytest.param(replace(offer_of(content_of(7)), content=bytearray()), id="empty"),
-        pytest.param(replace(offer_of(content_of(7)), content=None), id="nothing"),
+        pytest.param(offer_of(content_of(7))._replace(digest=bytes(32)), id="another digest"),
+        pytest.param(offer_of(content_of(7))._replace(content=content_of(7)[:-1]), id="cut short"),
+        pytest.param(offer_of(content_of(7))._replace(content=content_of(7)[:-1] + b"\1"), id="damaged"),
+        pytest.param(offer_of(content_of(7))._replace(content=bytearray()), id="empty"),
+        pytest.param(offer_of(content_of(7))._replace(content=None), id="nothing"),
     ],
 )
 def test_what_is_not_what_the_server_says_is_not_kept(tmp_path: Path, offer: RemoteSnapshot) -> None:
@@ -201,7 +201,7 @@ def test_a_saved_snapshot_is_compared_with_the_server(tmp_path: Path) -> None:
         load_snapshot(path, record_at(8), False)
     assert load_snapshot(path, record_at(8), True).generation == 7
     with pytest.raises(DieselfsError, match="another dataset"):
-        load_snapshot(path, replace(record_at(7), dataset_id=bytes(16)), True)
+        load_snapshot(path, record_at(7)._replace(dataset_id=bytes(16)), True)
     with pytest.raises(NotFound):
         load_snapshot(tmp_path / "none", record_at(7), False)
     path.write_bytes(content_of(7)[:-1] + b"\1")

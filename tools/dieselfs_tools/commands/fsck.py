@@ -1,7 +1,5 @@
 """`dlcmd fsck`: check a dataset."""
 
-from dataclasses import asdict
-
 import click
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
@@ -26,7 +24,7 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
     report, output = session.client.fsck(dataset, is_deep, is_repair), session.output
     for problem in report.problems:
         repaired = "repaired: " if problem.is_mended else ""
-        output.record("problem", f"{repaired}{problem.what}", asdict(problem))
+        output.record("problem", f"{repaired}{problem.what}", problem._asdict())
     found, unmended = report.problem_count, report.unmended_count
     verdict = f"{count(found, 'problem')}, {found - unmended:,} repaired" if found else "clean"
     text = (

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dieselfs.errors import EXIT_OK, DieselfsError
@@ -63,4 +63,4 @@ def _show(output: Output, client: "ServerClient") -> None:
         f"  sent         {output.size(metrics['rpc.sent_bytes'])}",
         f"  of chunks    {output.size(metrics['payloads.sent_bytes'])}",
     ]
-    output.record("server", "\n".join(lines), {"address": address, **asdict(found)})
+    output.record("server", "\n".join(lines), {"address": address, **found._asdict()})

@@ -3,7 +3,6 @@
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict
 
 import click
 
@@ -162,7 +161,7 @@ def ls(session: Session) -> int:
             until = f"until {format_time(key.expires_s)}" if key.expires_s else "without limit"
             lines.append(f"  key {key.key_id}, made {format_time(key.created_s)}, valid {until}")
         lines += [f"  may {right} {dataset}" for dataset, right in sorted(one.grants.items())]
-        keys = [asdict(key) for key in one.keys]
+        keys = [key._asdict() for key in one.keys]
         fields = {"user": one.name, "keys": keys, "grants": one.grants}
         session.output.record("user", "\n".join(lines), fields)
     return session.output.summary("" if users else "there are no users", {"users": len(users)})

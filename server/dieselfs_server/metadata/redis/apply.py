@@ -7,7 +7,7 @@ steps, and the argument why the totals are exact.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -240,8 +240,7 @@ class _Commit:
         chunk_id = self._application.preamble.chunk_id
         done.remove(chunk_id, pending)
         recorded.put(chunk_id, self._chunk_state(updated_ns).body(), None)
-        new = replace(
-            state.record,
+        new = state.record._replace(
             generation=state.record.generation + 1,
             updated_ns=updated_ns,
             files=state.record.files + self._effects.files,

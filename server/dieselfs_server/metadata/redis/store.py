@@ -7,7 +7,6 @@ Keys: `keys.py`. How a chunk is applied: `apply.py`. States after a crash or a l
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -215,7 +214,7 @@ class RedisMetadata:
             forgotten, marks, dataset = Change(keys.chunks), Change(keys.deleted), Change(keys.dataset)
             forgotten.remove(chunk_id, chunk)
             marks.remove(chunk_id, bitmap)
-            fewer = DatasetState(replace(state.record, chunks=state.record.chunks - 1))
+            fewer = DatasetState(state.record._replace(chunks=state.record.chunks - 1))
             dataset.put(RECORD, fewer.body(), record)
             if swap(self._client, forgotten, marks, dataset):
                 return
@@ -378,7 +377,7 @@ class RedisMetadata:
 
 def _shown(record: DatasetRecord) -> DatasetRecord:
     """The record without negative totals: a later chunk may be counted before an earlier one."""
-    return replace(record, files=max(record.files, 0), total_bytes=max(record.total_bytes, 0))
+    return record._replace(files=max(record.files, 0), total_bytes=max(record.total_bytes, 0))
 
 
 def _tree_child(tree: KeyPair, folder: bytes, member: bytes) -> bytes:
