@@ -225,15 +225,16 @@ class PeerClient:
         self,
         peer: Member,
         requests: Sequence[PeerRequest],
-        arrived: Callable[[PeerRequest, memoryview], None],
+        receive: Callable[[PeerRequest, memoryview], Iterator[memoryview]],
         is_retry: bool = False,
         queue_timeout_s: float = math.inf,
     ) -> list[ChunkAvailability]:
         """Request extents from a peer. Returns the state of each chunk.
 
-        For each chunk that the peer has, `arrived` gets the extents, joined, in the request's destination if it has
-        one, while others are in flight. It raises ProtocolError for wrong bytes, and must be fast: it blocks the
-        connection. `is_retry`: all chunks were in flight at the last request, so first requests precede this one.
+        For each chunk that the peer has, `receive` gets the buffer of the extents, joined: the request's destination
+        if it has one. It yields all parts of it, in their order; each is full when the next is requested, and further
+        bytes are in flight. It raises ProtocolError for wrong bytes, and must be fast: it blocks the connection.
+        `is_retry`: all chunks were in flight at the last request, so first requests precede this one.
         `queue_timeout_s` bounds the wait for a connection.
         Raises Unavailable after a bounded wait if the peer fails; the peer is then avoided, and further calls raise at
         once.
@@ -251,8 +252,7 @@ class PeerClient:
                     view = each.destination
                     if view is None:
                         view, left = left[:length], left[length:]
-                    yield view
-                    arrived(each, view)
+                    yield from receive(each, view)
 
         arguments = encode_requests(requests)
         with METER.timed("peer", but=["verification"]):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
+from blake3 import blake3
+
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
@@ -26,7 +28,7 @@ from dieselfs.limits import (
 from dieselfs.metrics import Registry
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, ChunkResult, RequestMetrics, Slices, Source
-from dieselfs.sources.server import is_intact
+from dieselfs.sources.server import hashed_parts, is_intact
 
 PEER_RETRY_S = 0.01
 PEER_RETRY_MAX_S = 0.16
@@ -229,16 +231,23 @@ class PooledSource:
         """One request: the received extents, verified, and the states; none if the peer has failed."""
         came: list[tuple[PeerRequest, ChunkResult]] = []
 
-        def arrived(request: PeerRequest, content: memoryview) -> None:
-            extents = request.extents
-            slices = Slices.joined(content, extents) if extents else Slices.of_payload(content)
-            if not is_intact(self._snapshot, request.chunk, slices, extents):
+        def receive(request: PeerRequest, content: memoryview) -> Iterator[memoryview]:
+            if request.extents:
+                yield content
+                slices = Slices.joined(content, request.extents)
+                is_right = is_intact(self._snapshot, request.chunk, slices, request.extents)
+            else:
+                digest = blake3()
+                yield from hashed_parts(content, digest)
+                slices = Slices.of_payload(content)
+                is_right = digest.digest() == self._snapshot.chunk_digest(request.chunk)
+            if not is_right:
                 raise ProtocolError(f"wrong bytes for chunk {request.chunk}")
             self._counted.count(self._counted.from_peers, _count(request), request.length_bytes)
             came.append((request, slices))
 
         try:
-            return came, self._peers.extents(peer, batch, arrived, is_retry, max(queue_timeout_s, 0.0))
+            return came, self._peers.extents(peer, batch, receive, is_retry, max(queue_timeout_s, 0.0))
         except Unavailable:
             return came, []
 

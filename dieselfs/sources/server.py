@@ -27,7 +27,9 @@ FETCHES_MAX = 2
 """A retry repairs damage in transit, but not in the store."""
 
 PART_BYTES = 512 * KIB
-"""A segment is received in parts of this size, which are still in the processor's cache when hashed and copied."""
+"""A payload is received in parts of this size, which are still in the processor's cache when hashed and copied. Further
+bytes arrive meanwhile.
+"""
 
 CHECKSUMS_KEPT = 4096
 """Limit of chunks whose block checksums are kept: 2 KiB for a chunk of 4 MiB."""
@@ -61,9 +63,7 @@ class ServerSource:
 
         def parts() -> Iterator[memoryview]:
             digest.reset()
-            yield destination
-            with METER.timed("verification"):
-                digest.update(destination)
+            yield from hashed_parts(destination, digest)
 
         self._fetch_parts(chunk, parts, digest)
 
@@ -197,6 +197,15 @@ class ServerSource:
             f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: payload offset {bad.offset}: "
             f"digest of an extent of {bad.length} bytes does not match"
         )
+
+
+def hashed_parts(destination: memoryview, digest: blake3) -> Iterator[memoryview]:
+    """The parts of a buffer, in their order; each must be full when the next is requested, and is hashed then."""
+    for start in range(0, len(destination), PART_BYTES):
+        part = destination[start : start + PART_BYTES]
+        yield part
+        with METER.timed("verification"):
+            digest.update(part)
 
 
 def is_intact(snapshot: Snapshot, chunk: int, slices: Slices, extents: Sequence[ExtentRef] = ()) -> bool:

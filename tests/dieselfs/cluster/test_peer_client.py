@@ -77,12 +77,20 @@ def at_port(port: int, fingerprint: bytes = b"f" * 32) -> Member:
 
 
 def ask(peers: PeerClient, peer: Member, snapshot: Snapshot, chunk: int = 0) -> bytes:
-    came: list[bytes] = []
-    (state,) = peers.extents(
-        peer, [PeerRequest.whole(snapshot, chunk)], lambda _, content: came.append(bytes(content))
-    )
+    came: dict[int, memoryview] = {}
+    (state,) = peers.extents(peer, [PeerRequest.whole(snapshot, chunk)], into(came))
     assert state == ChunkAvailability.HERE
-    return came[0]
+    return bytes(came[chunk])
+
+
+def into(came: dict[int, memoryview]) -> Callable[[PeerRequest, memoryview], Iterator[memoryview]]:
+    """Receive content into a dictionary, by chunk."""
+
+    def receive(request: PeerRequest, content: memoryview) -> Iterator[memoryview]:
+        yield content
+        came[request.chunk] = content
+
+    return receive
 
 
 # -- peers that do not answer --------------------------------------------------------------------------------
@@ -240,7 +248,7 @@ def test_who_has_no_time_left_does_not_wait_for_his_turn(packed: PackedDataset) 
             peers.extents(
                 at_port(port),
                 [PeerRequest.whole(packed.snapshot, 0)],
-                lambda _, content: None,
+                into({}),
                 queue_timeout_s=0.0,
             )
         assert not peers.detector.is_avoided("liar")  # that is nothing against it
@@ -448,7 +456,7 @@ def test_what_has_a_destination_goes_there_and_nowhere_else(packed: PackedDatase
     came: dict[int, memoryview] = {}
     peers = peer_client(packed)
     with running_node(packed) as node:
-        states = peers.extents(node.member, wanted, lambda each, content: came.update({each.chunk: content}))
+        states = peers.extents(node.member, wanted, into(came))
         peers.close()
     assert states == [ChunkAvailability.HERE] * 3 and came[1] is place
     assert [*map(bytes, came.values())] == [bytes([chunk]) * CHUNK_BYTES for chunk in range(3)]
