@@ -10,8 +10,8 @@ class TransferReport:
     """Numbers only rise while the transfer runs. `found_*` count what was found so far; `is_all_found`: they are final.
 
     At the end, found = done + skipped + failed, in files (folders and links included; `*_folders` count the folders
-    among those of an upload). `failures`: the first 1,000, as (path, reason); `is_damaged`: some because stored bytes
-    are wrong. `generation`: of the dataset after an upload.
+    among those of an upload). `failures`: the first 1,000, as (path, reason); `is_damaged`: some because stored or
+    source bytes are wrong. `generation`: of the dataset after an upload.
     """
 
     found_files: int = 0

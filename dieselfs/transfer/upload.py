@@ -1,4 +1,5 @@
-"""Uploads folder trees and files: walks, reads, packs and sends at once. This module opens files and starts threads.
+"""Uploads folder trees and other sources: walks, reads, packs and sends at once. This module opens files and starts
+threads.
 
 Files that the dataset has already, with the same size, time and mode, are not read again. So the same command continues
 an interrupted upload, on any machine, without a journal. A file that spans chunks continues at its first missing
@@ -7,12 +8,15 @@ extent. Memory is bounded: a few chunks being filled, and a few in flight.
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from threading import RLock, Thread
+from functools import partial
+from threading import Lock, Thread
+from typing import Protocol
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
-from dieselfs.errors import InvalidInput, SourceChanged
+from dieselfs.errors import Damaged, InvalidInput, SourceChanged
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
@@ -32,31 +36,113 @@ Failed = Callable[[bytes, str], None]
 """Called with a source that cannot be uploaded, and the reason."""
 
 
+class UploadEntry(Protocol):
+    """One entry to upload, from any source. Reading it raises OSError, InvalidInput, Damaged or SourceChanged, and then
+    this entry fails. `mode` has the type bits.
+    """
+
+    @property
+    def source(self) -> bytes:
+        """Its name in messages."""
+
+    @property
+    def path(self) -> bytes:
+        """Its path in the dataset."""
+
+    @property
+    def mode(self) -> int: ...
+
+    @property
+    def mtime_ns(self) -> int: ...
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of a file; 0 for folders and links."""
+
+    @property
+    def is_folder(self) -> bool: ...
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its content can only be read until the next entry is taken: by `load`, or by `contents`."""
+
+    def is_same(self, mode: int, size: int, mtime_ns: int, target: bytes) -> bool:
+        """Whether a stored entry has this type, size, time and mode, and a link this target."""
+
+    def load(self) -> None:
+        """Read a small file into memory. Called only if `is_streamed`, before the next entry is taken."""
+
+    def pack(self, builder: ChunkBuilder) -> None:
+        """Add a small file, a folder or a link."""
+
+    def contents(self, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """The bytes of some ranges of a file, as (place, length), in the order of their places."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """One entry to upload: its path here, its path in the dataset, and its `lstat`."""
+    """An entry of the local file system: its path here, its path in the dataset, and its `lstat`."""
 
     source: bytes
     path: bytes
     status: os.stat_result
 
     @property
+    def mode(self) -> int:
+        return self.status.st_mode
+
+    @property
+    def mtime_ns(self) -> int:
+        return self.status.st_mtime_ns
+
+    @property
     def file_bytes(self) -> int:
-        """Size of a file; 0 for folders and links."""
         return self.status.st_size if stat.S_ISREG(self.status.st_mode) else 0
+
+    @property
+    def is_streamed(self) -> bool:
+        return False
+
+    def load(self) -> None:
+        """Nothing: readers open the file."""
 
     @property
     def is_folder(self) -> bool:
         return stat.S_ISDIR(self.status.st_mode)
 
     def is_same(self, mode: int, size: int, mtime_ns: int, target: bytes) -> bool:
-        """Whether a stored entry has this type, size, time and mode, and a link this target."""
         status = self.status
         if (mode, mtime_ns) != (status.st_mode, status.st_mtime_ns):
             return False
         if stat.S_ISLNK(mode):
             return target == os.readlink(self.source)
         return stat.S_ISDIR(mode) or size == status.st_size
+
+    def pack(self, builder: ChunkBuilder) -> None:
+        mode = self.status.st_mode
+        if stat.S_ISREG(mode):
+            content, status = read_source(self)
+            builder.add_file(self.path, content, status.st_mode, status.st_mtime_ns)
+        elif stat.S_ISDIR(mode):
+            builder.add_directory(self.path, mode, self.status.st_mtime_ns)
+        elif stat.S_ISLNK(mode):
+            builder.add_symlink(self.path, os.readlink(self.source), mode, self.status.st_mtime_ns)
+        else:
+            raise InvalidInput("neither file nor folder nor link")
+
+    def contents(self, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        status = self.status
+        descriptor = os.open(self.source, _OPEN_FLAGS)
+        try:
+            for place, length in ranges:
+                content = os.pread(descriptor, length, place)
+                after = os.fstat(descriptor)
+                is_changed = (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns)
+                if len(content) != length or is_changed:
+                    raise SourceChanged("changed while it was read")
+                yield content
+        finally:
+            os.close(descriptor)
 
 
 def walk_source(
@@ -100,8 +186,8 @@ def walk_source(
         pending += reversed(below)
 
 
-def is_stored(entry: SourceEntry, snapshot: Snapshot) -> bool:
-    """Whether the dataset has this entry already; see `SourceEntry.is_same`."""
+def is_stored(entry: UploadEntry, snapshot: Snapshot) -> bool:
+    """Whether the dataset has this entry already; see `UploadEntry.is_same`."""
     node = snapshot.find(entry.path)
     if node < 0:
         return False
@@ -116,22 +202,25 @@ class TreeUpload:
         self,
         client: ServerClient,
         dataset: DatasetRecord,
-        stored: Snapshot | None,
+        stored: Snapshot | Callable[[UploadEntry], bool] | None,
         jobs: int = DEFAULT_JOBS,
         chunk_bytes: int = CHUNK_TARGET_BYTES,
     ) -> None:
-        """`stored`: the content of the dataset; None uploads everything. `jobs`: threads that read the source."""
+        """`stored`: the content of the dataset, or whether it has an entry; None uploads everything. `jobs`: threads
+        that read the source.
+        """
         self.report = TransferReport(generation=dataset.generation)
         self._client = client
         self._dataset = dataset
-        self._snapshot = stored
+        self._is_stored = partial(is_stored, snapshot=stored) if isinstance(stored, Snapshot) else stored
         self._jobs = jobs
         self._chunk_bytes = chunk_bytes
-        self._lock = RLock()  # guards the report and the walk, which may report failures
+        self._walk_lock = Lock()  # guards the walk, and the content of streamed entries
+        self._lock = Lock()  # guards the report; never held while waiting
         self._error: BaseException | None = None
         self._sender: ChunkSender
 
-    def run(self, entries: Callable[[Failed], Iterator[SourceEntry]]) -> TransferReport:
+    def run(self, entries: Callable[[Failed], Iterator[UploadEntry]]) -> TransferReport:
         """Upload the entries that `entries` yields (its argument records failures); returns when all are stored.
 
         Raises errors that end the whole upload (Unavailable, StorageFull, AccessDenied). Chunks stored by then stay,
@@ -168,29 +257,58 @@ class TreeUpload:
             self.report.found_files += 1
         self.fail(source, reason)
 
+    def _fail_entry(self, entry: UploadEntry, error: Exception) -> None:
+        if isinstance(error, Damaged):
+            with self._lock:
+                self.report.is_damaged = True
+        self.fail(entry.source, error.strerror or str(error) if isinstance(error, OSError) else str(error))
+
     def _count_stored(self, chunk: SealedChunk, generation: int) -> None:
         with self._lock:
             self.report.done_files += chunk.whole_entries
             self.report.done_bytes += len(chunk.payload)
 
-    def _take_batch(self, walk: Iterator[SourceEntry]) -> list[SourceEntry]:
-        """The next entries of the walk; empty at its end."""
-        batch: list[SourceEntry] = []
+    def _take_batch(self, walk: Iterator[UploadEntry]) -> list[UploadEntry]:
+        """The next entries of the walk that are not stored; empty at its end. A large streamed one is the last."""
+        batch: list[UploadEntry] = []
+        loaded_bytes = 0
         for entry in walk:
-            self.report.find(entry.file_bytes, entry.is_folder)
+            size = entry.file_bytes
+            with self._lock:
+                self.report.find(size, entry.is_folder)
+            try:
+                if self._is_stored is not None and self._is_stored(entry):
+                    with self._lock:
+                        self.report.skip(size, entry.is_folder)
+                    continue
+                if entry.is_streamed and size <= self._chunk_bytes:
+                    entry.load()
+                    loaded_bytes += size
+            except _ENTRY_ERRORS as error:
+                self._fail_entry(entry, error)
+                continue
             batch.append(entry)
-            if len(batch) == BATCH_ENTRIES:
+            if (
+                len(batch) == BATCH_ENTRIES
+                or loaded_bytes >= self._chunk_bytes
+                or (entry.is_streamed and size > self._chunk_bytes)
+            ):
                 return batch
         self.report.is_all_found = True
         return batch
 
-    def _read(self, walk: Iterator[SourceEntry]) -> None:
+    def _read(self, walk: Iterator[UploadEntry]) -> None:
         """The loop of one reader: takes batches, packs entries that are not stored, submits full chunks."""
         builder = ChunkBuilder(self._chunk_bytes)
         try:
             while self._error is None:
-                with self._lock:
+                with self._walk_lock:
                     batch = self._take_batch(walk)
+                    last = batch[-1] if batch else None
+                    if last is not None and last.is_streamed and last.file_bytes > self._chunk_bytes:
+                        for entry in batch:  # under the lock: its content ends when the walk continues
+                            self._pack(builder, entry)
+                        continue
                 if not batch:
                     self._sender.submit(builder.seal())
                     return
@@ -199,61 +317,37 @@ class TreeUpload:
         except BaseException as error:  # `run` raises it
             self._error = self._error or error
 
-    def _pack(self, builder: ChunkBuilder, entry: SourceEntry) -> None:
+    def _pack(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
         try:
-            if self._snapshot is not None and is_stored(entry, self._snapshot):
-                with self._lock:
-                    self.report.skip(entry.file_bytes, entry.is_folder)
-            elif stat.S_ISREG(entry.status.st_mode) and entry.status.st_size > self._chunk_bytes:
+            if entry.file_bytes > self._chunk_bytes:
                 self._pack_large(builder, entry)
             else:
-                pack_entry(builder, entry)
+                entry.pack(builder)
                 if builder.is_full:
                     self._sender.submit(builder.seal())
-        except OSError as error:
-            self.fail(entry.source, error.strerror or str(error))
-        except (InvalidInput, SourceChanged) as error:
-            self.fail(entry.source, str(error))
+        except _ENTRY_ERRORS as error:
+            self._fail_entry(entry, error)
 
-    def _pack_large(self, builder: ChunkBuilder, entry: SourceEntry) -> None:
+    def _pack_large(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
         """Add a file that spans chunks; after an interrupted upload, only its missing extents."""
-        status = entry.status
-        size, mtime_ns = status.st_size, status.st_mtime_ns
+        size, mtime_ns = entry.file_bytes, entry.mtime_ns
         pending = self._client.pending_file(self._dataset.name, entry.path)
         grid = {(place, min(self._chunk_bytes, size - place)) for place in range(0, size, self._chunk_bytes)}
         is_continued = pending.size == size and pending.mtime_ns == mtime_ns and pending.extents <= grid
         version = pending.version if is_continued else self._sender.reserve_version()
-        descriptor = os.open(entry.source, _OPEN_FLAGS)
-        try:
-            for place, length in sorted(grid - pending.extents if is_continued else grid):
-                content = os.pread(descriptor, length, place)
-                after = os.fstat(descriptor)
-                if len(content) != length or (after.st_size, after.st_mtime_ns) != (size, mtime_ns):
-                    raise SourceChanged("changed while it was read")
+        ranges = sorted(grid - pending.extents if is_continued else grid)
+        with closing(entry.contents(ranges)) as contents:
+            for (place, length), content in zip(ranges, contents, strict=True):
                 if builder.room_bytes < length:
                     self._sender.submit(builder.seal())
-                builder.add_file(entry.path, content, status.st_mode, mtime_ns, size, place, version)
-        finally:
-            os.close(descriptor)
+                builder.add_file(entry.path, content, entry.mode, mtime_ns, size, place, version)
 
+
+_ENTRY_ERRORS = (OSError, InvalidInput, Damaged, SourceChanged)
+"""Errors of one entry; any other one ends the upload."""
 
 # O_NONBLOCK: opening never waits for the writer of a pipe.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
-def pack_entry(builder: ChunkBuilder, entry: SourceEntry) -> None:
-    """Add a small file, a folder or a link. Raises OSError, InvalidInput, SourceChanged."""
-    status = entry.status
-    mode = status.st_mode
-    if stat.S_ISREG(mode):
-        content, status = read_source(entry)
-        builder.add_file(entry.path, content, status.st_mode, status.st_mtime_ns)
-    elif stat.S_ISDIR(mode):
-        builder.add_directory(entry.path, mode, status.st_mtime_ns)
-    elif stat.S_ISLNK(mode):
-        builder.add_symlink(entry.path, os.readlink(entry.source), mode, status.st_mtime_ns)
-    else:
-        raise InvalidInput("neither file nor folder nor link")
 
 
 def read_source(entry: SourceEntry) -> tuple[bytes, os.stat_result]:

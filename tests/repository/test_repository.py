@@ -76,6 +76,8 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/dieselfs_tools/mount_options.py": "tests/tools/commands/test_mount.py: options, environment, configuration",
     "tools/dieselfs_tools/commands/umount.py": "tests/tools/commands/test_mount.py goes there and back",
     "tools/dieselfs_tools/confirmation.py": "tests/tools/commands/test_rb.py types into a terminal",
+    "tools/dieselfs_tools/put_runner.py": "tests/tools/commands/test_put.py",
+    "tools/dieselfs_tools/upload_runner.py": "tests/tools/commands/test_put.py",
     "tools/dieselfs_tools/download_runner.py": "tests/tools/commands/test_get.py",
     "client/dieselfs_client/service.py": "tests/client/test_daemon.py, tests/client/test_cache_daemon.py run it",
     "client/dieselfs_client/supervision/remains.py": "tests/tools/commands/test_run.py kills all that would unmount",

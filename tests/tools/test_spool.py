@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.errors import DieselfsError
 from dieselfs_tools.output import Output
-from dieselfs_tools.upload_runner import spooled
+from dieselfs_tools.spool import spooled
 
 QUIET = Output(is_quiet=True)
 

@@ -1,0 +1,116 @@
+"""The work of `dlcmd put`. This module reads files and standard input."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
+from dieselfs.names import Location, is_location
+from dieselfs.transfer.upload import Failed, UploadEntry
+from dieselfs.units import format_size
+from dieselfs_tools.options import changeable_location
+from dieselfs_tools.output import Output
+from dieselfs_tools.session import Session
+from dieselfs_tools.sources import Patterns, Source, find_sources, listed_sources, walk
+from dieselfs_tools.spool import spooled
+from dieselfs_tools.upload_runner import Target, Upload, find_target
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutOptions:
+    """Arguments and options of `dlcmd put`. The last of `names` is the destination."""
+
+    names: Sequence[str]
+    is_recursive: bool
+    is_dry_run: bool
+    is_forced: bool
+    excludes: Sequence[str]
+    includes: Sequence[str]
+    files_from: str | None
+    jobs: int
+    chunk_bytes: int
+
+    @property
+    def is_many(self) -> bool:
+        return self.is_recursive or self.files_from is not None
+
+
+def run_put(session: Session, options: PutOptions) -> int:
+    """Store the sources; returns the exit code."""
+    started_s = time.monotonic()
+    if not 0 < options.chunk_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
+        raise InvalidInput(f"--chunk-size: a chunk takes 1 byte to {format_size(CHUNK_PAYLOAD_BYTES_MAX)}")
+    sources, destination = _split(options.names, options.is_recursive)
+    target = find_target(session.client, destination)
+    with _found(session.output, sources, target, options) as found:
+        listed = None if options.files_from is None else _read_names(options.files_from, found)
+        upload = Upload(
+            session=session,
+            target=target,
+            walk=lambda failed: _entries(found, listed, options, failed),
+            verb="put",
+            jobs=options.jobs,
+            chunk_bytes=options.chunk_bytes,
+            is_many=options.is_many,
+            is_forced=options.is_forced,
+            started_s=started_s,
+            source_name=b"standard input" if STANDARD_INPUT in sources else None,
+        )
+        return upload.run(options.is_dry_run)
+
+
+def _entries(
+    found: Sequence[Source], listed: Sequence[bytes] | None, options: PutOptions, failed: Failed
+) -> Iterator[UploadEntry]:
+    """The selected entries of all sources. `listed`: names relative to the one source."""
+    sources = iter(found) if listed is None else listed_sources(listed, found[0], failed)
+    patterns = Patterns(options.excludes, options.includes)
+    for source in sources:
+        yield from walk(source, patterns, options.is_recursive, failed)
+
+
+def _split(names: Sequence[str], is_recursive: bool) -> tuple[Sequence[str], Location]:
+    """Sources and destination. Raises InvalidInput if one of them is missing."""
+    if len(names) == 1:
+        if is_location(names[0]):
+            raise InvalidInput(f"the SOURCE is missing: dlcmd put SOURCE {names[0]}")
+        again = f"dlcmd put {'-r ' if is_recursive else ''}{shlex.quote(names[0])} dl://DATASET/"
+        raise InvalidInput(f"the destination of {names[0]} is missing: {again}")
+    return names[:-1], changeable_location(names[-1])
+
+
+@contextmanager
+def _found(
+    output: Output, sources: Sequence[str], target: Target, options: PutOptions
+) -> Iterator[list[Source]]:
+    """The sources, placed in the dataset. In the context, standard input is a file."""
+    if STANDARD_INPUT not in sources:
+        is_into = target.is_folder or len(sources) > 1
+        yield find_sources(sources, target.location, is_into, options.is_recursive)
+        return
+    if len(sources) > 1 or options.is_many:
+        raise InvalidInput("standard input ('-') must be the only source, without -r and --files-from")
+    if target.is_folder:
+        raise InvalidInput(
+            f"{target.location} is a folder: standard input needs a name: {target.location}NAME"
+        )
+    with spooled(sys.stdin.buffer, output) as path:
+        yield [Source(os.fsencode(path), target.location.path, False)]
+
+
+def _read_names(files_from: str, found: Sequence[Source]) -> list[bytes]:
+    if len(found) != 1 or not found[0].is_folder:
+        raise InvalidInput("--files-from needs one SOURCE, a folder, to which its names are relative")
+    try:
+        content = sys.stdin.buffer.read() if files_from == STANDARD_INPUT else Path(files_from).read_bytes()
+    except OSError as error:
+        raise NotFound(f"--files-from {files_from}: {error.strerror}") from None
+    return [name for name in content.split(b"\n") if name]

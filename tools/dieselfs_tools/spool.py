@@ -1,0 +1,44 @@
+"""A stream as a temporary file, for as long as it is needed. This module writes to the folder of temporary files."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import BinaryIO
+
+from dieselfs.errors import DieselfsError
+from dieselfs_tools.output import Output
+from dieselfs_tools.progress import Reading, shown
+
+COPY_BYTES = 1 << 20
+FILE_MODE = 0o644
+
+
+@contextmanager
+def spooled(stream: BinaryIO, output: Output) -> Iterator[str]:
+    """Copy a stream into a temporary file, because a chunk records the size of a file before its bytes. Shows the
+    progress; yields the path. The context removes the file.
+
+    Raises DieselfsError if there is no space for it.
+    """
+    with ExitStack() as stack:
+        try:
+            # In a folder of this user alone: the mode of the file is what the dataset records.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlcmd-"))
+            file = stack.enter_context(open(os.path.join(folder, "standard-input"), "xb"))
+            with shown(output, "read standard input", lambda: _reading(file.fileno())):
+                while block := stream.read(COPY_BYTES):
+                    file.write(block)
+                file.flush()
+            os.fchmod(file.fileno(), FILE_MODE)
+        except OSError as error:
+            raise DieselfsError(
+                f"standard input cannot be stored in {tempfile.gettempdir()}: {error.strerror}; "
+                "set TMPDIR to a folder with more space"
+            ) from None
+        yield file.name
+
+
+def _reading(descriptor: int) -> Reading:
+    size_bytes = os.fstat(descriptor).st_size
+    return Reading(0, size_bytes, 0, size_bytes, is_total_known=False, noun="")
