@@ -8,7 +8,7 @@ extent. Memory is bounded: a few chunks being filled, and a few in flight.
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +32,11 @@ BATCH_ENTRIES = 256
 READ_TRIES_MAX = 3
 """Tries to read a file that changes meanwhile; then the file fails."""
 
-Failed = Callable[[bytes, str], None]
-"""Called with a source that cannot be uploaded, and the reason."""
+
+class Failed(Protocol):
+    """Called with a source that cannot be uploaded, and the reason. `is_damaged`: its bytes are wrong."""
+
+    def __call__(self, source: bytes, reason: str, is_damaged: bool = False, /) -> None: ...
 
 
 class UploadEntry(Protocol):
@@ -75,7 +78,7 @@ class UploadEntry(Protocol):
     def pack(self, builder: ChunkBuilder) -> None:
         """Add a small file, a folder or a link."""
 
-    def contents(self, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    def contents(self, ranges: Iterable[tuple[int, int]]) -> Generator[bytes]:
         """The bytes of some ranges of a file, as (place, length), in the order of their places."""
 
 
@@ -130,7 +133,7 @@ class SourceEntry:
         else:
             raise InvalidInput("neither file nor folder nor link")
 
-    def contents(self, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    def contents(self, ranges: Iterable[tuple[int, int]]) -> Generator[bytes]:
         status = self.status
         descriptor = os.open(self.source, _OPEN_FLAGS)
         try:
@@ -247,21 +250,20 @@ class TreeUpload:
         self._sender.close()
         return self.report
 
-    def fail(self, source: bytes, reason: str) -> None:
+    def fail(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
         """Record that one entry cannot be uploaded."""
         with self._lock:
             self.report.fail(printable(source), reason)
+            self.report.is_damaged |= is_damaged
 
-    def _fail_walking(self, source: bytes, reason: str) -> None:
+    def _fail_walking(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
         with self._lock:
             self.report.found_files += 1
-        self.fail(source, reason)
+        self.fail(source, reason, is_damaged)
 
     def _fail_entry(self, entry: UploadEntry, error: Exception) -> None:
-        if isinstance(error, Damaged):
-            with self._lock:
-                self.report.is_damaged = True
-        self.fail(entry.source, error.strerror or str(error) if isinstance(error, OSError) else str(error))
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        self.fail(entry.source, reason, isinstance(error, Damaged))
 
     def _count_stored(self, chunk: SealedChunk, generation: int) -> None:
         with self._lock:

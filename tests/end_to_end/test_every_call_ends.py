@@ -1,6 +1,7 @@
 """Every public call and every verb ends, with an error, against a server that refuses, hangs, closes or drips."""
 
 import contextlib
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +67,7 @@ WITHOUT_CALL = {"close", "trouble", "failures", "servers", "servers_pin"}
 VERB_ARGUMENTS: dict[str, list[str]] = {
     "put": ["put", "f", "dl://d/"],
     "get": ["get", "dl://d/f", "out"],
+    "import": ["import", "f.tar", "dl://d/"],
     "export": ["export", "d", "out.erofs"],
     "ls": ["ls"],
     "stat": ["stat", "dl://d/f"],
@@ -132,6 +134,7 @@ def test_every_method_ends_with_an_error(tmp_path: Path) -> None:
 def test_every_verb_ends_with_an_error(tmp_path: Path, trouble: str) -> None:
     assert set(VERBS) <= set(VERB_ARGUMENTS) | WITHOUT_SERVER
     (tmp_path / "f").write_bytes(b"content")
+    tarfile.open(tmp_path / "f.tar", "w").close()
     with troublemaker(tmp_path, trouble) as address, contextlib.ExitStack() as stack:
         dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": address})
         running = {

@@ -18,7 +18,7 @@ from dieselfs.etcd.keys import SERVERS_PREFIX, decode_servers
 from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
-from dieselfs.transfer.upload import SourceEntry, TreeUpload, walk_source
+from dieselfs.transfer.upload import Failed, SourceEntry, TreeUpload, walk_source
 from tests.support.cut_off import server_that_hangs_up
 from tests.support.dlcmd import wait_until
 from tests.support.etcd import RunningEtcd, running_etcd
@@ -66,7 +66,7 @@ def kill_the_busiest(servers: list[RunningServer]) -> None:
 
 
 def upload(data: Dataset, tree: Path, halfway: Callable[[], None]) -> None:
-    def entries(failed: Callable[[bytes, str], None]) -> Iterator[SourceEntry]:
+    def entries(failed: Failed) -> Iterator[SourceEntry]:
         for number, entry in enumerate(walk_source(os.fsencode(tree), b"", failed)):
             if number == FILES // 2:
                 halfway()

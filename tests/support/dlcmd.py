@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dieselfs_tools.command_line import VERBS
+from dieselfs_tools.command_line import VERBS, module_of
 from dieselfs_tools.dlcmd import main
 
 TIMEOUT_S = 120.0
@@ -36,7 +36,9 @@ setattr(owner, name, call)
 
 # Forked from a process that has imported everything, because imports would take most of the time of the tests.
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["dieselfs.dataset", *(f"dieselfs_tools.commands.{verb}" for verb in VERBS)])
+_forks.set_forkserver_preload(
+    ["dieselfs.dataset", *(f"dieselfs_tools.commands.{module_of(verb)}" for verb in VERBS)]
+)
 
 
 @dataclass(frozen=True)

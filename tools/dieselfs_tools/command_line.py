@@ -15,6 +15,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 import click
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 VERBS = {
     "put": "Store files and folders in a dataset.",
     "get": "Write files of a dataset to this machine.",
+    "import": "Store the records of archives and of other data formats.",
     "export": "Write a dataset as a file system image (EROFS).",
     "ls": "List datasets, or the content of a folder.",
     "stat": "Show type, size, mode and time of an entry.",
@@ -66,12 +68,12 @@ VERBS = {
     "server": "Show the state of the servers (administrators).",
     "completion": "Print the completion script of a shell.",
 }
-"""Verb and short help. The verb `x` is the command `x` of the module `dieselfs_tools.commands.x`."""
+"""Verb and short help. The verb `x` is the command `x` of the module `dieselfs_tools.commands.x` (`module_of`)."""
 
 EXIT_OUTPUT_CLOSED = 141
 """The code that a shell reports for a write into a closed pipe."""
 
-_RESUMABLE = {"put", "get"}
+_RESUMABLE = {"put", "get", "import"}
 
 _EPILOG = """\b
 Examples:
@@ -88,8 +90,13 @@ Exit codes:
     5  damaged: stored or received bytes are corrupt
     6  unavailable: the server cannot be reached or does not answer
    70  a bug in dieselfs; --debug shows where
-  130  interrupted; the same put or get, run again, continues
+  130  interrupted; the same put, get or import, run again, continues
   141  the reader of the output closed the pipe"""
+
+
+def module_of(verb: str) -> str:
+    """The last name of a verb's module, and of its function: words of Python get an underscore."""
+    return f"{verb}_" if iskeyword(verb) else verb
 
 
 class _Verbs(options.VerbGroup):
@@ -101,7 +108,8 @@ class _Verbs(options.VerbGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = getattr(import_module(f"dieselfs_tools.commands.{cmd_name}"), cmd_name)
+        name = module_of(cmd_name)
+        command: click.Command = getattr(import_module(f"dieselfs_tools.commands.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -111,8 +111,9 @@ class Upload:
         """The dry run."""
         output, report, is_held = self.session.output, TransferReport(), self._stored()
 
-        def failed(source: bytes, reason: str) -> None:
+        def failed(source: bytes, reason: str, is_damaged: bool = False) -> None:
             report.fail(printable(source), reason)
+            report.is_damaged |= is_damaged
 
         for entry in self.walk(failed):
             if is_held is not None and is_held(entry):
@@ -134,7 +135,7 @@ class Upload:
                 "skipped": report.skipped_files,
                 "failed": report.failed_files,
             },
-            EXIT_PARTIAL if report.failed_files else EXIT_OK,
+            _exit_code(report),
         )
 
     def upload(self) -> int:
@@ -178,9 +179,13 @@ class Upload:
             source, path = self.source_name or first.source, first.path
             text += f"; the first: {printable(source)} -> {Location(dataset, path, False)}"
             fields |= {**name_fields(source, "first_source"), **name_fields(path, "first_path")}
-        if report.is_damaged:
-            return output.summary(text, fields, EXIT_DAMAGED)
-        return output.summary(text, fields, EXIT_PARTIAL if report.failed_files else EXIT_OK)
+        return output.summary(text, fields, _exit_code(report))
+
+
+def _exit_code(report: TransferReport) -> int:
+    if report.is_damaged:
+        return EXIT_DAMAGED
+    return EXIT_PARTIAL if report.failed_files else EXIT_OK
 
 
 def _counted(report: TransferReport) -> str:

@@ -1,0 +1,32 @@
+"""Reads sources as `dlcmd import` does, into memory."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from dieselfs_tools.importing.formats import AUTO, format_of
+from dieselfs_tools.importing.inputs import Input
+from dieselfs_tools.importing.record import Record
+from dieselfs_tools.output import Output
+
+QUIET = Output(is_quiet=True)
+
+
+def read_all(source: Path | str, format_name: str = AUTO, into: list[Record] | None = None) -> list[Record]:
+    """All records, each loaded before the next one is taken. `into` has those before an error."""
+    found = [] if into is None else into
+    with ExitStack() as stack:
+        opened = Input(str(source), stack, QUIET)
+        for record in format_of(opened, format_name).reader()(opened):
+            if not record.fault:
+                record.load()
+            found.append(record)
+    return found
+
+
+def contents(source: Path | str, format_name: str = AUTO) -> dict[str, bytes]:
+    """The content of each file by its name."""
+    return {
+        record.name.decode(): record.content
+        for record in read_all(source, format_name)
+        if record.content is not None
+    }

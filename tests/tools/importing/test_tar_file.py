@@ -1,0 +1,142 @@
+"""Members of tar archives: against `tarfile` and GNU tar, cut off and damaged."""
+
+import io
+import os
+import stat
+import subprocess
+import tarfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs_tools.importing.inputs import Input
+from dieselfs_tools.importing.record import Record
+from dieselfs_tools.importing.tar_file import ForwardStream, read
+from tests.support.importing import QUIET, contents, read_all
+
+CONTENT = {f"train/{n:05}.{ext}": os.urandom(n * 37) for n in range(30) for ext in ("jpg", "cls")}
+
+
+def write(path: Path, members: dict[str, bytes], mode: str = "w", form: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, mode, format=form) as archive:  # type: ignore[call-overload]  # the mode is any
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.mode = len(content), 1_600_000_000, 0o640
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_all_members_with_their_bytes(tmp_path: Path, mode: str, form: int) -> None:
+    members = (
+        CONTENT if form == tarfile.USTAR_FORMAT else {**CONTENT, "long/" + "x" * 240 + "/ä.bin": b"long"}
+    )
+    path = write(tmp_path / "a.tar", members, mode, form)
+    assert contents(path) == members
+    assert {(one.mode, one.mtime_ns) for one in read_all(path)} == {
+        (stat.S_IFREG | 0o640, 1_600_000_000 * 10**9)
+    }
+
+
+def test_zstandard(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard", reason="the extra 'import' is not installed")
+    members = {**CONTENT, "large": os.urandom(1 << 20)}
+    packed = zstandard.compress(write(tmp_path / "a.tar", members).read_bytes())
+    (tmp_path / "a.tar.zst").write_bytes(packed)
+    assert contents(tmp_path / "a.tar.zst") == members
+    (tmp_path / "cut.tar.zst").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(Damaged):
+        contents(tmp_path / "cut.tar.zst")
+
+
+@pytest.mark.parametrize("form", ["gnu", "pax", "ustar", "v7"])
+def test_a_tree_as_gnu_tar_packs_it(tmp_path: Path, form: str) -> None:
+    tree = tmp_path / "tree"
+    (tree / "empty").mkdir(parents=True)
+    (tree / "f").write_bytes(b"content")
+    (tree / "f").chmod(0o4751)
+    os.utime(tree / "f", ns=(0, 1_600_000_000_123_456_789))
+    (tree / "link").symlink_to("f")
+    (tree / "sub").mkdir()
+    os.link(tree / "f", tree / "sub" / "hard")
+    with open(tree / "sparse", "wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    if form != "v7":  # which has no such type
+        os.mkfifo(tree / "pipe")
+    options = ["-S"] if form in ("gnu", "pax") else []
+    command = ["tar", *options, f"--format={form}", "--sort=name", "-cf", "a.tar", "-C", "tree", "."]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    found = {one.name.decode().removeprefix("./"): one for one in read_all(tmp_path / "a.tar")}
+    assert found["f"].content == b"content" and found["f"].mode == stat.S_IFREG | 0o751
+    assert found["f"].mtime_ns % 10**9 == (123_456_789 if form == "pax" else 0)
+    assert found["empty"].is_folder and found["link"].target == b"f"
+    assert (found["sub/hard"].target, found["sub/hard"].is_hard_link) == (b"../f", True)
+    assert found["sparse"].content == bytes(1 << 20) + b"end"
+    assert form == "v7" or found["pipe"].fault == "neither file nor folder nor link"
+
+
+def test_what_is_not_loaded_is_skipped(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for record in read(Input(str(write(tmp_path / "a.tar", CONTENT)), stack, QUIET)):
+            if record.name.endswith(b"7.cls"):
+                record.load()
+                assert record.content == CONTENT[record.name.decode()]
+
+
+def test_an_archive_that_is_cut_off_anywhere_says_so(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.tar", {"a": b"1" * 700, "b": b"2" * 512, "c": b""}).read_bytes()
+    end = 512 + 1024 + 512 + 512 + 512  # then come the blocks of zeros
+    expected = {"a": b"1" * 700, "b": b"2" * 512, "c": b""}
+    for length in range(512, end + 1, 100):
+        (tmp_path / "cut.tar").write_bytes(whole[:length])
+        found: list[Record] = []
+        with pytest.raises(Damaged):
+            read_all(tmp_path / "cut.tar", into=found)
+        for record in found:
+            assert record.content == expected[record.name.decode()]
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    whole = bytearray(write(tmp_path / "a.tar", {"a": b"1" * 512, "b": b"2", "c": b"3"}).read_bytes())
+    whole[1024 + 3] ^= 1  # the name of b
+    (tmp_path / "a.tar").write_bytes(whole)
+    found: list[Record] = []
+    with pytest.raises(Damaged, match="a header is damaged"):
+        read_all(tmp_path / "a.tar", into=found)
+    assert [record.name for record in found] == [b"a"]
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+def test_a_compressed_archive_that_is_cut_off(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / "a.tar", CONTENT, f"w:{suffix}")
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(Damaged):
+        read_all(path)
+
+
+@given(st.binary(min_size=512, max_size=2048).filter(lambda noise: any(noise[:512])))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises((Damaged, InvalidInput)):
+        list(_of_bytes(noise + b"x" * 512))
+
+
+def _of_bytes(content: bytes) -> list[Record]:
+    class Source:
+        def stream(self) -> io.BytesIO:
+            return io.BytesIO(content)
+
+    return list(read(Source()))  # type: ignore[arg-type]  # all that `read` needs of it
+
+
+def test_a_stream_seeks_forwards_only() -> None:
+    stream = ForwardStream(io.BytesIO(bytes(range(100))))
+    assert (stream.read(3), stream.seek(10), stream.read(1), stream.tell()) == (b"\0\1\2", 10, b"\n", 11)
+    assert stream.seek(500) == 100
+    with pytest.raises(tarfile.StreamError):
+        stream.seek(3)

@@ -1,0 +1,61 @@
+"""`dlcmd import`: store the records of archives and of other data formats."""
+
+from typing import Any
+
+import click
+
+from dieselfs.limits import CHUNK_TARGET_BYTES
+from dieselfs.units import format_size
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+
+FORMATS = ("tar", "zip", "npz")
+
+
+@options.verb(
+    "import",
+    "dlcmd import shards/*.tar dl://imagenet/               # WebDataset or other tar files, also .gz and .zst",
+    "dlcmd import --name '{source}/{name}' a.zip b.zip dl://sets/",
+    "curl -s https://x.org/a.tar | dlcmd import - dl://a/   # a tar stream",
+)
+@click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET/PATH")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["auto", *FORMATS]),
+    default="auto",
+    show_default=True,
+    help="Format of the sources; auto looks at their first bytes.",
+)
+@click.option(
+    "--name",
+    "template",
+    metavar="TEMPLATE",
+    help="Name of each record: {name}, {folder}, {stem}, {ext}, {source}, {index:08}, and fields of the record.",
+)
+@options.flag(
+    "--rename", "is_renaming", text="Replace unsafe names, and number duplicates, instead of refusing."
+)
+@options.dry_run
+@options.flag("-f", "--force", "is_forced", text="Also store records that are already stored.")
+@options.jobs
+@click.option(
+    "--chunk-size",
+    "chunk_bytes",
+    type=options.SIZE,
+    default=CHUNK_TARGET_BYTES,
+    help=f"Size of a chunk. [{format_size(CHUNK_TARGET_BYTES)}]",
+)
+def import_(session: Session, **chosen: Any) -> int:
+    """Store the records of archives and other formats as files of a dataset, which is created if it does not exist.
+
+    A SOURCE is a file, a folder of a format that is one, a URL (https://), or '-': standard input. The destination is a
+    folder. Sources are read as streams.
+
+    Records that are already stored (same size, time and mode) are skipped, so the same command continues an interrupted
+    import. Unsafe names and duplicates are refused and listed at the end, and the rest is stored (exit code 2). A
+    damaged source is stored up to the damage (exit code 5).
+    """
+    from dieselfs_tools.import_runner import ImportOptions, run_import
+
+    return run_import(session, ImportOptions(**chosen))

@@ -1,0 +1,175 @@
+"""The sources of an import: local files and folders, URLs, standard input. This module opens files and sockets."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from email.utils import parsedate_to_datetime
+from typing import BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
+from dieselfs.names import printable
+from dieselfs_tools.importing.http_stream import HttpStream
+from dieselfs_tools.importing.packages import required
+from dieselfs_tools.output import Output
+from dieselfs_tools.spool import STANDARD_INPUT, spooled
+
+MAGIC_BYTES = 8
+HEAD_BYTES = 1024
+"""Of a source, enough to recognize its format."""
+
+BUFFER_BYTES = 1 << 20
+
+_SUFFIX = re.compile(
+    r"(\.(tar|tgz|zip|npz|lmdb|mdb|hdf5|h5|parquet|tfrecords?|mds|gz|zst|bz2|xz))+$", re.IGNORECASE
+)
+
+UNPACKED_BYTES_MAX = 256 << 10
+"""Of one call of a decompressor: less is lost at damage."""
+
+
+class Input:
+    """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none."""
+
+    def __init__(self, name: str, stack: ExitStack, output: Output) -> None:
+        """Raises NotFound, Unavailable (a URL), InvalidInput. `stack` closes what is opened."""
+        self.name = name
+        self.is_folder = False
+        self.mtime_ns = 0
+        self.path = ""
+        self.head = b""
+        self._stack = stack
+        self._output = output
+        self._stream: io.BufferedReader | None = None
+        if is_url(name):
+            remote = stack.enter_context(HttpStream(name))
+            self.mtime_ns = _http_time_ns(remote.last_modified)
+            self._open(remote)
+        elif name == STANDARD_INPUT:
+            self._open(io.FileIO(sys.stdin.fileno(), closefd=False))
+        else:
+            self._open_local(name)
+
+    def _open_local(self, name: str) -> None:
+        try:
+            status = os.stat(name)
+            self.path, self.mtime_ns, self.is_folder = name, status.st_mtime_ns, stat.S_ISDIR(status.st_mode)
+            if not self.is_folder:
+                self._open(io.FileIO(name))
+        except OSError as error:
+            raise NotFound(f"{printable(os.fsencode(name))}: {error.strerror}") from None
+
+    def _open(self, raw: io.RawIOBase) -> None:
+        packed = self._stack.enter_context(raw)
+        self._stream = io.BufferedReader(_Whole(packed.read), BUFFER_BYTES)
+        unpack = _decompressor(self._stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
+        if unpack is not None:
+            self.path = ""  # readers of files need the content
+            self._stream = io.BufferedReader(_Whole(_unpacked(unpack(self._stream))), BUFFER_BYTES)
+        self.head = self._stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+
+    @property
+    def label(self) -> str:
+        """The name of the source without folder and suffix, for templates."""
+        if self.name == STANDARD_INPUT:
+            return "stdin"
+        path = unquote(urlsplit(self.name).path) if is_url(self.name) else self.name
+        base = os.path.basename(path.rstrip("/")) or "source"
+        return _SUFFIX.sub("", base) or base
+
+    def stream(self) -> BinaryIO:
+        """The bytes, decompressed, from their begin; once."""
+        if self._stream is None:
+            raise InvalidInput(f"{printable(os.fsencode(self.name))} is a folder, not a file")
+        return self._stream
+
+    def file(self) -> str:
+        """The path of a local file or folder with the bytes; of a stream, a temporary one."""
+        if not self.path:
+            self.path = self._stack.enter_context(spooled(self.stream(), self._output, self.name))
+        return self.path
+
+
+class _Whole(io.RawIOBase):
+    """Fills each buffer, so that `peek` shows a whole head also of a pipe. After an error, the bytes before it come
+    first.
+    """
+
+    def __init__(self, read: Callable[[int], bytes | None]) -> None:
+        self._read = read
+        self._error: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # typeshed has the buffer type only in 3.12
+        if self._error is not None:
+            raise self._error
+        filled = 0
+        try:
+            while filled < len(view) and (part := self._read(len(view) - filled)):
+                view[filled : filled + len(part)] = part
+                filled += len(part)
+        except Exception as error:
+            if not filled:
+                raise
+            self._error = error
+        return filled
+
+
+def is_url(name: str) -> bool:
+    return name.startswith(("https://", "http://"))
+
+
+class _Unpacking(Protocol):
+    """A decompressor. `read1` returns what it has, up to `size` bytes."""
+
+    def read1(self, size: int, /) -> bytes: ...
+
+
+def _decompressor(magic: bytes) -> Callable[[BinaryIO], _Unpacking] | None:
+    """That of a gzip, zstandard, bzip2 or xz stream."""
+    if magic.startswith(b"\x1f\x8b"):
+        return lambda stream: gzip.GzipFile(fileobj=stream)
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File
+    if magic.startswith(b"\xfd7zXZ\0"):
+        return lzma.LZMAFile
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        return _zstandard
+    return None
+
+
+def _zstandard(stream: BinaryIO) -> _Unpacking:
+    unpacking: _Unpacking = (
+        required("zstandard").ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    )
+    return unpacking
+
+
+def _unpacked(unpacking: _Unpacking) -> Callable[[int], bytes]:
+    def read(size: int) -> bytes:
+        try:
+            return unpacking.read1(min(size, UNPACKED_BYTES_MAX))
+        except DieselfsError:
+            raise
+        except Exception as error:  # each of them has several of its own
+            raise Damaged(f"the compressed data is cut off or damaged: {error}") from None
+
+    return read
+
+
+def _http_time_ns(text: str | None) -> int:
+    """0 without a time."""
+    try:
+        return int(parsedate_to_datetime(text or "").timestamp()) * 10**9
+    except ValueError:
+        return 0

@@ -1,0 +1,67 @@
+"""Members of zip and npz archives, in the order of their directory. This module opens files."""
+
+import calendar
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator
+from functools import partial
+
+from dieselfs.errors import Damaged
+from dieselfs_tools.importing.inputs import Input
+from dieselfs_tools.importing.record import FILE_MODE, FOLDER_MODE, LINK_MODE, PERMISSIONS, Record
+
+_ENCRYPTED = 0x1
+_UNIX = 3
+_LINK_BYTES_MAX = 4095
+
+
+def read(source: Input) -> Iterator[Record]:
+    """Raises Damaged if the directory at the end is; a damaged member fails alone."""
+    try:
+        with zipfile.ZipFile(source.file()) as archive:
+            for member in archive.infolist():
+                yield _record(archive, member)
+    except (zipfile.BadZipFile, EOFError, ValueError) as error:
+        raise Damaged(f"damaged: {error}") from None
+
+
+def _record(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Record:
+    name = member.filename.encode("utf-8", "surrogateescape")
+    # A zip file has local times without a zone; as UTC, they are the same on all machines.
+    mtime_ns = calendar.timegm((*member.date_time, 0, 0, 0)) * 10**9
+    unix = member.external_attr >> 16 if member.create_system == _UNIX else 0
+    if member.is_dir():
+        return Record(name, mtime_ns, mode=stat.S_IFDIR | (unix & PERMISSIONS or stat.S_IMODE(FOLDER_MODE)))
+    if member.flag_bits & _ENCRYPTED:
+        return Record(
+            name, mtime_ns, fault="it is encrypted; unpack it with its password, and put the folder"
+        )
+    if stat.S_ISLNK(unix):
+        if member.file_size > _LINK_BYTES_MAX:
+            return Record(name, mtime_ns, fault="the target of the link is too long")
+        return Record(name, mtime_ns, mode=LINK_MODE, target=_Member(archive, member).read(member.file_size))
+    mode = stat.S_IFREG | (unix & PERMISSIONS or stat.S_IMODE(FILE_MODE))
+    return Record(name, mtime_ns, member.file_size, opened=partial(_Member, archive, member), mode=mode)
+
+
+class _Member:
+    """The content of a member, whose checksum is verified at its end."""
+
+    def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+        """Raises Damaged, also if its compression is not supported."""
+        self._left_bytes = member.file_size
+        try:
+            self._file = archive.open(member)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            raise Damaged(f"damaged: {error}") from None
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            content = self._file.read(size)
+            self._left_bytes -= len(content)
+            if not self._left_bytes:
+                content += self._file.read(1)  # the end is seen, so the checksum is compared
+            return content
+        except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+            raise Damaged(f"damaged: {error}") from None
