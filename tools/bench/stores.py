@@ -1,8 +1,8 @@
 """Chunks put to and read from object stores, compared with the backend alone. This module runs dd and rados.
 
 A folder is compared with dd: equal bytes in equal streams, each block of 4 MiB synced. A Ceph pool is compared with
-`rados bench`. The environment variable DIESELFS_BENCH_STORES names further stores, separated by spaces:
-rados://POOL?conf=FILE&user=client.NAME
+`rados bench`, a bucket with botocore. The environment variable DIESELFS_BENCH_STORES names further stores, separated by
+spaces: rados://POOL?conf=FILE&user=client.NAME, s3://BUCKET/PREFIX?endpoint=URL&region=NAME
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 from bench.figures import Run, RunFailed, Scale, Side, Trial
 from bench.forms import drop_caches, filesystem_type
@@ -32,10 +32,14 @@ def stores(folder: Path, scale: Scale) -> Generator[Trial]:
         yield from _trials(store, filesystem_type(folder), scale, _Dd(folder, scale.chunks))
     for url in os.environ.get("DIESELFS_BENCH_STORES", "").split():
         with closing(open_store(url, is_new=True)) as store:
-            yield from _trials(store, "rados", scale, _RadosBench(url, scale.chunks))
+            kind = urlsplit(url).scheme
+            raw = _Botocore(url, scale.chunks) if kind == "s3" else _RadosBench(url, scale.chunks)
+            yield from _trials(store, kind, scale, raw)
 
 
-def _trials(store: ObjectStore, name: str, scale: Scale, raw: "_Dd | _RadosBench") -> Generator[Trial]:
+def _trials(
+    store: ObjectStore, name: str, scale: Scale, raw: "_Dd | _RadosBench | _Botocore"
+) -> Generator[Trial]:
     """Each round puts and reads the same chunks."""
     ids, dataset_id, content = ChunkIdSource(), secrets.token_bytes(16), os.urandom(CHUNK_TARGET_BYTES)
     chunk_ids = [ids.next() for _ in range(scale.chunks)]
@@ -126,3 +130,40 @@ class _RadosBench:
         if spent_s is None or made is None or not int(made[1]):
             raise RunFailed(f"rados bench printed no result: {text}")
         return Run(float(spent_s[1]) * self._count / int(made[1]))
+
+
+class _Botocore:
+    """The SDK that the AWS tools for Python use."""
+
+    name = "botocore"
+
+    def __init__(self, url: str, count: int) -> None:
+        from botocore.config import Config
+        from botocore.session import Session
+
+        self._bucket = urlsplit(url).netloc
+        options = dict(parse_qsl(urlsplit(url).query))
+        self._client = Session().create_client(
+            "s3",
+            endpoint_url=options.get("endpoint"),
+            region_name=options.get("region", "us-east-1"),
+            config=Config(max_pool_connections=STREAMS),
+        )
+        self._keys = [f"botocore-{number}" for number in range(count)]
+        self._content = os.urandom(CHUNK_TARGET_BYTES)
+
+    def write(self) -> Run:
+        self.clean()
+        return self._all(
+            lambda key: self._client.put_object(Bucket=self._bucket, Key=key, Body=self._content)
+        )
+
+    def read(self) -> Run:
+        return self._all(lambda key: self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read())
+
+    def clean(self) -> None:
+        self._all(lambda key: self._client.delete_object(Bucket=self._bucket, Key=key))
+
+    def _all(self, call: Callable[[str], object]) -> Run:
+        with ThreadPoolExecutor(STREAMS) as threads:
+            return measure(lambda: [*threads.map(call, self._keys)].clear())

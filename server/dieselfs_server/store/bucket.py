@@ -2,7 +2,6 @@
 
     <prefix>/<dataset ID, hex>/<name>     a chunk; `name` is its ID as printed
     <prefix>/records/<record>             a record
-    <prefix>/probe                        shows whether the storage creates objects exclusively
 
 Each object is stored by one request, or it is not there: after a crash there is nothing to clean up, but parts of a
 large record, which no listing shows. Buckets list names in order, from any name on, so there is no index to keep.
@@ -18,35 +17,19 @@ from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs_server.store.bucket_client import LISTED_AT_ONCE, Bucket
-from dieselfs_server.store.interface import Buffer
+from dieselfs_server.store.interface import Buffer, ObjectStore
 
+PROBE_RECORD = "exclusive"
 _RECORDS = "records"
-_PROBE = "probe"
 _RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
 _DATASET_FOLDER = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
 class BucketStore:
-    """An `ObjectStore`. Sends one or two requests, which raise the first errors of the bucket.
-
-    Raises InvalidInput if the storage overwrites objects where it is asked to create them only.
-    """
+    """An `ObjectStore`. The storage must have conditional puts, or writers overwrite each other: `check_exclusive`."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._check_exclusive()
-
-    def _check_exclusive(self) -> None:
-        """The first server of the bucket creates the probe, and each finds that it cannot be created again."""
-        for _ in range(2):
-            try:
-                self._bucket.create(_PROBE, b"")
-            except AlreadyExists:
-                return
-        raise InvalidInput(
-            f"store {self._bucket}: this storage has no conditional put (it ignores If-None-Match), so writers could "
-            "overwrite each other's chunks; use another one, such as AWS, Ceph, MinIO, Google or Azure"
-        )
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         key = _chunk_key(dataset_id, chunk_id)
@@ -138,6 +121,18 @@ class BucketStore:
 
     def close(self) -> None:
         return
+
+
+def check_exclusive(store: ObjectStore, name: str) -> None:
+    """Raise InvalidInput if a store in a bucket overwrites objects where it is asked to create them only.
+
+    Its first server creates a record, and each finds that it cannot be created again. `name` is for errors.
+    """
+    if store.create_record(PROBE_RECORD, b"") and store.create_record(PROBE_RECORD, b""):
+        raise InvalidInput(
+            f"store {name}: this storage has no conditional put (it ignores If-None-Match), so writers could "
+            "overwrite each other's chunks; use another one, such as AWS, Ceph, MinIO, Google or Azure"
+        )
 
 
 @contextmanager

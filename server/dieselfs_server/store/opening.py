@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
 from dieselfs.units import parse_size
-from dieselfs_server.store.bucket import BucketStore
+from dieselfs_server.store.bucket import BucketStore, check_exclusive
 from dieselfs_server.store.bucket_client import BUCKET_TIMEOUT_S, Bucket
 from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.interface import ObjectStore
@@ -70,6 +70,8 @@ def _guarded(url: str, is_new: bool, bounds: Bounds | None) -> ObjectStore:
     with ExitStack() as opened:
         opened.callback(store.close)
         marked = open_marked(store, url, is_new or isinstance(backend, MemoryStore))
+        if isinstance(backend, BucketStore):
+            check_exclusive(marked, url)
         opened.pop_all()
     return marked
 

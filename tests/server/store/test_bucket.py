@@ -7,7 +7,7 @@ import pytest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs_server.store.bucket import BucketStore
+from dieselfs_server.store.bucket import BucketStore, check_exclusive
 from dieselfs_server.store.bucket_client import PART_BYTES, PART_RETRIES_MAX, Bucket
 from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.interface import ObjectStore
@@ -94,7 +94,7 @@ def get(store: ObjectStore) -> bytes | None:
 def test_each_chunk_and_record_is_one_object(gateway: S3Server, direct: BucketStore) -> None:
     direct.put(DATASET_ID, CHUNK_ID, [b"content"])
     direct.put_record("users", b"x")
-    names = [f"{DATASET_ID.hex()}/{chunk_name(CHUNK_ID)}", "probe", "records/users"]
+    names = [f"{DATASET_ID.hex()}/{chunk_name(CHUNK_ID)}", "records/users"]
     assert gateway.keys(PREFIX) == [f"{PREFIX}/{name}" for name in sorted(names)]
 
 
@@ -222,8 +222,8 @@ def test_storage_without_conditional_put_is_refused(
     gateway: S3Server, direct: BucketStore, proxy: HttpProxy
 ) -> None:
     proxy.obey(lambda request, number: Answer(200, "") if "PUT" in request else Pass())
-    with pytest.raises(InvalidInput, match="no conditional put"):
-        opened(gateway.url(PREFIX, proxy.endpoint))
+    with pytest.raises(InvalidInput, match=r"^store s3://x: this storage has no conditional put"):
+        check_exclusive(opened(gateway.url(PREFIX, proxy.endpoint)), "s3://x")
 
 
 def test_a_truncated_object_is_damage(gateway: S3Server, direct: BucketStore) -> None:
