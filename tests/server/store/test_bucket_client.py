@@ -1,7 +1,9 @@
 """A bucket is opened with credentials from the usual places, and what is wrong is said in one line."""
 
+import json
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.support.buckets import (
     S3Server,
     needs_gateway,
     rclone_program,
+    running_metadata_service,
     running_rclone,
     set_credentials,
 )
@@ -36,26 +39,62 @@ def opened(url: str) -> Bucket:
     return Bucket(BucketUrl.parse(url))
 
 
-@needs_gateway
-@pytest.mark.parametrize("place", ["environment", "profile of the environment", "profile of the URL"])
-def test_credentials_come_from_the_usual_places(
-    place: str, gateway: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = gateway.url("places")
-    if place != "environment":
-        file = tmp_path / "credentials"
-        file.write_text(f"[me]\naws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}\n")
-        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-        if place == "profile of the URL":
-            url += "&profile=me"
-        else:
-            monkeypatch.setenv("AWS_PROFILE", "me")
-    bucket = opened(url)
+def check_use(bucket: Bucket) -> None:
     bucket.replace("x", b"content")
     assert bucket.read_whole("x") == b"content"
     bucket.remove(["x"])
+
+
+@needs_gateway
+@pytest.mark.parametrize("is_in_url", [False, True])
+@pytest.mark.parametrize("is_process", [False, True])
+def test_credentials_may_come_from_a_profile(
+    is_in_url: bool, is_process: bool, gateway: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    file = tmp_path / "credentials"
+    lines = f"aws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}\n"
+    if is_process:
+        answer = {"Version": 1, "AccessKeyId": ACCESS_KEY, "SecretAccessKey": SECRET_KEY}
+        (tmp_path / "answer").write_text(json.dumps(answer))
+        lines = f"credential_process=cat {tmp_path}/answer\n"
+    file.write_text(f"[me]\n{lines}")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    if not is_in_url:
+        monkeypatch.setenv("AWS_PROFILE", "me")
+    check_use(opened(gateway.url("places") + ("&profile=me" if is_in_url else "")))
+
+
+@needs_gateway
+def test_credentials_may_come_from_the_role_of_the_machine(
+    gateway: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
+        monkeypatch.delenv(name)
+    with running_metadata_service(datetime.now(UTC) + timedelta(hours=1)) as address:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", address)
+        check_use(opened(gateway.url("places")))
+
+
+@needs_gateway
+@pytest.mark.parametrize("is_in_url", [False, True])
+def test_the_authority_of_an_endpoint_is_given(
+    is_in_url: bool, gateway: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = gateway.url("tls", gateway.tls_endpoint)
+    with pytest.raises(Unavailable, match=r"the certificate of the endpoint is refused \(\w+\)"):
+        opened(url).read("x", 0, 1)
+    if not is_in_url:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(gateway.authority))
+    check_use(opened(url + (f"&ca={gateway.authority}" if is_in_url else "")))
+
+
+@needs_gateway
+def test_tls_to_an_endpoint_without_it_is_said(gateway: S3Server) -> None:
+    bucket = opened(gateway.url("tls", gateway.endpoint.replace("http:", "https:")))
+    with pytest.raises(Unavailable, match="the endpoint does not speak TLS"):
+        bucket.read("x", 0, 1)
 
 
 @needs_gateway

@@ -3,7 +3,7 @@
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs_server.store.bucket_url import BucketUrl, check_endpoint
+from dieselfs_server.store.bucket_url import BucketUrl, check_endpoint, endpoint_danger
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,14 @@ def test_an_endpoint_of_the_environment_is_checked_too() -> None:
     check_endpoint("https://[::1]:7480/path", "AWS_ENDPOINT_URL")
     with pytest.raises(InvalidInput, match=r"^AWS_ENDPOINT_URL: the endpoint is no URL"):
         check_endpoint("htp:/x", "AWS_ENDPOINT_URL")
+
+
+@pytest.mark.parametrize(
+    "endpoint", [None, "https://s3.example.org", "http://127.0.0.1:7480", "http://[::1]:7480"]
+)
+def test_an_endpoint_with_tls_or_on_this_machine_is_no_danger(endpoint: str | None) -> None:
+    assert endpoint_danger(endpoint) == ""
+
+
+def test_an_endpoint_elsewhere_without_tls_is_a_danger() -> None:
+    assert endpoint_danger("http://s3.example.org:7480").startswith("is used without TLS")
