@@ -78,8 +78,8 @@ class Patterns:
     """
 
     def __init__(self, excludes: Iterable[str] = (), includes: Iterable[str] = ()) -> None:
-        self._excludes = [_Pattern(text) for text in excludes]
-        self._includes = [_Pattern(text) for text in includes]
+        self._excludes = [Pattern(text) for text in excludes]
+        self._includes = [Pattern(text) for text in includes]
 
     def is_wanted(self, path: bytes) -> bool:
         """Whether the entry at `path` is selected. The source itself (the empty path) always is."""
@@ -99,7 +99,9 @@ class Patterns:
         return False
 
 
-class _Pattern:
+class Pattern:
+    """A shell pattern for a path: one with a slash is matched with all of it, any other with its name."""
+
     def __init__(self, text: str) -> None:
         encoded = os.fsencode(text.strip("/"))
         self._is_whole = b"/" in encoded
