@@ -32,6 +32,7 @@ from dieselfs.batches import (
     opportunistic_batches,
 )
 from dieselfs.cache.file_reader import Path
+from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cluster.access import JobAccess
 from dieselfs.dataset_file import DatasetFile, buffered
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
@@ -135,12 +136,25 @@ class Dataset:
         return (self._frozen.reader or self._frozen.open()).get(path)
 
     def get_many(self, paths: Iterable[Path]) -> list[bytes]:
-        """All bytes of each file, in this order. Each chunk is requested once for all of its files."""
+        """All bytes of each file, in this order. Each chunk is requested once for all of its files.
+
+        Slices of the paths of a plan, one after the other, are read ahead, as in `ahead`.
+        """
         reader = self._frozen.reader or self._frozen.open()
         _check_several(paths)
         if isinstance(paths, ShuffledPaths) and paths.snapshot is reader.chunks.snapshot:
+            reader.look_ahead.will_read(paths)
             return reader.read_many(paths.nodes, is_shared_plan=paths.world > 1)
         return reader.get_many(paths)
+
+    def ahead(self, paths: ShuffledPaths) -> Iterator[str]:
+        """The same paths of a plan, one by one, while threads load what comes next (docs/guide/python.md)."""
+        return self.look_ahead.along(paths)
+
+    @property
+    def look_ahead(self) -> LookAhead:
+        """Loads files of plans ahead of their readers, in this process; of the snapshot that is read now."""
+        return (self._frozen.reader or self._frozen.open()).look_ahead
 
     def get_nodes(
         self, nodes: Sequence[int] | npt.NDArray[np.integer], is_shared_plan: bool = False

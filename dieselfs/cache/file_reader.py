@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cache.policy import LOOKUP_BYTES
 from dieselfs.cache.thread_cache import Payload, ThreadCache
 from dieselfs.cluster.node_client import NodeClient
@@ -82,6 +83,10 @@ class FileReader:
         self._unread_files = [self._snapshot.header.files]  # one number, for a closure
         self._known_bytes_left = self._held.budget.lookups
         self.metrics = self._held.metrics
+        budget = self._held.budget
+        self.look_ahead = LookAhead(
+            self._snapshot, self._held, budget.evictable or budget.pinned, self.metrics
+        )
         # Both are changed without a lock.
         self._hits = self.metrics.counter("files.hits", "Files whose bytes were in memory.")
         self._misses = self.metrics.counter("files.misses", "Files whose bytes had to be mapped or fetched.")
@@ -229,11 +234,15 @@ class FileReader:
         Raises InvalidInput if one is no file, Damaged, Unavailable.
         `is_shared_plan`: other processes of the job read the same chunks now, because all follow one order.
         """
-        columns = self._snapshot.sole_extents(np.asarray(nodes, np.int64))
+        wanted: npt.NDArray[np.int64] = np.asarray(nodes, np.int64)
+        if (waiting := self.look_ahead.take(wanted.tolist())) is not None:
+            self._hits.value += len(wanted)
+            return waiting
+        columns = self._snapshot.sole_extents(wanted)
         chunks, starts, ends = (column.tolist() for column in columns)
         with self._held.lock:
             held = {chunk: self._policy.get(chunk) for chunk in set(chunks)}
-        missing = [int(node) for node, chunk in zip(nodes, chunks, strict=True) if held[chunk] is None]
+        missing = [node for node, chunk in zip(wanted.tolist(), chunks, strict=True) if held[chunk] is None]
         self._hits.value += len(nodes) - len(missing)
         fetched = iter(self._read_extents(missing, is_shared_plan))
         return [
@@ -243,6 +252,14 @@ class FileReader:
 
     def _read_extents(self, nodes: Sequence[int], is_shared_plan: bool = False) -> list[bytes]:
         """As `read_many`, for files of any number of extents, which may have to be fetched."""
+        waiting = self.look_ahead.take_some(nodes)
+        if not waiting:
+            return self._fetch_files(nodes, is_shared_plan)
+        self._hits.value += len(waiting)
+        left = iter(self._fetch_files([node for node in nodes if node not in waiting], is_shared_plan))
+        return [waiting[node] if node in waiting else next(left) for node in nodes]
+
+    def _fetch_files(self, nodes: Sequence[int], is_shared_plan: bool) -> list[bytes]:
         extents = [self._extents(node) for node in nodes]
         wanted: dict[int, dict[ExtentRef, None]] = {}
         for of_file in extents:
@@ -281,7 +298,8 @@ class FileReader:
         return extents
 
     def close(self) -> None:
-        """Release all memory and the connection to the daemon. Reads in flight end normally."""
+        """Release all memory and the connection to the daemon, and end threads. Reads in flight end normally."""
+        self.look_ahead.close()
         self._held.close()
         with self._held.lock:
             self._known_bytes_left = 0

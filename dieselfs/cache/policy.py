@@ -96,7 +96,7 @@ class CachePolicy(Generic[Key, Held]):
         self.evictable_bytes = 0
         self.evictable_max_bytes = evictable_max_bytes
         self.reserved_bytes = 0
-        """In flight, of the evictable budget."""
+        """In flight, or outside of chunks; of the evictable budget."""
         self._length_bytes = length_bytes
         self._live_bytes = live_bytes or length_bytes
         self._reserves_in_flight = reserves_in_flight
@@ -159,6 +159,11 @@ class CachePolicy(Generic[Key, Held]):
             self._promised_bytes -= self._length_bytes(key)
         elif is_pinned is not None and self._reserves_in_flight:
             self.reserved_bytes -= self._length_bytes(key)
+
+    def reserve(self, length_bytes: int) -> None:
+        """Take room of the evictable budget for bytes that are not held here; less than 0: give it back."""
+        self.reserved_bytes += length_bytes
+        self._evict()
 
     def add(self, key: Key, held: Held) -> bool:
         """Hold one that is not held, whether its fetch was announced or not; returns whether it is pinned."""

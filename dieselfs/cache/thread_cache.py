@@ -11,8 +11,8 @@ process that shares them.
 """
 
 import mmap
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +30,7 @@ from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.metrics import Registry
 from dieselfs.process.forks import renew_after_fork
 from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import RequestMetrics, Source
+from dieselfs.sources.interface import Arrival, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
 
 if TYPE_CHECKING:  # imported in a job alone
@@ -38,6 +38,9 @@ if TYPE_CHECKING:  # imported in a job alone
 
 SHARED_CHUNKS_MAX = 32_768
 """Limit of chunks in kept memory of a server: each is a mapping, of which Linux allows a process 65,530."""
+
+FLIGHT_WAIT_S = 10.0
+"""A thread waits this long for a chunk that another one loads, and then loads it itself."""
 
 ExtentsByChunk = Mapping[int, Sequence[ExtentRef]]
 """Extents by the chunk that they are in."""
@@ -85,6 +88,7 @@ class ThreadCache:
         self.views: list[memoryview] = []
         self._in_flight: dict[int, Lock] = {}  # held by the thread that fetches the chunk
         self._refused: set[int] = set()  # chunks that the server did not share
+        self._expected: set[int] = set()  # those that the look-ahead will load whole
         self._ahead = 0
         self._recent = RecentRequests(LIBRARY_REQUEST_BYTES)
         self.metrics = metrics = self._job.metrics if self._job else Registry()
@@ -167,20 +171,72 @@ class ThreadCache:
         self, source: Source, wanted: ExtentsByChunk, is_shared_plan: bool, contents: dict[ExtentRef, bytes]
     ) -> DieselfsError | None:
         """As `_fetch_extents`, from one source; returns the first error."""
-        came_bytes = 0
         error: DieselfsError | None = None
-        for arrival in source.fetch_many(wanted, is_shared_plan):
+        for arrival in self._counted(source, wanted, is_shared_plan):
             for chunk, result in arrival.items():
-                length_bytes = sum(extent.length for extent in wanted[chunk])
-                is_failed = isinstance(result, DieselfsError)
-                self._count_from(source, is_failed, len(wanted[chunk]), length_bytes)
                 if isinstance(result, DieselfsError):
                     error = error or result
                 else:
-                    came_bytes += length_bytes
                     contents.update(zip(wanted[chunk], map(bytes, result), strict=True))
-        self.metrics.add(self._extent_bytes, came_bytes)
         return error
+
+    def _counted(self, source: Source, wanted: ExtentsByChunk, is_shared_plan: bool) -> Iterator[Arrival]:
+        for arrival in source.fetch_many(wanted, is_shared_plan):
+            for chunk, result in arrival.items():
+                length_bytes = sum([extent.length for extent in wanted[chunk]])
+                is_failed = isinstance(result, DieselfsError)
+                self._count_from(source, is_failed, len(wanted[chunk]), length_bytes)
+                if not is_failed:
+                    self.metrics.add(self._extent_bytes, length_bytes)
+            yield arrival
+
+    # -- for the look-ahead: `look_ahead.Cache` ------------------------------------------------------------
+
+    def bring(self, chunk: int, wanted_bytes: int, is_whole: bool, is_shared_plan: bool) -> bool:
+        """As `look_ahead.Cache.bring`. A chunk is held if there is room. Raises as `ServerSource`."""
+        length_bytes = self._snapshot.chunk_payload_length(chunk)
+        with self._single_flight(chunk):
+            with self.lock:
+                if self.policy.get(chunk) is not None:
+                    return True
+            is_asked = is_whole or chunk not in self._refused
+            shared = self._map(chunk, length_bytes if is_whole else wanted_bytes, is_shared_plan, is_asked)
+            if shared is not None and shared.is_kept:
+                return True
+            with self.lock:
+                has_room = self.policy.has_room(chunk)
+            if shared is None:
+                if not is_whole or not has_room:
+                    return False
+                payload = self._fetch(chunk)
+            else:
+                payload = shared.payload
+                self._count_mapped(length_bytes)
+            with self.lock:
+                self._hold(chunk, payload)
+            return True
+
+    def expect(self, chunks: Iterable[int], is_expected: bool) -> None:
+        """As `look_ahead.Cache.expect`."""
+        with self.lock:
+            (self._expected.update if is_expected else self._expected.difference_update)(chunks)
+
+    def together(self, chunks: Iterable[int]) -> list[list[int]]:
+        """As `look_ahead.Cache.together`."""
+        return self._source.together(chunks)
+
+    def fetch_many(self, wanted: ExtentsByChunk, is_shared_plan: bool) -> Iterator[Arrival]:
+        """As `look_ahead.Cache.fetch_many`."""
+        return self._counted(self._source, wanted, is_shared_plan)
+
+    def reserve(self, length_bytes: int) -> None:
+        """As `look_ahead.Cache.reserve`: evictable chunks have so much less room."""
+        with self.lock:
+            self.policy.reserve(length_bytes)
+
+    @property
+    def _source(self) -> Source:
+        return self._reader if self._job is None else self._job.source
 
     # -- whole chunks ------------------------------------------------------------------------------------
 
@@ -189,21 +245,29 @@ class ThreadCache:
 
         Raises as `ServerSource`.
         """
-        with self.lock:
-            flight = self._in_flight.setdefault(chunk, Lock())
-        with flight:
+        with self._single_flight(chunk):
             with self.lock:
                 payload = self.policy.get(chunk)
-            if payload is not None:
-                return payload
-            try:
-                return self._map_or_fetch(chunk, extents, is_shared_plan)
-            finally:
-                with self.lock:
-                    self._in_flight.pop(chunk, None)
+            return payload or self._map_or_fetch(chunk, extents, is_shared_plan)
+
+    @contextmanager
+    def _single_flight(self, chunk: int) -> Iterator[None]:
+        """Other threads wait with a chunk that this one loads; not for longer than FLIGHT_WAIT_S."""
+        with self.lock:
+            flight = self._in_flight.setdefault(chunk, Lock())
+        is_first = flight.acquire(timeout=FLIGHT_WAIT_S)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._in_flight.pop(chunk, None)
+            if is_first:
+                flight.release()
 
     def _map_or_fetch(self, chunk: int, extents: Sequence[ExtentRef], is_shared_plan: bool) -> Payload | None:
         wanted_bytes = sum(extent.length for extent in extents)
+        if chunk in self._expected:
+            wanted_bytes = self._snapshot.chunk_payload_length(chunk)
         is_refused = chunk in self._refused
         shared = self._map(chunk, wanted_bytes, is_shared_plan, not is_refused)
         if shared is not None and shared.is_kept:
@@ -284,7 +348,7 @@ class ThreadCache:
     def _fetch(self, chunk: int) -> Payload:
         length_bytes = self._snapshot.chunk_payload_length(chunk)
         memory = _new_memory(length_bytes)
-        source: Source = self._reader if self._job is None else self._job.source
+        source = self._source
         try:
             with memoryview(memory) as destination:
                 source.fetch_chunk_into(chunk, destination)
@@ -303,6 +367,8 @@ class ThreadCache:
         """
         payload_bytes = self._snapshot.chunk_payload_length(chunk)
         would_pin = self.policy.would_pin(chunk)
+        if chunk in self._expected:
+            return True
         if is_shared and (would_pin or is_shared_plan):
             return True
         if is_shared_plan and self._job is not None:

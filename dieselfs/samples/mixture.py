@@ -203,7 +203,7 @@ class MixedOrder:
 
     def declare(self, reader: ReaderSpec) -> None:
         """Each part is declared for all ranks together, in the pass that it is in at the start."""
-        if reader.start >= len(self):
+        if reader.start >= len(self) or reader.worker:
             return
         start = int(self.spec.skips.whole(reader.start))
         for part in range(len(self._orders)):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Keys, Numbers, Positions
-from dieselfs.samples.source import Source
+from dieselfs.samples.source import Progress, Source
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import Layout, name_of, nodes_of
 from dieselfs.shuffle.plan import Plan, Share
@@ -51,8 +51,12 @@ class SampleOrder(Protocol):
         """Raises InvalidInput if a cursor is of other samples, or beyond the end. This order has the cursor's spec."""
         ...
 
-    def declare(self, reader: ReaderSpec) -> None:
-        """Announce that a reader starts, so that its files are prefetched. Raises OSError, DieselfsError."""
+    def declare(self, reader: ReaderSpec) -> Progress | None:
+        """Announce that a reader starts, so that its files are prefetched. Raises OSError, DieselfsError.
+
+        Returns what is to be called with the position that the reader has reached, before each step; None if nothing
+        is. Each worker process with an order of its own calls this; `reader` says which it is.
+        """
         ...
 
 
@@ -149,14 +153,15 @@ class PlanOrder:
     def check_cursor(self, cursor: Cursor) -> None:
         self.plan.check_cursor(cursor)
 
-    def declare(self, reader: ReaderSpec) -> None:
+    def declare(self, reader: ReaderSpec) -> Progress | None:
         """A mount knows the orders of folders, but no selections. There, the whole folder is declared instead, from the
         group of the start on, for all ranks together: its groups have the same chunks.
         """
         plan = self.plan
-        if not plan.layout.selection:
-            self._source.declare(Share(plan, reader))
-        elif reader.start < len(plan):
+        if self._source.orders_selections or not plan.layout.selection:
+            return self._source.declare(Share(plan, reader))
+        if reader.start < len(plan) and not reader.worker:
             whole = Plan(plan.snapshot, replace(plan.spec, skips=NO_SKIPS))
             group = plan.group_of(reader.start)
             self._source.declare(whole.share(start=int(whole.group_bounds()[group])))
+        return None

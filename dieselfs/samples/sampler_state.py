@@ -192,12 +192,12 @@ class SamplerState:
         """Expect that other processes take the steps from the current position on, for `consumed` and `advance`."""
         self._ends = deque(self.batch_ends(self.position))
 
-    def steps(self, start: int, declares: bool = True) -> Iterator[tuple[int, list[int]]]:
+    def steps(self, start: int, worker: int = 0, workers: int = 1) -> Iterator[tuple[int, list[int]]]:
         """The steps of this rank from a position on: end position and indices of the samples of each.
 
-        The first `next` declares what this rank reads, unless another process does so (`declares`), and drops the steps
-        that were taken before and not consumed. Raises InvalidInput as `check_start`. Warns once per sampler if an
-        epoch is read again.
+        The first `next` declares what this rank reads, or of several `workers` this one (each step whose number is
+        `worker` modulo `workers`), and drops the steps that were taken before and not consumed. Raises InvalidInput as
+        `check_start`. Warns once per sampler if an epoch is read again.
         """
         self.check_start(start)
         if self._is_repeating and not self._is_warned:
@@ -208,8 +208,7 @@ class SamplerState:
                 stacklevel=2,
             )
         share = self.share(start)
-        if declares:
-            self.order.declare(self._reader(start))
+        progress = self.order.declare(replace(self._reader(start), worker=worker, workers=workers))
         self._ends.clear()
         indices = self.order.indices(share.positions())
         first = 0
@@ -218,6 +217,8 @@ class SamplerState:
             of_step, first = indices[first : share.count_before(end)].tolist(), share.count_before(end)
             if self.uneven_steps == "pad":
                 of_step += self._padding(step_start, end, len(of_step))
+            if progress is not None:
+                progress(step_start)
             step_start = end
             if of_step:
                 self._ends.append(end)

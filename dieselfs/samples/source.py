@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from dieselfs.dataset import Dataset, connect
@@ -15,13 +16,20 @@ from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
 
+Progress = Callable[[int], None]
+"""Called with a position when all positions before it have been taken by readers."""
+
 
 class LibrarySource:
     """Reads through `dieselfs.Dataset`. Sources work after a fork, and pickle, so workers can use them."""
 
+    orders_selections = True
+    """Whether shares of plans of some of the files can be declared."""
+
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         self._is_planned = False  # pickled for workers, which start later
+        self._reader = 0  # the ID of the last process that has read, as this object sees it
         self.times = WorkerTimes()
         """Of all processes that read through this source."""
 
@@ -31,6 +39,7 @@ class LibrarySource:
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """All bytes of each file, in this order. Raises DieselfsError."""
+        self._reader = os.getpid()
         with self.times.timed("reading"):
             return self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
 
@@ -55,8 +64,14 @@ class LibrarySource:
         """Announce that all reads follow a plan: this process or another soon needs the rest of a chunk."""
         self._is_planned = True
 
-    def declare(self, share: Share) -> None:
-        """The library has no prefetcher: the chunks of a batch are requested together."""
+    def declare(self, share: Share) -> Progress:
+        """Threads of this process load ahead what `share` reads, here or in workers. Raises DieselfsError."""
+
+        def progress(position: int) -> None:
+            self.dataset.look_ahead.follow(share, position, is_reader=self._reader == os.getpid())
+
+        progress(share.start)
+        return progress
 
     def close(self) -> None:
         self.dataset.close()
@@ -64,6 +79,9 @@ class LibrarySource:
 
 class MountSource:
     """Reads files on a mount. This process maps the snapshot of the mount, so it lists no folder."""
+
+    orders_selections = False
+    """As `LibrarySource.orders_selections`."""
 
     def __init__(self, mountpoint: str, snapshot: Snapshot) -> None:
         self._mountpoint = mountpoint
@@ -94,10 +112,14 @@ class MountSource:
         """The mount gets the plan by `declare`."""
 
     def declare(self, share: Share) -> None:
-        """Reading one byte of the list of a share declares it. Raises OSError, EINVAL if the mount refuses.
+        """Reading one byte of the list of a share declares it, for all workers. Raises OSError, EINVAL if the mount
+        refuses.
 
         A share whose name is too long (many skips, in a deep folder) is not declared, so it is not prefetched.
         """
+        if share.reader.worker:
+            return
+        share = Share(share.plan, replace(share.reader, workers=1))
         name = str(ShareName.of(share))
         if len(name) <= NAME_BYTES_MAX:
             path = os.path.join(self._mountpoint, CONTROL_FOLDER, "shuffle", name)

@@ -223,23 +223,31 @@ class Share(Partition):
     @cached_property
     def paths(self) -> "ShuffledPaths":
         """The paths of all its files, in order."""
-        return ShuffledPaths(self.plan.snapshot, self.nodes(), self.world)
+        return ShuffledPaths(self.plan.snapshot, self.nodes(), self.world, self)
 
 
 class ShuffledPaths(Sequence[str]):
     """Paths of a share, in order, made on access. `nodes`: shape (n,), their node numbers; `world`: the number of ranks
     that read the epoch.
+
+    They are the files number `first` and following of `share`; this is None if they do not follow each other.
     """
 
-    def __init__(self, snapshot: Snapshot, nodes: Nodes, world: int = 1) -> None:
+    def __init__(
+        self, snapshot: Snapshot, nodes: Nodes, world: int = 1, share: Share | None = None, first: int = 0
+    ) -> None:
         self.snapshot = snapshot
         self.nodes = nodes
         self.world = world
+        self.share = share
+        self.first = first
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return ShuffledPaths(self.snapshot, self.nodes[index], self.world)
+            start, _, step = index.indices(len(self))
+            share = self.share if step == 1 else None
+            return ShuffledPaths(self.snapshot, self.nodes[index], self.world, share, self.first + start)
         return os.fsdecode(self.snapshot.path(int(self.nodes[index])))

@@ -99,7 +99,7 @@ class StreamBatches(Iterator[Any]):
         if worker is not None or sampler.state_dict()["cursor"] != self._cursor:
             sampler.load_state_dict({"cursor": self._cursor})
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        steps = sampler.steps(sampler.position, declares=number == 0)
+        steps = sampler.steps(sampler.position, number, workers)
         return islice(steps, number + self._done * workers, None, workers)
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,9 @@ CHUNK_BYTES = 100
 
 
 class _Unread:
-    """A source without bytes, which records the declared shares."""
+    """A source without bytes, like a mount, which records the declared shares."""
+
+    orders_selections = False
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot

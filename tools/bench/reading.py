@@ -55,6 +55,7 @@ PLAN, RANDOM, FOUND = "mount, plan", "mount, random", "mount, random, after find
 THROUGH_PYFUSE3, SQUASHFUSE, TMPFS = "mount through pyfuse3", "squashfuse_ll", "tmpfs"
 SLOW = (THROUGH_PYFUSE3, SQUASHFUSE)
 GET, GET_MANY, VIEWS = "library, get", "library, get_many", "library, views"
+LIBRARY_PLAN = "library, plan"
 LMDB_GET, LMDB_CURSOR, TAR_PREAD = "py-lmdb, get", "py-lmdb, cursor", "indexed tar, pread"
 
 
@@ -240,8 +241,19 @@ def _cold_library_trial(forms: Forms, rounds: int) -> Trial:
 
             return read_together([reader], len(paths), {"server": [forms.home.server_process()]})
 
+    def mount_cold(paths: Sequence[str]) -> Run:
+        with _place(forms, PLAN) as place:
+            drop_caches()
+            return Reading(forms, 1, None).run(place)
+
+    def library_planned(get: Callable[[Dataset, int], int]) -> Callable[[Sequence[str]], Run]:
+        return lambda paths: library_cold(lambda dataset, paths: get(dataset, len(paths)), paths)
+
     some = paths[:SOME_FILES]
-    ways = {
+    ways: dict[str, tuple[Callable[[Sequence[str]], Run], Sequence[str]]] = {
+        PLAN: (mount_cold, paths),
+        f"{LIBRARY_PLAN}, get_many": (library_planned(_get_planned), paths),
+        f"{LIBRARY_PLAN}, get": (library_planned(_get_ahead), paths),
         f"{GET}, chunk-wise": (partial(library_cold, _get), in_chunks),
         f"{GET_MANY}, chunk-wise": (partial(library_cold, _get_many), in_chunks),
         GET: (partial(library_cold, _get), some),
@@ -262,7 +274,7 @@ def _resident_trials(forms: Forms, rounds: int) -> Generator[Trial]:
             GET: lambda share: partial(_get, dataset, share),
             GET_MANY: lambda share: partial(_get_many, dataset, share),
             VIEWS: lambda share: partial(get_batches, dataset.views, BATCH_FILES, share),
-            "library, plan": lambda share: partial(_get_planned, dataset, len(share)),
+            LIBRARY_PLAN: lambda share: partial(_get_planned, dataset, len(share)),
             TAR_PREAD: partial(_tar_work, forms),
             LMDB_GET: partial(_lmdb_work, forms),
         }
@@ -315,6 +327,14 @@ def _get_many(dataset: Dataset, paths: Sequence[str]) -> int:
 def _get_planned(dataset: Dataset, files: int) -> int:
     """The first `files` files of an epoch in batches, with the computation of its order."""
     return _get_many(dataset, dataset.plan(SEED, 0, GROUP_CHUNKS).share().paths[:files])
+
+
+def _get_ahead(dataset: Dataset, files: int) -> int:
+    """As `_get_planned`, one by one."""
+    get = dataset.get
+    for path in dataset.ahead(dataset.plan(SEED, 0, GROUP_CHUNKS).share().paths[:files]):
+        get(path)
+    return files
 
 
 def _lmdb_work(forms: Forms, paths: Sequence[str]) -> Work:

@@ -179,8 +179,16 @@ def test_what_is_read_is_declared_once_it_begins() -> None:
     next(steps)
     (share,) = folder.declared
     assert (share.rank, share.world, share.batch, share.start) == (1, 2, 10, 30)
-    assert next(sampler_state.steps(30, declares=False)) == next(sampler_state.steps(30))
-    assert len(folder.declared) == 2
+    assert next(sampler_state.steps(30, 1, 2)) == next(sampler_state.steps(30))
+    assert [(share.reader.worker, share.reader.workers) for share in folder.declared[1:]] == [(1, 2), (0, 1)]
+
+
+def test_the_position_of_each_step_is_passed_to_what_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, positions = ShuffledFolder(SAMPLES), list[int]()
+    monkeypatch.setattr(folder.source, "declare", lambda share: positions.append)
+    sampler_state = SamplerState(folder, 10, rank=0, world=1)
+    ends = [end for end, _ in sampler_state.steps(20)]
+    assert positions == [20, *ends[:-1]]
 
 
 def test_a_state_of_something_else_is_refused() -> None:

@@ -91,6 +91,16 @@ def test_a_share_is_declared_by_reading_its_list(mount: Path) -> None:
     source.declare(share)
 
 
+def test_the_first_worker_declares_the_share_of_all(mount: Path) -> None:
+    source, _ = open_source(mount)
+    plan = Plan(source.snapshot, PlanSpec(1, 2, 3))
+    (mount / ".dieselfs/shuffle" / str(ShareName.of(plan.share(batch=2)))).write_text("list")
+    for worker in range(2):
+        source.declare(plan.share(batch=2, worker=worker, workers=2))
+    with pytest.raises(FileNotFoundError):
+        source.declare(plan.share(batch=1, worker=0, workers=2))
+
+
 def test_what_no_name_has_room_for_is_not_declared(mount: Path) -> None:
     folder = "x" * 250
     (mount / folder).mkdir()
