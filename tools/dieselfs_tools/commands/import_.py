@@ -9,13 +9,15 @@ from dieselfs.units import format_size
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
-FORMATS = ("tar", "zip", "npz")
+FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord")
+"""As in `importing.formats`, which help and completion need not import."""
 
 
 @options.verb(
     "import",
     "dlcmd import shards/*.tar dl://imagenet/               # WebDataset or other tar files, also .gz and .zst",
     "dlcmd import --name '{source}/{name}' a.zip b.zip dl://sets/",
+    "dlcmd import --name '{label}/{path}' *.parquet dl://food/   # columns are fields of names",
     "curl -s https://x.org/a.tar | dlcmd import - dl://a/   # a tar stream",
 )
 @click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET/PATH")

@@ -1,14 +1,19 @@
-"""The formats of imported sources: how each is recognized, and which module reads it. No I/O of its own."""
+"""The formats of imported sources: how each is recognized, and its reader. This module looks into folders."""
 
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs_tools.importing.inputs import Input
+from dieselfs_tools.importing.lmdb_file import DATA_FILE
 from dieselfs_tools.importing.naming import WHOLE_NAME
 from dieselfs_tools.importing.record import Record
+from dieselfs_tools.importing.tfrecord_file import is_tfrecord
 
 AUTO = "auto"
 NUMBERED = "{source}/{name}"
@@ -38,6 +43,10 @@ FORMATS = {
         Format("tar", "tar_file"),
         Format("zip", "zip_file"),
         Format("npz", "zip_file", NUMBERED),
+        Format("lmdb", "lmdb_file"),
+        Format("hdf5", "hdf5_file"),
+        Format("parquet", "parquet_file", NUMBERED),
+        Format("tfrecord", "tfrecord_file", NUMBERED),
     )
 }
 """By the names that `--format` takes; WebDataset shards are tar files."""
@@ -59,13 +68,34 @@ def format_of(source: Input, name: str = AUTO) -> Format:
 
 
 def _recognized(source: Input) -> str | None:
-    """By content; the name decides between a zip and an npz file."""
-    head = source.head
+    """By content; the name decides between a zip and an npz file, and where a package is missing."""
+    if source.is_folder:
+        return _recognized_folder(source.file())
+    head, name = source.head, source.name.lower()
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return "npz" if source.name.lower().endswith(".npz") else "zip"
+        return "npz" if name.endswith(".npz") else "zip"
+    for format_name, magic, place in _MAGICS:
+        if head.startswith(magic, place):
+            return format_name
     if is_tar(head):
         return "tar"
-    return None
+    if _TFRECORD_NAME.search(name):
+        return "tfrecord"
+    return "tfrecord" if find_spec("google_crc32c") and is_tfrecord(head) else None
+
+
+def _recognized_folder(path: str) -> str | None:
+    """A folder that is one source."""
+    return "lmdb" if os.path.exists(os.path.join(path, DATA_FILE)) else None
+
+
+_TFRECORD_NAME = re.compile(r"\.tfrecords?([.-]|$)")
+_MAGICS = (
+    ("hdf5", b"\x89HDF\r\n\x1a\n", 0),
+    ("parquet", b"PAR1", 0),
+    ("lmdb", b"\xde\xc0\xef\xbe", 16),
+)
+"""Format, magic bytes, and their place."""
 
 
 def is_tar(head: bytes) -> bool:

@@ -1,0 +1,82 @@
+"""Rows of HDF5, as `h5py` wrote them."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dieselfs.errors import Damaged
+from tests.support.documents import REPOSITORY
+from tests.support.importing import contents, read_all
+
+h5py = pytest.importorskip("h5py", reason="the extra 'import' is not installed")
+
+IMAGE = (REPOSITORY / "tests/samples/images/0.jpg").read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        train = file.create_group("train")
+        train["images"] = rng.integers(0, 255, (50, 4, 6), np.uint8)
+        train.create_dataset(
+            "floats", data=rng.random((50, 3)).astype(">f4"), chunks=(7, 3), compression="gzip"
+        )
+        train["labels"] = np.arange(50, dtype=np.int16)
+        train["large"] = np.zeros((3, 2 << 20), np.uint8) + np.arange(3, dtype=np.uint8)[:, None]
+        file["scalar"] = 3.5
+        file["text"] = "ä"
+        file["names"] = ["a", "ä", ""]
+        file["fixed"] = np.array([b"ab", b"c"])
+        jpegs = file.create_dataset("jpegs", 2, h5py.vlen_dtype(np.uint8))
+        jpegs[0], jpegs[1] = np.frombuffer(IMAGE, np.uint8), np.arange(3, dtype=np.uint8)
+        file.create_group("empty")
+        file["none"] = np.zeros((0, 3))
+        file["null"] = h5py.Empty("f")
+        file["references"] = np.array([train.ref], h5py.ref_dtype)
+        file["soft"] = h5py.SoftLink("/train")
+        file["pairs"] = np.array([(1, 2.5)], [("a", "i4"), ("b", "f8")])
+    return tmp_path / "x.h5"
+
+
+def loaded(content: bytes) -> Any:
+    return np.load(io.BytesIO(content))
+
+
+def test_rows_are_arrays(path: Path) -> None:
+    found = contents(path)
+    with h5py.File(path) as file:
+        for name in ("train/images", "train/floats", "train/labels", "train/large", "pairs"):
+            for row, value in enumerate(file[name]):
+                array = loaded(found.pop(f"{name}/{row:08}.npy"))
+                assert array.dtype == value.dtype and array.shape == value.shape
+                assert array.tobytes() == value.tobytes()
+    assert loaded(found.pop("scalar.npy")) == 3.5
+    assert [loaded(found.pop(f"fixed/0000000{row}.npy")) for row in range(2)] == [b"ab", b"c"]
+    assert loaded(found.pop("jpegs/00000001.npy")).tolist() == [0, 1, 2]
+    assert found == {
+        "text.txt": "ä".encode(),
+        "names/00000000.txt": b"a",
+        "names/00000001.txt": "ä".encode(),
+        "names/00000002.txt": b"",
+        "jpegs/00000000.jpg": IMAGE,
+    }
+
+
+def test_groups_are_folders_and_the_rest_is_named(path: Path) -> None:
+    records = read_all(path)
+    assert {record.name for record in records if record.is_folder} == {b"empty", b"train"}
+    faults = {record.name.decode(): record.fault for record in records if record.fault}
+    assert faults.keys() == {"null", "references", "soft"}
+    assert faults["soft"] == "a link of HDF5; import the file that it names"
+
+
+def test_files_that_are_damaged(path: Path) -> None:
+    whole = path.read_bytes()
+    for length in (100, 1000, len(whole) // 2):
+        path.write_bytes(whole[:length])
+        with pytest.raises(Damaged, match="cannot be read as HDF5"):
+            read_all(path)
