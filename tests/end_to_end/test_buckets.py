@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.errors import EXIT_UNAVAILABLE, EXIT_USAGE, DieselfsError
+from dieselfs.errors import EXIT_UNAVAILABLE, EXIT_USAGE, DieselfsError, Unavailable
+from dieselfs.limits import REQUEST_TIMEOUT_S
 from tests.support.buckets import BUCKET, REGION, S3Server, needs_gateway, running_gateway, set_credentials
-from tests.support.http_proxy import Action, Answer, Pass, Rule, http_proxy, pass_all
+from tests.support.http_proxy import Action, Answer, Pass, Rule, Silence, http_proxy, pass_all
 from tests.support.server import RunningServer, running_server, start_server
 
 pytest.importorskip("obstore", reason="the extra s3 is not installed")
@@ -77,6 +79,27 @@ def test_lost_metadata_is_rebuilt_from_the_bucket(gateway: S3Server, tmp_path: P
         data.client.rebuild("data")
         assert read_all(data) == expected
         assert data.client.fsck("data", is_deep=True, is_repair=False).problem_count == 0
+
+
+def test_a_bucket_that_hangs_costs_a_reader_a_bounded_time(
+    gateway: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dieselfs.rpc.endpoints.READ_PATIENCE_S", 1.0)  # one try, of those that a reader has
+    with (
+        http_proxy(gateway.endpoint) as proxy,
+        running_server(tmp_path / "server", ["--store", gateway.url("hung", proxy.endpoint)]) as server,
+        Dataset(server.settings(), "data", is_created=False) as data,
+    ):
+        data.create()
+        put_all(data)
+        data.refresh()
+        proxy.obey(lambda request, number: Silence())
+        started_s = time.monotonic()
+        with pytest.raises(Unavailable, match="no answer in time"):
+            data.get("folder/03")
+        assert time.monotonic() - started_s < REQUEST_TIMEOUT_S
+        proxy.obey(pass_all)
+        assert data.get("folder/03") == CONTENTS["folder/03"]
 
 
 def killing(server: RunningServer, number_at_last: int, is_seen: bool, killed: threading.Event) -> Rule:

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import MIB
 from dieselfs_server.store.bucket_errors import parse_failure
-from dieselfs_server.store.bucket_url import BucketUrl, check_endpoint, endpoint_danger
+from dieselfs_server.store.bucket_url import (
+    BucketUrl,
+    check_credential,
+    check_endpoint,
+    check_name,
+    endpoint_danger,
+)
 
 if TYPE_CHECKING:
     from obstore.store import (
@@ -286,7 +292,7 @@ def _client_options(url: BucketUrl, endpoint: str | None, timeout_s: float) -> "
 def _s3_credentials(url: BucketUrl) -> tuple[Callable[[], "S3Credential"], str]:
     """A source of credentials that are valid now, and the region: as the AWS tools find them."""
     try:
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, ConfigParseError, ProfileNotFound
         from botocore.session import Session
     except ImportError as error:
         raise InvalidInput(f"store {url}: it needs the package botocore: {_INSTALL} ({error})") from None
@@ -294,16 +300,24 @@ def _s3_credentials(url: BucketUrl) -> tuple[Callable[[], "S3Credential"], str]:
         session = Session(profile=url.options.get("profile"))
         found = session.get_credentials()
         region = url.options.get("region") or session.get_config_variable("region") or DEFAULT_REGION
-    except BotoCoreError as error:
+    except (ConfigParseError, ProfileNotFound) as error:
         raise InvalidInput(f"store {url}: {error}") from None
+    except BotoCoreError as error:  # a process or a service that gives none
+        raise Unavailable(f"store {url}: {error}") from None
     if found is None:
         raise Unavailable(
             f"store {url}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "or use a profile (AWS_PROFILE, profile=NAME) or the role of the machine"
         )
 
+    check_name("region", region, f"store {url}")
+
     def current() -> "S3Credential":
         frozen = found.get_frozen_credentials()
+        check_credential("access key", frozen.access_key, f"store {url}")
+        check_credential("secret key", frozen.secret_key, f"store {url}")
+        if frozen.token:
+            check_credential("session token", frozen.token, f"store {url}")
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -311,4 +325,8 @@ def _s3_credentials(url: BucketUrl) -> tuple[Callable[[], "S3Credential"], str]:
             "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIALS_AGE_MAX_S + _RENEWED_BEFORE_S),
         }
 
+    try:
+        current()
+    except BotoCoreError as error:
+        raise Unavailable(f"store {url}: {error}") from None
     return current, region

@@ -22,6 +22,8 @@ OPTIONS: Mapping[str, frozenset[str]] = {
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+_VISIBLE = re.compile(r"[!-~]+")
+_NAMES = {"region": re.compile(r"[A-Za-z0-9_-]{1,100}"), "account": re.compile(r"[A-Za-z0-9-]{1,100}")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class BucketUrl:
             raise InvalidInput(f"store {place!r}: give each option once, with a value")
         if "endpoint" in options:
             check_endpoint(options["endpoint"], f"store {place!r}")
+        for name in options.keys() & _NAMES.keys():
+            check_name(name, options[name], f"store {place!r}")
         return cls(parts.scheme, bucket, prefix, options)
 
     def __str__(self) -> str:
@@ -74,9 +78,29 @@ def check_endpoint(endpoint: str, where: str) -> None:
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_valid = False
-    if not is_valid or parts.username is not None or parts.query or parts.fragment:
+    if (
+        not is_valid
+        or not _VISIBLE.fullmatch(endpoint)
+        or parts.username is not None
+        or parts.query
+        or parts.fragment
+    ):
         raise InvalidInput(
             f"{where}: the endpoint is no URL of a server; write for example https://s3.example.org:7480"
+        )
+
+
+def check_name(kind: str, name: str, where: str) -> None:
+    """Raise InvalidInput unless `name` can be a `region` or an `account`, by `kind`. `where` begins the message."""
+    if not _NAMES[kind].fullmatch(name):
+        raise InvalidInput(f"{where}: {kind}: {name!r} is not a name of one; it has letters, digits and -")
+
+
+def check_credential(name: str, value: str | None, where: str) -> None:
+    """Raise InvalidInput for a text that can be no part of credentials: HTTP could not carry it. It is not shown."""
+    if not value or not _VISIBLE.fullmatch(value):
+        raise InvalidInput(
+            f"{where}: the {name} is empty, or has a line break, a space, or a letter that is not ASCII"
         )
 
 

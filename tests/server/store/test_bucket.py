@@ -260,6 +260,18 @@ def test_listing_since_then_asks_for_no_earlier_names(
     assert f"start-after=a%2Fprefix%2F{DATASET_ID.hex()}%2F{chunk_name(chunk_at(200))[:5]}" in request
 
 
+def test_a_store_may_be_the_whole_bucket(gateway: S3Server, direct: BucketStore) -> None:
+    direct.put(OTHER_ID, CHUNK_ID, [b"of the store with a prefix"])
+    store = opened(gateway.url())
+    store.put(DATASET_ID, CHUNK_ID, [b"x"])
+    store.put_record("users", b"x")
+    assert list(store.list_datasets()) == [DATASET_ID] and list(direct.list_datasets()) == [OTHER_ID]
+    assert store.list_records("") == ["users"] and direct.list_records("") == []
+    store.delete_dataset(DATASET_ID)
+    store.delete_record("users")
+    assert list(store.list_datasets()) == [] and list(direct.list_datasets()) == [OTHER_ID]
+
+
 def test_more_objects_than_one_request_lists(
     gateway: S3Server, direct: BucketStore, proxy: HttpProxy
 ) -> None:

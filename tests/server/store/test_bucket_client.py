@@ -117,6 +117,40 @@ def test_no_credentials_and_no_profile_are_said(monkeypatch: pytest.MonkeyPatch)
         opened("s3://data?profile=absent")
 
 
+@pytest.mark.parametrize(
+    ("variable", "called"),
+    [
+        ("AWS_ACCESS_KEY_ID", "access key"),
+        ("AWS_SECRET_ACCESS_KEY", "secret key"),
+        ("AWS_SESSION_TOKEN", "session token"),
+    ],
+)
+def test_a_line_break_in_credentials_is_said_without_them(
+    variable: str, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "hush\n")
+    with pytest.raises(
+        InvalidInput, match=rf"^store s3://data: the {called} is empty, or has a line"
+    ) as caught:
+        opened("s3://data")
+    assert "hush" not in str(caught.value)
+
+
+def test_a_region_of_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "e\nu")
+    with pytest.raises(InvalidInput, match=r"^store s3://data: region: 'e\\nu' is not a name"):
+        opened("s3://data")
+
+
+def test_a_process_that_gives_no_credentials_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    file = tmp_path / "credentials"
+    file.write_text("[me]\ncredential_process=false\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    with pytest.raises(Unavailable, match=r"^store s3://data: [^\n]*custom-process"):
+        opened("s3://data?profile=me")
+
+
 @needs_gateway
 @pytest.mark.parametrize(
     ("access_key", "secret_key", "code"),

@@ -53,6 +53,9 @@ def test_a_url_is_shown_without_its_options() -> None:
         ("s3://data?endpoint=ftp://x", "write for example https://"),
         ("s3://data?endpoint=127.0.0.1:80", "write for example https://"),
         ("s3://data?endpoint=http://x:port", "write for example https://"),
+        ("s3://data?endpoint=http://a b", "write for example https://"),
+        ("s3://data?endpoint=http://a%0Ab", "write for example https://"),
+        ("s3://data?region=e%0Au", "is not a name of one"),
     ],
 )
 def test_what_is_no_url_of_a_bucket_is_refused(url: str, message: str) -> None:
