@@ -7,7 +7,8 @@ import pytest
 
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import parse_location
-from dieselfs_tools.sources import Patterns, Source, find_sources, listed_sources, place_of, walk
+from dieselfs_tools.patterns import Patterns
+from dieselfs_tools.sources import Source, find_sources, listed_sources, place_of, walk
 
 
 @pytest.mark.parametrize(
@@ -81,33 +82,3 @@ def test_a_list_names_what_is_below_its_folder(tmp_path: Path) -> None:
     found = list(listed_sources(names, folder, lambda *failure: failures.append(failure)))
     assert [(one.path, one.is_folder) for one in found] == [(b"in/a/f", False), (b"in/a", True)]
     assert [name for name, _ in failures] == [b"gone", b"../etc/passwd", b"/etc/passwd"]
-
-
-@pytest.mark.parametrize(
-    ("excludes", "includes", "path", "is_wanted"),
-    [
-        ([], [], b"a/b", True),
-        (["*.tmp"], [], b"a/b.tmp", False),
-        (["*.tmp"], [], b"a/b.tmp.txt", True),
-        ([".git"], [], b"x/.git/config", False),
-        ([".git/"], [], b"x/.git", False),
-        ([".git"], [], b"x/.github/config", True),
-        (["a/*.log"], [], b"a/b/c.log", False),
-        (["a/*.log"], [], b"b/a/c.log", True),
-        (["*"], ["*.jpg"], b"deep/er/cat.jpg", True),
-        (["*"], ["*.jpg"], b"deep/er/cat.png", False),
-        ([".git"], ["*.py"], b".git/hook.py", True),
-        (["*"], [], b"", True),
-        (["new*"], [], b"new\nline", False),
-        (["\udcff*"], [], b"\xff\xfe", False),
-        (["[ab]?"], [], b"a1", False),
-    ],
-)
-def test_what_is_wanted(excludes: list[str], includes: list[str], path: bytes, is_wanted: bool) -> None:
-    assert Patterns(excludes, includes).is_wanted(path) is is_wanted
-
-
-def test_a_folder_is_pruned_only_if_nothing_in_it_can_be_wanted() -> None:
-    assert Patterns([".git"]).is_pruned(b".git")
-    assert not Patterns([".git"]).is_pruned(b"src")
-    assert not Patterns([".git"], ["*.py"]).is_pruned(b".git")

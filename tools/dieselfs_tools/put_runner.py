@@ -16,8 +16,9 @@ from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
 from dieselfs_tools.options import changeable_location
 from dieselfs_tools.output import Output
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
-from dieselfs_tools.sources import Patterns, Source, find_sources, listed_sources, walk
+from dieselfs_tools.sources import Source, find_sources, listed_sources, walk
 from dieselfs_tools.spool import STANDARD_INPUT, spooled
 from dieselfs_tools.upload_runner import Target, Upload, find_target
 

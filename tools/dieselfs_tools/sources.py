@@ -1,15 +1,14 @@
 """The sources of `put`, and their paths in the dataset. This module lists folders."""
 
 import os
-import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 
 from dieselfs.errors import DieselfsError, InvalidInput, NotFound
-from dieselfs.names import Location, check_path, printable, split_path
+from dieselfs.names import Location, check_path, printable
 from dieselfs.transfer.upload import Failed, SourceEntry, walk_source
+from dieselfs_tools.patterns import Patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,47 +67,6 @@ def listed_sources(names: Sequence[bytes], folder: Source, failed: Failed) -> It
             failed(name, error.strerror or str(error))
         except DieselfsError as error:
             failed(name, str(error))
-
-
-class Patterns:
-    """Shell patterns of `--exclude` and `--include`, for paths relative to the source.
-
-    A pattern with a slash is matched with the whole path, any other with the name; `*` matches slashes too. The content
-    of an excluded folder is excluded. An include overrides an exclude.
-    """
-
-    def __init__(self, excludes: Iterable[str] = (), includes: Iterable[str] = ()) -> None:
-        self._excludes = [Pattern(text) for text in excludes]
-        self._includes = [Pattern(text) for text in includes]
-
-    def is_wanted(self, path: bytes) -> bool:
-        """Whether the entry at `path` is selected. The source itself (the empty path) always is."""
-        if not self._excludes or not self._is_excluded(path):
-            return True
-        return any(pattern.matches(path) for pattern in self._includes)
-
-    def is_pruned(self, path: bytes) -> bool:
-        """Whether neither the folder at `path` nor its content is selected."""
-        return not self._includes and not self.is_wanted(path)
-
-    def _is_excluded(self, path: bytes) -> bool:
-        while path:
-            if any(pattern.matches(path) for pattern in self._excludes):
-                return True
-            path = split_path(path)[0]
-        return False
-
-
-class Pattern:
-    """A shell pattern for a path: one with a slash is matched with all of it, any other with its name."""
-
-    def __init__(self, text: str) -> None:
-        encoded = os.fsencode(text.strip("/"))
-        self._is_whole = b"/" in encoded
-        self._expression = re.compile(translate(encoded.decode("latin-1")).encode("latin-1"), re.DOTALL)
-
-    def matches(self, path: bytes) -> bool:
-        return self._expression.match(path if self._is_whole else split_path(path)[1]) is not None
 
 
 def walk(source: Source, patterns: Patterns, is_recursive: bool, failed: Failed) -> Iterator[SourceEntry]:

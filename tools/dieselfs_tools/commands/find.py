@@ -9,8 +9,8 @@ from dieselfs.names import SCHEME, Location
 from dieselfs_tools import options
 from dieselfs_tools.entries import Entry
 from dieselfs_tools.output import write_bytes
+from dieselfs_tools.patterns import Pattern
 from dieselfs_tools.session import Session
-from dieselfs_tools.sources import Pattern
 
 TYPES = {"file": "file", "folder": "folder", "link": "link", "f": "file", "d": "folder", "l": "link"}
 
