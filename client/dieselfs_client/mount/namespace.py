@@ -6,20 +6,19 @@ the right to mount (an ambient capability) until `give_up_rights`.
 
 import ctypes
 import os
-import struct
 import traceback
 from contextlib import suppress
 from pathlib import Path
 
 from dieselfs.errors import MountError
+from dieselfs_client import capabilities
+from dieselfs_client.capabilities import SYS_ADMIN, mask_of
 from dieselfs_client.mount.mounting import facts
 
 PROBE_BYTES_MAX = 4096
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_REC, _MS_SLAVE = 1 << 14, 1 << 19
-_CAP_SYS_ADMIN = 21
-_CAPABILITY_VERSION = 0x20080522
 _PR_CAP_AMBIENT, _RAISE, _CLEAR_ALL = 47, 2, 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,13 +64,12 @@ def enter() -> None:
 
 
 def _pass_rights_on() -> None:
-    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    data = ctypes.create_string_buffer(struct.calcsize("=6I"))
-    _call("capget", _libc.capget(header, data))
-    fields = [*struct.unpack("=6I", data.raw)]
-    fields[2] |= 1 << _CAP_SYS_ADMIN  # inheritable
-    _call("capset", _libc.capset(header, struct.pack("=6I", *fields)))
-    _call("prctl", _libc.prctl(_PR_CAP_AMBIENT, _RAISE, _CAP_SYS_ADMIN, 0, 0))
+    try:
+        now = capabilities.read()
+        capabilities.write(now._replace(inheritable=now.inheritable | mask_of(SYS_ADMIN)))
+    except OSError as error:
+        raise MountError(f"private namespaces are not allowed: capabilities: {error.strerror}") from None
+    _call("prctl", _libc.prctl(_PR_CAP_AMBIENT, _RAISE, SYS_ADMIN, 0, 0))
 
 
 def give_up_rights() -> None:

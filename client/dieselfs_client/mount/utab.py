@@ -37,7 +37,7 @@ def _escaped(text: str) -> str:
 
 def enter(source: str, mountpoint: str) -> None:
     """Add an entry, if the helper is installed and this process sees the mounts of the system. Raises OSError."""
-    if HELPER.exists() and os.readlink("/proc/self/ns/mnt") == os.readlink("/proc/1/ns/mnt"):
+    if HELPER.exists() and _mounts_of("self") & _mounts_of("1"):
         UTAB.parent.mkdir(mode=0o755, exist_ok=True)
         with _locked():
             _replace(with_entry(_read(), source, mountpoint))
@@ -48,6 +48,13 @@ def remove(mountpoint: str) -> None:
     if without_entry(_read(), mountpoint) != _read():
         with _locked():
             _replace(without_entry(_read(), mountpoint))
+
+
+def _mounts_of(process: str) -> set[bytes]:
+    """The numbers of the mounts that a process sees: no two namespaces have one in common. To compare the namespaces
+    themselves would take the right to trace the first process of the system.
+    """
+    return {line.split(b" ", 1)[0] for line in Path(f"/proc/{process}/mountinfo").read_bytes().splitlines()}
 
 
 def _read() -> str:

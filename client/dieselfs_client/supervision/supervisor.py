@@ -44,7 +44,7 @@ from dieselfs_client.supervision.adoption import (
 from dieselfs_client.supervision.child import Child
 from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.kept_descriptors import DESCRIPTORS_MAX, DESCRIPTORS_SPARE, KeptDescriptors
-from dieselfs_client.supervision.privileges import write_no_core_files
+from dieselfs_client.supervision.privileges import give_up_capabilities, write_no_core_files
 from dieselfs_client.supervision.remains import remove_remains
 from dieselfs_client.supervision.restart_policy import RestartPolicy
 from dieselfs_client.supervision.startup_report import StartupReport
@@ -478,6 +478,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
     os.umask(0o077)
     write_no_core_files()
+    give_up_capabilities()
     name_process("dieselfs-mount")
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
