@@ -6,6 +6,7 @@ of the training are shared out in the proportion of these times.
     server          a chunk or extents are fetched from a server, or from the store through it
     peer            from another node of the job
     verification    digests are computed
+    push            the daemon of a mount puts files into the page cache
     reading         the rest of reading: memory, the page cache, a mount
     loading         decoding and transforming, and whatever else makes an item of bytes
 """
@@ -15,19 +16,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.process.forks import renew_after_fork
 
-CAUSES = ("server", "peer", "verification", "reading", "loading")
+CAUSES = ("server", "peer", "verification", "push", "reading", "loading")
 STEPS_KEPT = 10_000
 """Limit of the steps whose times are kept one by one."""
 
 Seconds = npt.NDArray[np.float64]
 """By cause: shape (len(CAUSES),)."""
+DAEMON_CAUSES = CAUSES[: CAUSES.index("reading")]
+"""What the daemon of a mount does so that its readers can read."""
 Clock = Callable[[], float]
 Batch = TypeVar("Batch")
 
@@ -47,6 +50,10 @@ class Meter:
     def spent(self) -> Seconds:
         with self._lock:
             return self._spent.copy()
+
+    def spent_for(self, cause: str) -> float:
+        """Rounded to microseconds."""
+        return round(float(self.spent()[CAUSES.index(cause)]), 6)
 
     def add(self, cause: str, seconds: float) -> None:
         with self._lock:
@@ -68,6 +75,35 @@ METER = Meter()
 """That of this process."""
 
 
+class DaemonWork(NamedTuple):
+    """What the daemon of a mount has done since it started. `waited_s`: how long its readers waited for bytes, all of
+    them together; `spent`: by cause.
+    """
+
+    waited_s: float
+    spent: Seconds
+
+    def since(self, before: "DaemonWork") -> "DaemonWork":
+        """What it has done since then. All, if another daemon has taken its place, which began at zero."""
+        if self.waited_s < before.waited_s or (self.spent < before.spent).any():
+            return self
+        return DaemonWork(self.waited_s - before.waited_s, self.spent - before.spent)
+
+
+def shared_with_daemon(spent: Seconds, daemon: DaemonWork) -> Seconds:
+    """Of the reading of a mount, what its readers waited for the daemon is shared out as the work of the daemon; the
+    rest stays: the page cache.
+    """
+    total_s = float(daemon.spent.sum())
+    if not total_s:
+        return spent
+    reading = CAUSES.index("reading")
+    moved_s = min(daemon.waited_s, float(spent[reading]))
+    found = spent + daemon.spent * (moved_s / total_s)
+    found[reading] -= moved_s
+    return found
+
+
 def shared_out(elapsed_s: float, noted: Seconds, rest: str) -> Seconds:
     """The time of a piece of work by cause, from what was noted meanwhile, perhaps by several threads: what is left
     belongs to `rest`.
@@ -79,10 +115,18 @@ def shared_out(elapsed_s: float, noted: Seconds, rest: str) -> Seconds:
 
 
 class Stalls:
-    """The times of a training. `work`: what its readers have spent so far, by cause; None if nobody notes it."""
+    """The times of a training. `work`: what its readers have spent so far, by cause; None if nobody notes it. `daemon`:
+    the work of the daemon of the mount that they read, None if it cannot be asked.
+    """
 
-    def __init__(self, work: Callable[[], Seconds] | None = None, clock: Clock = time.perf_counter) -> None:
-        self._work, self._clock = work, clock
+    def __init__(
+        self,
+        work: Callable[[], Seconds] | None = None,
+        clock: Clock = time.perf_counter,
+        daemon: Callable[[], DaemonWork | None] | None = None,
+    ) -> None:
+        self._work, self._clock, self._daemon = work, clock, daemon
+        self._daemon_before = None if daemon is None else daemon()
         self._before = np.zeros(len(CAUSES)) if work is None else work()
         self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS_KEPT)
         self.count = 0
@@ -120,6 +164,9 @@ class Stalls:
         total_s = self.waiting_s + self.computing_s
         by_cause: dict[str, float] = {}
         if self._work is not None and (spent := self._work() - self._before).sum() > 0:
+            now = None if self._daemon is None or self._daemon_before is None else self._daemon()
+            if now is not None and self._daemon_before is not None:
+                spent = shared_with_daemon(spent, now.since(self._daemon_before))
             shares = (spent / spent.sum() * self.waiting_s).round(6)
             by_cause = dict(zip(CAUSES, shares.tolist(), strict=True))
         return {

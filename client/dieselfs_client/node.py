@@ -6,7 +6,7 @@ This module reads files of /proc for `stats`.
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
+from dieselfs.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
 from dieselfs_client.cluster.role import JobRole
 from dieselfs_client.memory.budget import (
@@ -258,6 +259,13 @@ class Node:
         }
         for part, read in used.items():
             metrics.gauge("memory.used_bytes", "Memory that each part uses.", read, part=part)
+        for cause in DAEMON_CAUSES:
+            metrics.gauge(
+                "work.spent_s",
+                "Time of all threads for each cause of stalls.",
+                partial(METER.spent_for, cause),
+                cause=cause,
+            )
         metrics.gauge("memory.process_bytes", "Memory of the process, without mapped files.", process_bytes)
         best = round(min(allotment.pinned / max(self._dataset_bytes, 1), 1), 4)
         metrics.gauge("hit_rate.best_possible", "Share of the dataset that can be pinned.").value = best

@@ -1,9 +1,10 @@
 """Several datasets in one order with one cursor, each as often as its weight says. No I/O of its own."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,14 @@ from dieselfs.arrays import Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
 from dieselfs.samples.sample_set import read_items
+from dieselfs.samples.source import Progress
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, MIXTURE, Cursor
 from dieselfs.shuffle.mixture import counts_of, interleave, numbers_of, seed_of
 from dieselfs.shuffle.skips import NO_SKIPS
 from dieselfs.shuffle.spec import SEED_MAX, PlanSpec, ReaderSpec
+
+DECLARED_AGAIN_MIN = 1024
+"""Samples of a dataset whose later passes in an epoch are declared. Smaller ones stay in memory after the first."""
 
 
 class Mixture:
@@ -201,14 +206,51 @@ class MixedOrder:
         text = " ".join(f"{order.cursor(0).snapshot} {count}" for order, count in parts)
         return sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
-    def declare(self, reader: ReaderSpec) -> None:
-        """Each part is declared for all ranks together, in the pass that it is in at the start."""
+    def declare(self, reader: ReaderSpec) -> Progress | None:
+        """Each part is declared for all ranks together: now in the pass that it is in at the start, and later each pass
+        that it begins, a step before.
+        """
         if reader.start >= len(self) or reader.worker:
-            return
+            return None
         start = int(self.spec.skips.whole(reader.start))
+        later: list[_Pass] = []
         for part in range(len(self._orders)):
-            ahead = np.flatnonzero(self._sources[start:] == part)[:1] + start
-            if len(ahead):
-                first_pass, places = self._passes(part, self._numbers[ahead])
-                number, place = divmod(int(places[0]), self._length(part))
-                self._order_of(part, first_pass + number).declare(ReaderSpec(start=place))
+            found = self._passes_ahead(part, start)
+            for now in found[:1]:
+                self._declare_part(now)
+            later += found[1:]
+        waiting = deque(sorted(later))
+        ahead = 2 * (reader.batch or reader.world)
+
+        def reached(position: int) -> None:
+            while waiting and waiting[0].position < position + ahead:
+                self._declare_part(waiting.popleft())
+
+        return reached if waiting else None
+
+    def _passes_ahead(self, part: int, start: int) -> list["_Pass"]:
+        """The passes over a part from a position of the whole order on."""
+        ahead = np.flatnonzero(self._sources[start:] == part) + start
+        if not len(ahead):
+            return []
+        length = self._length(part)
+        first_pass, places = self._passes(part, self._numbers[ahead])
+        begins = np.flatnonzero(places % length == 0).tolist() if length >= DECLARED_AGAIN_MIN else []
+        found = []
+        for begin in dict.fromkeys([0, *begins]):
+            number, place = divmod(int(places[begin]), length)
+            position = int(self.spec.skips.left_before(int(ahead[begin])))
+            found.append(_Pass(position, part, first_pass + number, place))
+        return found
+
+    def _declare_part(self, of: "_Pass") -> None:
+        self._order_of(of.part, of.number).declare(ReaderSpec(start=of.place))
+
+
+class _Pass(NamedTuple):
+    """The pass `number` over a part is read from its `place` on, from a position of the mixture on."""
+
+    position: int
+    part: int
+    number: int
+    place: int

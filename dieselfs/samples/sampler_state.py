@@ -90,8 +90,9 @@ class SamplerState:
         """The order of the current epoch."""
         self.position = 0
         """Number of consumed positions of the order, of all ranks together."""
-        times: WorkerTimes | None = getattr(getattr(dataset, "source", None), "times", None)
-        self.stalls = Stalls(times.spent if times else None)
+        source = getattr(dataset, "source", None)
+        times: WorkerTimes | None = getattr(source, "times", None)
+        self.stalls = Stalls(times.spent if times else None, daemon=getattr(source, "daemon_work", None))
         """How long the training waited for the batches of `consumed`, and for what."""
         # End positions of the steps that a loader has taken and that do not yet count as consumed, oldest first.
         self._ends: deque[int] = deque()

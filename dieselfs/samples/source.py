@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
+
 from dieselfs.dataset import Dataset, connect
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import LIBRARY_MEMORY_BYTES, NAME_BYTES_MAX
@@ -15,6 +17,7 @@ from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.stalls import CAUSES, DaemonWork
 
 Progress = Callable[[int], None]
 """Called with a position when all positions before it have been taken by readers."""
@@ -96,6 +99,17 @@ class MountSource:
         with self.times.timed("reading"):
             return [_read_file(prefix + snapshot.path(node), snapshot.size(node)) for node in nodes]
 
+    def daemon_work(self) -> DaemonWork | None:
+        """What the daemon of the mount has done so far; None if it cannot be asked, or is of an older version."""
+        try:
+            with open(os.path.join(self._mountpoint, CONTROL_FOLDER, "stats"), "rb") as file:
+                stats = json.load(file)
+            seconds: dict[str, float] = stats["work"]["spent_s"]
+            spent = np.array([float(seconds.get(cause, 0.0)) for cause in CAUSES])
+            return DaemonWork(float(stats["reads"]["waited_s"]["sum"]), spent)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
     def place(self, path: bytes) -> str:
         return os.fsdecode(self._prefix + path)
 
@@ -141,6 +155,9 @@ class LocalSource(MountSource):
 
     def declare(self, share: Share) -> None:
         """A plain folder has no prefetcher."""
+
+    def daemon_work(self) -> None:
+        """A plain folder has no daemon."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _same_folder, (self._mountpoint, self.times)

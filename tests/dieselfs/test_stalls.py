@@ -7,7 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dieselfs.stalls import CAUSES, STEPS_KEPT, Meter, Stalls, predicted_waiting_s, shared_out
+from dieselfs.stalls import (
+    CAUSES,
+    STEPS_KEPT,
+    DaemonWork,
+    Meter,
+    Stalls,
+    predicted_waiting_s,
+    shared_out,
+    shared_with_daemon,
+)
 
 
 class Clock:
@@ -63,11 +72,51 @@ def test_a_training_without_steps() -> None:
 
 
 def test_waiting_is_shared_out_as_the_work_of_the_readers() -> None:
-    work = np.array([100.0, 0.0, 0.0, 0.0, 0.0])  # before this training
+    work = np.array([*of(server=100.0).values()])  # before this training
     stalls = Stalls(lambda: work.copy())
-    work += [3.0, 0.0, 1.0, 0.0, 4.0]
+    work += [*of(server=3.0, verification=1.0, loading=4.0).values()]
     stalls.add(16.0, 1.0)
     assert stalls.summary()["waiting_by_cause_s"] == of(server=6.0, verification=2.0, loading=8.0)
+
+
+def daemon_work(waited_s: float, **seconds: float) -> DaemonWork:
+    return DaemonWork(waited_s, np.array([*of(**seconds).values()]))
+
+
+def test_waiting_for_a_daemon_is_shared_out_as_its_work() -> None:
+    work = np.zeros(len(CAUSES))
+    told = [daemon_work(50.0, push=7.0, server=9.0), daemon_work(56.0, push=8.0, server=11.0)]
+    stalls = Stalls(lambda: work.copy(), daemon=lambda: told.pop(0))
+    work += [*of(reading=8.0, loading=2.0).values()]
+    stalls.add(10.0, 1.0)
+    assert stalls.summary()["waiting_by_cause_s"] == of(push=2.0, server=4.0, reading=2.0, loading=2.0)
+
+
+@pytest.mark.parametrize(
+    ("daemon", "found"),
+    [
+        (daemon_work(3.0), of(reading=8.0)),  # it did nothing
+        (daemon_work(0.0, push=5.0), of(reading=8.0)),  # nobody waited
+        (daemon_work(20.0, push=1.0, verification=3.0), of(push=2.0, verification=6.0)),  # others waited too
+    ],
+)
+def test_no_more_is_shared_out_than_was_read(daemon: DaemonWork, found: dict[str, float]) -> None:
+    assert by_cause(shared_with_daemon(np.array([*of(reading=8.0).values()]), daemon)) == found
+
+
+def test_a_daemon_that_was_replaced_began_at_zero() -> None:
+    now = daemon_work(5.0, push=1.0)
+    assert now.since(daemon_work(50.0, push=0.5)) is now
+    assert now.since(daemon_work(1.0, push=2.0)) is now
+
+
+@pytest.mark.parametrize("told", [[None], [daemon_work(1.0, push=1.0), None]])
+def test_a_daemon_that_cannot_be_asked(told: list[DaemonWork | None]) -> None:
+    work, left = np.zeros(len(CAUSES)), [*told]
+    stalls = Stalls(lambda: work.copy(), daemon=lambda: left.pop(0))
+    work += [*of(reading=1.0).values()]
+    stalls.add(1.0, 1.0)
+    assert stalls.summary()["waiting_by_cause_s"] == of(reading=1.0)
 
 
 def test_old_steps_are_only_summed() -> None:

@@ -12,7 +12,10 @@ from torch.utils.data import Dataset as TorchDataset
 
 from bench.digits import Lesson, by_class, store_digits, write_digits
 from dieselfs.dataset import Dataset
-from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
+from dieselfs.samples.source import MountSource
+from dieselfs.shuffle.mixture import seed_of
+from dieselfs.stalls import CAUSES
+from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset, MixedDataset
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from tests.support.image_folder import ImageFolder
@@ -105,6 +108,31 @@ def test_for_a_part_of_a_folder_the_mount_prefetches_the_folder(
     assert [(reader["rank"], reader["world"]) for reader in plan["readers"]] == [(0, 1)]
     for index in batch:
         assert part[index] == dataset[2 * index]
+
+
+def test_the_mount_is_told_of_each_pass_of_a_mixture(mountpoint: Path, dataset: FolderDataset) -> None:
+    mixed = MixedDataset([dataset], weights=[1], epoch_samples=2 * len(dataset) + 64)
+    sampler = ChunkShuffleBatchSampler(mixed, 64, seed=4444, group_chunks=5)
+    declared: list[int] = []
+    for number, _ in enumerate(sampler):
+        if number % 8 == 0 or number == len(sampler) - 1:
+            plans = json.loads((mountpoint / ".dieselfs/stats").read_bytes())["plans"]
+            declared.append(max(plan["epoch"] for plan in plans if plan["seed"] == seed_of(4444, 0)))
+    assert declared == sorted(declared) and set(declared) == {0, 1, 2}
+
+
+def test_the_work_of_the_daemon_is_a_cause_of_waiting(dataset: FolderDataset) -> None:
+    """Of this mount as a whole: what earlier tests have read stays in the page cache."""
+    sampler = ChunkShuffleBatchSampler(dataset, 64, seed=4545, group_chunks=5)
+    for _ in sampler.consumed(DataLoader(dataset, batch_sampler=sampler, collate_fn=list)):
+        pass
+    told = sampler.stalls.summary()
+    assert sum(told["waiting_by_cause_s"].values()) == pytest.approx(told["waiting_s"], abs=1e-5)
+    assert isinstance(dataset.source, MountSource)
+    work = dataset.source.daemon_work()
+    assert work is not None and work.waited_s > 0
+    spent = dict(zip(CAUSES, work.spent.tolist(), strict=True))
+    assert spent["push"] > 0 and spent["server"] > 0 and spent["reading"] == spent["loading"] == 0
 
 
 class Numbered(TorchDataset[tuple[int, bytes]]):

@@ -26,6 +26,7 @@ from dieselfs.prefetch.window import PlanWindow, Span
 from dieselfs.shuffle.plan import Share
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
+from dieselfs.stalls import METER
 from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, Allotment, span_bytes
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
@@ -451,8 +452,9 @@ class Prefetcher:
         extents, starts = extents[~is_wire], starts[~is_wire]
 
         def store() -> int:
-            self._pages.uncover(wires)  # they may have been read without a plan
-            return self._pages.store(extents, payload, starts)
+            with METER.timed("push"):
+                self._pages.uncover(wires)  # they may have been read without a plan
+                return self._pages.store(extents, payload, starts)
 
         try:
             taken = await trio.to_thread.run_sync(store, limiter=self.pushing)

@@ -150,6 +150,23 @@ def test_every_source_is_declared_where_it_is() -> None:
     assert len(first.declared) == 1
 
 
+def test_later_passes_are_declared_when_a_reader_gets_there() -> None:
+    first, second = ShuffledFolder(40), ShuffledFolder(1_100)
+    mixture = Mixture([first, second], [1, 4], 4_000)  # 3,200 of the second: epoch 1 begins in its third pass
+    whole = epoch_of(mixture, 1)
+    skipped = range(100, 150)
+    sampler = SamplerState(mixture, 100, seed=1, group_chunks=3, rank=0, world=1, skips={1: [skipped]})
+    sampler.set_epoch(1)
+    for end, _ in sampler.steps(0):
+        told = min(end + 100, 3_950)  # a step further than this one
+        told += len(skipped) * (told > skipped.start)
+        read = 3_200 + sum(index >= 40 for index in whole[:told])
+        begun = {place // 1_100 for place in range(3_200, read)}
+        assert {share.plan.spec.epoch for share in second.declared} == begun
+    assert [share.start for share in second.declared] == [1_000, 0, 0, 0]
+    assert len(first.declared) == 1, "a small dataset stays in memory"
+
+
 def test_items_are_those_of_the_datasets() -> None:
     closed = []
 

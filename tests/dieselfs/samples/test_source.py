@@ -15,6 +15,7 @@ from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.stalls import CAUSES
 from tests.support.dataset import pack_tree
 
 FILES = {"train/a,b/1.jpg": b"one", "train/a,b/2.jpg": b"", "train/c/3.jpg": b"x" * 100_000}
@@ -99,6 +100,22 @@ def test_the_first_worker_declares_the_share_of_all(mount: Path) -> None:
         source.declare(plan.share(batch=2, worker=worker, workers=2))
     with pytest.raises(FileNotFoundError):
         source.declare(plan.share(batch=1, worker=0, workers=2))
+
+
+def test_what_the_daemon_of_a_mount_has_done(mount: Path) -> None:
+    source, _ = open_source(mount)
+    assert isinstance(source, MountSource) and source.daemon_work() is None
+    stats = mount / ".dieselfs/stats"
+    stats.write_text('{"reads": {"waited_s": {"sum": 2.5}}, "work": {"spent_s": {"push": 1.5, "server": 3}}}')
+    work = source.daemon_work()
+    assert work is not None and work.waited_s == 2.5
+    assert dict(zip(CAUSES, work.spent.tolist(), strict=True)) == dict.fromkeys(CAUSES, 0.0) | {
+        "push": 1.5,
+        "server": 3.0,
+    }
+    for other in ("{}", "[]", '{"work": {"spent_s": 5}}', "{"):
+        stats.write_text(other)
+        assert source.daemon_work() is None
 
 
 def test_what_no_name_has_room_for_is_not_declared(mount: Path) -> None:
