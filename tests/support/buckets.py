@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
@@ -58,6 +58,7 @@ class S3Server:
 
     def client(self) -> Any:
         """The SDK of another maker."""
+        from botocore.config import Config
         from botocore.session import Session
 
         return Session().create_client(
@@ -66,6 +67,7 @@ class S3Server:
             endpoint_url=self.endpoint,
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
+            config=Config(proxies={}),
         )
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -82,14 +84,13 @@ class S3Server:
 def set_credentials(
     monkeypatch: pytest.MonkeyPatch, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY
 ) -> None:
-    """Of this process and those it starts, in the environment; no file and no instance role is asked."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    """Of this process and those it starts. No file, no role of the machine and no proxy is used."""
+    for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret_key)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
 
 
@@ -205,7 +206,7 @@ def _wait_until_it_answers(server: S3Server, process: subprocess.Popen[bytes]) -
     last_s = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
-            with urlopen(server.endpoint, timeout=5.0):
+            with build_opener(ProxyHandler({})).open(server.endpoint, timeout=5.0):
                 return
         except OSError as error:
             if getattr(error, "code", None) is not None:  # an answer: it wants a signature
