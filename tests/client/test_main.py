@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from dieselfs.settings import IMAGE, OVERLAY
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions
-from tests.client.conftest import FILES
+from tests.client.conftest import FILES, needs_root
+from tests.support.supervised import wait_for
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
@@ -55,6 +57,28 @@ def test_in_the_foreground_until_a_signal(
             process.send_signal(signum)
             assert process.wait(20) == 0
             assert "is unmounted" in process.stderr.read()
+        finally:
+            process.kill()
+    assert mount_at(str(mountpoint)) is None
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+def test_the_rights_of_the_service_are_enough(options: MountOptions, mountpoint: Path, view: str) -> None:
+    """Those that `deploy/dieselfs-mount@.service` leaves to root."""
+    unit = (Path(__file__).parents[2] / "deploy/dieselfs-mount@.service").read_text()
+    [kept] = re.findall(r"^CapabilityBoundingSet=(.+)$", unit, re.MULTILINE)
+    bounds = ",".join(["-all", *(name.lower().replace("cap_", "+") for name in kept.split())])
+    limited = ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set={bounds}"]
+    terms = f"server={options.server},view={view},allow_other,uid=65534"
+    command = [*limited, *mount_command("letters", mountpoint, "--foreground", "-o", terms)]
+    with subprocess.Popen(command) as process:
+        try:
+            wait_for(mountpoint, lambda status: status.is_served)
+            assert len(os.listdir(mountpoint / "train")) == len(FILES)
+            assert (mountpoint / "train/7.txt").read_bytes() == FILES["train/7.txt"]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
         finally:
             process.kill()
     assert mount_at(str(mountpoint)) is None
@@ -175,6 +199,30 @@ grep -c "OPTS=helper=dieselfs" /run/mount/utab
         tmp_path, script + UNMOUNT.format(mountpoint, tmp_path) + end, "--pid", "--fork", "--mount-proc"
     )
     expected = FILES["train/7.txt"] + b"1\n/proc/mounts:0\n/run/mount/utab:0\n"
+    assert (done.stdout.encode(), done.stderr, done.returncode) == (expected, "", 0)
+
+
+@needs_mount
+def test_all_lines_of_fstab_are_mounted_at_once(
+    options: MountOptions, mountpoint: Path, tmp_path: Path
+) -> None:
+    """As at boot; the second time there is nothing left to mount."""
+    fstab = tmp_path / "fstab"
+    fstab.write_text(
+        f"dl://letters {mountpoint} dieselfs server={options.server},memory=64MiB,_netdev,nofail 0 0\n"
+    )
+    script = f"""
+mount -t tmpfs none /run
+mount -a -T {fstab}
+mount -a -T {fstab}
+grep -c " {mountpoint} " /proc/mounts
+cat {mountpoint}/train/7.txt
+"""
+    end = f"grep -c {mountpoint} /proc/mounts || true\n"
+    done = with_mount(
+        tmp_path, script + UNMOUNT.format(mountpoint, tmp_path) + end, "--pid", "--fork", "--mount-proc"
+    )
+    expected = b"1\n" + FILES["train/7.txt"] + b"0\n"
     assert (done.stdout.encode(), done.stderr, done.returncode) == (expected, "", 0)
 
 
