@@ -27,7 +27,13 @@ from dieselfs.process.state_dirs import is_at, make_private, runtime_folder
 from dieselfs.settings import FUSE, IMAGE, OVERLAY
 from dieselfs_client.mount import utab
 from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
-from dieselfs_client.mount.mounting import facts, mount_kernel_file_system, unmount
+from dieselfs_client.mount.mounting import (
+    facts,
+    image_read_aheads,
+    limit_image_read_ahead,
+    mount_kernel_file_system,
+    unmount,
+)
 from dieselfs_client.mount.view import FILESYSTEMS
 
 SYSTEM_BASES = Path("/run/dieselfs-mounts")
@@ -161,7 +167,9 @@ def mount_image(image: str, mountpoint: str, source: str, folder: str, noexec: b
             if _libc.unshare(_CLONE_FS) != 0:
                 raise MountError(f"{mountpoint}: cannot be mounted: {os.strerror(ctypes.get_errno())}")
             os.chdir(folder)
+            others = image_read_aheads()
             mount_kernel_file_system(source, mountpoint, FILESYSTEMS[IMAGE], noexec)
+            limit_image_read_ahead(others)
         except MountError as error:
             errors.append(error)
 

@@ -12,6 +12,8 @@ import shutil
 import socket
 import stat
 import subprocess
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from dieselfs.errors import MountDenied, MountError, MountNotFound
@@ -22,6 +24,11 @@ from dieselfs_client.mount.mount_table import is_stale, mount_at
 from dieselfs_client.mount.view import FILESYSTEMS, Facts
 
 DEVICE = "/dev/fuse"
+IMAGE_READ_AHEAD_BYTES = 64 * KIB
+"""The kernel reads this much around a missing page of a mapped file: four blocks of 16 KiB, instead of eight."""
+BDIS = Path("/sys/class/bdi")
+"""The kernel's read-ahead of each file system."""
+_IMAGE_BDI = "erofs-"
 
 _MS_RDONLY = 1
 _MS_NOSUID = 2
@@ -185,10 +192,27 @@ def _first_line(output: bytes) -> str:
 def raise_read_ahead(mountpoint: str) -> bool:
     """Set the kernel's read-ahead to the largest request; False if only root may do that."""
     record = mount_at(mountpoint)
-    if record is None:
-        return False
+    return record is not None and _set_read_ahead(record.device, READ_BYTES_MAX)
+
+
+def image_read_aheads() -> set[str]:
+    """The names that the kernel gives to the read-ahead of EROFS mounts: numbered, and not by mount."""
+    with suppress(OSError):
+        return {name for name in os.listdir(BDIS) if name.startswith(_IMAGE_BDI)}
+    return set()
+
+
+def limit_image_read_ahead(before: Collection[str]) -> bool:
+    """Set the read-ahead of the EROFS mount that was made since there were those of `before`. False if only root may do
+    that, or if other mounts were made meanwhile: one of them might be meant.
+    """
+    new = image_read_aheads().difference(before)
+    return len(new) == 1 and _set_read_ahead(new.pop(), IMAGE_READ_AHEAD_BYTES)
+
+
+def _set_read_ahead(name: str, length_bytes: int) -> bool:
     try:
-        Path(f"/sys/class/bdi/{record.device}/read_ahead_kb").write_text(str(READ_BYTES_MAX // KIB))
+        (BDIS / name / "read_ahead_kb").write_text(str(length_bytes // KIB))
     except OSError:
         return False
     return True

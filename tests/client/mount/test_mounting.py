@@ -8,8 +8,16 @@ import pytest
 
 from dieselfs.errors import MountError
 from dieselfs.settings import FUSE
+from dieselfs_client.mount import mounting
 from dieselfs_client.mount.mount_table import is_stale, mount_at
-from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint, resolved_mountpoint, unmount
+from dieselfs_client.mount.mounting import (
+    image_read_aheads,
+    limit_image_read_ahead,
+    mount_device,
+    prepare_mountpoint,
+    resolved_mountpoint,
+    unmount,
+)
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
@@ -121,3 +129,40 @@ def test_a_mount_with_open_files_is_not_unmounted(tmp_path: Path, packed: Packed
 def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path) -> None:
     with pytest.raises(MountError, match="cannot be unmounted"):
         unmount(str(tmp_path))
+
+
+def bdi(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    (folder / name / "read_ahead_kb").write_text("128")
+    return folder / name / "read_ahead_kb"
+
+
+def test_the_read_ahead_of_the_new_image_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounting, "BDIS", tmp_path)
+    old = bdi(tmp_path, "erofs-1")
+    before = image_read_aheads()
+    new, other = bdi(tmp_path, "erofs-2"), bdi(tmp_path, "0:41")
+    assert limit_image_read_ahead(before)
+    assert [place.read_text() for place in (old, new, other)] == ["128", "64", "128"]
+
+
+def test_the_read_ahead_of_other_images_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another mount was made at the same time."""
+    monkeypatch.setattr(mounting, "BDIS", tmp_path)
+    assert not limit_image_read_ahead(image_read_aheads())
+    both = [bdi(tmp_path, name) for name in ("erofs-1", "erofs-2")]
+    assert not limit_image_read_ahead(())
+    assert [place.read_text() for place in both] == ["128", "128"]
+
+
+def test_a_read_ahead_that_only_root_may_set_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounting, "BDIS", tmp_path)
+    (tmp_path / "erofs-1").mkdir()  # without a file, as with one that cannot be written
+    (tmp_path / "erofs-1" / "read_ahead_kb").mkdir()
+    assert not limit_image_read_ahead(())
+    monkeypatch.setattr(mounting, "BDIS", tmp_path / "missing")
+    assert image_read_aheads() == set()
