@@ -41,7 +41,7 @@ VERBS = {
     "put": "Store files and folders in a dataset.",
     "get": "Write files of a dataset to this machine.",
     "import": "Store the records of archives and of other data formats.",
-    "export": "Write a dataset as a file system image (EROFS).",
+    "export": "Write a dataset as an image (EROFS), tar, WebDataset or LMDB.",
     "ls": "List datasets, or the content of a folder.",
     "stat": "Show type, size, mode and time of an entry.",
     "find": "Find entries by name, type and size.",

@@ -58,7 +58,7 @@ def run_get(
     with shown(session.output, "get", lambda: Reading.of(report)):
         for download in downloads:
             download.run()
-    return _report(session.output, report, time.monotonic() - started_s)
+    return report_download(session.output, report, time.monotonic() - started_s)
 
 
 def _place(
@@ -112,7 +112,8 @@ def _show(output: Output, downloads: Sequence[TreeDownload], is_forced: bool) ->
     )
 
 
-def _report(output: Output, report: TransferReport, elapsed_s: float) -> int:
+def report_download(output: Output, report: TransferReport, elapsed_s: float) -> int:
+    """The summary of a download; returns the exit code."""
     text = outcome(output, report, f"wrote {count(report.done_files, 'entry')}", "already existed", elapsed_s)
     fields = {
         "written": report.done_files,
