@@ -102,6 +102,33 @@ def test_a_bucket_that_hangs_costs_a_reader_a_bounded_time(
         assert data.get("folder/03") == CONTENTS["folder/03"]
 
 
+def test_what_is_removed_leaves_the_bucket(gateway: S3Server, tmp_path: Path) -> None:
+    def chunks() -> list[str]:
+        return [key for key in gateway.keys("purged") if "/records/" not in key]
+
+    with (
+        running_server(tmp_path / "server", ["--store", gateway.url("purged")]) as server,
+        Dataset(server.settings(), "data", is_created=False) as data,
+    ):
+        data.create()
+        for path in CONTENTS:  # a chunk each
+            data.put(path, CONTENTS[path])
+            data.flush()
+        data.client.put_tag("data", "kept")
+        before = chunks()
+        assert len(before) >= len(CONTENTS)
+        for path in [*CONTENTS][:10]:
+            data.delete(path)
+        data.flush()
+        data.client.delete_tag("data", "kept")
+        data.client.purge("data", grace_s=0, is_dry_run=False)
+        assert len(set(before) - set(chunks())) == 10
+        assert read_all(data) == {path: CONTENTS[path] for path in [*CONTENTS][10:]}
+        assert data.client.fsck("data", is_deep=True, is_repair=False).problem_count == 0
+        data.client.drop_dataset("data")
+        assert chunks() == []
+
+
 def killing(server: RunningServer, number_at_last: int, is_seen: bool, killed: threading.Event) -> Rule:
     """Kills the server at its request `number_at_last`, before the bucket sees it or after it has carried it out."""
 

@@ -2,16 +2,20 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs_server.store.bucket import BucketStore, check_exclusive
 from dieselfs_server.store.bucket_client import PART_BYTES, PART_RETRIES_MAX, Bucket
 from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.opening import open_store
 from dieselfs_server.store.retrying import RetryingStore, RetryPolicy
+from dieselfs_server.store.tiered import TieredStore
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
 from tests.support.buckets import BUCKET, S3Server, needs_gateway, set_credentials
 from tests.support.http_proxy import (
@@ -216,6 +220,26 @@ def test_a_refused_create_without_an_object_is_tried_again(
     proxy.obey(lambda request, number: Answer(409, "ConditionalRequestConflict") if number == 0 else Pass())
     store.put(DATASET_ID, CHUNK_ID, [CONTENT])
     assert get(direct) == CONTENT
+
+
+def test_a_fast_tier_serves_what_it_has_while_the_bucket_is_away(
+    gateway: S3Server, direct: BucketStore, proxy: HttpProxy, tmp_path: Path
+) -> None:
+    builder = ChunkBuilder()
+    builder.add_file(b"file", CONTENT, 0o644, 0)
+    chunk = b"".join(builder.seal().encode(CHUNK_ID, "data", DATASET_ID, first_version=1))
+    slow = gateway.url(PREFIX, proxy.endpoint)
+    store = open_store(f"tiered:fast=posix://{tmp_path}/fast,slow={slow},size=1GiB", is_new=True)
+    try:
+        assert isinstance(store, TieredStore)
+        store.put(DATASET_ID, CHUNK_ID, [chunk])
+        store.wait_until_idle()
+        proxy.obey(lambda request, number: Answer(503, "SlowDown"))
+        assert store.get_range(DATASET_ID, CHUNK_ID, 0, len(chunk)) == chunk == get(direct)
+        assert proxy.requests == []
+    finally:
+        proxy.obey(lambda request, number: Pass())
+        store.close()
 
 
 def test_storage_without_conditional_put_is_refused(
