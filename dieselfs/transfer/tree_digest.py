@@ -151,10 +151,11 @@ def _spanning_nodes(snapshot: Snapshot) -> list[int]:
 
 
 def _spanning_digests(snapshot: Snapshot, chunks: ChunkReader) -> dict[int, bytes]:
-    return {node: _read_digest(snapshot, chunks, node) for node in _spanning_nodes(snapshot)}
+    return {node: content_digest(snapshot, chunks, node) for node in _spanning_nodes(snapshot)}
 
 
-def _read_digest(snapshot: Snapshot, chunks: ChunkReader, node: int) -> bytes:
+def content_digest(snapshot: Snapshot, chunks: ChunkReader, node: int) -> bytes:
+    """The digest of a file, EXTENT_DIGEST_BYTES long. Its bytes are fetched. Raises Damaged, Unavailable."""
     content = blake3()
     for extent in snapshot.extents(node):
         content.update(chunks.fetch_extents(extent.chunk, [extent])[0])
@@ -188,7 +189,7 @@ def _checked_digests(snapshot: Snapshot, chunks: ChunkReader) -> dict[int, bytes
     return {
         node: file.content.digest(EXTENT_DIGEST_BYTES)
         if file.size == snapshot.size(node)
-        else _read_digest(snapshot, chunks, node)  # its extents are not in the order of the chunks
+        else content_digest(snapshot, chunks, node)  # its extents are not in the order of the chunks
         for node, file in growing.items()
     }
 

@@ -89,6 +89,8 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "user": ["user", "ls"],
     "server": ["server", "status"],
     "verify": ["verify", "dl://d"],
+    "check": ["check", ".", "dl://d/"],
+    "diff": ["diff", "dl://d", "dl://d@v1"],
 }
 WITHOUT_SERVER = {"mount", "umount", "mounts", "upgrade", "warm", "cache", "completion", "run"}
 """They ask daemons of this machine, or nobody; `mount` and `cache` start one, which has the bounds of the library."""

@@ -75,6 +75,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "client/dieselfs_client/private_mount.py": "tests/tools/commands/test_run.py",
     "tools/dieselfs_tools/mount_options.py": "tests/tools/commands/test_mount.py: options, environment, configuration",
     "tools/dieselfs_tools/commands/umount.py": "tests/tools/commands/test_mount.py goes there and back",
+    "tools/dieselfs_tools/check_runner.py": "tests/tools/commands/test_check.py",
     "tools/dieselfs_tools/confirmation.py": "tests/tools/commands/test_rb.py types into a terminal",
     "tools/dieselfs_tools/import_runner.py": "tests/tools/commands/test_import_.py",
     "tools/dieselfs_tools/importing/packages.py": "one import; the readers use it",

@@ -63,6 +63,8 @@ VERBS = {
     "purge": "Free the space of deleted files.",
     "tag": "Manage the tags of a dataset: named generations.",
     "fsck": "Check the chunks, metadata and snapshot of a dataset.",
+    "check": "Compare a local folder with what is stored.",
+    "diff": "Compare two datasets, tags or folders.",
     "verify": "Print one digest of a dataset, or of a folder.",
     "rebuild": "Rebuild the metadata of a dataset from its chunks.",
     "shuffle": "Print the files of a dataset in the order of an epoch.",

@@ -168,3 +168,14 @@ jobs = click.option(
     show_default=True,
     help="Number of threads.",
 )
+
+
+def filters(function: Function) -> Function:
+    """`--exclude` and `--include`."""
+    exclude = click.option(
+        "--exclude", "excludes", multiple=True, metavar="PATTERN", help="Skip matching paths, as '*.tmp'."
+    )
+    include = click.option(
+        "--include", "includes", multiple=True, metavar="PATTERN", help="Take matches despite --exclude."
+    )
+    return exclude(include(function))

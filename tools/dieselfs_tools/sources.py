@@ -69,15 +69,19 @@ def listed_sources(names: Sequence[bytes], folder: Source, failed: Failed) -> It
             failed(name, str(error))
 
 
+def relative_path(source: Source, path: bytes) -> bytes:
+    """A path in the dataset, relative to a source folder; the name of a source file."""
+    return path[len(source.path) :].lstrip(b"/") if source.is_folder else os.path.basename(path)
+
+
 def walk(source: Source, patterns: Patterns, is_recursive: bool, failed: Failed) -> Iterator[SourceEntry]:
     """The selected entries of a source."""
 
-    def relative(path: bytes) -> bytes:
-        return path[len(source.path) :].lstrip(b"/") if source.is_folder else os.path.basename(path)
-
     def is_pruned(entry: SourceEntry) -> bool:
-        return source.is_folder and (not is_recursive or patterns.is_pruned(relative(entry.path)))
+        return source.is_folder and (
+            not is_recursive or patterns.is_pruned(relative_path(source, entry.path))
+        )
 
     for entry in walk_source(source.source, source.path, failed, is_pruned):
-        if patterns.is_wanted(relative(entry.path)):
+        if patterns.is_wanted(relative_path(source, entry.path)):
             yield entry

@@ -21,12 +21,7 @@ from dieselfs_tools.session import Session
 @options.recursive
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store files that are already stored.")
-@click.option(
-    "--exclude", "excludes", multiple=True, metavar="PATTERN", help="Skip matching paths, as '*.tmp'."
-)
-@click.option(
-    "--include", "includes", multiple=True, metavar="PATTERN", help="Store matches despite --exclude."
-)
+@options.filters
 @click.option(
     "--files-from",
     metavar="FILE",

@@ -1,0 +1,58 @@
+"""What differs between two trees, and how it is printed."""
+
+import stat
+from dataclasses import replace
+
+import pytest
+
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
+from dieselfs_tools.differences import ADDED, ATTRIBUTES, CHANGED, REMOVED, differences, print_differences
+from dieselfs_tools.entries import Entry
+from dieselfs_tools.output import Output
+
+FILE = Entry(b"a/f", stat.S_IFREG | 0o644, 5, 7)
+FOLDER = Entry(b"a", stat.S_IFDIR | 0o755, 0, 7)
+LINK = Entry(b"a/l", stat.S_IFLNK | 0o777, 1, 7, b"f")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same_content", "change"),
+    [
+        (FILE, FILE, True, None),
+        (FILE, FILE, False, CHANGED),
+        (FILE, replace(FILE, size=6), True, CHANGED),
+        (FILE, replace(FILE, mtime_ns=8), True, ATTRIBUTES),
+        (FILE, replace(FILE, mode=stat.S_IFREG | 0o600), True, ATTRIBUTES),
+        (FOLDER, replace(FOLDER, mtime_ns=8), False, None),
+        (FOLDER, replace(FOLDER, mode=stat.S_IFDIR | 0o700), True, ATTRIBUTES),
+        (FOLDER, replace(FILE, path=b"a"), True, CHANGED),
+        (LINK, replace(LINK, target=b"g"), True, CHANGED),
+        (None, FILE, True, ADDED),
+        (FILE, None, True, REMOVED),
+    ],
+)
+def test_a_change(old: Entry | None, new: Entry | None, is_same_content: bool, change: str | None) -> None:
+    first, second = ({each.path: each} if each else {} for each in (old, new))
+    found = [one.change for one in differences(first, second, lambda _: is_same_content)]
+    assert found == ([change] if change else [])
+
+
+def test_contents_are_compared_only_where_it_matters() -> None:
+    def never(path: bytes) -> bool:
+        raise AssertionError(path)
+
+    first = {b"a": FOLDER, b"a/f": FILE, b"a/l": LINK}
+    second = {**first, b"a/f": replace(FILE, size=9), b"z": replace(FILE, path=b"z")}
+    assert [one.entry.path for one in differences(first, second, never)] == [b"a/f", b"z"]
+
+
+def test_lines_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = {b"a": FOLDER, b"a/f": FILE}, {b"a/f": replace(FILE, size=6), b"a/l": LINK}
+    assert print_differences(Output(), differences(first, second, lambda _: True), 2) == EXIT_PARTIAL
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["- a/", "* a/f", "+ a/l"]
+    assert "3 differences: 1 added, 1 removed, 1 changed" in printed.err
+    assert print_differences(Output(), differences(first, first, lambda _: True), 2) == EXIT_OK
+    assert capsys.readouterr().out == "no differences in 2 entries\n"
+    assert print_differences(Output(), iter(()), 2, [("x", "Permission denied")]) == EXIT_PARTIAL
+    assert "x: Permission denied" in capsys.readouterr().err

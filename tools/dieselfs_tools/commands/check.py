@@ -1,0 +1,37 @@
+"""`dlcmd check`: whether a dataset has what a local folder has."""
+
+from collections.abc import Sequence
+
+import click
+
+from dieselfs.names import Location
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+
+
+@options.verb(
+    "check",
+    "dlcmd check ./imagenet/ dl://imagenet/          # after `put -r` with the same names",
+    "dlcmd check --quick ./imagenet/ dl://imagenet@v1/",
+)
+@click.argument("source", metavar="SOURCE")
+@click.argument("location", type=options.LOCATION, metavar="dl://DATASET[@TAG]/PATH")
+@options.filters
+@options.flag("--quick", "is_quick", text="Compare types, sizes, modes and times; read no file.")
+def check(
+    session: Session,
+    source: str,
+    location: Location,
+    excludes: Sequence[str],
+    includes: Sequence[str],
+    is_quick: bool,
+) -> int:
+    """Compare a local folder with what a dataset has of it, and print the differences: '+' only local, '-' only
+    stored, '*' other content, type or target, '~' other mode or time. The slashes mean what they mean for 'put'.
+
+    Local files are read and compared with the digests in the dataset; nothing is downloaded. Exit code 2: something
+    differs, or could not be read.
+    """
+    from dieselfs_tools.check_runner import run_check
+
+    return run_check(session, source, location, excludes, includes, is_quick)
