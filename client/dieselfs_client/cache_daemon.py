@@ -31,7 +31,7 @@ from dieselfs.settings import ONESHOT, CacheOptions, Place
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.local_service import LocalService, bound
-from dieselfs_client.cluster.role import lock_of, path_of
+from dieselfs_client.cluster.node_paths import lock_of, path_of
 from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE
 from dieselfs_client.memory.fd_limits import usable_bytes
 from dieselfs_client.memory.foreground import Foreground

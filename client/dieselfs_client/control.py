@@ -312,7 +312,7 @@ def find_cache(snapshot: "Snapshot", config: "PoolConfig | None" = None) -> int 
 
     None if there is none that this process can see.
     """
-    from dieselfs_client.cluster.role import lock_of
+    from dieselfs_client.cluster.node_paths import lock_of
 
     lock = lock_of(snapshot, config)
     try:
@@ -348,7 +348,7 @@ def cache_generations(dataset: str) -> list[int]:
 def cache_members(snapshot: "Snapshot", config: "PoolConfig") -> list[str] | None:
     """The nodes of a job in the membership list of this node's master; None if no master answers."""
     from dieselfs.cluster.node_client import NodeClient
-    from dieselfs_client.cluster.role import path_of
+    from dieselfs_client.cluster.node_paths import path_of
 
     with contextlib.closing(NodeClient(path_of(snapshot, config), snapshot.digest)) as node:
         answer = node.members()

@@ -19,7 +19,7 @@ from dieselfs.settings import FUSE, IMAGE
 from dieselfs.snapshot.pin import holder_name
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
-from dieselfs_client.cluster.role import lock_of
+from dieselfs_client.cluster.node_paths import lock_of
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.foreground import Foreground

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
@@ -28,7 +28,6 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
 from dieselfs.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
-from dieselfs_client.cluster.role import JobRole
 from dieselfs_client.memory.budget import (
     Allotment,
     allot,
@@ -52,6 +51,9 @@ from dieselfs_client.mount.read_path import ReadPath
 from dieselfs_client.mount.view import FUSE_VIEW, Choice
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
+
+if TYPE_CHECKING:  # imported in a job alone
+    from dieselfs_client.cluster.role import JobRole
 
 _LAYOUTS_MAX = 4
 """Layouts of the dataset and of folders, for plans; 4 bytes a file each."""
@@ -101,7 +103,7 @@ class Node:
         nursery: trio.Nursery,
         handover_state: HandoverState | None = None,
         buffer_pool: BufferPool | None = None,
-        job: JobRole | None = None,
+        job: "JobRole | None" = None,
         clock: Callable[[], float] = trio.current_time,
         foreground: Foreground | None = None,
         view: Choice = FUSE_VIEW,

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -22,11 +22,14 @@ from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
-from dieselfs_client.cluster.pool import PoolConfig, PoolHost, pool_config
-from dieselfs_client.cluster.role import JobRole, path_of
+from dieselfs_client.cluster.node_paths import path_of
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.warming import Pace
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
+
+if TYPE_CHECKING:  # imported in a job alone: they take 2 MB
+    from dieselfs_client.cluster.pool import PoolConfig
+    from dieselfs_client.cluster.role import JobRole
 
 FIRST_PIN_TIMEOUT_S = 5.0
 """A daemon is ready once the server has its pin, or after this time."""
@@ -77,6 +80,8 @@ class Service:
         self.role: JobRole | None = None
         self.config: PoolConfig | None = None
         if self.options.job is not None and self.client is not None:
+            from dieselfs_client.cluster.pool import pool_config
+
             self.config = pool_config(self.options, self.client, self.snapshot.dataset, os.environ)
         self.holder = holder_name(str(path_of(self.snapshot, self.config)), os.getpid())
         self._is_pinned = trio.Event()
@@ -93,6 +98,9 @@ class Service:
         """Take part in the job, if there is one."""
         if self.config is None or self.client is None:
             return
+        from dieselfs_client.cluster.pool import PoolHost
+        from dieselfs_client.cluster.role import JobRole
+
         config = replace(self.config, memory_bytes=memory_bytes)
         pace = Pace(rate_bytes=self.options.warm_rate_bytes)
         host = PoolHost(nursery, foreground, pace, handover_chunks)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -109,6 +110,14 @@ def _failure(error: DieselfsError, log_file: Path | None) -> str:
     return f"{error.exit_code} {type(error).__name__} {' '.join(str(error).splitlines())}"
 
 
+def _import_for(options: MountOptions) -> None:
+    """Import what only some daemons need: here it is shared memory."""
+    with suppress(MountError):  # the daemon reports it
+        driver_class(options.driver)
+    if options.job is not None:
+        import_module("dieselfs_client.cluster.role")
+
+
 def main() -> None:
     dataset, mountpoint, text, log, end = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -138,8 +147,7 @@ def main() -> None:
             control_channel.send("keep", SNAPSHOT, file)
             os.close(file)
         snapshot, source, client = opened
-        with suppress(MountError):  # the daemon reports it
-            driver_class(options.driver)  # imports it
+        _import_for(options)
         fork_daemons(
             control_channel,
             partial(serve_mount, snapshot, source, mountpoint, options, client),

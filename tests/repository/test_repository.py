@@ -40,6 +40,7 @@ TESTS_BY_PACKAGE = {
 }
 
 WITHOUT_TWIN: dict[str, str] = {
+    "client/dieselfs_client/cluster/node_paths.py": "tests/client/cluster/test_role.py",
     "dieselfs/sockets.py": "tests/dieselfs/process/test_embedded_server.py and every test over a socket",
     "dieselfs/arrays.py": "names of types",
     "dieselfs/frozen_reader.py": "tests/dieselfs/test_dataset.py reads, refreshes and pickles through it",

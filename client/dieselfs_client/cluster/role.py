@@ -8,7 +8,6 @@ A change of the role does not interrupt readers. A master stays master until it 
 
 import logging
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,12 @@ from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.daemon import MasterWatch
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.node_client import NodeClient, job_socket_path, socket_path
-from dieselfs.cluster.node_lock import NodeLock, lock_path
+from dieselfs.cluster.node_client import NodeClient
+from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_PATIENCE_S, MASTER_POLL_S, MASTER_SILENCE_S
 from dieselfs.metrics import Registry
-from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import OFF
 from dieselfs.snapshot.reader import Snapshot
@@ -33,6 +31,7 @@ from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.job_warmth import JobWarmth, job_fields
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.membership import Members
+from dieselfs_client.cluster.node_paths import path_of
 from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
 from dieselfs_client.memory.node_cache import NodeCache
 
@@ -73,22 +72,6 @@ class Election:
 
 
 _log = logging.getLogger(__name__)
-
-
-def path_of(snapshot: Snapshot, config: PoolConfig | None) -> Path:
-    """The socket of the node master; without a job, of the daemon that shares the snapshot."""
-    if config is None:
-        return socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
-    fingerprint = config.secret.fingerprint()
-    return job_socket_path(runtime_folder(), snapshot.dataset, snapshot.digest, config.job, fingerprint)
-
-
-def lock_of(snapshot: Snapshot, config: PoolConfig | None) -> NodeLock:
-    """The lock of the job's processes on this node; without a job, of the daemon that shares the snapshot.
-
-    Raises Unavailable if it cannot be used, AccessDenied if other users can access its folder.
-    """
-    return NodeLock(lock_path(path_of(snapshot, config)))
 
 
 class _ServerMetrics(FetchMetrics):

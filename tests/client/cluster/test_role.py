@@ -24,8 +24,9 @@ from dieselfs.settings import CacheOptions
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import is_intact
 from dieselfs_client import control
+from dieselfs_client.cluster.node_paths import lock_of, path_of
 from dieselfs_client.cluster.pool import PoolConfig, PoolHost
-from dieselfs_client.cluster.role import JobRole, lock_of, path_of
+from dieselfs_client.cluster.role import JobRole
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import store
 
