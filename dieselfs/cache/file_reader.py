@@ -195,7 +195,11 @@ class FileReader:
     def _get(self, path: Path) -> bytes:
         found = self._found(path)
         if isinstance(found, int):
-            return self._read_extents([found])[0]
+            content = self.look_ahead.take_one(found)
+            if content is None:
+                return self._read_extents([found])[0]
+            self._hits.value += 1
+            return content
         payload, start, end = found
         return payload.memory[start:end]
 

@@ -44,7 +44,7 @@ JOIN_TIMEOUT_S = 5.0
 IDLE_S = 60.0
 """Threads without work end after this time."""
 FILES_PER_STEP = 64
-"""`along` notes the position of its reader after so many files."""
+"""The position of a reader that takes files one by one is noted after so many, and so is the room that they took."""
 WAKE_SHARE = 16
 """A plan is looked at when its reader has come this fraction (1/16) of the way to its end."""
 
@@ -133,6 +133,7 @@ class LookAhead:
         self._queue: deque[_Batch] = deque()
         self._contents: dict[int, bytes] = {}  # files that wait for readers
         self._coming: dict[int, _Batch] = {}  # by chunk: files of it will be in `_contents`
+        self._taken: deque[int] = deque()  # bytes that readers took, and that are not counted yet
         self._waiting_bytes = 0
         self._last = (0, 0)  # the order of the last files that were read, and its next number
 
@@ -140,7 +141,7 @@ class LookAhead:
         self._reset()
 
     def _waiting(self) -> int:
-        return self._waiting_bytes
+        return self._waiting_bytes - sum([*self._taken])
 
     # -- calls of readers ----------------------------------------------------------------------------------
 
@@ -159,6 +160,7 @@ class LookAhead:
             elif following is not self._plans[-1]:
                 self._plans.remove(following)
                 self._plans.append(following)
+            self._settle()
             if position > following.window.position:
                 following.window.reached(share, position)
             if position >= following.wake_at:
@@ -231,11 +233,26 @@ class LookAhead:
         self._forget(found)
         return found
 
+    def take_one(self, node: int) -> bytes | None:
+        """The bytes of a file if it waits here; given once."""
+        content = self._contents.pop(node, None)
+        if content is not None:
+            self._taken.append(len(content))
+            if len(self._taken) >= FILES_PER_STEP:
+                with self._changed:
+                    self._settle()
+        return content
+
     def _forget(self, nodes: Iterable[int]) -> None:
         pop = self._contents.pop
-        dropped_bytes = sum([len(pop(node, b"")) for node in nodes])
-        with self._changed:
-            self._reserve(-dropped_bytes)
+        self._taken.append(sum([len(pop(node, b"")) for node in nodes]))
+
+    def _settle(self) -> None:
+        """Count what was taken. Called with the lock."""
+        taken_bytes = 0
+        while self._taken:
+            taken_bytes += self._taken.popleft()
+        self._reserve(-taken_bytes)
 
     def close(self) -> None:
         """End the threads, and drop what they have loaded. Called by one thread; later calls of others do nothing."""
@@ -364,6 +381,7 @@ class LookAhead:
 
     def _drop(self, passed: Iterable[Numbers]) -> None:
         """Drop files that were not read. Called with the lock."""
+        self._settle()
         for nodes in passed:
             if self._contents:
                 pop = self._contents.pop

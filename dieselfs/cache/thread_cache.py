@@ -106,8 +106,11 @@ class ThreadCache:
         metrics.gauge("job.nodes", "Known nodes.", lambda: len(self._job.members) if self._job else 0)
 
     def after_fork(self) -> None:
-        """Threads of the parent may have held the locks."""
-        self.lock, self._in_flight = Lock(), {}
+        """Threads of the parent may have held the locks, and have been in the middle of `_hold`."""
+        self.lock, self._in_flight, self._expected = Lock(), {}, set()
+        self.policy.reserved_bytes = 0
+        count = min(len(self.memories), len(self.views))
+        del self.memories[count:], self.views[count:]
 
     def close(self) -> None:
         """Release all memory and the connection to the daemon. Reads in flight end normally."""
@@ -297,9 +300,9 @@ class ThreadCache:
     def _hold(self, chunk: int, payload: Payload, is_kept: bool = False) -> None:
         """Hold a payload if there is still room for it. Called under the lock."""
         if is_kept or self.policy.would_pin(chunk):
-            self.slots[chunk] = len(self.memories)
             self.memories.append(payload.memory)
             self.views.append(payload.view)
+            self.slots[chunk] = len(self.views) - 1  # last: see `after_fork`
         if is_kept:
             self.policy.keep(chunk, payload)
         elif self.policy.has_room(chunk):

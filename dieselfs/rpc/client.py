@@ -3,7 +3,6 @@
 Thread-safe: each call takes its own connection from a pool. Fork-safe: a child never touches its parent's connections.
 """
 
-import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from dieselfs.limits import (
     SNAPSHOT_BYTES_MAX,
 )
 from dieselfs.process.embedded_server import connect_embedded, socket_path
+from dieselfs.process.forks import renew_after_fork
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
 from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
@@ -80,11 +80,16 @@ class ServerClient:
         self._access = AccessFiles(settings)
         if settings.server and settings.tls == OFF:
             warn_of_plain_tcp(self.address)
-        self._lock = Lock()  # guards the four below, and replaces `_access`
-        self._process_id = os.getpid()
+        self._lock = Lock()  # guards the two below
         self._endpoints = open_endpoints(self.address, settings.etcd, start)
         self._idle: list[Connection] = []
         self._is_closed = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The connections are in use by the parent; threads of it may have held the locks."""
+        self._lock, self._idle = Lock(), []
+        self._endpoints, self._access = self._endpoints.forked(), self._access.forked()
 
     def close(self) -> None:
         """Close the idle connections; calls in flight complete."""
@@ -132,13 +137,7 @@ class ServerClient:
         return Connection(connect_embedded(self.settings.home), self._embedded, None)
 
     def _tries(self, is_patient: bool) -> Tries:
-        with self._lock:
-            if os.getpid() != self._process_id:  # forked: the connections are in use by the parent
-                self._process_id = os.getpid()
-                self._idle = []
-                self._endpoints = self._endpoints.forked()
-                self._access = self._access.forked()
-            return self._endpoints.tries(is_patient)
+        return self._endpoints.tries(is_patient)
 
     def _take(self, tries: Tries) -> tuple[Connection, bool]:
         """`(connection, whether it is a new one)`."""

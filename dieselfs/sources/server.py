@@ -18,6 +18,7 @@ from dieselfs.chunk.segment import Memory, Segment, map_sealed
 from dieselfs.digests import digest_of, extent_digest_of
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, NotFound
 from dieselfs.limits import KIB
+from dieselfs.process.forks import renew_after_fork
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, Slices
@@ -50,6 +51,11 @@ class ServerSource:
         self._client = client
         self._lock = Lock()
         self._checksums: dict[int, Checksums] = {}  # of blocks, by chunk; the last used at the end
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Threads of the parent may have held the lock."""
+        self._lock = Lock()
 
     def fetch_chunk(self, chunk: int) -> bytearray:
         """As `Source.fetch_chunk`. Raises Damaged, which names the chunk, or Unavailable."""

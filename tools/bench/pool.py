@@ -104,9 +104,8 @@ def _reading(stage: Stage, lmdb: Path, rounds: int) -> Generator[Trial]:
                 JOB: Way(paths, library(LIBRARY_MEMORY_BYTES), daemons),
                 JOB_AGAIN: Way(paths, library(LIBRARY_MEMORY_BYTES, is_again=True), daemons),
                 JOB_SMALL: Way(paths[::SMALL_SHARE], library(SMALL_MEMORY_BYTES), daemons),
+                JOB_PLAN: Way(paths, _planned(job, batch), daemons),
             }
-            if batch > 1:
-                ways[JOB_PLAN] = Way(paths, _planned(job, batch), daemons)
             for name, fleet in fleets.items():
                 ways[name] = Way(paths, partial(partial, cache_reads, fleet, batch), servers[name])
             if batch == 1 and len(stage.hosts) == 1:

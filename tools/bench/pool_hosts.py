@@ -170,12 +170,17 @@ def library_reads(
 
 
 def library_plan(job: RunningJob, batch: int, rank: int, world: int) -> Work:
-    """The share of one rank in an epoch in chunk-wise order; computing the order is measured too."""
+    """The share of one rank in an epoch in chunk-wise order, loaded ahead; computing the order is measured too."""
     dataset = _opened(job, LIBRARY_MEMORY_BYTES)
 
     def read() -> int:
         paths = dataset.plan(SEED, 0, GROUP_CHUNKS).share(rank, world).paths
-        return get_batches(dataset.get_many, batch, paths)
+        if batch > 1:
+            return get_batches(dataset.get_many, batch, paths)
+        get = dataset.get
+        for path in dataset.ahead(paths):
+            get(path)
+        return len(paths)
 
     return read
 

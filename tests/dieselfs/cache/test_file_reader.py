@@ -14,6 +14,8 @@ from dieselfs.cache.policy import EVICTABLE_BYTES, EVICTABLE_SHARE, LOOKUP_BYTES
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES, MIB
+from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival, Slices
 from dieselfs.sources.server import ServerSource, SharedMemory
@@ -265,6 +267,38 @@ def test_a_child_forked_while_a_thread_fetches_a_chunk_reads_it_too(packed: Data
     is_forked.set()
     fetcher.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_children_forked_while_files_are_loaded_ahead_read_them_too(packed: Dataset) -> None:
+    chunks = CountingChunks(packed.client, packed.snapshot)
+    reader = FileReader(chunks, LIBRARY_MEMORY_BYTES)
+    paths = Plan(packed.snapshot, PlanSpec(seed=1, group_chunks=2)).share().paths
+    numbers = reader.look_ahead.along(paths)
+    for path in [next(numbers) for _ in range(5)]:
+        assert reader.get(path) == content_of(path)
+        child = os.fork()
+        if child == 0:
+            contents: list[bytes] = []
+            try:
+                contents = reader.get_many([*paths[:64]])
+            finally:
+                os._exit(0 if contents == [*map(content_of, paths[:64])] else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    reader.close()
+
+
+def test_the_plan_of_a_reader_is_loaded_ahead_and_each_chunk_is_fetched_once(packed: Dataset) -> None:
+    chunks = CountingChunks(packed.client, packed.snapshot)
+    reader = FileReader(chunks, LIBRARY_MEMORY_BYTES)
+    paths = Plan(packed.snapshot, PlanSpec(seed=1, group_chunks=2)).share().paths
+    for path in reader.look_ahead.along(paths):
+        assert reader.get(path) == content_of(path)
+    figures = reader.metrics.as_dict()
+    assert figures["chunk_cache"]["fetched_chunks"] == CHUNKS
+    assert figures["look_ahead"]["chunks"] > 0 == figures["look_ahead"]["failed"]
+    reader.close()
+    assert not [each for each in threading.enumerate() if each.name == "dieselfs-look-ahead"]
 
 
 def test_the_document_has_the_figures_that_the_code_has(packed: Dataset) -> None:

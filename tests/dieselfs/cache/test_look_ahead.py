@@ -153,6 +153,26 @@ def test_all_files_at_once_or_none(rig: Rig) -> None:
     assert rig.look_ahead.take(first) == [content(int(rig.packed.snapshot.name(node))) for node in first]
 
 
+def test_files_are_taken_one_by_one(rig: Rig) -> None:
+    share = rig.share()
+    rig.look_ahead.follow(share, 0, is_reader=True)
+    rig.chunks.wait(lambda: rig.chunks.reserved_bytes > 0)
+    first, *rest = share.nodes(0, RANK_FILES).tolist()
+    assert set(rig.look_ahead.take_some(rest)) == set(rest)
+    assert rig.look_ahead.take_one(first) == content(int(rig.packed.snapshot.name(first)))
+    assert rig.look_ahead.take_one(first) is None
+
+
+def test_the_room_of_files_that_were_taken_is_given_back(rig: Rig) -> None:
+    share = rig.share()
+    for node, position in zip(share.nodes().tolist(), share.positions().tolist(), strict=True):
+        rig.look_ahead.follow(share, position, is_reader=True)
+        rig.look_ahead.take_some([node])
+    assert rig.metrics.as_dict()["look_ahead"]["waiting_bytes"] >= 0
+    rig.look_ahead.close()
+    assert rig.chunks.reserved_max_bytes > rig.chunks.reserved_bytes == 0
+
+
 def test_what_waits_keeps_to_the_room(packed: PackedDataset) -> None:
     room_bytes = RANK_FILES * FILE_BYTES
     rig = Rig(packed, room_bytes)
