@@ -66,6 +66,7 @@ WITHOUT_CALL = {"close", "trouble", "failures", "servers", "servers_pin"}
 
 VERB_ARGUMENTS: dict[str, list[str]] = {
     "put": ["put", "f", "dl://d/"],
+    "sync": ["sync", ".", "dl://d/"],
     "get": ["get", "dl://d/f", "out"],
     "import": ["import", "f.tar", "dl://d/"],
     "export": ["export", "d", "out.erofs"],

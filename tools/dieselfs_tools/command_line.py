@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "put": "Store files and folders in a dataset.",
+    "sync": "Make a stored folder equal to a local one.",
     "get": "Write files of a dataset to this machine.",
     "import": "Store the records of archives and of other data formats.",
     "export": "Write a dataset as an image (EROFS), tar, WebDataset or LMDB.",
@@ -78,7 +79,7 @@ VERBS = {
 EXIT_OUTPUT_CLOSED = 141
 """The code that a shell reports for a write into a closed pipe."""
 
-_RESUMABLE = {"put", "get", "import"}
+_RESUMABLE = {"put", "sync", "get", "import"}
 
 _EPILOG = """\b
 Examples:

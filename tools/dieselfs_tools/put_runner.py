@@ -4,9 +4,10 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dieselfs.errors import InvalidInput, NotFound
@@ -14,18 +15,22 @@ from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.names import Location, is_location
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
+from dieselfs_tools.confirmation import confirm_name
 from dieselfs_tools.options import changeable_location
 from dieselfs_tools.output import Output
 from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
-from dieselfs_tools.sources import Source, find_sources, listed_sources, walk
+from dieselfs_tools.sources import Source, find_sources, listed_sources, relative_path, walk
 from dieselfs_tools.spool import STANDARD_INPUT, spooled
 from dieselfs_tools.upload_runner import Target, Upload, find_target
 
 
 @dataclass(frozen=True, kw_only=True)
 class PutOptions:
-    """Arguments and options of `dlcmd put`. The last of `names` is the destination."""
+    """Arguments and options of `dlcmd put` and `dlcmd sync`. The last of `names` is the destination.
+
+    `is_mirror`: delete what the sources do not have; `is_confirmed`: also everything.
+    """
 
     names: Sequence[str]
     is_recursive: bool
@@ -36,6 +41,8 @@ class PutOptions:
     files_from: str | None
     jobs: int
     chunk_bytes: int
+    is_mirror: bool = False
+    is_confirmed: bool = False
 
     @property
     def is_many(self) -> bool:
@@ -51,17 +58,28 @@ def run_put(session: Session, options: PutOptions) -> int:
     target = find_target(session.client, destination)
     with _found(session.output, sources, target, options) as found:
         listed = None if options.files_from is None else _read_names(options.files_from, found)
+        walked: set[bytes] = set()
+
+        def entries(failed: Failed) -> Iterator[UploadEntry]:
+            for entry in _entries(found, listed, options, failed):
+                walked.add(entry.path)
+                yield entry
+
+        def extraneous() -> Sequence[bytes]:
+            return _extraneous(session, target, found, options, walked)
+
         upload = Upload(
             session=session,
             target=target,
-            walk=lambda failed: _entries(found, listed, options, failed),
-            verb="put",
+            walk=entries if options.is_mirror else partial(_entries, found, listed, options),
+            verb=session.verb,
             jobs=options.jobs,
             chunk_bytes=options.chunk_bytes,
             is_many=options.is_many,
             is_forced=options.is_forced,
             started_s=started_s,
             source_name=b"standard input" if STANDARD_INPUT in sources else None,
+            extraneous=extraneous if options.is_mirror else tuple,
         )
         return upload.run(options.is_dry_run)
 
@@ -74,6 +92,36 @@ def _entries(
     patterns = Patterns(options.excludes, options.includes)
     for source in sources:
         yield from walk(source, patterns, options.is_recursive, failed)
+
+
+def _extraneous(
+    session: Session,
+    target: Target,
+    found: Sequence[Source],
+    options: PutOptions,
+    walked: Collection[bytes],
+) -> Sequence[bytes]:
+    """The paths of the dataset in the places of the sources that these do not have, each folder after its content, but
+    for excluded ones. Raises InvalidInput if the sources are empty, and the user does not confirm that.
+    """
+    try:
+        snapshot = session.dataset(target.location.dataset).snapshot
+    except NotFound:  # it would be created
+        return ()
+    patterns = Patterns(options.excludes, options.includes)
+    paths = [
+        path
+        for source in found
+        if (top := snapshot.find(source.path)) >= 0
+        for path in map(snapshot.path, snapshot.walk(top))
+        if path not in walked and patterns.is_wanted(relative_path(source, path))
+    ]
+    is_empty = all(path in {source.path for source in found} for path in walked)
+    if paths and is_empty and not (options.is_confirmed or options.is_dry_run):
+        confirm_name(
+            target.location.dataset, f"the source is empty: this deletes everything in {target.location}"
+        )
+    return paths[::-1]
 
 
 def _split(names: Sequence[str], is_recursive: bool) -> tuple[Sequence[str], Location]:

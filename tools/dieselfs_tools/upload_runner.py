@@ -1,7 +1,7 @@
 """The work of verbs that upload: the destination, the dry run, the transfer and its summary. No I/O of its own."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dieselfs.errors import (
@@ -81,6 +81,8 @@ class Upload:
 
     `verb`: as in "would put"; `is_many`: entries are compared with a snapshot, not with a request for each;
     `is_forced`: what is stored already is stored again; `source_name`: of the first entry, instead of its own.
+    `extraneous`: what to delete after the upload, each folder after its content, once all entries were walked; nothing
+    is deleted if one has failed.
     """
 
     session: Session
@@ -93,6 +95,7 @@ class Upload:
     is_forced: bool
     started_s: float
     source_name: bytes | None = None
+    extraneous: Callable[[], Sequence[bytes]] = tuple
 
     def run(self, is_dry_run: bool) -> int:
         """Returns the exit code."""
@@ -124,15 +127,21 @@ class Upload:
             names = {**name_fields(entry.source, "source"), **name_fields(entry.path)}
             text = f"would {self.verb} {printable(entry.source)} -> {place}"
             output.detail("entry", text, {**names, "size": entry.file_bytes})
+        removed = self._removed(report)
+        for path in removed:
+            place = Location(self.target.location.dataset, path, False)
+            output.detail("deletion", f"would delete {place}", name_fields(path))
         output.failures(report.failures, report.failed_files)
         return output.summary(
             f"would store {count(report.found_files, 'entry')} ({output.size(report.found_bytes)}), "
-            f"skip {report.skipped_files:,} that are already stored",
+            f"skip {report.skipped_files:,} that are already stored"
+            + (f", delete {count(len(removed), 'entry')}" if removed else ""),
             {
                 "dry_run": True,
                 "entries": report.found_files,
                 "bytes": report.found_bytes,
                 "skipped": report.skipped_files,
+                "deleted": len(removed),
                 "failed": report.failed_files,
             },
             _exit_code(report),
@@ -159,9 +168,25 @@ class Upload:
             is_full = isinstance(error, StorageFull)
             room = " when there is room: dlcmd purge, or a larger disk" if is_full else ""
             raise type(error)(f"{error}; {stored}{room}") from error
-        return self._report(report, first[0] if first else None)
+        removed = self._removed(report)
+        if removed:
+            dataset = self.session.dataset(self.target.location.dataset)
+            for path in removed:
+                dataset.writer.delete(path)
+            dataset.flush()
+        return self._report(report, first[0] if first else None, len(removed))
 
-    def _report(self, report: TransferReport, first: UploadEntry | None) -> int:
+    def _removed(self, report: TransferReport) -> Sequence[bytes]:
+        """What is deleted."""
+        removed = self.extraneous()
+        if removed and report.failed_files:
+            self.session.output.error(
+                "nothing is deleted, because sources failed; run it again without failures"
+            )
+            return ()
+        return removed
+
+    def _report(self, report: TransferReport, first: UploadEntry | None, deleted: int) -> int:
         elapsed_s, dataset = time.monotonic() - self.started_s, self.target.location.dataset
         output, done = self.session.output, f"stored {_counted(report)}"
         text = outcome(output, report, done, "were already stored", elapsed_s)
@@ -172,9 +197,12 @@ class Upload:
             "stored_bytes": report.done_bytes,
             "skipped": report.skipped_files,
             "skipped_bytes": report.skipped_bytes,
+            "deleted": deleted,
             "failed": report.failed_files,
             "seconds": round(elapsed_s, 3),
         }
+        if deleted:
+            text += f"; deleted {count(deleted, 'entry')}"
         if first is not None:
             source, path = self.source_name or first.source, first.path
             text += f"; the first: {printable(source)} -> {Location(dataset, path, False)}"
