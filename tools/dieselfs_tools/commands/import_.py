@@ -9,7 +9,7 @@ from dieselfs.units import format_size
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
-FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord")
+FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "litdata")
 """As in `importing.formats`, which help and completion need not import."""
 
 

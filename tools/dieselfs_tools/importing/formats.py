@@ -1,5 +1,6 @@
 """The formats of imported sources: how each is recognized, and its reader. This module looks into folders."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs_tools.importing.inputs import Input
 from dieselfs_tools.importing.lmdb_file import DATA_FILE
+from dieselfs_tools.importing.mds_file import INDEX
 from dieselfs_tools.importing.naming import WHOLE_NAME
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.importing.tfrecord_file import is_tfrecord
@@ -47,6 +49,8 @@ FORMATS = {
         Format("hdf5", "hdf5_file"),
         Format("parquet", "parquet_file", NUMBERED),
         Format("tfrecord", "tfrecord_file", NUMBERED),
+        Format("mds", "mds_file"),
+        Format("litdata", "litdata_file"),
     )
 }
 """By the names that `--format` takes; WebDataset shards are tar files."""
@@ -86,7 +90,16 @@ def _recognized(source: Input) -> str | None:
 
 def _recognized_folder(path: str) -> str | None:
     """A folder that is one source."""
-    return "lmdb" if os.path.exists(os.path.join(path, DATA_FILE)) else None
+    if os.path.exists(os.path.join(path, DATA_FILE)):
+        return "lmdb"
+    try:
+        with open(os.path.join(path, INDEX), "rb") as file:
+            index = json.load(file)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(index, dict):
+        return None
+    return "mds" if "shards" in index else "litdata" if "chunks" in index else None
 
 
 _TFRECORD_NAME = re.compile(r"\.tfrecords?([.-]|$)")

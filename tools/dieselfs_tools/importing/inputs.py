@@ -38,9 +38,12 @@ UNPACKED_BYTES_MAX = 256 << 10
 class Input:
     """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none."""
 
-    def __init__(self, name: str, stack: ExitStack, output: Output) -> None:
-        """Raises NotFound, Unavailable (a URL), InvalidInput. `stack` closes what is opened."""
+    def __init__(self, name: str, stack: ExitStack, output: Output, is_packed: bool | None = None) -> None:
+        """Raises NotFound, Unavailable (a URL), InvalidInput, Damaged. `stack` closes what is opened. `is_packed`:
+        whether the bytes are compressed; None looks at the first ones.
+        """
         self.name = name
+        self._is_packed = is_packed
         self.is_folder = False
         self.mtime_ns = 0
         self.path = ""
@@ -70,6 +73,12 @@ class Input:
         packed = self._stack.enter_context(raw)
         self._stream = io.BufferedReader(_Whole(packed.read), BUFFER_BYTES)
         unpack = _decompressor(self._stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
+        if self._is_packed is not None and self._is_packed != (unpack is not None):
+            if self._is_packed:
+                raise Damaged(
+                    f"{printable(os.fsencode(self.name))}: its compression is not known, or it is damaged"
+                )
+            unpack = None
         if unpack is not None:
             self.path = ""  # readers of files need the content
             self._stream = io.BufferedReader(_Whole(_unpacked(unpack(self._stream))), BUFFER_BYTES)
@@ -89,6 +98,10 @@ class Input:
         if self._stream is None:
             raise InvalidInput(f"{printable(os.fsencode(self.name))} is a folder, not a file")
         return self._stream
+
+    def beside(self, path: str, stack: ExitStack, is_packed: bool) -> "Input":
+        """Another local file, as a part of this source."""
+        return Input(path, stack, self._output, is_packed)
 
     def file(self) -> str:
         """The path of a local file or folder with the bytes; of a stream, a temporary one."""
@@ -137,7 +150,7 @@ class _Unpacking(Protocol):
 
 def _decompressor(magic: bytes) -> Callable[[BinaryIO], _Unpacking] | None:
     """That of a gzip, zstandard, bzip2 or xz stream."""
-    if magic.startswith(b"\x1f\x8b"):
+    if magic.startswith(b"\x1f\x8b\x08"):
         return lambda stream: gzip.GzipFile(fileobj=stream)
     if magic.startswith(b"BZh"):
         return bz2.BZ2File
