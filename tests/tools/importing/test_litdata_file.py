@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged, InvalidInput
+from dieselfs_tools.importing.litdata_file import file_of
 from tests.support.documents import REPOSITORY
 from tests.support.importing import contents, read_all
 
@@ -80,3 +81,17 @@ def test_an_index_that_makes_no_sense(folder: Path) -> None:
         (folder / "index.json").write_text(json.dumps({"chunks": [], "config": config}))
         with pytest.raises(Damaged, match="no proper config"):
             read_all(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "file"),
+    [
+        (b"[1]", (".json", b"[1]")),
+        (b"\0\3\0\0\0[1]", (".json", b"[1]")),
+        (b"\0\4\0\0\0[1]", (".nested", b"\0\4\0\0\0[1]")),
+        (b"\x0b", (".nested", b"\x0b")),
+        (b"", (".nested", b"")),
+    ],
+)
+def test_lists_and_dictionaries(value: bytes, file: tuple[str, bytes]) -> None:
+    assert file_of("json", value) == file

@@ -37,6 +37,7 @@ _TORCH_TYPES = (
     "float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128", "float16",
     "float16", "", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool", "uint16",
 )  # fmt: skip
+_NESTED_JSON = struct.Struct("<xI")
 _SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}
 
 
@@ -102,7 +103,7 @@ def _leaves(spec: Any) -> Iterator[tuple[str, ...]]:
 def _records(
     key: str, formats: list[str], names: list[str], parts: list[bytes], mtime_ns: int
 ) -> Iterator[Record]:
-    files = [_file(kind, part) for kind, part in zip(formats, parts, strict=True)]
+    files = [file_of(kind, part) for kind, part in zip(formats, parts, strict=True)]
     fields = {
         name: part.decode("utf-8", "replace")
         if kind == "str"
@@ -117,7 +118,7 @@ def _records(
         yield record
 
 
-def _file(kind: str, part: bytes) -> tuple[str, bytes]:
+def file_of(kind: str, part: bytes) -> tuple[str, bytes]:
     """Suffix and content of the file of a leaf. Raises Damaged."""
     kind, _, detail = kind.partition(":")
     try:
@@ -137,6 +138,19 @@ def _file(kind: str, part: bytes) -> tuple[str, bytes]:
             return ".bfloat16", part[8 + 4 * rank :]
     except (ValueError, IndexError, struct.error) as error:
         raise Damaged(f"a value is no {kind}: {error}") from None
+    if kind == "json":
+        return _nested(part)
     if kind == "image" and detail.isalnum():
         return f".{detail}", part
     return SUFFIXES.get(kind, suffix_of(part)), part
+
+
+def _nested(part: bytes) -> tuple[str, bytes]:
+    """A nested value: JSON, as older versions write it or behind a header; else in a form that only LitData reads."""
+    if part[:1] > b" ":
+        return ".json", part
+    if part[:1] == b"\0" and len(part) >= _NESTED_JSON.size:
+        (length,) = _NESTED_JSON.unpack_from(part)
+        if length == len(part) - _NESTED_JSON.size:
+            return ".json", part[_NESTED_JSON.size :]
+    return ".nested", part
