@@ -48,6 +48,7 @@ from dieselfs_client.service import Service
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 from dieselfs_client.supervision.handover_state import HandoverState
 from dieselfs_client.supervision.kept_descriptors import DEVICE
+from dieselfs_client.supervision.kept_scores import SCORES
 from dieselfs_client.supervision.status import MemoryFile
 from dieselfs_client.supervision.supervisor_client import Command, SupervisorClient
 
@@ -252,6 +253,7 @@ class _MountService(Service):
                         foreground=foreground,
                         view=Choice(self.layers.view, self.layers.reason),
                         root_mode=0o700 if self._is_private() else None,
+                        scores_file=self._scores_file(),
                     )
                     if self.client is not None:
                         node.watch_servers(self.client)
@@ -287,6 +289,14 @@ class _MountService(Service):
         if inherited is None:
             self.supervisor_client.tell("keep", HANDOVER_STATE, handover_state.descriptor)
         return handover_state
+
+    def _scores_file(self) -> MemoryFile:
+        """The scores that the previous daemon kept."""
+        inherited = self.supervisor_client.inherited.pop(SCORES, None)
+        file = MemoryFile(SCORES, inherited)
+        if inherited is None:
+            self.supervisor_client.tell("keep", SCORES, file.descriptor)
+        return file
 
     async def _answer(self, driver: Driver, others: trio.CancelScope) -> None:
         """Answer the kernel until the mount has ended, then end the other tasks."""

@@ -14,7 +14,9 @@ import numpy as np
 import trio
 
 from dieselfs import __version__
+from dieselfs.arrays import Nodes
 from dieselfs.errors import DieselfsError
+from dieselfs.importance.score_lines import LossBatch
 from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import ExtentTable, Pages
 from dieselfs.process.system_limits import room_bytes
@@ -51,6 +53,8 @@ from dieselfs_client.mount.read_path import ReadPath
 from dieselfs_client.mount.view import FUSE_VIEW, Choice
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
+from dieselfs_client.supervision.kept_scores import KeptScores
+from dieselfs_client.supervision.status import MemoryFile
 
 if TYPE_CHECKING:  # imported in a job alone
     from dieselfs_client.cluster.role import JobRole
@@ -108,10 +112,11 @@ class Node:
         foreground: Foreground | None = None,
         view: Choice = FUSE_VIEW,
         root_mode: int | None = None,
+        scores_file: MemoryFile | None = None,
     ) -> None:
         """`source`: the current source of bytes; called for each request, in any thread.
 
-        `root_mode`: see `MountCore`.
+        `root_mode`: see `MountCore`. `scores_file`: has the scores of the previous daemon, and gets those of this one.
         """
         foreground = foreground or Foreground()
         self.metrics = metrics = job.metrics if job else Registry()
@@ -124,6 +129,7 @@ class Node:
             snapshot, self, ErrorLog(), on_new_file=self._write_state, is_private=is_private
         )
         self._snapshot = snapshot
+        self._scores = KeptScores(snapshot, scores_file)
         self._view = view
         self._options = options
         self._job = job
@@ -189,6 +195,12 @@ class Node:
             return {"dataset_bytes": self._dataset_bytes, "node": own, "job": None}
         return await self._job.warmth()
 
+    def score(self, batch: LossBatch) -> None:
+        self._scores.files.take(batch)
+
+    def drawn(self, asked: ShareName) -> Nodes:
+        return self._scores.drawn(asked)
+
     def warm(self) -> None:
         if self._job is None:
             self._warming.start()
@@ -224,6 +236,7 @@ class Node:
             self._unresumed.remove(reading)
         while True:
             self._write_state()
+            await trio.to_thread.run_sync(self._scores.keep)
             await trio.sleep(HANDOVER_INTERVAL_S)
 
     def info(self) -> dict[str, Any]:
@@ -275,6 +288,10 @@ class Node:
         metrics.info(
             "view", "How the kernel shows the files, and why no better way is possible.", self._view_fields
         )
+        scored = self._scores.files
+        metrics.gauge("importance.batches", "Batches of losses that were written.", lambda: scored.batches)
+        metrics.gauge("importance.scored_files", "Files that have a score.", lambda: scored.scored)
+        metrics.info("importance_orders", "The orders that were drawn last, with checksums.", scored.orders)
         metrics.info("plans", "Each plan that is read: its window and its readers.", self._plans)
 
     def _view_fields(self) -> dict[str, str]:

@@ -5,7 +5,11 @@ from typing import Any
 
 import trio
 
+from dieselfs.arrays import Nodes
+from dieselfs.errors import InvalidInput
+from dieselfs.importance.score_lines import LossBatch
 from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.control_tree import ControlTree
@@ -20,6 +24,7 @@ class SimpleContents:
         self.texts: list[str] = []
         self.declared: list[Share] = []
         self.warmed = 0
+        self.scored: list[LossBatch] = []
         self.is_ahead = trio.Event()
         self.is_ahead.set()
         self._snapshot = snapshot
@@ -41,6 +46,14 @@ class SimpleContents:
 
     async def ahead_of(self, share: Share) -> None:
         await self.is_ahead.wait()
+
+    def score(self, batch: LossBatch) -> None:
+        if b"missing" in batch.paths:
+            raise InvalidInput("missing is no file")
+        self.scored.append(batch)
+
+    def drawn(self, asked: ShareName) -> Nodes:
+        return Plan(self._snapshot, PlanSpec(asked.plan.seed)).nodes()[:3]
 
     async def warmth(self) -> Mapping[str, Any]:
         await self.is_ahead.wait()

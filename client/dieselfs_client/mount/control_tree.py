@@ -4,12 +4,15 @@
     .dieselfs/info      the mounted dataset, JSON          .dieselfs/errors    the newest errors
     .dieselfs/warm      the warmth of the memory, JSON     .dieselfs/warm-now  the same; a read of it starts warming.
                                                            Not listed, so that no search through all files starts it
-    .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        the paths that one reader reads, one per line; not listed
+    .dieselfs/scores    losses of files are written to it, as lines (`importance.score_lines`)
+    .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        the paths that one reader reads, one per line; not listed.
+                                                           With policy=importance they are drawn by the losses
 
 The kernel does not report that a file is opened, and does not read beyond the size from its lookup. So each lookup of a
 file makes a new inode with fixed content. The inode ends when the kernel forgets it.
 """
 
+import errno
 import json
 import os
 import stat
@@ -24,7 +27,10 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput, NotFound, Unavailable
+from dieselfs.importance.score_lines import LossBatch, ScoreLines
+from dieselfs.importance.scored_files import POLICY as IMPORTANCE
 from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.names import printable
 from dieselfs.shuffle.plan import Plan, Share
@@ -32,7 +38,7 @@ from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.core import CONTROL_FOLDER, CONTROL_INODE, ROOT_INODE, Attributes, Siblings
-from dieselfs_client.mount.error_log import ErrorLog
+from dieselfs_client.mount.error_log import ErrorLog, Refused
 from dieselfs_client.mount.path_lines import NEWLINE, NUL, PathLines, unwritable
 
 CONTROL_FILES_MAX = 1024
@@ -41,7 +47,7 @@ SHUFFLES_KEPT_MAX = 16
 """File lists that `.dieselfs/shuffle/` keeps for repeated requests; 4 bytes a file."""
 
 SHUFFLE_INODE = CONTROL_INODE + 1
-_WARM, _WARM_NOW = b"warm", b"warm-now"
+_WARM, _WARM_NOW, _SCORES = b"warm", b"warm-now", b"scores"
 _LISTED_INODE = CONTROL_INODE + 2
 """The inode of the first file in a listing; no lookup returns it."""
 _FILES_INODE = CONTROL_INODE + 16
@@ -75,6 +81,15 @@ class ControlContents(Protocol):
     async def warmth(self) -> Mapping[str, Any]:
         """For `warm`; goes into JSON. Waits for other nodes, for a limited time."""
 
+    def score(self, batch: LossBatch) -> None:
+        """A program has written these losses. Raises InvalidInput."""
+
+    def drawn(self, asked: ShareName) -> Nodes:
+        """The files of a share with the policy `importance`. Called from worker threads.
+
+        Raises InvalidInput, NotFound.
+        """
+
     def warm(self) -> None:
         """Start warming, on this node and on the other nodes of the job."""
 
@@ -93,6 +108,7 @@ class _Text:
 class _File:
     """One inode. `lookups`: how many lookups of the kernel returned it. The list of an inherited order has no `content`
     until it is read; `share` is the share that it lists. `on_first_read` is called once, at the first read from 0.
+    `written`: what was written to it; None for a file that cannot be written to.
     """
 
     name: bytes
@@ -101,6 +117,7 @@ class _File:
     share: Share | None = None
     on_first_read: Callable[[], None] | None = None
     lookups: int = 1
+    written: ScoreLines | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +149,11 @@ class ControlTree:
         is_private: bool = False,
     ) -> None:
         """`on_new_file` is called after each new file, before the reply to the kernel. `is_private`: only the owner may
-        declare plans and start warming, by the modes of `shuffle` and `warm`.
+        declare plans, write losses and start warming, by the modes of `shuffle`, `scores` and `warm`.
         """
         self._shuffle_mode = stat.S_IFDIR | (0o500 if is_private else 0o555)
         self._order_mode = _PRIVATE_MODE if is_private else _FILE_MODE
+        self._scores_mode = stat.S_IFREG | (0o200 if is_private else 0o222)
         self.errors = errors
         self._on_new_file = on_new_file
         self._snapshot = snapshot
@@ -166,6 +184,8 @@ class ControlTree:
             if name in self._texts:
                 mode, text = self._texts[name]
                 return self._admit(name, mode, _Text(text()))
+            if name == _SCORES:
+                return self._admit(name, self._scores_mode, _Text(""), written=ScoreLines())
             found = SHUFFLE_INODE if name == b"shuffle" else found
         elif folder != SHUFFLE_INODE:
             self._file(folder)
@@ -193,9 +213,10 @@ class ControlTree:
         makes no file.
         """
         share, lines = await self._found(name)
-        return self._admit(name, self._order_mode, lines, share, partial(self._contents.declare, share))
+        declare = None if share is None else partial(self._contents.declare, share)
+        return self._admit(name, self._order_mode, lines, share, declare)
 
-    async def _found(self, name: bytes) -> tuple[Share, PathLines]:
+    async def _found(self, name: bytes) -> tuple[Share | None, PathLines]:
         try:
             with trio.move_on_after(READ_TIMEOUT_S):
                 asked = ShareName.parse(name)
@@ -208,9 +229,10 @@ class ControlTree:
             f"the order {printable(name)} was not computed within {READ_TIMEOUT_S:g} s: open the file again"
         )
 
-    def _lay_out(self, asked: ShareName) -> tuple[Share, PathLines]:
-        share = asked.share(self._contents.plan)
-        nodes = share.nodes()
+    def _lay_out(self, asked: ShareName) -> tuple[Share | None, PathLines]:
+        """The share is None for files that are drawn: no plan prefetches them."""
+        share = None if asked.plan.policy == IMPORTANCE else asked.share(self._contents.plan)
+        nodes = self._contents.drawn(asked) if share is None else share.nodes()
         if not asked.is_null and (path := unwritable(self._snapshot, nodes)) is not None:
             raise InvalidInput(
                 f"path {printable(path)} contains a newline: add null=1 to the name, for paths that end with NUL"
@@ -224,11 +246,12 @@ class ControlTree:
         content: _Text | PathLines,
         share: Share | None = None,
         on_first_read: Callable[[], None] | None = None,
+        written: ScoreLines | None = None,
     ) -> Attributes:
         inode = self._next_inode
         self._next_inode += 1
         attributes = Attributes(inode, mode, content.size_bytes, self._clock_ns())
-        self._files[inode] = _File(name, attributes, content, share, on_first_read)
+        self._files[inode] = _File(name, attributes, content, share, on_first_read, written=written)
         while len(self._files) > self._files_max:
             self._files.popitem(last=False)
         self._on_new_file()
@@ -245,7 +268,7 @@ class ControlTree:
     # -- handover to the next daemon -----------------------------------------------------------------------
 
     def files(self) -> list[ControlFile]:
-        """The files that the kernel may still read."""
+        """The files that the kernel may still read. A writer opens its file again."""
         return [
             ControlFile(
                 *file.attributes,
@@ -254,6 +277,7 @@ class ControlTree:
                 file.content.text if isinstance(file.content, _Text) else None,
             )
             for file in self._files.values()
+            if file.written is None
         ]
 
     def inherit(self, files: Iterable[ControlFile]) -> None:
@@ -263,6 +287,34 @@ class ControlTree:
             content = None if of.text is None else _Text(of.text)
             name = os.fsencode(of.name)
             self._files[of.inode] = _File(name, attributes, content, lookups=of.lookups)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def write(self, inode: int, offset: int, content: bytes) -> int:
+        """Take bytes that a program has written to a file; returns how many. Batches that end in them count at once.
+
+        Raises InvalidInput, also noted in `errors`, for malformed text, and Refused for any other file.
+        """
+        written = self._written(inode)
+        try:
+            for batch in written.write(offset, content):
+                self._contents.score(batch)
+        except InvalidInput as error:
+            self.errors.note(printable(CONTROL_FOLDER + b"/" + _SCORES), str(error))
+            raise
+        return len(content)
+
+    def truncated(self, inode: int) -> Attributes:
+        """A writer that begins at 0 may truncate its file. Raises as `write`."""
+        if self._written(inode).length_bytes:
+            raise InvalidInput("losses that were written count already: open the file again")
+        return self.attributes(inode)
+
+    def _written(self, inode: int) -> ScoreLines:
+        written = None if inode in (CONTROL_INODE, SHUFFLE_INODE) else self._file(inode).written
+        if written is None:
+            raise Refused(errno.EROFS)
+        return written
 
     # -- inodes ------------------------------------------------------------------------------------------
 
@@ -340,7 +392,8 @@ class ControlTree:
 
     def _listed(self) -> list[tuple[bytes, int]]:
         files = [(name, mode) for name, (mode, _) in self._texts.items()]
-        return [*files, (b"shuffle", self._shuffle_mode), (_WARM, self._order_mode)]
+        others = [(_SCORES, self._scores_mode), (b"shuffle", self._shuffle_mode), (_WARM, self._order_mode)]
+        return [*files, *others]
 
     def _siblings(self, inodes: list[int], modes: list[int], names: list[bytes]) -> Siblings:
         return Siblings(

@@ -35,8 +35,8 @@ _DOTS = 2
 """The positions of `.` and `..` in a folder; its children follow."""
 _UNANSWERED = frozenset({Opcode.DESTROY, Opcode.NOTIFY_REPLY})
 _CHANGING = (
-    *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.LINK),
-    *(Opcode.RENAME, Opcode.RENAME2, Opcode.WRITE, Opcode.SETXATTR, Opcode.REMOVEXATTR, Opcode.CREATE),
+    *(Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.LINK),
+    *(Opcode.RENAME, Opcode.RENAME2, Opcode.SETXATTR, Opcode.REMOVEXATTR, Opcode.CREATE),
     *(Opcode.TMPFILE, Opcode.FALLOCATE, Opcode.COPY_FILE_RANGE),
 )
 # Python's `open` sends IOCTL for each file, to detect terminals. No reply makes the kernel stop sending it. So it is
@@ -71,6 +71,8 @@ class KernelDriver(Driver):
             Opcode.READLINK: lambda asked, _: self.core.target(asked.inode),
             Opcode.READDIRPLUS: partial(self._listing, protocol.DIRENT_PLUS_BYTES, encoder.listing_plus),
             Opcode.READDIR: partial(self._listing, protocol.DIRENT_BYTES, protocol.encode_listing),
+            Opcode.WRITE: self._write_control,
+            Opcode.SETATTR: self._set_attributes,
             Opcode.STATFS: self._statfs,
             Opcode.INIT: self._init,
             Opcode.INTERRUPT: self._interrupt,
@@ -268,6 +270,20 @@ class KernelDriver(Driver):
         else:
             self._answer_later(request, nursery, lambda: self.reads.fetch(inode, offset, size))
         return None
+
+    # -- writes, to the control tree only ------------------------------------------------------------------------
+
+    def _write_control(self, request: KernelRequest, _: trio.Nursery) -> bytes:
+        if request.inode < CONTROL_INODE:
+            raise Refused(errno.EROFS)
+        offset, content = protocol.decode_write(request.body)
+        return protocol.encode_written(self.control.write(request.inode, offset, bytes(content)))
+
+    def _set_attributes(self, request: KernelRequest, _: trio.Nursery) -> bytes:
+        """Programs truncate a file when they open it to write."""
+        if request.inode < CONTROL_INODE or protocol.decode_setattr(request.body) != 0:
+            raise Refused(errno.EROFS)
+        return self._encoder.attributes(self.control.truncated(request.inode))
 
     def _read_control(
         self, request: KernelRequest, nursery: trio.Nursery, offset: int, size: int

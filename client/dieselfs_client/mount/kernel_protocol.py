@@ -33,7 +33,7 @@ PAGE_BYTES = 4096
 REQUEST_BYTES_MAX = 128 << 10
 """Buffer for one request. Requests that change something may be larger; then the kernel fails them."""
 WRITE_BYTES_MAX = PAGE_BYTES
-"""The smallest size that the kernel accepts; it is not used."""
+"""The smallest size that the kernel accepts; only a file of the control tree is written to."""
 REQUESTS_IN_BACKGROUND_MAX = 64
 """Limit of read-ahead requests in flight; other reads do not count."""
 
@@ -106,6 +106,9 @@ _ATTRIBUTES = "QQQqqqIIIIIIIIII"
 _ENTRY_OUT = struct.Struct("=QQQQII" + _ATTRIBUTES)
 _ATTR_OUT = struct.Struct("=QII" + _ATTRIBUTES)
 _READ_IN = struct.Struct("=QQI")  # its first fields
+_WRITE_IN = struct.Struct("=QQIIQII")
+_WRITE_OUT = struct.Struct("=II")
+_SETATTR_IN = struct.Struct("=IIQQ")  # its first fields
 _INIT_IN = struct.Struct("=IIII")
 _INIT_OUT = struct.Struct("=IIIIHHIIHHI28x")
 _STATFS_OUT = struct.Struct("=QQQQQIII28x")
@@ -134,6 +137,9 @@ _DIRENT_PLUS = np.dtype(
     ]
 )
 IN_HEADER_BYTES = _IN_HEADER.size
+_SIZE_VALID = 1 << 3
+_OTHERS_VALID = 0b111 | 1 << 4 | 1 << 5
+"""FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_ATIME, FATTR_MTIME."""
 _STORE = np.dtype(
     [("length", "u4"), ("code", "i4"), *_fields("u8", "unique inode offset"), *_fields("u4", "size padding")]
 )
@@ -196,6 +202,26 @@ def decode_init(body: memoryview) -> InitRequest:
 def decode_read(body: memoryview) -> ReadRequest:
     _handle, offset, size = _unpack(_READ_IN, body, "READ")
     return ReadRequest(offset, size)
+
+
+def decode_write(body: memoryview) -> tuple[int, memoryview]:
+    """The offset of a WRITE, and its bytes, which are a view of `body`."""
+    _handle, offset, size, *_ = _unpack(_WRITE_IN, body, "WRITE")
+    content = body[_WRITE_IN.size :]
+    if len(content) != size:
+        raise ProtocolError(f"WRITE of {len(content)} bytes from the kernel announces {size}")
+    return offset, content
+
+
+def encode_written(size: int) -> bytes:
+    """The reply to WRITE."""
+    return _WRITE_OUT.pack(size, 0)
+
+
+def decode_setattr(body: memoryview) -> int | None:
+    """The new size that a SETATTR asks for; None if it changes others than the size."""
+    valid, _, _handle, size = _unpack(_SETATTR_IN, body, "SETATTR")
+    return size if valid & _SIZE_VALID and not valid & _OTHERS_VALID else None
 
 
 def decode_number(body: memoryview) -> int:

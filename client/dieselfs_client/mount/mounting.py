@@ -107,17 +107,22 @@ def prepare_mountpoint(mountpoint: str) -> None:
         ) from None
 
 
-def mount_device(mountpoint: str, source: str, allow_other: bool = False, noexec: bool = False) -> int:
-    """Mount, and return the descriptor of `/dev/fuse` for the requests of the kernel. Raises MountError."""
+def mount_device(
+    mountpoint: str, source: str, allow_other: bool = False, noexec: bool = False, is_writable: bool = False
+) -> int:
+    """Mount, and return the descriptor of `/dev/fuse` for the requests of the kernel. Raises MountError.
+
+    `is_writable`: the kernel lets writes through, for the control tree; not through `fusermount3`.
+    """
     options = ["default_permissions", f"max_read={READ_BYTES_MAX}"]
     if allow_other:
         options.append("allow_other")
     if _mounts_itself():
-        return _mount_as_root(mountpoint, source, options, noexec)
+        return _mount_as_root(mountpoint, source, options, noexec, is_writable)
     return _mount_through_helper(mountpoint, source, options, noexec)
 
 
-def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: bool) -> int:
+def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: bool, is_writable: bool) -> int:
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError as error:
@@ -129,7 +134,7 @@ def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: boo
     owner = f"user_id={os.getuid()},group_id={os.getgid()}"
     data = ",".join([f"fd={device},rootmode={stat.S_IFDIR:o}", owner, *options])
     try:
-        mount_kernel_file_system(source, mountpoint, FILESYSTEMS[FUSE], noexec, data)
+        mount_kernel_file_system(source, mountpoint, FILESYSTEMS[FUSE], noexec, data, is_writable)
     except MountError:
         os.close(device)
         raise
@@ -137,10 +142,19 @@ def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: boo
 
 
 def mount_kernel_file_system(
-    source: str, mountpoint: str, filesystem: str | None, noexec: bool = False, data: str = ""
+    source: str,
+    mountpoint: str,
+    filesystem: str | None,
+    noexec: bool = False,
+    data: str = "",
+    is_writable: bool = False,
 ) -> None:
-    """mount(2), read-only; without `filesystem`, the folder `source` is mounted there too (bind). Raises MountError."""
+    """mount(2), read-only unless `is_writable`; without `filesystem`, the folder `source` is mounted there too (bind).
+    Raises MountError.
+    """
     flags = _FLAGS | (_MS_NOEXEC if noexec else 0) if filesystem else _MS_BIND
+    if is_writable:
+        flags &= ~_MS_RDONLY
     kind = filesystem.encode() if filesystem else None
     if _libc.mount(os.fsencode(source), os.fsencode(mountpoint), kind, flags, os.fsencode(data)) != 0:
         reason = os.strerror(ctypes.get_errno())

@@ -13,7 +13,7 @@ from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.control_tree import SHUFFLE_INODE, ControlTree
 from dieselfs_client.mount.core import CONTROL_INODE, ROOT_INODE
-from dieselfs_client.mount.error_log import ErrorLog
+from dieselfs_client.mount.error_log import ErrorLog, Refused
 from tests.support.control import SimpleContents
 from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
 
@@ -96,11 +96,11 @@ def test_a_listing(tree: ControlTree) -> None:
     nodes = tree.child_nodes(CONTROL_INODE)
     assert tree.listed(nodes) == nodes
     listed = tree.siblings(nodes)
-    assert listed.names == [b"cursor", b"errors", b"info", b"stats", b"shuffle", b"warm"]
-    assert tree.name_lengths(nodes).tolist() == [6, 6, 4, 5, 7, 4]
+    assert listed.names == [b"cursor", b"errors", b"info", b"stats", b"scores", b"shuffle", b"warm"]
+    assert tree.name_lengths(nodes).tolist() == [6, 6, 4, 5, 6, 7, 4]
     assert not listed.is_cacheable, "or the kernel would never look one up again"
-    assert len(set(listed.inodes.tolist())) == 6
-    assert tree.siblings(nodes[4:]).names == [b"shuffle", b"warm"]
+    assert len(set(listed.inodes.tolist())) == 7
+    assert tree.siblings(nodes[5:]).names == [b"shuffle", b"warm"]
     assert len(tree.child_nodes(SHUFFLE_INODE)) == 0
     dots = tree.dots(CONTROL_INODE)
     assert (dots.names, dots.inodes.tolist()) == ([b".", b".."], [CONTROL_INODE, ROOT_INODE])
@@ -324,3 +324,49 @@ def test_only_names_that_wait_for_something_take_time(tree: ControlTree) -> None
 async def test_shuffles_are_found_in_their_own_folder(tree: ControlTree) -> None:
     found = await tree.lookup_later(SHUFFLE_INODE, b"seed=1")
     assert len(await tree.fetch(found.inode, 0, 10)) == 10
+
+
+# -- writing ------------------------------------------------------------------------------------------------
+
+
+def test_losses_are_written_by_lines(tree: ControlTree, contents: SimpleContents) -> None:
+    one, other = (tree.lookup(CONTROL_INODE, b"scores") for _ in range(2))
+    assert one is not None and other is not None and one.inode != other.inode
+    assert (one.mode, one.size) == (stat.S_IFREG | 0o222, 0)
+    assert tree.truncated(one.inode) == one
+    assert tree.write(one.inode, 0, b"0.5 f/00\n1") == 10
+    assert tree.write(other.inode, 0, b"3 f/09\n\n") == 8
+    assert tree.write(one.inode, 10, b".5 f/01\n\n") == 9
+    assert [(batch.paths, batch.losses.tolist()) for batch in contents.scored] == [
+        ([b"f/09"], [3.0]),
+        ([b"f/00", b"f/01"], [0.5, 1.5]),
+    ]
+    with pytest.raises(InvalidInput, match="count already"):
+        tree.truncated(one.inode)
+    assert tree.files() == [], "a writer opens its file again at the next daemon"
+
+
+def test_malformed_losses_are_noted(tree: ControlTree, contents: SimpleContents) -> None:
+    found = tree.lookup(CONTROL_INODE, b"scores")
+    assert found is not None
+    for offset, text in ((0, b"low f/00\n"), (9, b"1 missing\n\n")):
+        with pytest.raises(InvalidInput):
+            tree.write(found.inode, offset, text)
+        assert b".dieselfs/scores\t" in read(tree, b"errors")
+    assert contents.scored == []
+
+
+def test_nothing_else_can_be_written_to(tree: ControlTree) -> None:
+    found = tree.lookup(CONTROL_INODE, b"info")
+    assert found is not None
+    for inode in (found.inode, CONTROL_INODE, SHUFFLE_INODE):
+        with pytest.raises(Refused):
+            tree.write(inode, 0, b"text")
+        with pytest.raises(Refused):
+            tree.truncated(inode)
+
+
+async def test_an_order_by_importance_declares_no_plan(tree: ControlTree, contents: SimpleContents) -> None:
+    found = await tree.lookup_shuffle(b"policy=importance,seed=1")
+    text = await tree.fetch(found.inode, 0, READ_BYTES)
+    assert len(text.splitlines()) == 3 and contents.declared == []

@@ -69,6 +69,8 @@ def test_no_bytes_can_make_a_decoder_fail_otherwise(data: bytes) -> None:
         protocol.decode_request,
         protocol.decode_init,
         protocol.decode_read,
+        protocol.decode_write,
+        protocol.decode_setattr,
         protocol.decode_number,
         protocol.decode_batch_forget,
         protocol.decode_name,
@@ -96,6 +98,23 @@ def test_read_and_interrupt() -> None:
     body = struct.pack("=QQIIQII", 0, 1 << 40, 4096, 0, 0, 0, 0)
     assert protocol.decode_read(memoryview(body)) == (1 << 40, 4096)
     assert protocol.decode_number(memoryview(struct.pack("=Q", 12))) == 12
+
+
+def test_write_and_truncation() -> None:
+    body = struct.pack("=QQIIQII", 9, 4096, 5, 0, 7, 1, 0) + b"bytes"
+    offset, content = protocol.decode_write(memoryview(body))
+    assert (offset, bytes(content)) == (4096, b"bytes")
+    assert struct.unpack("=II", protocol.encode_written(5)) == (5, 0)
+    with pytest.raises(ProtocolError, match="announces 5"):
+        protocol.decode_write(memoryview(body[:-1]))
+    for valid, size, found in (
+        (1 << 3, 0, 0),
+        (1 << 3 | 1 << 6, 7, 7),
+        (1 << 3 | 1, 0, None),
+        (1 << 5, 0, None),
+    ):
+        attributes = struct.pack("=IIQQ", valid, 0, 9, size)
+        assert protocol.decode_setattr(memoryview(attributes)) == found
 
 
 def test_headers_of_replies() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.settings import KERNEL
+from dieselfs.settings import FUSE, KERNEL
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.mount.options import MountOptions
@@ -60,7 +60,7 @@ def test_it_is_found_but_not_listed(running: RunningMount, options: MountOptions
     assert {folder for folder, _, _ in os.walk(running.path)} & {str(control)} == set()
     # pyfuse3 looks up what it lists, and warmth is asked of other nodes.
     late = ["warm"] if options.driver == KERNEL else []
-    assert sorted(os.listdir(control)) == ["cursor", "errors", "info", "shuffle", "stats", *late]
+    assert sorted(os.listdir(control)) == ["cursor", "errors", "info", "scores", "shuffle", "stats", *late]
     assert os.listdir(control / "shuffle") == []
     assert stat.S_ISDIR((control / "shuffle/..").stat().st_mode)
     with pytest.raises(FileNotFoundError):
@@ -101,6 +101,40 @@ def test_tools_that_read_files(control: Path, order: bytes) -> None:
         assert subprocess.run(command, capture_output=True, check=True).stdout == expected
     with open(path) as file:
         assert [line.rstrip("\n") for line in file] == order.decode().splitlines()
+
+
+def view_of(control: Path) -> str:
+    return str(json.loads((control / "info").read_bytes())["view"])
+
+
+def test_losses_that_are_written_decide_the_order(
+    running: RunningMount, options: MountOptions, control: Path
+) -> None:
+    """As programs write: with a shell, and through a buffer that is larger than a request."""
+    if view_of(control) == FUSE or options.driver != KERNEL:
+        with pytest.raises(OSError) as refused:
+            (control / "scores").write_text("1.0 train/class-0/000000.jpg\n\n")
+        assert refused.value.errno == errno.EROFS
+        return
+    name = "policy=importance,seed=5,folder=train%2Fclass-0"
+    paths = (control / "shuffle" / f"{name},epoch=0").read_text().splitlines()
+    assert len(set(paths)) == len(paths) == FILES // 10
+    hard = set(paths[:200])
+    with open(control / "scores", "w") as scores:
+        scores.writelines(f"{float(path in hard)} {path}\n" for path in sorted(paths))
+        scores.write("\n")
+    command = f"printf '9 {paths[0]}\\n\\n' > {control}/scores"
+    subprocess.run(["sh", "-c", command], check=True)
+    drawn = (control / "shuffle" / f"{name},epoch=1").read_text().splitlines()
+    assert len(drawn) == len(paths) and set(drawn) < set(paths)
+    mean = sum(path in hard for path in drawn) / len(hard)
+    assert 1.5 < mean < 4.5  # scores of ranks 1,800 and 0: 7.5 and 2.3
+    stats = json.loads((control / "stats").read_bytes())
+    assert stats["importance"] == {"batches": 2, "scored_files": len(paths)}
+    with pytest.raises(OSError) as malformed:
+        (control / "scores").write_text("nonsense\n")
+    assert malformed.value.errno == errno.EINVAL
+    assert "'nonsense' is not LOSS PATH" in (control / "errors").read_text()
 
 
 def test_every_line_is_the_path_of_a_file(running: RunningMount, control: Path) -> None:

@@ -1,0 +1,155 @@
+"""The importance of files, and orders drawn by it, for programs that only read and write files. No I/O.
+
+Scores and draws are those of `ImportanceSampler` (SHADE), without a cache of samples: nothing is repeated on purpose.
+An order stays as it is from its first request on. Losses that come later count for later epochs.
+"""
+
+import io
+import zipfile
+import zlib
+from collections import OrderedDict
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dieselfs.arrays import Nodes
+from dieselfs.errors import InvalidInput
+from dieselfs.importance.epoch import first_epoch, later_epoch
+from dieselfs.importance.schedule import Schedule
+from dieselfs.importance.score_lines import LossBatch
+from dieselfs.importance.scores import scores_of
+from dieselfs.names import printable
+from dieselfs.snapshot.reader import Snapshot
+
+POLICY = "importance"
+"""As the policy of a shuffle: an order of these."""
+ORDERS_KEPT = 4
+_SHOWN_MAX = 80
+
+
+class OrderKey(NamedTuple):
+    """`folder`: only the files below it."""
+
+    folder: bytes
+    seed: int
+    epoch: int
+
+
+class ScoredFiles:
+    """Thread-safe."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._lock = Lock()  # guards all below
+        self._scores = np.zeros(len(snapshot), np.uint32)
+        self._schedule = Schedule(1.0)
+        self._epoch = -1
+        self._loss_sum, self._losses = 0.0, 0
+        self._orders: OrderedDict[OrderKey, Nodes] = OrderedDict()
+        self.batches = 0
+        """Counts of what came, since the start of this process."""
+        self.changes = 0
+
+    def take(self, batch: LossBatch) -> None:
+        """Count the losses of a batch; the score of a file is the rank of its loss in it. Raises InvalidInput if a path
+        is no file of the snapshot; then no loss counts.
+        """
+        nodes = self._snapshot.find_many(batch.paths)
+        for path, node in zip(batch.paths, nodes.tolist(), strict=True):
+            if node < 0 or not self._snapshot.stat(node).is_file:
+                raise InvalidInput(f"{printable(path[:_SHOWN_MAX])} is no file of {self._snapshot.dataset}")
+        with self._lock:
+            self._scores[nodes] = scores_of(batch.losses)
+            self._loss_sum += float(batch.losses.sum())
+            self._losses += len(batch.losses)
+            self.batches += 1
+            self.changes += 1
+
+    @property
+    def scored(self) -> int:
+        """How many files have a score."""
+        return int(np.count_nonzero(self._scores))
+
+    def order(self, key: OrderKey, files: Nodes) -> Nodes:
+        """The files of an epoch, as node numbers, as many as `files`, which are those of the folder, ascending. Raises
+        InvalidInput for a folder without files, or an epoch that is over.
+        """
+        if not len(files):
+            raise InvalidInput("there are no files to draw from")
+        with self._lock:
+            found = self._orders.get(key)
+            if found is not None:
+                return found
+            if key.epoch < self._epoch:
+                raise InvalidInput(
+                    f"the order of epoch {key.epoch} is not kept any more: the scores are those of epoch {self._epoch}"
+                )
+            if key.epoch > self._epoch and self._losses:
+                self._schedule.end_epoch(self._loss_sum / self._losses)
+                self._loss_sum, self._losses = 0.0, 0
+            self._epoch = key.epoch
+            scores = self._scores[files]
+            if scores.any():
+                cached = np.zeros(len(files), np.bool_)
+                smoothing = self._schedule.smoothing_units
+                drawn = later_epoch(scores, cached, key.seed, key.epoch, smoothing, 1.0)
+            else:
+                drawn = first_epoch(len(files), key.seed, key.epoch)
+            order = self._orders[key] = files[drawn.samples]
+            while len(self._orders) > ORDERS_KEPT:
+                self._orders.popitem(last=False)
+            self.changes += 1
+            return order
+
+    def orders(self) -> list[dict[str, Any]]:
+        """The orders that are kept; nodes of a job whose `check` is the same have the same order."""
+        with self._lock:
+            return [
+                {
+                    **key._asdict(),
+                    "folder": printable(key.folder),
+                    "check": f"{zlib.crc32(order.tobytes()):08x}",
+                }
+                for key, order in self._orders.items()
+            ]
+
+    # -- handover ------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """All scores and orders, about 4 bytes a file for each of them."""
+        buffer, schedule = io.BytesIO(), self._schedule
+        with self._lock:
+            keys = [*self._orders]
+            arrays: dict[str, Any] = {
+                f"order{number}": order for number, order in enumerate(self._orders.values())
+            }
+            arrays["folders"] = np.array([key.folder.hex() for key in keys], np.str_)
+            arrays["keys"] = np.array([(key.seed, key.epoch) for key in keys], np.uint64).reshape(-1, 2)
+            arrays["epoch"] = np.array([str(self._epoch)])
+            loss = np.nan if schedule.loss is None else schedule.loss
+            arrays["numbers"] = np.array([schedule.smoothing, loss, self._loss_sum, self._losses])
+            np.savez(buffer, scores=self._scores, **arrays)
+        return buffer.getvalue()
+
+    def load(self, content: bytes) -> None:
+        """Continue from what `encode` made. Raises InvalidInput for anything else."""
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as found:
+                scores = found["scores"]
+                smoothing, loss, loss_sum, losses = found["numbers"].tolist()
+                keys = zip(found["folders"].tolist(), found["keys"].tolist(), strict=True)
+                orders = {
+                    OrderKey(bytes.fromhex(folder), seed, epoch): found[f"order{number}"]
+                    for number, (folder, (seed, epoch)) in enumerate(keys)
+                }
+                epoch = int(found["epoch"][0])
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise InvalidInput(f"not the scores of files: {error}") from None
+        if scores.shape != self._scores.shape:
+            raise InvalidInput(f"scores of {len(scores)} files; the snapshot has {len(self._scores)}")
+        with self._lock:
+            self._scores, self._epoch = scores.astype(np.uint32), epoch
+            self._schedule = Schedule(1.0, smoothing, None if np.isnan(loss) else loss)
+            self._loss_sum, self._losses = loss_sum, int(losses)
+            self._orders = OrderedDict(orders)
