@@ -16,6 +16,12 @@ CALL, REPLY, EXCEPTION = 1, 2, 3
 _STRICT_VERSION = b"\x80\x01\x00"
 _WORD = struct.Struct(">I")
 _NUMBERS = {BOOL: struct.Struct(">?"), I32: struct.Struct(">i"), I64: struct.Struct(">q")}
+_NUMBER_FIELDS = {
+    BOOL: struct.Struct(">3s?").pack,
+    I32: struct.Struct(">3si").pack,
+    I64: struct.Struct(">3sq").pack,
+}
+"""A field with its header."""
 _STOP = 0
 
 
@@ -78,11 +84,16 @@ def _too_short() -> ProtocolError:
 
 def _write_struct(out: bytearray, value: Struct) -> None:
     content = vars(value)
-    for header, field in value.headers.items():
-        part = content[field.name]
-        if part is not None:
+    for header, (name, kind, _) in value.headers.items():
+        part = content[name]
+        if part is None:
+            continue
+        number = _NUMBER_FIELDS.get(kind.kind)
+        if number is not None:  # most fields of long listings
+            out += number(header, part)
+        else:
             out += header
-            _write(out, field.type, part)
+            _write(out, kind, part)
     out.append(_STOP)
 
 
@@ -116,15 +127,21 @@ def _struct(kind: type[Struct], message: bytes, position: int, budget: ValueBudg
                 break
             position = _strange_field(kind, message, position, budget)
             continue
+        name, value_type, _ = field
+        number = _NUMBERS.get(value_type.kind)
+        if number is not None:  # most fields of long listings
+            (content[name],) = number.unpack_from(message, position + 3)
+            position += 3 + number.size
+            continue
         try:
-            content[field.name], position = _value(field.type, message, position + 3, budget)
+            content[name], position = _value(value_type, message, position + 3, budget)
         except (_WrongType, UnicodeDecodeError):
             raise _wrong_type(field) from None
-    for field in fields.values():
-        if field.name not in content:
-            if field.is_required:
+    if len(content) < len(fields):
+        for field in fields.values():
+            if field.is_required and field.name not in content:
                 raise ProtocolError(f"malformed Thrift message (field {field.name!r} is missing)")
-            content[field.name] = None
+            content.setdefault(field.name, None)
     return kind.of(content), position + 1
 
 
@@ -174,5 +191,7 @@ def _container(kind: ValueType, message: bytes, position: int, budget: ValueBudg
 
 def _binary(message: bytes, position: int) -> tuple[bytes, int]:
     start = position + _WORD.size
-    end = start + element_count(message, position)
+    end = start + int(_WORD.unpack_from(message, position)[0])
+    if end > len(message):
+        element_count(message, position)  # raises
     return message[start:end], end
