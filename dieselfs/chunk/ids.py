@@ -16,7 +16,6 @@ next one.
 import os
 import secrets
 import time
-import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from threading import Lock
@@ -77,7 +76,7 @@ class ChunkIdSource:
         first_counter: int | None = None,
     ) -> None:
         self._clock = clock
-        self._machine = uuid.getnode().to_bytes(6, "big") if machine is None else machine
+        self._machine = _address_of_machine() if machine is None else machine
         self._process = process
         self._lock = Lock()  # guards the three below
         self._process_id = process()
@@ -103,3 +102,10 @@ class ChunkIdSource:
             chunk_id = stamp + self._machine + process + self._counter.to_bytes(3, "big")
             self._counter = (self._counter + 1) % _COUNTER_SPAN
             return chunk_id
+
+
+def _address_of_machine() -> bytes:
+    """Of its network card."""
+    import uuid  # not imported to read
+
+    return uuid.getnode().to_bytes(6, "big")

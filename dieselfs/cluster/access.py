@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from dieselfs.cluster.job import Job, find_job, required_job
 from dieselfs.cluster.node_client import NodeClient, job_socket_path
 from dieselfs.cluster.secret import JobSecret, find_secret
-from dieselfs.process.launch import python_command
 from dieselfs.process.state_dirs import log_path, runtime_folder
 from dieselfs.settings import EMBEDDED, JOB_FIELDS, OFF, CacheOptions, Settings
 from dieselfs.snapshot.format import PREAMBLE_BYTES
@@ -79,6 +78,8 @@ class JobAccess:
         """The program that becomes the node master. It gets our snapshot (`open_snapshot`), as the servers may
         have a newer one.
         """
+        from dieselfs.process.launch import python_command
+
         settings = self.settings
         options = CacheOptions(
             **{name: getattr(settings.job, name) for name in JOB_FIELDS},

@@ -6,7 +6,6 @@
 Values may be hostile: sizes are bounded, and only TCP addresses are used.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 
 from dieselfs.address import TcpAddress, parse_address
@@ -32,11 +31,15 @@ def server_key(server_id: str) -> str:
 
 
 def encode_server(addresses: Sequence[TcpAddress]) -> bytes:
+    import json
+
     return json.dumps({"addresses": [str(address) for address in addresses]}).encode()
 
 
 def decode_server(value: bytes) -> list[TcpAddress]:
     """The addresses of one server. Raises InvalidInput for an invalid value."""
+    import json  # not imported without etcd
+
     try:
         if len(value) > VALUE_BYTES_MAX:
             raise ValueError(f"{len(value)} bytes")

@@ -69,6 +69,29 @@ def test_with_nothing_configured_a_server_starts_and_is_shared(home: Path) -> No
     assert socket_path(home).stat().st_mode & 0o077 == 0
 
 
+def test_readers_of_a_running_server_import_neither_tls_nor_jobs(home: Path) -> None:
+    """Nor what starts processes: each program and each worker of a training waits for its imports."""
+    with dieselfs.connect("data", home=home, server="embedded", create=True) as data:
+        data.put("file", b"content")
+    unused = (
+        "ssl",
+        "subprocess",
+        "json",
+        "uuid",
+        "tomllib",
+        "dieselfs.cluster.attachment",
+        "dieselfs.rpc.tls",
+    )
+    program = f"""
+import sys, dieselfs
+with dieselfs.connect("data", home={str(home)!r}, server="embedded") as data:
+    assert data.get("file") == b"content"
+print([name for name in {unused} if name in sys.modules])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
 def test_many_that_start_at_once_get_one_server(home: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         for sock in threads.map(lambda _: connect_embedded(home), range(8)):
