@@ -236,7 +236,8 @@ class Node:
             self._unresumed.remove(reading)
         while True:
             self._write_state()
-            await trio.to_thread.run_sync(self._scores.keep)
+            if self._scores.is_changed:
+                await trio.to_thread.run_sync(self._scores.keep)
             await trio.sleep(HANDOVER_INTERVAL_S)
 
     def info(self) -> dict[str, Any]:

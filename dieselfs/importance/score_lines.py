@@ -15,7 +15,8 @@ from dieselfs.errors import InvalidInput
 from dieselfs.importance.scores import Losses
 from dieselfs.names import printable
 
-BATCH_LINES_MAX = 1 << 20
+BATCH_BYTES_MAX = 8 << 20
+"""Of the paths of a batch, which are in memory until it ends."""
 LINE_BYTES_MAX = 16 << 10
 """A path has at most 4 KiB."""
 
@@ -34,8 +35,13 @@ class ScoreLines:
         self.length_bytes = 0
         """Of the text so far."""
         self._rest = b""  # a line without its end
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new batch."""
         self._paths: list[bytes] = []
         self._losses: list[float] = []
+        self._path_bytes = 0
 
     def write(self, offset: int, content: bytes) -> list[LossBatch]:
         """Add the next piece of the text; returns the batches that end in it. Raises InvalidInput for a line that is
@@ -57,7 +63,7 @@ class ScoreLines:
                 elif self._paths:
                     found.append(self._ended())
         except InvalidInput:
-            self._paths, self._losses = [], []
+            self._begin()
             raise
         self._rest = rest
         self.length_bytes += len(content)
@@ -73,12 +79,15 @@ class ScoreLines:
             raise InvalidInput(f"{printable(line[:80])!r} is not LOSS PATH")
         if not isfinite(value):
             raise InvalidInput(f"the loss of {printable(path)} is {value}: leave out the step")
-        if len(self._paths) >= BATCH_LINES_MAX:
-            raise InvalidInput(f"a batch has more than {BATCH_LINES_MAX} lines: end it with an empty line")
+        self._path_bytes += len(path)
+        if self._path_bytes > BATCH_BYTES_MAX:
+            raise InvalidInput(
+                f"a batch has more than {BATCH_BYTES_MAX >> 20} MiB: end it with an empty line"
+            )
         self._paths.append(path)
         self._losses.append(value)
 
     def _ended(self) -> LossBatch:
-        paths, losses = self._paths, self._losses
-        self._paths, self._losses = [], []
-        return LossBatch(paths, np.array(losses))
+        batch = LossBatch(self._paths, np.array(self._losses))
+        self._begin()
+        return batch

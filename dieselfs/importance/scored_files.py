@@ -5,6 +5,7 @@ An order stays as it is from its first request on. Losses that come later count 
 """
 
 import io
+import stat
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -26,6 +27,7 @@ POLICY = "importance"
 """As the policy of a shuffle: an order of these."""
 ORDERS_KEPT = 4
 _SHOWN_MAX = 80
+_TYPE_BITS = 0o170000
 
 
 class OrderKey(NamedTuple):
@@ -56,9 +58,10 @@ class ScoredFiles:
         is no file of the snapshot; then no loss counts.
         """
         nodes = self._snapshot.find_many(batch.paths)
-        for path, node in zip(batch.paths, nodes.tolist(), strict=True):
-            if node < 0 or not self._snapshot.stat(node).is_file:
-                raise InvalidInput(f"{printable(path[:_SHOWN_MAX])} is no file of {self._snapshot.dataset}")
+        types = self._snapshot.column("modes")[nodes] & _TYPE_BITS
+        for place in np.flatnonzero((nodes < 0) | (types != stat.S_IFREG))[:1].tolist():
+            path = printable(batch.paths[place][:_SHOWN_MAX])
+            raise InvalidInput(f"{path} is no file of {self._snapshot.dataset}")
         with self._lock:
             self._scores[nodes] = scores_of(batch.losses)
             self._loss_sum += float(batch.losses.sum())

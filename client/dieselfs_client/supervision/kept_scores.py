@@ -54,6 +54,10 @@ class KeptScores:
         found: Nodes = order[Partition(len(order), asked.reader).positions()]
         return found
 
+    @property
+    def is_changed(self) -> bool:
+        return self._file is not None and self.files.changes != self._kept
+
     def keep(self) -> None:
         """Write what has changed."""
         with self._lock:

@@ -50,6 +50,16 @@ def test_what_is_malformed_is_refused_with_its_batch(text: bytes, reason: str) -
     assert batch.paths == [b"after.jpg"]
 
 
+def test_a_batch_without_end_is_refused() -> None:
+    lines = ScoreLines()
+    piece = b"".join(b"1 %s\n" % (b"x" * 4_000) for _ in range(1_000))
+    lines.write(0, piece)
+    lines.write(lines.length_bytes, piece)
+    with pytest.raises(InvalidInput, match="more than 8 MiB"):
+        lines.write(lines.length_bytes, piece)
+    lines.write(lines.length_bytes, piece)
+
+
 def test_pieces_follow_each_other() -> None:
     lines = ScoreLines()
     lines.write(0, b"1 a\n")
