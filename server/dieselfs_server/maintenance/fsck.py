@@ -25,6 +25,7 @@ from dieselfs_server.datasets.commit import check_size, read_chunk, read_header,
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.jobs import Proceed, always
+from dieselfs_server.maintenance.parallel_reads import HEADERS_AT_ONCE, PAYLOADS_AT_ONCE, read_in_order
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -104,22 +105,26 @@ class _Check:
     def read_chunks(self, reference: MetadataStore, proceed: Proceed) -> None:
         """Apply every stored chunk to the reference."""
         dataset_id = self.dataset.dataset_id
-        read = _read_whole if self.is_deep else _read_size
-        for chunk_id in self.store.list_chunks(dataset_id):
-            proceed()
-            try:
-                preamble, header = read(self.store, dataset_id, chunk_id)
-            except (Damaged, NotFound) as error:
-                self.unreadable.add(chunk_id)
-                self.add("chunk", str(error))
-                try:  # the header of a chunk with a damaged payload may still be readable
-                    reference.apply(dataset_id, *read_header(self.store, dataset_id, chunk_id), self.now_ns)
-                except DieselfsError:
-                    log.info("fsck: the header of chunk %s cannot be read either", chunk_name(chunk_id))
-                continue
-            reference.apply(dataset_id, preamble, header, self.now_ns)
-            self.readable[chunk_id] = preamble
-            self.total_bytes += preamble.object_length
+        read, at_once = (_read_whole, PAYLOADS_AT_ONCE) if self.is_deep else (_read_size, HEADERS_AT_ONCE)
+        listing = self.store.list_chunks(dataset_id)
+        with closing(read_in_order(read, self.store, dataset_id, listing, at_once)) as chunks:
+            for chunk_id, chunk in chunks:
+                proceed()
+                try:
+                    preamble, header = chunk.result()
+                except (Damaged, NotFound) as error:
+                    self.unreadable.add(chunk_id)
+                    self.add("chunk", str(error))
+                    try:  # the header of a chunk with a damaged payload may still be readable
+                        reference.apply(
+                            dataset_id, *read_header(self.store, dataset_id, chunk_id), self.now_ns
+                        )
+                    except DieselfsError:
+                        log.info("fsck: the header of chunk %s cannot be read either", chunk_name(chunk_id))
+                    continue
+                reference.apply(dataset_id, preamble, header, self.now_ns)
+                self.readable[chunk_id] = preamble
+                self.total_bytes += preamble.object_length
 
     def compare_chunks(self) -> None:
         """Compare the stored chunks with the records of applied chunks."""

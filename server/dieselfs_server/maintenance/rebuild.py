@@ -7,7 +7,7 @@ again. The order of chunks does not matter, because versions decide. An interrup
 """
 
 import logging
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound, Unavailable
@@ -18,6 +18,7 @@ from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.leases.pins import put_pin, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed, always
+from dieselfs_server.maintenance.parallel_reads import read_in_order
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -118,17 +119,20 @@ def _apply_all(
 ) -> _Found:
     """Apply the chunks of a dataset since a time to the dataset or its copy."""
     found = _Found()
-    for chunk_id in store.list_chunks(dataset_id, since_s):
-        proceed()
-        try:
-            preamble, header = read_header(store, dataset_id, chunk_id)
-        except (Damaged, NotFound) as error:
-            log.error("rebuild of %s: %s", name, error)
-            found.damaged = [*found.damaged, report_line(str(error))][:REPORT_LINES_MAX]
-            continue
-        metadata.apply(target_id, preamble, header, now_ns, is_again=True)
-        found.chunks.add(chunk_id)
-        found.entries += len(header)
+    with closing(
+        read_in_order(read_header, store, dataset_id, store.list_chunks(dataset_id, since_s))
+    ) as chunks:
+        for chunk_id, chunk in chunks:
+            proceed()
+            try:
+                preamble, header = chunk.result()
+            except (Damaged, NotFound) as error:
+                log.error("rebuild of %s: %s", name, error)
+                found.damaged = [*found.damaged, report_line(str(error))][:REPORT_LINES_MAX]
+                continue
+            metadata.apply(target_id, preamble, header, now_ns, is_again=True)
+            found.chunks.add(chunk_id)
+            found.entries += len(header)
     return found
 
 
