@@ -7,6 +7,7 @@ where this process may not open it, times are counted for the process alone.
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,7 @@ class WorkerTimes:
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
         os.ftruncate(self._descriptor, _BYTES)
         self._path = f"/proc/{self._owner}/fd/{self._descriptor}"
         self._map(self._descriptor)
@@ -54,10 +56,6 @@ class WorkerTimes:
 
     def __reduce__(self) -> tuple[Callable[[str], "WorkerTimes"], tuple[str]]:
         return _attached, (self._path,)
-
-    def __del__(self) -> None:
-        if self._owner == os.getpid():
-            os.close(self._descriptor)
 
 
 def _attached(path: str) -> WorkerTimes:
