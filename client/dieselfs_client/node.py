@@ -88,7 +88,7 @@ def allotment_of(
         granted(options.memory_bytes, *limits),
         len(snapshot.content) + image_bytes,
         len(snapshot),
-        table.total_page_bytes(),
+        table.total_page_bytes,
         int(lengths.max()) if len(lengths) else 0,
         owned_bytes,
     )
@@ -150,7 +150,7 @@ class Node:
         self._prefetcher = Prefetcher(
             snapshot, self._chunk_cache, counted, pages, allotment, nursery, clock, foreground, metrics
         )
-        self._dataset_bytes = self._prefetcher.table.total_page_bytes()
+        self._dataset_bytes = self._prefetcher.table.total_page_bytes
         reads = ReadPath(
             self.core, self._chunk_cache, self._prefetcher, options.timeout_s, metrics, has_blocks=job is None
         )

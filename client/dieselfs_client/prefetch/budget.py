@@ -40,7 +40,7 @@ class PrefetchBudget:
         self._table = table
         self._allotment = allotment
         self._clock = clock
-        self._dataset_page_bytes = table.total_page_bytes()
+        self._dataset_page_bytes = table.total_page_bytes
         self._is_pinned = np.zeros(chunks, np.bool_)
         self._is_pushed = np.zeros(chunks, np.bool_)  # by this daemon or an earlier one
         self._pushes: dict[int, _Push] = {}  # of this daemon

@@ -61,5 +61,5 @@ def test_what_files_take_in_the_page_cache(packed: PackedDataset) -> None:
     table, nodes = ExtentTable(packed.snapshot), np.array(files(packed))
     each = [-(-packed.snapshot.size(node) // PAGE_BYTES) * PAGE_BYTES for node in nodes.tolist()]
     assert table.page_bytes(nodes).tolist() == each
-    assert table.total_page_bytes() == sum(each)
+    assert table.total_page_bytes == sum(each)
     assert table.of_files(nodes).page_bytes() >= sum(each)
