@@ -18,6 +18,7 @@ import secrets
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from functools import cache
 from threading import Lock
 
 from dieselfs.errors import InvalidInput
@@ -76,7 +77,7 @@ class ChunkIdSource:
         first_counter: int | None = None,
     ) -> None:
         self._clock = clock
-        self._machine = _address_of_machine() if machine is None else machine
+        self._machine = machine
         self._process = process
         self._lock = Lock()  # guards the three below
         self._process_id = process()
@@ -99,11 +100,13 @@ class ChunkIdSource:
                 self._time_s += 1
             stamp = self._time_s.to_bytes(4, "big")
             process = (self._process_id % (1 << 24)).to_bytes(3, "big")
-            chunk_id = stamp + self._machine + process + self._counter.to_bytes(3, "big")
+            machine = _address_of_machine() if self._machine is None else self._machine
+            chunk_id = stamp + machine + process + self._counter.to_bytes(3, "big")
             self._counter = (self._counter + 1) % _COUNTER_SPAN
             return chunk_id
 
 
+@cache
 def _address_of_machine() -> bytes:
     """Of its network card."""
     import uuid  # not imported to read
