@@ -495,4 +495,4 @@ class ServerClient:
 
 def _copy(kind: Callable[..., _T], struct: Any, **converted: object) -> _T:
     """A record from a Thrift struct with the same fields; other names are a TypeError."""
-    return kind(**{name: getattr(struct, name) for name, *_ in struct.fields.values()} | converted)
+    return kind(**{name: getattr(struct, name) for _, name, *_ in struct.thrift_spec.values()} | converted)

@@ -1,18 +1,23 @@
 """Thrift messages as bytes: calls and replies of `dieselfs.thrift`. No I/O.
 
-The structs of the IDL are untyped: `rpc.client` and the server's service convert to typed values.
+Modules that thriftpy2 loads from an IDL are untyped: `rpc.client` and the server's service convert to typed values.
 """
 
 import struct
+from io import StringIO
 from pkgutil import get_data
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
+
+import thriftpy2
+from thriftpy2.protocol import TBinaryProtocol
+from thriftpy2.protocol.exc import TProtocolException
+from thriftpy2.thrift import TApplicationException, TMessageType, TType
+from thriftpy2.transport import TMemoryBuffer, TTransportException
 
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import CALL_VALUES_MAX
 from dieselfs.rpc.call_limits import reply_values_max
-from dieselfs.rpc.idl import STRING, Field, Struct, ValueType, parse_idl
-from dieselfs.rpc.thrift_binary import CALL, EXCEPTION, REPLY, encode_message, read_body, read_start
+from dieselfs.rpc.scan import check_message
 
 FRAME_HEADER_BYTES = 4
 """Each message has its length before it, big-endian."""
@@ -20,21 +25,25 @@ _LENGTH = struct.Struct(">I")
 KEEP_ALIVE = bytes(FRAME_HEADER_BYTES)
 """An empty message, before a reply: the server still works on the call."""
 
-_INTERFACE = parse_idl((get_data("dieselfs.rpc", "dieselfs.thrift") or b"").decode())
-thrift: Any = SimpleNamespace(**_INTERFACE.structs)
-"""The structs of the IDL, by name."""
-PROTOCOL_VERSION = _INTERFACE.constants["PROTOCOL_VERSION"]
-METHODS = frozenset(_INTERFACE.services["ChunkServer"])
-PEER_METHODS = frozenset(_INTERFACE.services["Peer"])
+_IDL = (get_data("dieselfs.rpc", "dieselfs.thrift") or b"").decode()
+thrift: Any = thriftpy2.load_fp(StringIO(_IDL), module_name="dieselfs_rpc_thrift")
+
+PROTOCOL_VERSION: int = thrift.PROTOCOL_VERSION
+METHODS = frozenset(thrift.ChunkServer.thrift_services)
+PEER_METHODS = frozenset(thrift.Peer.thrift_services)
 """Methods between the nodes of a job; except for the handshake, the server has none of them."""
-SIGNATURES = _INTERFACE.services["ChunkServer"] | _INTERFACE.services["Peer"]
-"""Arguments and result of each method of either service."""
 
-
-class _Fault(Struct):
-    """How Thrift reports that the receiver of a call does not know the method (TApplicationException)."""
-
-    fields: ClassVar = {1: Field("message", ValueType(STRING, is_text=True), is_required=False)}
+_BAD_BYTES = (
+    TProtocolException,
+    TTransportException,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    struct.error,
+)
+"""Errors from decoding a well-formed message with wrong content."""
 
 
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
@@ -67,25 +76,25 @@ def connection_name(client_nonce: bytes) -> str:
 
 
 def encode_call(method: str, sequence: int, arguments: dict[str, object]) -> bytes:
-    """A call of `method`; arguments by their names in the IDL. Raises TypeError for another name."""
-    return encode_message(method, CALL, sequence, SIGNATURES[method].arguments(**arguments))
+    """A call of `method`; arguments by their names in the IDL."""
+    return _encode(method, TMessageType.CALL, sequence, _struct(f"{method}_args")(**arguments))
 
 
 def decode_call(message: bytes, methods: frozenset[str] = METHODS) -> tuple[str, int, Any]:
     """`(method, sequence, arguments)`; arguments are attributes. Raises ProtocolError for anything malformed, and for
     a call of another method.
     """
-    start = read_start(message)
-    if start.kind != CALL or start.method not in methods:
-        raise ProtocolError(f"not a call of a known method ({start.method[:40]!r})")
-    arguments = read_body(SIGNATURES[start.method].arguments, message, start, CALL_VALUES_MAX)
-    return start.method, start.sequence, arguments
+    method, kind, sequence, protocol = _begin(message, CALL_VALUES_MAX)
+    if kind != TMessageType.CALL or method not in methods:
+        raise ProtocolError(f"not a call of a known method ({method[:40]!r})")
+    return method, sequence, _read(_struct(f"{method}_args")(), protocol)
 
 
 def encode_reply(method: str, sequence: int, value: object) -> bytes:
-    kind = SIGNATURES[method].result
-    result = kind() if value is None else kind(success=value)
-    return encode_message(method, REPLY, sequence, result)
+    result = _struct(f"{method}_result")()
+    if value is not None:
+        result.success = value
+    return _encode(method, TMessageType.REPLY, sequence, result)
 
 
 def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
@@ -94,24 +103,90 @@ def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
         (CODE_BY_ERROR[kind] for kind in type(error).__mro__ if kind in CODE_BY_ERROR),
         CODE_BY_ERROR[Unavailable],
     )
-    refusal = thrift.Refusal(code=code, message=str(error))
-    return encode_message(method, REPLY, sequence, SIGNATURES[method].result(refusal=refusal))
+    result = _struct(f"{method}_result")()
+    result.refusal = thrift.Refusal(code=code, message=str(error))
+    return _encode(method, TMessageType.REPLY, sequence, result)
 
 
 def decode_reply(method: str, sequence: int, message: bytes) -> Any:
     """The value that the call returned. Raises the server's refusal, ProtocolError for anything malformed."""
-    start, values_max = read_start(message), reply_values_max(method)
-    if start.kind == EXCEPTION:
-        fault = read_body(_Fault, message, start, values_max)
+    name, kind, reply_sequence, protocol = _begin(message, reply_values_max(method))
+    if kind == TMessageType.EXCEPTION:
+        fault = _read(TApplicationException(), protocol)
         raise ProtocolError(f"the server cannot answer {method!r}: {fault.message}")
-    if start[:3] != (method, REPLY, sequence):
+    if kind != TMessageType.REPLY or name != method or reply_sequence != sequence:
         raise ProtocolError(f"expected the reply to {method!r}, got another message")
-    kind = SIGNATURES[method].result
-    result = read_body(kind, message, start, values_max)
-    if result.refusal is not None:
-        raise ERROR_BY_CODE.get(result.refusal.code, Unavailable)(result.refusal.message)
-    if 0 not in kind.fields:
-        return None
-    if result.success is None:
+    result = _read(_struct(f"{method}_result")(), protocol)
+    refusal = result.refusal
+    if refusal is not None:
+        raise ERROR_BY_CODE.get(refusal.code, Unavailable)(refusal.message)
+    returns_value = 0 in result.thrift_spec
+    if returns_value and result.success is None:
         raise ProtocolError(f"the reply to {method!r} is empty")
-    return result.success
+    return result.success if returns_value else None
+
+
+def _struct(name: str) -> Any:
+    """The arguments or the result of a method of either service."""
+    return getattr(thrift.ChunkServer, name, None) or getattr(thrift.Peer, name)
+
+
+def _encode(method: str, kind: int, sequence: int, payload: Any) -> bytes:
+    buffer = TMemoryBuffer()
+    protocol = TBinaryProtocol(buffer)
+    protocol.write_message_begin(method, kind, sequence)
+    protocol.write_struct(payload)
+    protocol.write_message_end()
+    encoded: bytes = buffer.getvalue()
+    return encoded
+
+
+def _begin(message: bytes, values_max: int) -> tuple[str, int, int, Any]:
+    check_message(message, values_max)
+    protocol = TBinaryProtocol(TMemoryBuffer(message))
+    try:
+        method, kind, sequence = protocol.read_message_begin()
+    except _BAD_BYTES as error:
+        raise ProtocolError(f"not a Thrift message ({type(error).__name__})") from None
+    if not isinstance(method, str):
+        raise ProtocolError("not a Thrift message (the method has no name)")
+    return method, kind, sequence, protocol
+
+
+def _read(value: Any, protocol: Any) -> Any:
+    try:
+        protocol.read_struct(value)
+    except _BAD_BYTES as error:
+        raise ProtocolError(f"malformed Thrift message ({type(error).__name__})") from None
+    fault = _type_fault(value)
+    if fault is not None:
+        raise ProtocolError(f"malformed Thrift message ({fault})")
+    return value
+
+
+_TYPES = {
+    TType.BOOL: bool,
+    TType.I32: int,
+    TType.I64: int,
+    TType.STRING: str,
+    TType.BINARY: bytes,
+    TType.LIST: list,
+    TType.MAP: dict,
+}
+
+
+def _type_fault(value: Any) -> str | None:
+    """Name a field that is missing or has another type than in the IDL; thriftpy2 does not check this."""
+    is_result = type(value).__name__.endswith("_result")
+    for kind, name, *_ in value.thrift_spec.values():
+        field = getattr(value, name, None)
+        if field is None:
+            if not is_result:
+                return f"field {name!r} is missing"
+        elif kind in _TYPES and type(field) is not _TYPES[kind]:
+            return f"field {name!r} has the wrong type"
+        for element in field if kind == TType.LIST and field else [field]:
+            fault = _type_fault(element) if hasattr(element, "thrift_spec") else None
+            if fault is not None:
+                return fault
+    return None

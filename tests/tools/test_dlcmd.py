@@ -12,7 +12,7 @@ from dieselfs.errors import EXIT_INTERRUPTED, EXIT_UNAVAILABLE
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 
-HEAVY = {"numpy", "trio", "dieselfs.rpc.messages", "dieselfs.dataset", "dieselfs_client.daemon"}
+HEAVY = {"numpy", "trio", "thriftpy2", "dieselfs.dataset", "dieselfs_client.daemon"}
 """Modules that take most of the time of a start."""
 
 _LOADED = "import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules, file=sys.stderr))"
@@ -35,10 +35,8 @@ def test_what_needs_no_server_imports_nothing_heavy(dlcmd: Dlcmd, arguments: tup
 def test_ls_imports_the_protocol_and_nothing_else(dlcmd: Dlcmd, server: RunningServer) -> None:
     (dlcmd.folder / "f").touch()
     dlcmd("--server", server.unix, "put", "f", "dl://listed-lightly/")
-    assert loaded(dlcmd, "--server", server.unix, "ls") == {"dieselfs.rpc.messages"}
-    assert loaded(dlcmd, "--server", server.unix, "ls", "-l", "dl://listed-lightly") == {
-        "dieselfs.rpc.messages"
-    }
+    assert loaded(dlcmd, "--server", server.unix, "ls") == {"thriftpy2"}
+    assert loaded(dlcmd, "--server", server.unix, "ls", "-l", "dl://listed-lightly") == {"thriftpy2"}
 
 
 @pytest.mark.parametrize("module", ["click", "dieselfs.errors", "dieselfs_tools.commands.put"])

@@ -1,7 +1,7 @@
 """The command line of `dlcmd`: the table of verbs, and errors as one line with an exit code.
 
 The module of a verb is imported when the verb is used. It imports what its work needs in its functions, so that help
-and completion do not wait for numpy, trio and the protocol.
+and completion do not wait for numpy, trio and thriftpy2.
 """
 
 import errno

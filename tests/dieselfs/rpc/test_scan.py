@@ -2,13 +2,12 @@
 
 import random
 import time
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 
 from dieselfs.errors import DieselfsError, ProtocolError
 from dieselfs.rpc.messages import decode_call, decode_reply, encode_call, encode_reply, thrift
+from dieselfs.rpc.scan import check_message
 
 HELLO = encode_call("hello", 1, {"protocol_version": 1, "user": "ü", "key_id": "k", "client_nonce": b"\xff"})
 USERS = encode_reply(
@@ -24,18 +23,14 @@ USERS = encode_reply(
 )
 
 
-@pytest.mark.parametrize(
-    ("message", "decode"), [(HELLO, decode_call), (USERS, partial(decode_reply, "list_users", 2))]
-)
-def test_a_message_passes_and_no_beginning_of_it_does(
-    message: bytes, decode: Callable[[bytes], object]
-) -> None:
-    decode(message)
+@pytest.mark.parametrize("message", [HELLO, USERS])
+def test_a_message_passes_and_no_beginning_of_it_does(message: bytes) -> None:
+    check_message(message)
     for length in range(len(message)):
         with pytest.raises(ProtocolError):
-            decode(message[:length])
+            check_message(message[:length])
     with pytest.raises(ProtocolError, match="behind its end"):
-        decode(message + b"\0")
+        check_message(message + b"\0")
 
 
 def _reply_with(body: bytes) -> bytes:
@@ -58,13 +53,14 @@ def _reply_with(body: bytes) -> bytes:
 )
 def test_counts_types_and_depth_are_not_believed(body: bytes, said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
-        decode_reply("status", 1, _reply_with(body))
+        check_message(_reply_with(body))
 
 
 def test_a_call_has_few_values() -> None:
     """Each empty struct costs the sender 4 bytes."""
     name = b"\x80\x01\x00\x01" + (6).to_bytes(4, "big") + b"status" + (1).to_bytes(4, "big")
     call = name + b"\x0c\x00\x63\x00" * 100 + b"\x00"
+    check_message(call)
     with pytest.raises(ProtocolError, match="too many values"):
         decode_call(call)
 
@@ -72,7 +68,7 @@ def test_a_call_has_few_values() -> None:
 def test_deep_nesting_of_lists_is_refused_however_long_the_message() -> None:
     nested = b"".join(b"\x0f" + (1).to_bytes(4, "big") for _ in range(100_000))
     with pytest.raises(ProtocolError, match="deeply"):
-        decode_reply("status", 1, _reply_with(b"\x0f\x00\x05" + nested + b"\x00"))
+        check_message(_reply_with(b"\x0f\x00\x05" + nested + b"\x00"))
 
 
 def test_altered_messages_raise_protocol_errors_and_nothing_else() -> None:
