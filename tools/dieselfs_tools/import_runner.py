@@ -17,6 +17,7 @@ from dieselfs_tools.importing.inputs import Input, is_url
 from dieselfs_tools.importing.naming import Names, Template
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.options import changeable_location
+from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
 from dieselfs_tools.spool import STANDARD_INPUT
 from dieselfs_tools.upload_runner import Upload, find_target
@@ -57,7 +58,7 @@ def run_import(session: Session, options: ImportOptions) -> int:
     def walk(failed: Failed) -> Iterator[UploadEntry]:
         names = Names(destination.path, options.is_renaming)
         for source in sources:
-            yield from _records(session, source, options.format_name, template, names, failed)
+            yield from records_of(source, options.format_name, template, names, session.output, failed)
 
     upload = Upload(
         session=session,
@@ -73,14 +74,14 @@ def run_import(session: Session, options: ImportOptions) -> int:
     return upload.run(options.is_dry_run)
 
 
-def _records(
-    session: Session, name: str, format_name: str, template: Template | None, names: Names, failed: Failed
+def records_of(
+    name: str, format_name: str, template: Template | None, names: Names, output: Output, failed: Failed
 ) -> Iterator[Record]:
     """The records of one source that can be stored. Its failures, and those of records, go to `failed`."""
     origin = os.fsencode(name)
     try:
         with ExitStack() as stack:
-            source = Input(name, stack, session.output)
+            source = Input(name, stack, output)
             chosen = format_of(source, format_name)
             namer = _Namer(chosen, template, names, os.fsencode(source.label))
             for record in chosen.reader()(source):
