@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dieselfs.cache.file_reader import FileReader
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_UNAVAILABLE, DieselfsError
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from dieselfs.settings import Settings
+from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.sources.server import ServerSource
 from dieselfs_tools.command_line import VERBS
+from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.dlcmd import Dlcmd
 from tests.support.troublemaker import TROUBLES, troublemaker
 
@@ -61,7 +66,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "users": lambda client: client.users(),
     "status": lambda client: client.status(),
 }
-WITHOUT_CALL = {"close", "trouble", "failures", "servers", "servers_pin"}
+WITHOUT_CALL = {"after_fork", "close", "trouble", "failures", "servers", "servers_pin"}
 """They do not ask the server."""
 
 VERB_ARGUMENTS: dict[str, list[str]] = {
@@ -131,6 +136,30 @@ def test_every_method_ends_with_an_error(tmp_path: Path) -> None:
                 client = stack.enter_context(contextlib.closing(ServerClient(settings)))
                 calls[f"{name} {trouble}"] = partial(METHODS[name], client)
             calls[f"connect {trouble}"] = partial(Dataset, settings, "d")
+        ended = _in_threads(calls)
+    assert set(calls) - set(ended) == set()
+    assert {name for name, error in ended.items() if not isinstance(error, DieselfsError)} == set()
+
+
+def test_reading_ahead_of_a_plan_ends_with_an_error(tmp_path: Path) -> None:
+    files = [TreeEntry(b"%03d" % number, 0o100644, 0, bytes(100)) for number in range(100)]
+    snapshot = pack_entries(files, chunk_bytes=1000).snapshot
+    paths = Plan(snapshot, PlanSpec(group_chunks=2)).share(world=2).paths
+    calls: dict[str, Callable[[], object]] = {}
+
+    def read(reader: FileReader) -> None:
+        with contextlib.closing(reader):
+            for path in reader.look_ahead.along(paths):
+                reader.get(path)
+
+    with contextlib.ExitStack() as stack:
+        for trouble in TROUBLES:
+            folder = tmp_path / trouble
+            folder.mkdir()
+            address = stack.enter_context(troublemaker(folder, trouble))
+            settings = Settings(folder / "home", folder / "cache", address)
+            client = stack.enter_context(contextlib.closing(ServerClient(settings)))
+            calls[trouble] = partial(read, FileReader(ServerSource(client, snapshot)))
         ended = _in_threads(calls)
     assert set(calls) - set(ended) == set()
     assert {name for name, error in ended.items() if not isinstance(error, DieselfsError)} == set()
