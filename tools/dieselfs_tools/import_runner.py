@@ -9,7 +9,7 @@ from itertools import count as counted
 
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
-from dieselfs.names import is_location
+from dieselfs.names import is_location, printable
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
 from dieselfs_tools.importing.formats import Format, format_of
@@ -92,10 +92,9 @@ def records_of(
                     failed(record.source, fault)
                 else:
                     yield record
-    except Damaged as error:
-        failed(origin, str(error), True)
     except (DieselfsError, OSError) as error:
-        failed(origin, str(error) if not isinstance(error, OSError) else error.strerror or str(error))
+        text = str(error) if isinstance(error, DieselfsError) else error.strerror or str(error)
+        failed(origin, text.removeprefix(f"{printable(origin)}: "), isinstance(error, Damaged))
 
 
 class _Namer:

@@ -4,8 +4,11 @@ import io
 import os
 import signal
 import tarfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 from dieselfs.errors import (
     EXIT_DAMAGED,
@@ -14,7 +17,10 @@ from dieselfs.errors import (
     EXIT_PARTIAL,
     EXIT_USAGE,
 )
+from dieselfs_tools.commands.import_ import FORMATS as FORMAT_NAMES
+from dieselfs_tools.importing.formats import FORMATS
 from tests.support.dlcmd import Dlcmd
+from tests.support.http_files import web_file
 
 PUT_CHUNK = "dieselfs.rpc.client:ServerClient.put_chunk"
 CONTENT = {f"train/{n:05}.jpg": os.urandom(3000) for n in range(40)}
@@ -148,6 +154,37 @@ def test_requests_that_are_refused(dlcmd: Dlcmd, dataset: str) -> None:
     dlcmd("import", "a.tar", place)
     ran = dlcmd("import", "a.tar", f"{place}/a", exit_code=EXIT_USAGE)
     assert "not a folder, but a file" in ran.stderr
+
+
+def test_urls(dlcmd: Dlcmd, dataset: str) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("in/a.txt", b"zip")
+    with web_file(tar_of(CONTENT), "a.tar") as file, web_file(packed.getvalue(), "b.zip") as other:
+        file.sends = [50_000]
+        dlcmd("import", file.url, other.url, f"dl://{dataset}")
+        assert stored(dlcmd, dataset) == {**CONTENT, "in/a.txt": b"zip"}
+        assert file.ranges == [None, "bytes=50000-"]
+        summary = dlcmd("import", "--json", file.url, other.url, f"dl://{dataset}").summary
+        assert (summary["stored"], summary["skipped"]) == (0, 41)
+        file.statuses = [404]
+        ran = dlcmd("import", file.url, other.url, f"dl://{dataset}", exit_code=EXIT_PARTIAL)
+        assert ran.stderr == f"dlcmd: {file.url}: 404 Not Found\n"
+
+
+def test_shards_of_the_webdataset_writer(dlcmd: Dlcmd, dataset: str) -> None:
+    webdataset = pytest.importorskip("webdataset", reason="the extra 'bench' is not installed")
+    with webdataset.TarWriter(str(dlcmd.folder / "shard.tar")) as writer:
+        for number in range(3):
+            writer.write({"__key__": f"{number:06}", "jpg": bytes([number]) * 1000, "cls": str(number)})
+    dlcmd("import", "shard.tar", f"dl://{dataset}")
+    expected = {f"{number:06}.jpg": bytes([number]) * 1000 for number in range(3)}
+    expected |= {f"{number:06}.cls": str(number).encode() for number in range(3)}
+    assert stored(dlcmd, dataset) == expected
+
+
+def test_all_formats_can_be_named() -> None:
+    assert set(FORMAT_NAMES) == set(FORMATS)
 
 
 def test_links_of_archives(dlcmd: Dlcmd, dataset: str, tmp_path: Path) -> None:
