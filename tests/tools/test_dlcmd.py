@@ -94,7 +94,7 @@ def test_the_module_runs_as_the_command_does() -> None:
     assert ran.stdout.startswith("dlcmd ")
 
 
-@pytest.mark.parametrize("limit", [8, 16])
+@pytest.mark.parametrize("limit", [8, 11])
 @pytest.mark.parametrize("arguments", [("cat", "dl://d/f"), ("put", "f", "dl://d/")], ids=" ".join)
 def test_too_few_open_files_end_a_command_with_one_line(
     dlcmd: Dlcmd, tmp_path: Path, limit: int, arguments: tuple[str, ...]
