@@ -17,7 +17,7 @@ from dieselfs.private_file import file_version
 from dieselfs.rpc.auth import Key, read_key_file
 from dieselfs.settings import OFF, Settings
 
-if TYPE_CHECKING:  # imported for TCP alone: `ssl` takes 5 ms
+if TYPE_CHECKING:  # imported for TCP alone
     from dieselfs.rpc.tls import ClientTls
 
 CHANGES_LOOK_S = 1.0

@@ -38,7 +38,7 @@ from dieselfs.rpc.records import SharedFile
 from dieselfs.rpc.wire import Buffer, Wire
 from dieselfs.sockets import is_believed, open_socket, peer_user
 
-if TYPE_CHECKING:  # imported for TCP alone: `ssl` takes 5 ms
+if TYPE_CHECKING:  # imported for TCP alone
     from dieselfs.rpc.tls import ClientTls, TlsSocket
 
 
