@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
-from dieselfs.names import Location, is_location
+from dieselfs.names import Location, is_location, split_path
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
 from dieselfs_tools.confirmation import confirm_name
@@ -102,26 +102,32 @@ def _extraneous(
     walked: Collection[bytes],
 ) -> Sequence[bytes]:
     """The paths of the dataset in the places of the sources that these do not have, each folder after its content, but
-    for excluded ones. Raises InvalidInput if the sources are empty, and the user does not confirm that.
+    for excluded ones and folders that have some. Raises InvalidInput if the sources are empty, and the user does not
+    confirm that.
     """
     try:
         snapshot = session.dataset(target.location.dataset).snapshot
     except NotFound:  # it would be created
         return ()
     patterns = Patterns(options.excludes, options.includes)
-    paths = [
-        path
-        for source in found
-        if (top := snapshot.find(source.path)) >= 0
-        for path in map(snapshot.path, snapshot.walk(top))
-        if path not in walked and patterns.is_wanted(relative_path(source, path))
-    ]
+    removed: list[bytes] = []
+    kept_parents: set[bytes] = set()
+    for source in found:
+        top = snapshot.find(source.path)
+        # The walk has each folder before its content.
+        for path in reversed([*map(snapshot.path, snapshot.walk(top))] if top >= 0 else []):
+            if path in walked:
+                continue
+            if path not in kept_parents and patterns.is_wanted(relative_path(source, path)):
+                removed.append(path)
+            else:
+                kept_parents.add(split_path(path)[0])
     is_empty = all(path in {source.path for source in found} for path in walked)
-    if paths and is_empty and not (options.is_confirmed or options.is_dry_run):
+    if removed and is_empty and not (options.is_confirmed or options.is_dry_run):
         confirm_name(
             target.location.dataset, f"the source is empty: this deletes everything in {target.location}"
         )
-    return paths[::-1]
+    return removed
 
 
 def _split(names: Sequence[str], is_recursive: bool) -> tuple[Sequence[str], Location]:

@@ -55,6 +55,17 @@ def test_excluded_entries_stay(dlcmd: Dlcmd, pets: str) -> None:
     ]
 
 
+def test_a_folder_with_excluded_entries_stays(dlcmd: Dlcmd, pets: str) -> None:
+    shutil.rmtree(dlcmd.folder / "pets/train")
+    arguments = "sync", "--json", "--delete", "--exclude", "*.bin", "pets/", f"dl://{pets}/"
+    assert dlcmd(*arguments).summary["deleted"] == 1
+    assert dlcmd("find", f"dl://{pets}/train").lines == [
+        f"dl://{pets}/train/more/",
+        f"dl://{pets}/train/more/dog.bin",
+    ]
+    assert dlcmd(*arguments).summary["deleted"] == 0
+
+
 def test_nothing_is_deleted_by_mistake(dlcmd: Dlcmd, pets: str) -> None:
     (dlcmd.folder / "empty").mkdir()
     arguments = "sync", "--delete", "empty/", f"dl://{pets}/"
