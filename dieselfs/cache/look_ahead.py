@@ -44,7 +44,7 @@ JOIN_TIMEOUT_S = 5.0
 IDLE_S = 60.0
 """Threads without work end after this time."""
 FILES_PER_STEP = 64
-"""The position of a reader that takes files one by one is noted after so many, and so is the room that they took."""
+"""A reader that takes files one by one reports its position, and the room that it freed, after this many files."""
 WAKE_SHARE = 16
 """A plan is looked at when its reader has come this fraction (1/16) of the way to its end."""
 
@@ -69,7 +69,7 @@ class Cache(Protocol):
         """As `Source.fetch_many`."""
 
     def reserve(self, length_bytes: int) -> None:
-        """Give so many bytes of room to files outside of chunks; less than 0: take them back."""
+        """Reserve `length_bytes` for files outside of chunks; a negative number releases them."""
 
 
 class NoTripwires:

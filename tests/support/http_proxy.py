@@ -40,7 +40,7 @@ class Reset:
 
 @dataclass(frozen=True)
 class Truncate:
-    """The server's answer ends after so many bytes of its body."""
+    """The body of the server's answer ends after this number of bytes."""
 
     length_bytes: int
 

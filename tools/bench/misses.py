@@ -37,7 +37,7 @@ COLD_FILE_BYTES, COLD_MEMORY_BYTES, WARM_FILE_BYTES = 200 * MIB, 64 * MIB, 1 * G
 QUICK_COLD_FILE_BYTES, QUICK_COLD_MEMORY_BYTES, QUICK_WARM_FILE_BYTES = 50 * MIB, 24 * MIB, 64 * MIB
 
 Way = Callable[[Path, Sequence[int], int], Work]
-"""Opens a file. The work that it returns reads so many bytes at each offset, and returns the number of reads."""
+"""Opens a file. Returns the work: read a number of bytes at each offset, and return the number of reads."""
 
 
 def misses(folder: Path, scale: Scale) -> Generator[Trial]:

@@ -7,9 +7,10 @@ import click
 
 from dieselfs.errors import InvalidInput
 from dieselfs.flags import attributes
+from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.names import SCHEME, Location, check_dataset_name, is_location, parse_location
 from dieselfs.settings import BY_NAME, Place
-from dieselfs.units import parse_duration, parse_size
+from dieselfs.units import format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -167,6 +168,15 @@ jobs = click.option(
     default=2,
     show_default=True,
     help="Number of threads.",
+)
+
+
+chunk_size = click.option(
+    "--chunk-size",
+    "chunk_bytes",
+    type=SIZE,
+    default=CHUNK_TARGET_BYTES,
+    help=f"Size of a chunk. [{format_size(CHUNK_TARGET_BYTES)}]",
 )
 
 

@@ -51,7 +51,7 @@ PART_BYTES = 8 * MIB
 PARTS_AT_ONCE_MAX = 4
 PART_RETRIES_MAX = 4
 PART_RETRY_S_MAX = 8.0
-"""A part that fails is repeated, not the whole object: so many times, the last time this long after the first."""
+"""Only the part that failed is retried: PART_RETRIES_MAX times, within PART_RETRY_S_MAX of its first request."""
 
 READ_TRIES_MAX = 8
 """Tries to read an object that is replaced meanwhile."""

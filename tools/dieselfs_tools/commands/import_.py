@@ -4,8 +4,6 @@ from typing import Any
 
 import click
 
-from dieselfs.limits import CHUNK_TARGET_BYTES
-from dieselfs.units import format_size
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
@@ -41,13 +39,7 @@ FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "l
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store records that are already stored.")
 @options.jobs
-@click.option(
-    "--chunk-size",
-    "chunk_bytes",
-    type=options.SIZE,
-    default=CHUNK_TARGET_BYTES,
-    help=f"Size of a chunk. [{format_size(CHUNK_TARGET_BYTES)}]",
-)
+@options.chunk_size
 def import_(session: Session, **chosen: Any) -> int:
     """Store the records of archives and other formats as files of a dataset, which is created if it does not exist.
 

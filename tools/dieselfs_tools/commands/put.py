@@ -4,8 +4,6 @@ from typing import Any
 
 import click
 
-from dieselfs.limits import CHUNK_TARGET_BYTES
-from dieselfs.units import format_size
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
@@ -28,13 +26,7 @@ from dieselfs_tools.session import Session
     help="Store only the names in FILE ('-': standard input): one per line, relative to the one SOURCE folder.",
 )
 @options.jobs
-@click.option(
-    "--chunk-size",
-    "chunk_bytes",
-    type=options.SIZE,
-    default=CHUNK_TARGET_BYTES,
-    help=f"Size of a chunk. [{format_size(CHUNK_TARGET_BYTES)}]",
-)
+@options.chunk_size
 def put(session: Session, **chosen: Any) -> int:
     """Store files in a dataset; a dataset that does not exist is created.
 

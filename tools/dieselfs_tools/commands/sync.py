@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import click
 
-from dieselfs.limits import CHUNK_TARGET_BYTES
-from dieselfs.units import format_size
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
@@ -22,13 +20,7 @@ from dieselfs_tools.session import Session
 @options.dry_run
 @options.yes
 @options.jobs
-@click.option(
-    "--chunk-size",
-    "chunk_bytes",
-    type=options.SIZE,
-    default=CHUNK_TARGET_BYTES,
-    help=f"Size of a chunk. [{format_size(CHUNK_TARGET_BYTES)}]",
-)
+@options.chunk_size
 def sync(
     session: Session,
     source: str,

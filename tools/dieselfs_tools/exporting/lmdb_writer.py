@@ -21,7 +21,7 @@ class LmdbWriter:
     """Writes entries into a new folder. The bytes depend on the entries alone."""
 
     def __init__(self, folder: str, files: int, total_bytes: int) -> None:
-        """`files` and `total_bytes`: at most so many entries and bytes."""
+        """`files` and `total_bytes`: limits of the entries and of their bytes."""
         self._lmdb: Any = required("lmdb")
         # Each value may begin a page, and each key may have a leaf of its own; the map itself takes no space.
         map_bytes = _SPARE_BYTES + total_bytes + 3 * files * PAGE_BYTES

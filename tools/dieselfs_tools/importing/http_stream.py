@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 
@@ -39,8 +40,8 @@ class HttpStream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # typeshed has the buffer type only in 3.12
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
         while True:
             try:
                 if self._response is None:

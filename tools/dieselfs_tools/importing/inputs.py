@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from email.utils import parsedate_to_datetime
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
@@ -122,8 +122,8 @@ class _Whole(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # typeshed has the buffer type only in 3.12
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
         if self._error is not None:
             raise self._error
         filled = 0
