@@ -111,6 +111,10 @@ class Location:
         """The dataset, at the tag if there is one: `dataset` or `dataset@tag`."""
         return f"{self.dataset}@{self.tag}" if self.tag else self.dataset
 
+    def below(self, path: bytes) -> bytes:
+        """A path of the dataset relative to this folder; of the place itself, its name."""
+        return split_path(path)[1] if path == self.path else path[len(self.path) :].lstrip(b"/")
+
     def __str__(self) -> str:
         slash = "/" if self.path and self.is_folder_form else ""
         return f"{SCHEME}{self.state}/{printable(self.path)}{slash}"

@@ -47,9 +47,13 @@ class DownloadPlan:
     total_bytes: int
 
 
-def plan_download(snapshot: Snapshot, node: int) -> DownloadPlan:
-    """The plan to download `node` and everything below it."""
+def plan_download(snapshot: Snapshot, node: int, selected: Numbers | None = None) -> DownloadPlan:
+    """The plan to download `node` and everything below it, or of that what is `selected`: ascending, of shape (n,),
+    with the folders of each node.
+    """
     nodes = np.fromiter(chain([node], snapshot.walk(node)), np.int64)
+    if selected is not None:
+        nodes = nodes[np.isin(nodes, selected)]
     kinds = snapshot.column("modes")[nodes] & 0o170000
     files = nodes[kinds == stat.S_IFREG]
     counts = snapshot.column("counts")[files].astype(np.int64)
@@ -106,12 +110,13 @@ class TreeDownload:
         is_forced: bool = False,
         report: TransferReport | None = None,
         is_preserving: bool = False,
+        selected: Numbers | None = None,
     ) -> None:
         """The content of the folder `node` is written to `folder`, or the file `node` as `name` in `folder`.
 
         `jobs`: threads that fetch and write. `is_forced`: existing files are written again. `report`: of
         the downloads before this one, to add to. `is_preserving`: permissions as stored, also those that the umask
-        forbids.
+        forbids. `selected`: as for `plan_download`.
         """
         self.report = report or TransferReport()
         self._chunks = chunks
@@ -121,7 +126,7 @@ class TreeDownload:
         self._permissions = PERMISSIONS_KEPT if is_preserving else permissions_allowed()
         self._name = name
         self._base_bytes = len(self.snapshot.path(node))
-        self._plan = plan_download(self.snapshot, node)
+        self._plan = plan_download(self.snapshot, node, selected)
         self._jobs = jobs
         self._is_forced = is_forced
         self._all_ended = Event()
@@ -157,6 +162,11 @@ class TreeDownload:
                     destination.discard_file(self.relative(node), spanning.aside)
             destination.close()
         return self.report
+
+    def nodes(self) -> list[int]:
+        """What is downloaded: folders, files and links."""
+        plan = self._plan
+        return sorted({*np.concatenate((plan.folders, plan.links, plan.empty_files, plan.owners)).tolist()})
 
     def relative(self, node: int) -> bytes:
         """The path of a node in the destination folder."""

@@ -29,6 +29,7 @@ from dieselfs_tools.import_runner import records_of
 from dieselfs_tools.importing.formats import AUTO as AUTO_FORMAT
 from dieselfs_tools.importing.naming import Names
 from dieselfs_tools.output import Output
+from dieselfs_tools.patterns import ALL
 
 
 def upload(folder: Path, scale: Scale) -> Generator[Trial]:
@@ -69,7 +70,7 @@ def _import(archive: Path, tree: SourceTree) -> Run:
         with home.dataset(is_created=False) as dataset:
             run = TreeUpload(dataset.client, dataset.create(), None)
             report = run.run(
-                lambda failed: records_of(str(archive), AUTO_FORMAT, None, names, output, failed)
+                lambda failed: records_of(str(archive), AUTO_FORMAT, None, names, ALL, output, failed)
             )
         if report.failures or report.done_bytes != tree.size_bytes:
             raise RunFailed(f"stored {report.done_bytes} of {tree.size_bytes} bytes: {report.failures[:1]}")

@@ -24,8 +24,7 @@ def run_check(
     session: Session,
     name: str,
     location: Location,
-    excludes: Sequence[str],
-    includes: Sequence[str],
+    patterns: Patterns,
     is_quick: bool,
 ) -> int:
     """Compare a local folder with the place that `put -r` gives it; returns the exit code.
@@ -33,12 +32,10 @@ def run_check(
     Raises NotFound if the folder, the dataset or the place in it is missing.
     """
     if os.path.exists(name) and not os.path.isdir(name):
-        raise InvalidInput(
-            f"{name} is not a folder: compare the folder that has it, with --exclude '*' --include NAME"
-        )
+        raise InvalidInput(f"{name} is not a folder: compare the folder that has it, with --include /NAME")
     (source,) = find_sources([name], location, is_into=True, is_recursive=True)
     snapshot = session.dataset(location.state).snapshot
-    stored, patterns = StoredTree(snapshot, source.path), Patterns(excludes, includes)
+    stored = StoredTree(snapshot, source.path)
     failures: list[tuple[str, str]] = []
     unread: set[bytes] = set()
 
@@ -66,7 +63,7 @@ def run_check(
             fail(places[path], error.strerror or str(error))
             return True
 
-    wanted = {path: entry for path, entry in stored.entries.items() if patterns.is_wanted(path)}
+    wanted = stored.selected(patterns)
     different = (
         one
         for one in differences(wanted, local, has_same_content)

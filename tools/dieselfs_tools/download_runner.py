@@ -12,8 +12,10 @@ from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count
 from dieselfs_tools.commands.cat import write_contents
 from dieselfs_tools.output import Output, name_fields
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.progress import Reading, outcome, shown
 from dieselfs_tools.session import Session
+from dieselfs_tools.stored_trees import selected_nodes
 
 STANDARD_OUTPUT = "-"
 
@@ -26,6 +28,7 @@ def run_get(
     is_forced: bool,
     is_preserving: bool,
     jobs: int,
+    patterns: Patterns,
 ) -> int:
     """Write the locations in `names`, whose last one may be the destination; returns the exit code."""
     given = list(names)
@@ -42,17 +45,14 @@ def run_get(
     datasets = {name: session.dataset(name) for name in dict.fromkeys(place.state for place in locations)}
     is_into = len(locations) > 1 or destination.endswith("/") or os.path.isdir(destination)
     started_s, report = time.monotonic(), TransferReport()
-    downloads = [
-        TreeDownload(
-            datasets[place.state].chunks,
-            *_place(datasets[place.state].snapshot, place, os.fsencode(destination), is_into, is_recursive),
-            jobs,
-            is_forced,
-            report,
-            is_preserving,
+    downloads = []
+    for place in locations:
+        chunks = datasets[place.state].chunks
+        node, folder, name = _place(chunks.snapshot, place, os.fsencode(destination), is_into, is_recursive)
+        selected = selected_nodes(chunks.snapshot, node, patterns)
+        downloads.append(
+            TreeDownload(chunks, node, folder, name, jobs, is_forced, report, is_preserving, selected)
         )
-        for place in locations
-    ]
     if is_dry_run:
         return _show(session.output, downloads, is_forced)
     with shown(session.output, "get", lambda: Reading.of(report)):
@@ -87,7 +87,7 @@ def _show(output: Output, downloads: Sequence[TreeDownload], is_forced: bool) ->
     entries = skipped = total_bytes = 0
     for download in downloads:
         snapshot = download.snapshot
-        for node in (download.node, *snapshot.walk(download.node)):
+        for node in download.nodes():
             wanted, place = snapshot.stat(node), os.path.join(download.folder, download.relative(node))
             try:
                 status = os.lstat(place)

@@ -20,8 +20,10 @@ from dieselfs_tools.download_runner import report_download
 from dieselfs_tools.exporting.entry_reader import Entry, EntryReader
 from dieselfs_tools.exporting.lmdb_writer import LmdbWriter
 from dieselfs_tools.exporting.tar_writer import TarWriter
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.progress import Reading, shown
 from dieselfs_tools.session import Session
+from dieselfs_tools.stored_trees import selected_nodes
 
 STANDARD_OUTPUT = "-"
 SHARD_NAME = "shard-{:06}.tar"
@@ -38,6 +40,7 @@ class ExportOptions:
     is_dry_run: bool
     is_forced: bool
     jobs: int
+    patterns: Patterns
 
 
 def run_export(session: Session, dataset: Dataset, folder: int, options: ExportOptions) -> int:
@@ -50,14 +53,20 @@ def run_export(session: Session, dataset: Dataset, folder: int, options: ExportO
     elif options.format_name != "folder":
         _check_target(target, options)
     began_s = time.monotonic()
+    selected = selected_nodes(dataset.snapshot, folder, options.patterns)
     if options.format_name == "folder" and not options.is_dry_run:
         download = TreeDownload(
-            dataset.chunks, folder, os.fsencode(target), jobs=options.jobs, is_forced=options.is_forced
+            dataset.chunks,
+            folder,
+            os.fsencode(target),
+            jobs=options.jobs,
+            is_forced=options.is_forced,
+            selected=selected,
         )
         with shown(output, "export", lambda: Reading.of(download.report)):
             download.run()
         return report_download(output, download.report, time.monotonic() - began_s)
-    plan, report = plan_download(dataset.snapshot, folder), TransferReport()
+    plan, report = plan_download(dataset.snapshot, folder, selected), TransferReport()
     entries = plan.files - 1  # the folder itself is no entry
     report.found_files, report.found_bytes, report.is_all_found = entries, plan.total_bytes, True
     fields: dict[str, object] = {"target": target, "format": options.format_name, "entries": entries}
@@ -65,7 +74,7 @@ def run_export(session: Session, dataset: Dataset, folder: int, options: ExportO
     if options.is_dry_run:
         text = f"would write {what} to {target} ({count(entries, 'entry')}, {output.size(plan.total_bytes)})"
         return output.summary(text, {"dry_run": True, **fields, "bytes": plan.total_bytes})
-    export = Export(EntryReader(dataset, folder), options, report)
+    export = Export(EntryReader(dataset, folder, selected), options, report)
     with shown(output, "export", lambda: Reading.of(report)), _errors(target):
         export.run()
     output.failures(report.failures, report.failed_files)

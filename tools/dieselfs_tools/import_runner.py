@@ -14,10 +14,11 @@ from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
 from dieselfs_tools.importing.formats import Format, format_of
 from dieselfs_tools.importing.inputs import Input, is_url
-from dieselfs_tools.importing.naming import Names, Template
+from dieselfs_tools.importing.naming import Names, Template, cleaned
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.options import changeable_location
 from dieselfs_tools.output import Output
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
 from dieselfs_tools.spool import STANDARD_INPUT
 from dieselfs_tools.upload_runner import Upload, find_target
@@ -33,6 +34,7 @@ class ImportOptions:
     is_renaming: bool
     is_dry_run: bool
     is_forced: bool
+    patterns: Patterns
     jobs: int
     chunk_bytes: int
 
@@ -58,7 +60,9 @@ def run_import(session: Session, options: ImportOptions) -> int:
     def walk(failed: Failed) -> Iterator[UploadEntry]:
         names = Names(destination.path, options.is_renaming)
         for source in sources:
-            yield from records_of(source, options.format_name, template, names, session.output, failed)
+            yield from records_of(
+                source, options.format_name, template, names, options.patterns, session.output, failed
+            )
 
     upload = Upload(
         session=session,
@@ -75,9 +79,15 @@ def run_import(session: Session, options: ImportOptions) -> int:
 
 
 def records_of(
-    name: str, format_name: str, template: Template | None, names: Names, output: Output, failed: Failed
+    name: str,
+    format_name: str,
+    template: Template | None,
+    names: Names,
+    patterns: Patterns,
+    output: Output,
+    failed: Failed,
 ) -> Iterator[Record]:
-    """The records of one source that can be stored. Its failures, and those of records, go to `failed`."""
+    """The selected records of one source that can be stored. Its failures, and those of records, go to `failed`."""
     origin = os.fsencode(name)
     try:
         with ExitStack() as stack:
@@ -88,7 +98,10 @@ def records_of(
                 record.origin = origin
                 if template is not None and record.is_folder:
                     continue  # the template says which folders there are
-                if fault := namer.place(record):
+                number = namer.number(record)
+                if patterns and not patterns.is_wanted(cleaned(record.name), record.is_folder):
+                    continue
+                if fault := namer.place(record, number):
                     failed(record.source, fault)
                 else:
                     yield record
@@ -107,13 +120,16 @@ class _Namer:
         self._label = label
         self._numbers = counted()
 
-    def place(self, record: Record) -> str:
+    def number(self, record: Record) -> int:
+        """The number of a file in its source, whether it is selected or not; -1 for others."""
+        return -1 if record.is_folder or record.fault else next(self._numbers)
+
+    def place(self, record: Record, number: int) -> str:
         """Set the path of a record; returns why it cannot be imported, or nothing."""
         if record.fault:
             return record.fault
         if record.is_hard_link and self._has_template:
             return "a hard link, whose target has another name by --name"
-        number = -1 if record.is_folder else next(self._numbers)
         try:
             filled = self._template.fill(record.name, self._label, number, record.fields)
             record.path = self._names.place(filled, record.is_folder)

@@ -1,7 +1,9 @@
 """Options, arguments and help texts that verbs share. No I/O."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -11,6 +13,7 @@ from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.names import SCHEME, Location, check_dataset_name, is_location, parse_location
 from dieselfs.settings import BY_NAME, Place
 from dieselfs.units import format_size, parse_duration, parse_size
+from dieselfs_tools.patterns import Patterns
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -181,11 +184,35 @@ chunk_size = click.option(
 
 
 def filters(function: Function) -> Function:
-    """`--exclude` and `--include`."""
+    """`--include`, `--exclude` and `--filter-from`; the function has one argument `patterns` for them."""
+
+    @wraps(function)
+    def with_patterns(
+        *arguments: Any,
+        includes: Sequence[str],
+        excludes: Sequence[str],
+        rules: Sequence[TextIO],
+        **more: Any,
+    ) -> Any:
+        patterns = Patterns(excludes, includes, chain.from_iterable(rules))
+        return function(*arguments, patterns=patterns, **more)
+
+    include = click.option(
+        "--include",
+        "includes",
+        multiple=True,
+        metavar="PATTERN",
+        help="Take only matching paths, as '*.jpg'.",
+    )
     exclude = click.option(
         "--exclude", "excludes", multiple=True, metavar="PATTERN", help="Skip matching paths, as '*.tmp'."
     )
-    include = click.option(
-        "--include", "includes", multiple=True, metavar="PATTERN", help="Take matches despite --exclude."
+    filter_from = click.option(
+        "--filter-from",
+        "rules",
+        multiple=True,
+        type=click.File(errors="surrogateescape"),
+        metavar="FILE",
+        help="Lines '+ PATTERN' and '- PATTERN'; the first that matches decides. ['-': standard input]",
     )
-    return exclude(include(function))
+    return include(exclude(filter_from(with_patterns)))

@@ -12,16 +12,17 @@ from pathlib import Path
 
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
-from dieselfs.names import Location, is_location, split_path
+from dieselfs.names import Location, is_location
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
 from dieselfs_tools.confirmation import confirm_name
 from dieselfs_tools.options import changeable_location
 from dieselfs_tools.output import Output
-from dieselfs_tools.patterns import Patterns
+from dieselfs_tools.patterns import Patterns, deletable
 from dieselfs_tools.session import Session
 from dieselfs_tools.sources import Source, find_sources, listed_sources, relative_path, walk
 from dieselfs_tools.spool import STANDARD_INPUT, spooled
+from dieselfs_tools.stored_trees import StoredTree
 from dieselfs_tools.upload_runner import Target, Upload, find_target
 
 
@@ -36,8 +37,7 @@ class PutOptions:
     is_recursive: bool
     is_dry_run: bool
     is_forced: bool
-    excludes: Sequence[str]
-    includes: Sequence[str]
+    patterns: Patterns
     files_from: str | None
     jobs: int
     chunk_bytes: int
@@ -89,9 +89,8 @@ def _entries(
 ) -> Iterator[UploadEntry]:
     """The selected entries of all sources. `listed`: names relative to the one source."""
     sources = iter(found) if listed is None else listed_sources(listed, found[0], failed)
-    patterns = Patterns(options.excludes, options.includes)
     for source in sources:
-        yield from walk(source, patterns, options.is_recursive, failed)
+        yield from walk(source, options.patterns, options.is_recursive, failed)
 
 
 def _extraneous(
@@ -109,19 +108,14 @@ def _extraneous(
         snapshot = session.dataset(target.location.dataset).snapshot
     except NotFound:  # it would be created
         return ()
-    patterns = Patterns(options.excludes, options.includes)
     removed: list[bytes] = []
-    kept_parents: set[bytes] = set()
     for source in found:
         top = snapshot.find(source.path)
-        # The walk has each folder before its content.
-        for path in reversed([*map(snapshot.path, snapshot.walk(top))] if top >= 0 else []):
-            if path in walked:
-                continue
-            if path not in kept_parents and patterns.is_wanted(relative_path(source, path)):
-                removed.append(path)
-            else:
-                kept_parents.add(split_path(path)[0])
+        if top >= 0:
+            below = StoredTree(snapshot, source.path).reversed_paths()
+            kept = {relative_path(source, path) for path in walked}
+            head = source.path + b"/" if source.path else b""
+            removed += [head + path for path in deletable(below, options.patterns, kept)]
     is_empty = all(path in {source.path for source in found} for path in walked)
     if removed and is_empty and not (options.is_confirmed or options.is_dry_run):
         confirm_name(

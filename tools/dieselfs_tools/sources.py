@@ -83,5 +83,5 @@ def walk(source: Source, patterns: Patterns, is_recursive: bool, failed: Failed)
         )
 
     for entry in walk_source(source.source, source.path, failed, is_pruned):
-        if patterns.is_wanted(relative_path(source, entry.path)):
+        if patterns.is_wanted(relative_path(source, entry.path), entry.is_folder):
             yield entry

@@ -1,11 +1,10 @@
 """`dlcmd check`: whether a dataset has what a local folder has."""
 
-from collections.abc import Sequence
-
 import click
 
 from dieselfs.names import Location
 from dieselfs_tools import options
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
 
 
@@ -22,8 +21,7 @@ def check(
     session: Session,
     source: str,
     location: Location,
-    excludes: Sequence[str],
-    includes: Sequence[str],
+    patterns: Patterns,
     is_quick: bool,
 ) -> int:
     """Compare a local folder with what a dataset has of it, and print the differences: '+' only local, '-' only
@@ -34,4 +32,4 @@ def check(
     """
     from dieselfs_tools.check_runner import run_check
 
-    return run_check(session, source, location, excludes, includes, is_quick)
+    return run_check(session, source, location, patterns, is_quick)

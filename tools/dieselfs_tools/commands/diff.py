@@ -6,6 +6,7 @@ import click
 
 from dieselfs.names import Location
 from dieselfs_tools import options
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 )
 @click.argument("first", type=options.LOCATION, metavar="dl://DATASET[@TAG]/FOLDER")
 @click.argument("second", type=options.LOCATION, metavar="dl://DATASET[@TAG]/FOLDER")
-def diff(session: Session, first: Location, second: Location) -> int:
+@options.filters
+def diff(session: Session, first: Location, second: Location, patterns: Patterns) -> int:
     """Print what differs between two folders: '+' only in the second, '-' only in the first, '*' other content, type or
     target, '~' other mode or time.
 
@@ -38,8 +40,9 @@ def diff(session: Session, first: Location, second: Location) -> int:
     def has_same_content(path: bytes) -> bool:
         return _has_same_content((datasets[0], old.nodes[path]), (datasets[1], new.nodes[path]))
 
-    found = differences(old.entries, new.entries, has_same_content)
-    return print_differences(session.output, found, len(old.entries))
+    wanted = old.selected(patterns)
+    found = differences(wanted, new.selected(patterns), has_same_content)
+    return print_differences(session.output, found, len(wanted))
 
 
 def _has_same_content(first: "tuple[Dataset, int]", second: "tuple[Dataset, int]") -> bool:

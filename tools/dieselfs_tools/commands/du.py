@@ -10,7 +10,9 @@ from dieselfs.names import Location
 from dieselfs_tools import options
 from dieselfs_tools.entries import SIZE_COLUMNS
 from dieselfs_tools.output import name_fields
+from dieselfs_tools.patterns import ALL, Patterns
 from dieselfs_tools.session import Session
+from dieselfs_tools.stored_trees import selected_nodes
 
 if TYPE_CHECKING:
     from dieselfs.snapshot.reader import Snapshot
@@ -30,13 +32,14 @@ if TYPE_CHECKING:
     default=0,
     help="Also print each folder down to this depth. [0]",
 )
+@options.filters
 @options.human
-def du(session: Session, locations: Sequence[Location], depth_max: int) -> int:
+def du(session: Session, locations: Sequence[Location], depth_max: int, patterns: Patterns) -> int:
     """Print the size and the number of files of each location, or of all datasets."""
     places = locations or [Location(dataset.name) for dataset in session.client.datasets()]
     total_bytes = total_files = 0
     for place in places:
-        sums = _sums(session, place, depth_max)
+        sums = _sums(session, place, depth_max, patterns)
         for path, (size_bytes, files) in sums.items():
             shown = Location(place.dataset, path, tag=place.tag)
             text = f"{session.output.size(size_bytes):>{SIZE_COLUMNS}} {files:>12,} files  {shown}"
@@ -51,15 +54,17 @@ Sums = dict[bytes, tuple[int, int]]
 """Bytes and files by path; a folder comes after the folders in it."""
 
 
-def _sums(session: Session, place: Location, depth_max: int) -> Sums:
-    if not place.path and not depth_max and not place.tag:  # the server knows these totals
+def _sums(session: Session, place: Location, depth_max: int, patterns: Patterns) -> Sums:
+    if not patterns and not place.path and not depth_max and not place.tag:  # the server knows these totals
         record = session.client.dataset(place.dataset)
         return {b"": (record.total_bytes, record.files)}
-    return folder_sums(session.dataset(place.state).snapshot, place.path, depth_max)
+    return folder_sums(session.dataset(place.state).snapshot, place.path, depth_max, patterns)
 
 
-def folder_sums(snapshot: "Snapshot", path: bytes, depth_max: int) -> Sums:
-    """The sums of the folder at `path`, and of the folders down to `depth_max` below it. Raises NotFound."""
+def folder_sums(snapshot: "Snapshot", path: bytes, depth_max: int, patterns: Patterns = ALL) -> Sums:
+    """The sums of the folder at `path`, and of the folders down to `depth_max` below it, of what the patterns select.
+    Raises NotFound.
+    """
     import numpy as np
 
     from dieselfs.snapshot.subtree import nodes_below
@@ -69,6 +74,8 @@ def folder_sums(snapshot: "Snapshot", path: bytes, depth_max: int) -> Sums:
         return {path: (snapshot.stat(top).size, 1)}
     kinds, parents = snapshot.column("modes") & 0o170000, snapshot.column("parents")
     is_file, levels = kinds == stat.S_IFREG, nodes_below(snapshot, top)
+    if (selected := selected_nodes(snapshot, top, patterns)) is not None:
+        is_file &= np.isin(np.arange(len(is_file)), selected)
     size_bytes = np.where(is_file, snapshot.column("sizes"), 0).astype(np.int64)
     files = is_file.astype(np.int64)
     for level in reversed(levels):

@@ -10,6 +10,7 @@ from dieselfs.limits import MIB
 from dieselfs.names import Location
 from dieselfs.units import count, format_duration, format_size
 from dieselfs_tools import options
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.progress import Reading, shown
 from dieselfs_tools.session import Session
 
@@ -48,6 +49,7 @@ SHARD_BYTES = 256 * MIB
     default=SHARD_BYTES,
     help=f"Size at which a WebDataset shard is full. [{format_size(SHARD_BYTES)}]",
 )
+@options.filters
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Replace an existing file.")
 @options.jobs
@@ -60,6 +62,7 @@ def export(
     is_dry_run: bool,
     is_forced: bool,
     jobs: int,
+    patterns: Patterns,
 ) -> int:
     """Write a dataset, or a folder of one, as an EROFS image, which Linux mounts without dieselfs, or as a tar archive,
     WebDataset shards, an LMDB environment, or a folder.
@@ -73,6 +76,10 @@ def export(
     if not dataset.snapshot.stat(node).is_folder:
         raise InvalidInput(f"{location}: not a folder, but a file; get it with dlcmd get")
     if chosen == EROFS:
+        if patterns:
+            raise InvalidInput(
+                "an EROFS image has a whole folder; --include and --exclude need another --format"
+            )
         return _export_image(session, dataset, node, location, target, is_dry_run, is_forced, jobs)
     from dieselfs_tools.export_runner import ExportOptions, run_export
 
@@ -84,6 +91,7 @@ def export(
         is_dry_run=is_dry_run,
         is_forced=is_forced,
         jobs=jobs,
+        patterns=patterns,
     )
     return run_export(session, dataset, node, wanted)
 

@@ -9,7 +9,7 @@ from dieselfs.names import SCHEME, Location
 from dieselfs_tools import options
 from dieselfs_tools.entries import Entry
 from dieselfs_tools.output import write_bytes
-from dieselfs_tools.patterns import Pattern
+from dieselfs_tools.patterns import Pattern, Patterns
 from dieselfs_tools.session import Session
 
 TYPES = {"file": "file", "folder": "folder", "link": "link", "f": "file", "d": "folder", "l": "link"}
@@ -24,31 +24,34 @@ TYPES = {"file": "file", "folder": "folder", "link": "link", "f": "file", "d": "
 @click.argument("locations", nargs=-1, required=True, type=options.LOCATION, metavar="dl://DATASET/PATH...")
 @click.option(
     "--name",
-    "patterns",
+    "names",
     multiple=True,
     type=options.Parsed("PATTERN", Pattern),
-    help="Entries with this name, as '*.jpg'; with a slash: this path. Several: any of them.",
+    help="Entries with this name, as '*.jpg', or path. Several: any of them.",
 )
 @click.option("--type", "kind", type=click.Choice(list(TYPES)), help="Only entries of this type.")
 @click.option("--min-size", type=options.SIZE, help="Only files of at least this size.")
 @click.option("--max-size", type=options.SIZE, help="Only files of at most this size.")
+@options.filters
 @options.flag("-l", "--long", "is_long", text="Print mode, size, time and the target of a link.")
 @options.flag("-0", "--null", "is_null", text="Print raw locations, each with a NUL byte at its end.")
 @options.human
 def find(
     session: Session,
     locations: Sequence[Location],
-    patterns: Sequence[Pattern],
+    names: Sequence[Pattern],
     kind: str | None,
     min_size: int | None,
     max_size: int | None,
     is_long: bool,
     is_null: bool,
+    patterns: Patterns,
 ) -> int:
     """Print the locations of entries below folders, in the order of their paths, without the folders given.
 
-    A pattern without a slash is matched with the name, one with a slash with the path in the dataset; '*' matches
-    slashes too. All conditions must hold. Nothing found is no error.
+    --name matches the end of the path in the dataset, and not what is in a folder that it matches; --include and
+    --exclude, as those of other verbs, also that, by the path below the given folder. All conditions must hold. Nothing
+    found is no error.
     """
     output, found, total_bytes = session.output, 0, 0
     if is_null and (output.is_json or is_long):
@@ -60,9 +63,11 @@ def find(
         nodes = snapshot.walk(top) if snapshot.stat(top).is_folder else iter([top])
         for node in nodes:
             path = snapshot.path(node)
-            if patterns and not any(pattern.matches(path) for pattern in patterns):
-                continue
             entry = Entry.of_snapshot(snapshot, node)
+            if names and not any(pattern.matches(path, entry.is_folder) for pattern in names):
+                continue
+            if patterns and not patterns.is_wanted(location.below(path), entry.is_folder):
+                continue
             if kind is not None and entry.type != TYPES[kind]:
                 continue
             if has_sizes and (entry.type != "file" or not _is_within(entry.size, min_size, max_size)):

@@ -24,6 +24,7 @@ from dieselfs_tools.session import Session
 @options.flag(
     "-p", "--preserve", "is_preserving", text="Give permissions as stored, also those that the umask forbids."
 )
+@options.filters
 @options.jobs
 def get(session: Session, **chosen: Any) -> int:
     """Write files of a dataset to DESTINATION. [this folder; '-': standard output]

@@ -36,6 +36,7 @@ FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "l
 @options.flag(
     "--rename", "is_renaming", text="Replace unsafe names, and number duplicates, instead of refusing."
 )
+@options.filters
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store records that are already stored.")
 @options.jobs

@@ -11,6 +11,7 @@ from dieselfs.names import Location, split_path
 from dieselfs.units import format_time
 from dieselfs_tools import options
 from dieselfs_tools.entries import SIZE_COLUMNS, Entry, dataset_fields
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 @click.argument("locations", nargs=-1, type=options.LOCATION, metavar="[dl://DATASET/PATH...]")
 @options.flag("-l", "--long", "is_long", text="Print mode, size, time and the target of a link.")
 @options.flag("-R", "--recursive", "is_recursive", text="List all folders below, as full paths.")
+@options.filters
 @options.human
-def ls(session: Session, locations: Sequence[Location], is_long: bool, is_recursive: bool) -> int:
+def ls(
+    session: Session, locations: Sequence[Location], is_long: bool, is_recursive: bool, patterns: Patterns
+) -> int:
     """List datasets, or the content of a folder, sorted by name. A slash marks a folder.
 
     Datasets whose metadata is lost are named as failures, with the command that repairs them.
@@ -37,6 +41,8 @@ def ls(session: Session, locations: Sequence[Location], is_long: bool, is_recurs
     listed = 0
     for location in locations:
         for entry in _entries(session, location, is_recursive):
+            if patterns and not patterns.is_wanted(location.below(entry.path), entry.is_folder):
+                continue
             name = entry.path if is_recursive else split_path(entry.path)[1]
             session.output.record("entry", entry.line(session.output, name, is_long), entry.fields())
             listed += 1

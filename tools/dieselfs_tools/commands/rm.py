@@ -12,7 +12,9 @@ from dieselfs.units import count
 from dieselfs_tools import options
 from dieselfs_tools.confirmation import confirm_name
 from dieselfs_tools.output import name_fields
+from dieselfs_tools.patterns import Patterns, deletable
 from dieselfs_tools.session import Session
+from dieselfs_tools.stored_trees import StoredTree
 
 if TYPE_CHECKING:
     from dieselfs import Dataset
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 )
 @click.argument("locations", nargs=-1, required=True, type=options.CHANGEABLE, metavar="dl://DATASET/PATH...")
 @options.recursive
+@options.filters
 @options.dry_run
 @options.yes
 def rm(
@@ -33,16 +36,18 @@ def rm(
     is_recursive: bool,
     is_dry_run: bool,
     is_confirmed: bool,
+    patterns: Patterns,
 ) -> int:
     """Delete files, links and, with -r, folders. Readers of an older generation still see them.
 
-    To empty a whole dataset, type its name when asked, or give -y. 'dlcmd purge' frees the space.
+    With --include or --exclude, a folder stays that is named, or that has entries which they do not select. To empty a
+    whole dataset, type its name when asked, or give -y. 'dlcmd purge' frees the space.
     """
     datasets = {name: session.dataset(name) for name in dict.fromkeys(place.dataset for place in locations)}
     paths = [
         (datasets[place.dataset], path)
         for place in locations
-        for path in _paths(datasets[place.dataset], place, is_recursive)
+        for path in _paths(datasets[place.dataset], place, is_recursive, patterns)
     ]
     output, entries = session.output, count(len(paths), "entry")
     if is_dry_run:
@@ -60,18 +65,19 @@ def rm(
     return output.summary(f"deleted {entries}", {"entries": len(paths)})
 
 
-def _paths(dataset: "Dataset", location: Location, is_recursive: bool) -> Iterator[bytes]:
+def _paths(dataset: "Dataset", location: Location, is_recursive: bool, patterns: Patterns) -> Iterator[bytes]:
     """The paths to delete for `location`. Raises NotFound, and InvalidInput for a folder without `is_recursive`.
 
     A single file needs a request to the server, a folder the snapshot.
     """
     if location.path and Op(dataset.client.stat(dataset.name, location.path).op) != Op.DIRECTORY:
-        yield location.path
+        if patterns.is_wanted(location.below(location.path)):
+            yield location.path
         return
     if not is_recursive:
         raise InvalidInput(f"{location} is a folder: delete it with -r")
-    snapshot = dataset.snapshot
-    for node in snapshot.walk(snapshot.require(location.path)):
-        yield snapshot.path(node)
-    if location.path:
+    below = StoredTree(dataset.snapshot, location.path)
+    head = location.path + b"/" if location.path else b""
+    yield from (head + path for path in deletable(below.reversed_paths(), patterns))
+    if location.path and not patterns:
         yield location.path

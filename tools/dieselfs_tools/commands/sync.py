@@ -1,10 +1,9 @@
 """`dlcmd sync`: make a stored folder equal to a local one."""
 
-from collections.abc import Sequence
-
 import click
 
 from dieselfs_tools import options
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
 
 
@@ -26,8 +25,7 @@ def sync(
     source: str,
     destination: str,
     is_mirror: bool,
-    excludes: Sequence[str],
-    includes: Sequence[str],
+    patterns: Patterns,
     is_dry_run: bool,
     is_confirmed: bool,
     jobs: int,
@@ -46,8 +44,7 @@ def sync(
         is_recursive=True,
         is_dry_run=is_dry_run,
         is_forced=False,
-        excludes=excludes,
-        includes=includes,
+        patterns=patterns,
         files_from=None,
         jobs=jobs,
         chunk_bytes=chunk_bytes,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from dieselfs.arrays import Numbers
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged
 from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
@@ -48,12 +49,13 @@ def ordered(snapshot: Snapshot, folder: int) -> Iterator[int]:
 
 
 class EntryReader:
-    """The entries below `folder`, by `entries`."""
+    """The entries below `folder`, by `entries`; of them those that are `selected`, of shape (n,)."""
 
-    def __init__(self, dataset: Dataset, folder: int) -> None:
+    def __init__(self, dataset: Dataset, folder: int, selected: Numbers | None = None) -> None:
         self.snapshot = dataset.snapshot
         self._dataset = dataset
         self._folder = folder
+        self._selected = None if selected is None else frozenset(selected.tolist())
         path = self.snapshot.path(folder)
         self._above_bytes = len(path) + 1 if path else 0
 
@@ -86,6 +88,8 @@ class EntryReader:
         batch: list[Entry] = []
         batch_bytes = 0
         for node in ordered(self.snapshot, self._folder):
+            if self._selected is not None and node not in self._selected:
+                continue
             status = self.snapshot.stat(node)
             target = self.snapshot.target(node) if status.is_link else b""
             batch.append(Entry(node, self.snapshot.path(node)[self._above_bytes :], status, None, target))
