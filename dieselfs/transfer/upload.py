@@ -286,7 +286,7 @@ class TreeUpload:
                 if entry.is_streamed and size <= self._chunk_bytes:
                     entry.load()
                     loaded_bytes += size
-            except _ENTRY_ERRORS as error:
+            except ENTRY_ERRORS as error:
                 self._fail_entry(entry, error)
                 continue
             batch.append(entry)
@@ -327,7 +327,7 @@ class TreeUpload:
                 entry.pack(builder)
                 if builder.is_full:
                     self._sender.submit(builder.seal())
-        except _ENTRY_ERRORS as error:
+        except ENTRY_ERRORS as error:
             self._fail_entry(entry, error)
 
     def _pack_large(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
@@ -345,7 +345,7 @@ class TreeUpload:
                 builder.add_file(entry.path, content, entry.mode, mtime_ns, size, place, version)
 
 
-_ENTRY_ERRORS = (OSError, InvalidInput, Damaged, SourceChanged)
+ENTRY_ERRORS = (OSError, InvalidInput, Damaged, SourceChanged)
 """Errors of one entry; any other one ends the upload."""
 
 # O_NONBLOCK: opening never waits for the writer of a pipe.

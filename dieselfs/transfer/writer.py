@@ -63,10 +63,12 @@ class DatasetWriter:
             self._builder.add_symlink(path, target, mode, time.time_ns() if mtime_ns is None else mtime_ns)
             self._seal_if_full()
 
-    def delete(self, path: bytes) -> None:
-        """Add the deletion of a path (of a folder: only of its own entry)."""
+    def delete(self, path: bytes, version: int = 0) -> None:
+        """Add the deletion of a path (of a folder: only of its own entry). `version`: reserved earlier, for this alone;
+        what was stored with a later one stays.
+        """
         with self._lock:
-            self._builder.add_delete(path)
+            self._builder.add_delete(path, version)
             self._seal_if_full()
 
     def _seal_if_full(self) -> None:

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,13 @@ from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.names import Location, is_location
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
-from dieselfs_tools.confirmation import confirm_name
+from dieselfs_tools.mirror import Mirror
 from dieselfs_tools.options import changeable_location
 from dieselfs_tools.output import Output
-from dieselfs_tools.patterns import Patterns, deletable
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
-from dieselfs_tools.sources import Source, find_sources, listed_sources, relative_path, walk
+from dieselfs_tools.sources import Source, find_sources, listed_sources, walk
 from dieselfs_tools.spool import STANDARD_INPUT, spooled
-from dieselfs_tools.stored_trees import StoredTree
 from dieselfs_tools.upload_runner import Target, Upload, find_target
 
 
@@ -58,20 +57,15 @@ def run_put(session: Session, options: PutOptions) -> int:
     target = find_target(session.client, destination)
     with _found(session.output, sources, target, options) as found:
         listed = None if options.files_from is None else _read_names(options.files_from, found)
-        walked: set[bytes] = set()
-
-        def entries(failed: Failed) -> Iterator[UploadEntry]:
-            for entry in _entries(found, listed, options, failed):
-                walked.add(entry.path)
-                yield entry
-
-        def extraneous() -> Sequence[bytes]:
-            return _extraneous(session, target, found, options, walked)
-
+        mirror = None
+        if options.is_mirror:
+            mirror = Mirror(
+                session, target.location, found[0], options.patterns, options.is_confirmed, options.is_dry_run
+            )
         upload = Upload(
             session=session,
             target=target,
-            walk=entries if options.is_mirror else partial(_entries, found, listed, options),
+            walk=partial(_entries, found, listed, options),
             verb=session.verb,
             jobs=options.jobs,
             chunk_bytes=options.chunk_bytes,
@@ -79,7 +73,7 @@ def run_put(session: Session, options: PutOptions) -> int:
             is_forced=options.is_forced,
             started_s=started_s,
             source_name=b"standard input" if STANDARD_INPUT in sources else None,
-            extraneous=extraneous if options.is_mirror else tuple,
+            mirror=mirror,
         )
         return upload.run(options.is_dry_run)
 
@@ -91,37 +85,6 @@ def _entries(
     sources = iter(found) if listed is None else listed_sources(listed, found[0], failed)
     for source in sources:
         yield from walk(source, options.patterns, options.is_recursive, failed)
-
-
-def _extraneous(
-    session: Session,
-    target: Target,
-    found: Sequence[Source],
-    options: PutOptions,
-    walked: Collection[bytes],
-) -> Sequence[bytes]:
-    """The paths of the dataset in the places of the sources that these do not have, each folder after its content, but
-    for excluded ones and folders that have some. Raises InvalidInput if the sources are empty, and the user does not
-    confirm that.
-    """
-    try:
-        snapshot = session.dataset(target.location.dataset).snapshot
-    except NotFound:  # it would be created
-        return ()
-    removed: list[bytes] = []
-    for source in found:
-        top = snapshot.find(source.path)
-        if top >= 0:
-            below = StoredTree(snapshot, source.path).reversed_paths()
-            kept = {relative_path(source, path) for path in walked}
-            head = source.path + b"/" if source.path else b""
-            removed += [head + path for path in deletable(below, options.patterns, kept)]
-    is_empty = all(path in {source.path for source in found} for path in walked)
-    if removed and is_empty and not (options.is_confirmed or options.is_dry_run):
-        confirm_name(
-            target.location.dataset, f"the source is empty: this deletes everything in {target.location}"
-        )
-    return removed
 
 
 def _split(names: Sequence[str], is_recursive: bool) -> tuple[Sequence[str], Location]:

@@ -21,6 +21,7 @@ from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import Failed, TreeUpload, UploadEntry, is_stored
 from dieselfs.units import count
 from dieselfs_tools.entries import Entry
+from dieselfs_tools.mirror import Mirror
 from dieselfs_tools.output import name_fields
 from dieselfs_tools.progress import Reading, outcome, shown
 from dieselfs_tools.session import Session
@@ -81,8 +82,7 @@ class Upload:
 
     `verb`: as in "would put"; `is_many`: entries are compared with a snapshot, not with a request for each;
     `is_forced`: what is stored already is stored again; `source_name`: of the first entry, instead of its own.
-    `extraneous`: what to delete after the upload, each folder after its content, once all entries were walked; nothing
-    is deleted if one has failed.
+    `mirror`: deletes what the walk does not have, after the upload; nothing if an entry has failed.
     """
 
     session: Session
@@ -95,7 +95,7 @@ class Upload:
     is_forced: bool
     started_s: float
     source_name: bytes | None = None
-    extraneous: Callable[[], Sequence[bytes]] = tuple
+    mirror: Mirror | None = None
 
     def run(self, is_dry_run: bool) -> int:
         """Returns the exit code."""
@@ -110,6 +110,10 @@ class Upload:
         snapshot = self.session.dataset(self.target.dataset.name).snapshot
         return lambda entry: is_stored(entry, snapshot)
 
+    def _entries(self, failed: Failed) -> Iterator[UploadEntry]:
+        entries = self.walk(failed)
+        return entries if self.mirror is None else self.mirror.noted(entries)
+
     def show(self) -> int:
         """The dry run."""
         output, report, is_held = self.session.output, TransferReport(), self._stored()
@@ -118,7 +122,7 @@ class Upload:
             report.fail(printable(source), reason)
             report.is_damaged |= is_damaged
 
-        for entry in self.walk(failed):
+        for entry in self._entries(failed):
             if is_held is not None and is_held(entry):
                 report.skip(0, entry.is_folder)
                 continue
@@ -155,7 +159,7 @@ class Upload:
         first: list[UploadEntry] = []
 
         def entries(failed: Failed) -> Iterator[UploadEntry]:
-            for entry in self.walk(failed):
+            for entry in self._entries(failed):
                 if not first and not entry.is_folder:
                     first.append(entry)
                 yield entry
@@ -169,16 +173,12 @@ class Upload:
             room = " when there is room: dlcmd purge, or a larger disk" if is_full else ""
             raise type(error)(f"{error}; {stored}{room}") from error
         removed = self._removed(report)
-        if removed:
-            dataset = self.session.dataset(self.target.location.dataset)
-            for path in removed:
-                dataset.writer.delete(path)
-            dataset.flush()
-        return self._report(report, first[0] if first else None, len(removed))
+        deleted = self.mirror.delete(removed) if self.mirror is not None and removed else 0
+        return self._report(report, first[0] if first else None, deleted)
 
     def _removed(self, report: TransferReport) -> Sequence[bytes]:
-        """What is deleted."""
-        removed = self.extraneous()
+        """What is to be deleted."""
+        removed = () if self.mirror is None else self.mirror.extraneous()
         if removed and report.failed_files:
             self.session.output.error(
                 "nothing is deleted, because sources failed; run it again without failures"
