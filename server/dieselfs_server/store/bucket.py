@@ -9,7 +9,8 @@ large record, which no listing shows. Buckets list names in order, from any name
 """
 
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, takewhile
 
@@ -20,18 +21,35 @@ from dieselfs_server.store.bucket_client import LISTED_AT_ONCE, Bucket
 from dieselfs_server.store.interface import Buffer, ObjectStore
 
 PROBE_RECORD = "exclusive"
+EXCLUSIVE_CHECK_S = 10.0
+"""Before the first write after this time, conditional puts are tried again: a proxy or a gateway may have changed."""
+
 _RECORDS = "records"
 _RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
 _DATASET_FOLDER = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
 class BucketStore:
-    """An `ObjectStore`. The storage must have conditional puts, or writers overwrite each other: `check_exclusive`."""
+    """An `ObjectStore`. The storage must have conditional puts, or writers overwrite each other: `check_exclusive` is
+    for the start. Writes raise Unavailable if it has lost them, once EXCLUSIVE_CHECK_S has passed.
+    """
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, clock: Callable[[], float] = time.monotonic) -> None:
         self._bucket = bucket
+        self._clock = clock
+        self._checked_s = clock()
+
+    def _check_exclusive(self) -> None:
+        now_s = self._clock()
+        if now_s - self._checked_s >= EXCLUSIVE_CHECK_S:
+            try:
+                check_exclusive(self, str(self._bucket))
+            except InvalidInput as error:
+                raise Unavailable(str(error)) from error
+            self._checked_s = now_s
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        self._check_exclusive()
         key = _chunk_key(dataset_id, chunk_id)
         try:
             self._bucket.create(key, b"".join(parts))
@@ -97,6 +115,8 @@ class BucketStore:
         self._bucket.replace(_record_key(name), content)
 
     def create_record(self, name: str, content: bytes) -> bool:
+        if name != PROBE_RECORD:
+            self._check_exclusive()
         key = _record_key(name)
         try:
             self._bucket.create(key, content)

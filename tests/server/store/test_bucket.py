@@ -9,7 +9,7 @@ import pytest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs_server.store.bucket import BucketStore, check_exclusive
+from dieselfs_server.store.bucket import EXCLUSIVE_CHECK_S, BucketStore, check_exclusive
 from dieselfs_server.store.bucket_client import PART_BYTES, PART_RETRIES_MAX, Bucket
 from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.interface import ObjectStore
@@ -248,6 +248,25 @@ def test_storage_without_conditional_put_is_refused(
     proxy.obey(lambda request, number: Answer(200, "") if "PUT" in request else Pass())
     with pytest.raises(InvalidInput, match=r"^store s3://x: this storage has no conditional put"):
         check_exclusive(opened(gateway.url(PREFIX, proxy.endpoint)), "s3://x")
+
+
+def test_storage_that_loses_conditional_put_takes_no_more_writes(
+    gateway: S3Server, direct: BucketStore, proxy: HttpProxy
+) -> None:
+    now_s = 0.0
+    store = BucketStore(Bucket(BucketUrl.parse(gateway.url(PREFIX, proxy.endpoint))), lambda: now_s)
+    store.put(DATASET_ID, CHUNK_ID, [b"first"])
+    proxy.obey(lambda request, number: Answer(200, "") if "PUT" in request else Pass())
+    now_s = EXCLUSIVE_CHECK_S
+    for _ in range(2):  # each write tries again
+        with pytest.raises(Unavailable, match="no conditional put"):
+            store.put(DATASET_ID, CHUNK_ID, [b"second"])
+    with pytest.raises(Unavailable, match="no conditional put"):
+        store.create_record("name", b"")
+    proxy.obey(lambda request, number: Pass())
+    with pytest.raises(AlreadyExists):
+        store.put(DATASET_ID, CHUNK_ID, [b"second"])
+    assert store.create_record("name", b"") and get(direct) == b"first"
 
 
 def test_a_truncated_object_is_damage(gateway: S3Server, direct: BucketStore) -> None:
