@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from dieselfs.address import Address, EtcdAddress, TcpAddress, UnixAddress, parse_address, parse_etcd
 from dieselfs.errors import InvalidInput
@@ -16,6 +16,7 @@ from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
 from dieselfs.settings import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
 from dieselfs_server.reading.request_path import RequestPath
+from dieselfs_server.urls import split
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def _default_state(metadata: str) -> Path:
 
 def split_url(url: str) -> tuple[str, str]:
     """`(scheme, path)` of `posix:///path`, `sqlite:///path`, `memory:`. Raises InvalidInput."""
-    parts = urlsplit(url)
+    parts = split(url)
     path = unquote(parts.netloc + parts.path)
     if not parts.scheme:
         raise InvalidInput(f"{url!r} is not a URL: give one, for example {_EXAMPLES['store']}")

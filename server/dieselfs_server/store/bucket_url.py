@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dieselfs.address import TcpAddress
 from dieselfs.errors import InvalidInput
+from dieselfs_server.urls import split
 
 OPTIONS: Mapping[str, frozenset[str]] = {
     "s3": frozenset(("endpoint", "region", "profile", "ca")),
@@ -38,7 +39,7 @@ class BucketUrl:
     @classmethod
     def parse(cls, url: str) -> "BucketUrl":
         """Raises InvalidInput. The message never repeats what may be a secret."""
-        parts = urlsplit(url)
+        parts = split(url)
         place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         if "@" in parts.netloc:
             raise InvalidInput(

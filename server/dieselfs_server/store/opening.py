@@ -11,7 +11,7 @@ import os
 import random
 import re
 from contextlib import ExitStack
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
@@ -28,6 +28,7 @@ from dieselfs_server.store.rados import RadosStore
 from dieselfs_server.store.rados_pool import OPERATION_TIMEOUT_S, RadosPool
 from dieselfs_server.store.retrying import RetryingStore, RetryPolicy
 from dieselfs_server.store.tiered import TieredStore
+from dieselfs_server.urls import split
 
 DEFAULT_CEPH_CONF = "/etc/ceph/ceph.conf"
 DEFAULT_CEPH_USER = "client.dieselfs"
@@ -48,7 +49,7 @@ def open_store(url: str, is_new: bool, bounds: Bounds | None = None) -> ObjectSt
 
     Raises InvalidInput for an invalid URL, Unavailable or NotFound if the store cannot be used or has no marker.
     """
-    scheme = urlsplit(url).scheme
+    scheme = split(url).scheme
     if scheme == "tiered":
         fast_url, slow_url, size_bytes = tier_options(url)
         # No retries: what the fast tier cannot serve at once, the slow one serves. It may be lost at any time, so it
@@ -77,7 +78,7 @@ def _guarded(url: str, is_new: bool, bounds: Bounds | None) -> ObjectStore:
 
 
 def _open_backend(url: str, is_new: bool) -> ObjectStore:
-    parts = urlsplit(url)
+    parts = split(url)
     path = unquote(parts.netloc + parts.path)
     match parts.scheme:
         case "posix" if path:
@@ -98,7 +99,7 @@ def _open_backend(url: str, is_new: bool) -> ObjectStore:
 
 
 def _ceph_options(url: str) -> tuple[str, str]:
-    options = dict(parse_qsl(urlsplit(url).query))
+    options = dict(parse_qsl(split(url).query))
     unknown = options.keys() - {"conf", "user"}
     if unknown:
         raise InvalidInput(f"store {url!r}: unknown option {min(unknown)!r}; use conf or user")

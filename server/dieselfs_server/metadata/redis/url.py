@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.private_file import read_private_file
 from dieselfs_server.metadata.redis.keys import DEFAULT_PREFIX
+from dieselfs_server.urls import split
 
 SCHEMES = ("redis", "redis+cluster", "redis+unix", "rediss", "rediss+cluster")
 DEFAULT_PORT = 6379
@@ -71,7 +72,7 @@ class RedisLocation:
 
 def parse_redis_url(url: str) -> RedisLocation:
     """Raises InvalidInput, also if the password file cannot be read or is readable by other users."""
-    parts = urlsplit(url)
+    parts = split(url)
     user, at, hosts = parts.netloc.rpartition("@")
     if ":" in user:
         raise InvalidInput("metadata: a password in the URL is visible to all users; use ?password_file=FILE")

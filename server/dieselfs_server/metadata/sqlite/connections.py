@@ -26,6 +26,8 @@ LOG_PAGES = 4096
 LOG_BYTES_KEPT = 64 << 20
 """A larger log is truncated to this once its content is in the database."""
 STATEMENTS_CACHED = 256
+CONNECTION_FILES = 4
+"""A connection opens the database, its log, the index of the log, and for a moment their folder."""
 
 _REBUILD_ADVICE = "move the file away and restart the server: the metadata is rebuilt from the chunks"
 
@@ -123,8 +125,24 @@ def _translate(error: sqlite3.Error, path: str) -> DieselfsError:
             return StorageFull(f"metadata database {path}: {error}")
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return Damaged(f"metadata database {path} is damaged ({error}); {_REBUILD_ADVICE}")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_IOERR if fault := _fault_of_opening():
+            return Unavailable(f"metadata database {path}: {fault}")
         case _:
             return Unavailable(f"metadata database {path}: {error}")
+
+
+def _fault_of_opening() -> str:
+    """Why this process cannot open the files of a connection; empty if it can. SQLite does not say it."""
+    opened: list[int] = []
+    try:
+        while len(opened) < CONNECTION_FILES:
+            opened.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return ""
 
 
 @contextmanager

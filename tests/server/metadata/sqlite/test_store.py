@@ -1,5 +1,6 @@
 """SQLite keeps the contract of metadata stores, in a file and in memory; and what only a file can get wrong."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -131,6 +132,31 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"nowhere/metadata\.db: No such file"):
         SqliteMetadata(tmp_path / "nowhere" / "metadata.db")
+
+
+_FEW_FILES = """
+import os, resource, sys
+from dieselfs.errors import Unavailable
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+
+descriptor = os.open("/", os.O_PATH)
+os.close(descriptor)
+for spare in range(6):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor + spare, 1024))
+    try:
+        SqliteMetadata(sys.argv[1]).close()
+        print("opened")
+    except Unavailable as error:
+        print(error)
+"""
+
+
+def test_a_low_limit_of_open_files_is_named(tmp_path: Path) -> None:
+    """SQLite itself says "unable to open database file"."""
+    arguments = [sys.executable, "-c", _FEW_FILES, str(tmp_path / "m.db")]
+    lines = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines()
+    fault = f"metadata database {tmp_path / 'm.db'}: {os.strerror(errno.EMFILE)}"
+    assert {*lines} == {fault, "opened"} and lines[0] == fault and lines[-1] == "opened"
 
 
 @pytest.mark.parametrize("content", [b"not a database, and long enough to be seen as such" * 100, b"x" * 50])
