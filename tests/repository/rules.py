@@ -21,7 +21,7 @@ LAYERS: dict[str, frozenset[str]] = {
     "dieselfs_tools": frozenset({"dieselfs", "dieselfs_client"}),
     "lab": frozenset({"dieselfs", "dieselfs_client", "dieselfs_server", "dieselfs_tools"}),
     "bench": frozenset({"dieselfs", "dieselfs_client", "dieselfs_server", "dieselfs_tools", "lab"}),
-    "fuzz": frozenset({"dieselfs", "dieselfs_client", "dieselfs_server"}),
+    "fuzz": frozenset({"dieselfs", "dieselfs_client", "dieselfs_server", "dieselfs_tools"}),
 }
 """Which of our packages each one may import: tools -> client -> dieselfs <- server, and never the other way."""
 

@@ -15,7 +15,8 @@ import click
 from dieselfs.digests import extent_digest_of
 from dieselfs.errors import DieselfsError
 from fuzz.mutation import mutated
-from fuzz.targets import TARGETS, Target
+from fuzz.target import Target
+from fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parents[2] / "tests" / "corpus"
 SLOW_S = 5.0

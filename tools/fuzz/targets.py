@@ -6,8 +6,7 @@ are also tried with the checksums made right, so that what is behind them is rea
 
 import os
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -43,25 +42,18 @@ from dieselfs_client.supervision.handover_state import parse_handover
 from dieselfs_client.supervision.status import parse_status
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.identity import Identity
+from dieselfs_server.metadata.redis.url import parse_redis_url
+from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.marker import read_marker
 from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.opening import tier_options
 from dieselfs_server.users import decode_users
+from fuzz.imports import IMPORT_TARGETS
+from fuzz.target import Target, of_text
 
 SOURCE = "fuzzed"
 _CHUNK_ID = bytes.fromhex("65920080 0242ac110002 00002a 000007".replace(" ", ""))
 _DATASET_ID = bytes(range(16))
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    name: str
-    parse: Callable[[bytes], object]
-    seeds: Sequence[bytes]
-
-
-def _text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
-    """A parser of text, for any bytes; those that are not UTF-8 become surrogates, as in arguments of programs."""
-    return lambda data: parse(data.decode("utf-8", "surrogateescape"))
 
 
 @cache
@@ -202,7 +194,7 @@ _MOUNTINFO = (
 TARGETS = (
     Target("chunk", lambda data: decode_chunk(data, SOURCE), [_chunk()]),
     Target("chunk-header", _parse_chunk_header, [_chunk_header()]),
-    Target("chunk-name", _text(parse_chunk_name), [b"OO7-V-81f03--V--9V--0k"]),
+    Target("chunk-name", of_text(parse_chunk_name), [b"OO7-V-81f03--V--9V--0k"]),
     Target("snapshot", _parse_snapshot, [_snapshot()]),
     Target("snapshot-resealed", _parse_resealed_snapshot, [_snapshot()]),
     Target("snapshot-signature", _parse_signature, [_snapshot()]),
@@ -226,25 +218,44 @@ TARGETS = (
         node_messages.decode,
         [node_messages.encode(1, each) for each in (node_messages.ChunkRequest(2, 3), node_messages.Hello())],
     ),
-    Target("cursor", _text(Cursor.parse), [b"order1.0123456789abcdef01234567.s1.e0.g100.p4096.aaaaaaaa"]),
+    Target("cursor", of_text(Cursor.parse), [b"order1.0123456789abcdef01234567.s1.e0.g100.p4096.aaaaaaaa"]),
     Target("plan", ShareName.parse, [b"seed=1,epoch=0,rank=0,world=2", b"seed=3"]),
-    Target("location", _text(parse_location), [b"dl://pets@v1/train/cat.txt", b"dl://pets"]),
+    Target("location", of_text(parse_location), [b"dl://pets@v1/train/cat.txt", b"dl://pets"]),
     Target("path", check_path, [b"train/cat.txt"]),
     Target(
-        "servers", _text(parse_servers), [b"tcp://a:7070,tcp://[::1]:1", b"unix:/run/x", b"etcd://a:2379,b:1"]
+        "servers",
+        of_text(parse_servers),
+        [b"tcp://a:7070,tcp://[::1]:1", b"unix:/run/x", b"etcd://a:2379,b:1"],
     ),
-    Target("etcd-address", _text(parse_etcd), [b"a:2379,b:2379"]),
-    Target("size", _text(parse_size), [b"1.5G", b"10MiB"]),
-    Target("rate", _text(parse_rate), [b"10MiB/s"]),
-    Target("duration", _text(parse_duration), [b"1h30m", b"500ms"]),
+    Target("etcd-address", of_text(parse_etcd), [b"a:2379,b:2379"]),
+    Target(
+        "bucket-url",
+        of_text(lambda text: BucketUrl.parse(f"s3:{text}")),
+        [b"//bucket/a/prefix?endpoint=https://h:7480&region=eu-1&ca=/ca.pem", b"//[::1]/x"],
+    ),
+    Target(
+        "tier-options",
+        of_text(tier_options),
+        [b"tiered:fast=posix:///a,slow=s3://b/c?endpoint=http://d,size=1GiB"],
+    ),
+    Target(
+        "redis-url",
+        of_text(lambda text: parse_redis_url(f"rediss:{text}")),
+        [b"//user@host:1/2?prefix=a", b"//[::1]:1,b"],
+    ),
+    Target("size", of_text(parse_size), [b"1.5G", b"10MiB"]),
+    Target("rate", of_text(parse_rate), [b"10MiB/s"]),
+    Target("duration", of_text(parse_duration), [b"1h30m", b"500ms"]),
     Target(
         "mount-options",
-        _text(lambda text: parse_options(text, MountOptions())),
+        of_text(lambda text: parse_options(text, MountOptions())),
         [b"ro,memory=1G,job=x,uid=1000,noexec", b"server=tcp://a:1,generation=7,timeout=30s"],
     ),
     Target("mountinfo", lambda data: list(parse_mountinfo(data)), [_MOUNTINFO]),
     Target(
-        "key-file", _text(lambda text: Key.parse(text, SOURCE)), [Key("ann", "k1", bytes(32)).text().encode()]
+        "key-file",
+        of_text(lambda text: Key.parse(text, SOURCE)),
+        [Key("ann", "k1", bytes(32)).text().encode()],
     ),
     Target("config", _parse_config, [b'server = "tcp://a:7070"\njob_memory = "1G"\n']),
     Target(
@@ -261,4 +272,5 @@ TARGETS = (
     Target("image-resealed", _parse_resealed_image, [_image()]),
     Target("handover", parse_handover, [b'{"readings": [], "pinned": [1, 2], "files": []}']),
     Target("supervisor-status", parse_status, [b'{"pid": 1, "mountpoint": "/mnt"}']),
+    *IMPORT_TARGETS,
 )

@@ -7,7 +7,8 @@ import pytest
 from dieselfs.errors import DieselfsError
 from fuzz.__main__ import CORPUS, fault_of, inputs_of
 from fuzz.mutation import mutated
-from fuzz.targets import TARGETS, Target
+from fuzz.target import Target
+from fuzz.targets import TARGETS
 
 NAMES = [target.name for target in TARGETS]
 

@@ -81,6 +81,27 @@ def test_a_tree_as_gnu_tar_packs_it(tmp_path: Path, form: str) -> None:
     assert form == "v7" or found["pipe"].fault == "neither file nor folder nor link"
 
 
+@pytest.mark.parametrize("time", ["1e999999999", "-1e999999999", "inf", "nan", "x"])
+def test_a_time_that_cannot_be_is_0(tmp_path: Path, time: str) -> None:
+    """Written out, the first one has a milliard of digits."""
+    member = tarfile.TarInfo("a")
+    member.pax_headers = {"mtime": time}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member)
+    assert [one.mtime_ns for one in read_all(tmp_path / "a.tar")] == [0]
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_would_fill_memory_is_refused(tmp_path: Path, kind: bytes) -> None:
+    header = tarfile.TarInfo("a")
+    header.type, header.size = kind, 1 << 32
+    with open(tmp_path / "a.tar", "wb") as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(1 << 33)
+    with pytest.raises(Damaged, match="a header of 4294967296 bytes"):
+        read_all(tmp_path / "a.tar")
+
+
 def test_what_is_not_loaded_is_skipped(tmp_path: Path) -> None:
     with ExitStack() as stack:
         for record in read(Input(str(write(tmp_path / "a.tar", CONTENT)), stack, QUIET)):

@@ -12,7 +12,7 @@ import numpy as np
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs_tools.importing.content_types import npy, number, suffix_of
 from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.mds_file import INDEX, index_time_ns, open_shard, read_index
+from dieselfs_tools.importing.mds_file import INDEX, checked_text, index_time_ns, open_shard, read_index
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.importing.sample_shards import samples, values
 
@@ -54,7 +54,7 @@ def read(source: Input) -> Iterator[Record]:
         with ExitStack() as stack:
             try:
                 file, expected = chunk["filename"], int(chunk["chunk_size"])
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise Damaged(f"{INDEX}: a chunk has no proper {error}") from None
             shard = open_shard(source, folder, {file: is_packed}, stack)
             found = 0
@@ -71,9 +71,9 @@ def _layout(folder: str) -> tuple[list[str], list[str], bool]:
     with open(os.path.join(folder, INDEX), "rb") as file:
         try:
             config = json.load(file)["config"]
-            formats, loader = config["data_format"], config.get("item_loader") or LOADER
+            formats, loader = [*map(checked_text, config["data_format"])], config.get("item_loader") or LOADER
             names = [".".join(path) for path in _leaves(json.loads(config["data_spec"])[1])]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise Damaged(f"{INDEX}: no proper config: {error}") from None
     unreadable = {
         "encrypted chunks": config.get("encryption"),
@@ -85,7 +85,7 @@ def _layout(folder: str) -> tuple[list[str], list[str], bool]:
             raise InvalidInput(f"{what} of LitData cannot be read; write them uncompressed and plain")
     if len(formats) != len(names):
         raise Damaged(f"{INDEX}: {len(formats)} formats for {len(names)} leaves")
-    return list(formats), names, bool(config.get("compression"))
+    return formats, names, bool(config.get("compression"))
 
 
 def _leaves(spec: Any) -> Iterator[tuple[str, ...]]:

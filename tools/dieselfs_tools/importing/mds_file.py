@@ -51,14 +51,14 @@ def read(source: Input) -> Iterator[Record]:
     mtime_ns = index_time_ns(folder)
     for shard in read_index(folder, "shards"):
         try:
-            names, encodings, sizes = (shard[f"column_{what}"] for what in ("names", "encodings", "sizes"))
+            names, encodings, sizes = _columns(shard)
             packed = shard["zip_data"]
             data = shard["raw_data"]
-            expected, hashes = int(shard["samples"]), data.get("hashes", {})
+            expected, hashes = int(shard["samples"]), dict(data.get("hashes") or {})
             files = {part["basename"]: part is packed for part in (data, packed) if part}
             name = data["basename"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Damaged(f"{INDEX}: a shard has no proper {error}") from None
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise Damaged(f"{INDEX}: a shard has no proper description: {error!r}") from None
         with ExitStack() as stack:
             stream = _Hashed(open_shard(source, folder, files, stack).stream(), hashes)
             found = 0
@@ -72,6 +72,22 @@ def read(source: Input) -> Iterator[Record]:
         first += found
 
 
+def _columns(shard: Any) -> tuple[list[str], list[str], list[int | None]]:
+    """Names, encodings and sizes. Raises KeyError, TypeError, ValueError."""
+    names, encodings = ([*map(checked_text, shard[f"column_{what}"])] for what in ("names", "encodings"))
+    sizes = [None if size is None else int(size) for size in shard["column_sizes"]]
+    if not len(names) == len(encodings) == len(sizes) or min(filter(None, sizes), default=0) < 0:
+        raise ValueError("names, encodings and sizes of its columns")
+    return names, encodings, sizes
+
+
+def checked_text(text: Any) -> str:
+    """Raises TypeError."""
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is not a text")
+    return text
+
+
 def read_index(folder: str, key: str) -> list[Any]:
     """The shards in the index of a folder. Raises Damaged."""
     try:
@@ -81,7 +97,7 @@ def read_index(folder: str, key: str) -> list[Any]:
         if isinstance(shards, list):
             return shards
         raise ValueError(f"{key} is no list")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{INDEX}: {error}") from None
 
 
@@ -104,13 +120,13 @@ def open_shard(source: Input, folder: str, files: Mapping[str, bool], stack: Exi
 def _records(
     key: str, names: list[str], encodings: list[str], parts: list[bytes], mtime_ns: int
 ) -> Iterator[Record]:
+    files = [*map(_file, encodings, parts)]
     fields = {
         name: _text(encoding, part)
         for name, encoding, part in zip(names, encodings, parts, strict=True)
         if encoding in TEXTS or encoding in _SCALARS or encoding == "int"
     }
-    for name, encoding, part in zip(names, encodings, parts, strict=True):
-        suffix, content = _file(encoding, part)
+    for name, (suffix, content) in zip(names, files, strict=True):
         record = Record.of(f"{key}.{name.replace('/', '.')}{suffix}".encode(), content, mtime_ns)
         record.fields = fields
         yield record

@@ -16,7 +16,19 @@ from dieselfs_tools.importing.record import LINK_MODE, PERMISSIONS, Content, Rec
 
 SKIP_BYTES = 1 << 20
 
-_BROKEN = (tarfile.TarError, EOFError, ValueError)
+HEADER_BYTES_MAX = 1 << 20
+"""Of a long name, or of the fields of a pax header: `tarfile` reads it into memory."""
+
+_TIME_S_MAX = 1 << 40
+_HEADER_TYPES = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+_BROKEN = (tarfile.TarError, EOFError, IndexError, OverflowError, ValueError)
 
 
 def read(source: Input) -> Iterator[Record]:
@@ -79,7 +91,10 @@ def _member_type(ended: Callable[[Exception], None]) -> type[tarfile.TarInfo]:
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Member":
             try:
-                return _plain_member(cls, buf) or super().frombuf(buf, encoding, errors)
+                member = _plain_member(cls, buf) or super().frombuf(buf, encoding, errors)
+                if member.type in _HEADER_TYPES and member.size > HEADER_BYTES_MAX:
+                    raise tarfile.HeaderError(f"a header of {member.size} bytes")
+                return member
             except tarfile.HeaderError as error:
                 ended(error)
                 raise
@@ -130,7 +145,7 @@ def _record(archive: tarfile.TarFile, member: tarfile.TarInfo, opened: Callable[
     mtime_ns = _mtime_ns(member)
     if member.isreg():
         if member.sparse is not None:
-            opened = partial(_extracted, archive, member)
+            opened = partial(_Sparse, archive, member)
         return Record(name, mtime_ns, member.size, None, opened, stat.S_IFREG | mode)
     if member.isdir():
         return Record(name, mtime_ns, mode=stat.S_IFDIR | mode)
@@ -142,8 +157,18 @@ def _record(archive: tarfile.TarFile, member: tarfile.TarInfo, opened: Callable[
     return Record(name, mtime_ns, fault="neither file nor folder nor link")
 
 
-def _extracted(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Content:
-    return cast(Content, archive.extractfile(member))
+class _Sparse:
+    """The content of a file with holes, whose map is in the archive."""
+
+    def __init__(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        self._file = cast(Content, archive.extractfile(member))
+
+    def read(self, size: int, /) -> bytes:
+        """Raises Damaged if the map leads elsewhere, or the archive ends."""
+        try:
+            return self._file.read(size)
+        except _BROKEN as error:
+            raise Damaged(f"damaged: {error}") from None
 
 
 def _encoded(name: str) -> bytes:
@@ -151,8 +176,11 @@ def _encoded(name: str) -> bytes:
 
 
 def _mtime_ns(member: tarfile.TarInfo) -> int:
-    """A pax header has fractions of a second as text, which a float would round."""
+    """A pax header has fractions of a second as text, which a float would round. 0 for a time that cannot be."""
     if "mtime" in member.pax_headers:
         with suppress(InvalidOperation):
-            return int(Decimal(member.pax_headers["mtime"]) * 10**9)
+            time_s = Decimal(member.pax_headers["mtime"])
+            # Any exponent may stand there, and `int` would write out all digits.
+            is_possible = time_s.is_finite() and time_s.copy_abs() < _TIME_S_MAX
+            return int(time_s * 10**9) if is_possible else 0
     return int(member.mtime) * 10**9

@@ -1,10 +1,14 @@
 """Members of zip and npz archives, in the order of their directory. This module opens files."""
 
 import calendar
+import errno
+import lzma
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from dieselfs.errors import Damaged
@@ -15,15 +19,37 @@ _ENCRYPTED = 0x1
 _UNIX = 3
 _LINK_BYTES_MAX = 4095
 
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    IndexError,
+    RuntimeError,  # also NotImplementedError, for versions and compressions of later times
+    ValueError,
+)
+
 
 def read(source: Input) -> Iterator[Record]:
     """Raises Damaged if the directory at the end is; a damaged member fails alone."""
+    path = source.file()
+    with _translated(), zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            yield _record(archive, member)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Raises Damaged for what `zipfile` raises for a damaged archive."""
     try:
-        with zipfile.ZipFile(source.file()) as archive:
-            for member in archive.infolist():
-                yield _record(archive, member)
-    except (zipfile.BadZipFile, EOFError, ValueError) as error:
+        yield
+    except _BROKEN as error:
         raise Damaged(f"damaged: {error}") from None
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a place before the begin of the file
+            raise
+        raise Damaged("damaged: a member is outside of the file") from None
 
 
 def _record(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Record:
@@ -40,7 +66,11 @@ def _record(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Record:
     if stat.S_ISLNK(unix):
         if member.file_size > _LINK_BYTES_MAX:
             return Record(name, mtime_ns, fault="the target of the link is too long")
-        return Record(name, mtime_ns, mode=LINK_MODE, target=_Member(archive, member).read(member.file_size))
+        try:
+            target = _Member(archive, member).read(member.file_size)
+        except Damaged as error:
+            return Record(name, mtime_ns, fault=str(error))
+        return Record(name, mtime_ns, mode=LINK_MODE, target=target)
     mode = stat.S_IFREG | (unix & PERMISSIONS or stat.S_IMODE(FILE_MODE))
     return Record(name, mtime_ns, member.file_size, opened=partial(_Member, archive, member), mode=mode)
 
@@ -51,17 +81,13 @@ class _Member:
     def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
         """Raises Damaged, also if its compression is not supported."""
         self._left_bytes = member.file_size
-        try:
+        with _translated():
             self._file = archive.open(member)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            raise Damaged(f"damaged: {error}") from None
 
     def read(self, size: int, /) -> bytes:
-        try:
+        with _translated():
             content = self._file.read(size)
             self._left_bytes -= len(content)
             if not self._left_bytes:
                 content += self._file.read(1)  # the end is seen, so the checksum is compared
             return content
-        except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-            raise Damaged(f"damaged: {error}") from None

@@ -1,0 +1,192 @@
+"""The parsers of `dlcmd import`, as targets: formats of others, whose files come from anywhere. This module writes
+temporary files.
+
+Formats that are read by a library in C (HDF5, Parquet, LMDB) are not among them: that library is the parser.
+"""
+
+import io
+import json
+import os
+import struct
+import tarfile
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dieselfs.errors import DieselfsError
+from dieselfs.limits import CHUNK_TARGET_BYTES
+from dieselfs.transfer.upload import ENTRY_ERRORS
+from dieselfs_tools.importing import litdata_file, mds_file, tar_file, tfrecord_file, zip_file
+from dieselfs_tools.importing.inputs import Input
+from dieselfs_tools.importing.naming import Names, Template
+from dieselfs_tools.importing.packages import required
+from dieselfs_tools.importing.record import Record
+from dieselfs_tools.output import Output
+from fuzz.target import Target, of_text
+
+_QUIET = Output(is_quiet=True)
+_TIME_NS = 1_700_000_000_000_000_000
+Reader = Callable[[Input], Iterator[Record]]
+
+
+def _import(read: Reader, files: Mapping[str, bytes], fuzzed: str, data: bytes) -> None:
+    """Read a source in which the file `fuzzed` is `data`, as `dlcmd import` does. `files` are the others; without any,
+    the source is the file.
+    """
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        for name, content in {**files, fuzzed: data}.items():
+            Path(folder, name).write_bytes(content)
+        source = Input(folder if files else os.path.join(folder, fuzzed), stack, _QUIET)
+        names, template = Names(b"", is_renaming=True), Template("{name}")
+        for record in read(source):
+            with suppress(*ENTRY_ERRORS):  # this record fails alone
+                if record.fault:
+                    continue
+                names.place(template.fill(record.name, b"source", 0, record.fields), record.is_folder)
+                if record.size <= CHUNK_TARGET_BYTES:
+                    record.load()
+                else:
+                    deque(record.contents([(0, CHUNK_TARGET_BYTES)]), maxlen=0)
+
+
+def _reading(
+    read: Reader, files: Mapping[str, bytes] | None = None, fuzzed: str = "source"
+) -> Callable[[bytes], None]:
+    return partial(_import, read, files or {}, fuzzed)
+
+
+def _tar(form: int) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=form) as archive:
+        folder = tarfile.TarInfo("train")
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(folder)
+        for name, content in (("train/cat.txt", b"meow\n"), ("n" * 120, b""), ("ü", b"x" * 600)):
+            file = tarfile.TarInfo(name)
+            file.size = len(content)
+            file.mtime = 1.5 if form == tarfile.PAX_FORMAT else 1
+            archive.addfile(file, io.BytesIO(content))
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            link = tarfile.TarInfo(f"link{kind!r}")
+            link.type, link.linkname = kind, "train/cat.txt"
+            archive.addfile(link)
+    return written.getvalue()
+
+
+def _zip() -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        archive.writestr("train/", b"")
+        archive.writestr("train/cat.txt", b"meow\n" * 20, zipfile.ZIP_DEFLATED)
+        archive.writestr("empty", b"")
+        link = zipfile.ZipInfo("link")
+        link.create_system, link.external_attr = 3, 0o120777 << 16
+        archive.writestr(link, b"train/cat.txt")
+    return written.getvalue()
+
+
+def _frame(content: bytes) -> bytes:
+    try:
+        crc32c = required("google_crc32c").value
+    except DieselfsError:  # the extra is not installed: the target refuses everything
+        return content
+    length = struct.pack("<Q", len(content))
+    sums = [struct.pack("<I", tfrecord_file.masked_crc(crc32c(part))) for part in (length, content)]
+    return length + sums[0] + content + sums[1]
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of protobuf, of bytes or a message."""
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+_FEATURES = ((b"a", 3, b"\1\2"), (b"b", 1, b"\xff\xd8\xff"), (b"c", 2, struct.pack("<f", 0.5)))
+_EXAMPLE = _field(
+    1,
+    b"".join(
+        _field(1, _field(1, name) + _field(2, _field(kind, _field(1, value))))
+        for name, kind, value in _FEATURES
+    ),
+)
+
+
+def _in_frames(data: bytes) -> None:
+    """`data` as the content of a record whose checksums are right."""
+    _import(tfrecord_file.read, {}, "source", _frame(data))
+
+
+def _shard(*samples: bytes) -> bytes:
+    offsets = [4 + 4 * (len(samples) + 1)]
+    for sample in samples:
+        offsets.append(offsets[-1] + len(sample))
+    return struct.pack(f"<I{len(offsets)}I", len(samples), *offsets) + b"".join(samples)
+
+
+_VALUES = (
+    struct.pack("<q", 7),
+    "süß".encode(),
+    bytes([8, 2 << 2 | 0, 1, 2]) + b"ab",  # an array of uint8, 1 x 2
+    bytes([0, 1]),  # an array of uint8, of one dimension of 2 bytes, whose sizes are in the index
+)
+_MDS_SHARD = _shard(
+    struct.pack("<II", len(_VALUES[1]), len(_VALUES[2])) + b"".join((_VALUES[0], *_VALUES[1:]))
+)
+_MDS_INDEX = json.dumps(
+    {
+        "version": 2,
+        "shards": [
+            {
+                "column_names": ["n", "t", "a", "s"],
+                "column_encodings": ["int", "str", "ndarray", "ndarray:uint8:2"],
+                "column_sizes": [8, None, None, 2],
+                "format": "mds",
+                "hashes": [],
+                "raw_data": {"basename": "shard", "bytes": len(_MDS_SHARD), "hashes": {}},
+                "samples": 1,
+                "zip_data": None,
+            }
+        ],
+    }
+).encode()
+
+_LITDATA_VALUES = (
+    struct.pack("<q", 7),
+    struct.pack("<II2I", 4, 2, 1, 2) + b"ab",
+    b'{"a": 1}',
+    struct.pack(">III", 2, 1, 1) + struct.pack("<d", 0.5),
+)
+_LITDATA_SHARD = _shard(
+    struct.pack(f"<{len(_LITDATA_VALUES)}I", *map(len, _LITDATA_VALUES)) + b"".join(_LITDATA_VALUES)
+)
+_LEAF = {"type": None, "context": None, "children_spec": []}
+_SPEC = {"type": "builtins.dict", "context": json.dumps([*"iajt"]), "children_spec": [_LEAF] * 4}
+_LITDATA_INDEX = json.dumps(
+    {
+        "chunks": [{"chunk_bytes": len(_LITDATA_SHARD), "chunk_size": 1, "dim": None, "filename": "shard"}],
+        "config": {
+            "compression": None,
+            "data_format": ["int", "numpy", "json", "tensor"],
+            "data_spec": json.dumps([1, _SPEC]),
+            "encryption": None,
+            "item_loader": "PyTreeLoader",
+        },
+    }
+).encode()
+
+_INDEX, _SHARD = mds_file.INDEX, "shard"
+
+IMPORT_TARGETS = (
+    Target("tar", _reading(tar_file.read), [_tar(form) for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]),
+    Target("zip", _reading(zip_file.read), [_zip()]),
+    Target("tfrecord", _reading(tfrecord_file.read), [_frame(b"one") + _frame(_EXAMPLE)]),
+    Target("tfrecord-example", _in_frames, [_EXAMPLE]),
+    Target("mds-index", _reading(mds_file.read, {_SHARD: _MDS_SHARD}, _INDEX), [_MDS_INDEX]),
+    Target("mds-shard", _reading(mds_file.read, {_INDEX: _MDS_INDEX}, _SHARD), [_MDS_SHARD]),
+    Target("litdata-index", _reading(litdata_file.read, {_SHARD: _LITDATA_SHARD}, _INDEX), [_LITDATA_INDEX]),
+    Target("litdata-shard", _reading(litdata_file.read, {_INDEX: _LITDATA_INDEX}, _SHARD), [_LITDATA_SHARD]),
+    Target("import-template", of_text(Template), [b"{folder}/{stem}{ext}"]),
+)
