@@ -345,17 +345,7 @@ class Settings:
         user_home = Path(environment.get("HOME") or Path.home())
         data = Path(environment.get("XDG_DATA_HOME") or user_home / ".local/share")
         cache = Path(environment.get("XDG_CACHE_HOME") or user_home / ".cache")
-        config = Path(environment.get("XDG_CONFIG_HOME") or user_home / ".config")
-        values = {
-            row.field: row.read(environment[row.variable], row.variable)
-            for row in given_at(Place.ENVIRONMENT)
-            if environment.get(row.variable)
-        }
-        named = values.get("config")
-        candidates = [config / "dieselfs/config.toml", SYSTEM_CONFIG]
-        for file in [Path(named)] if named else filter(Path.exists, candidates):
-            values = read_config(file, Place.CONFIG) | values
-            break
+        values = {field: one.value for field, one in given_values(environment).items()}
         own_home = home or values.get("home")
         settings = cls(
             home=Path(own_home or data / "dieselfs").expanduser().absolute(),
@@ -384,17 +374,56 @@ class Settings:
         return replace(self, job=job.absolute(), job_memory_bytes=memory_bytes)
 
 
-def read_config(path: Path, places: Place) -> dict[str, Any]:
-    """The settings of these places in a TOML file, by field. Raises InvalidInput, which names the file."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The value of a setting, its text, and where it stands: the name of a variable, or a file."""
+
+    value: Any
+    text: str
+    where: str | Path
+
+
+def user_config(environment: Mapping[str, str] = os.environ) -> Path:
+    """The configuration file of this user, which need not exist."""
+    if named := environment.get(BY_NAME["config"].variable):
+        return Path(named)
+    home = Path(environment.get("HOME") or Path.home())
+    return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "dieselfs/config.toml"
+
+
+def given_values(environment: Mapping[str, str]) -> dict[str, Given]:
+    """What the environment and the configuration file say, by field. Raises InvalidInput for a malformed value or
+    file.
+    """
+    given = {
+        row.field: Given(row.read(text, row.variable), text, row.variable)
+        for row in given_at(Place.ENVIRONMENT)
+        if (text := environment.get(row.variable))
+    }
+    own = user_config(environment)
+    for file in [own] if "config" in given else filter(Path.exists, [own, SYSTEM_CONFIG]):
+        values = read_config(file, Place.CONFIG)
+        texts = {BY_NAME[name].field: str(text) for name, text in read_toml(file).items()}
+        return {field: Given(value, texts[field], file) for field, value in values.items()} | given
+    return given
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a configuration file. Raises InvalidInput, which names the file."""
     import tomllib  # not imported without a configuration file
 
     where = f"configuration file {path}"
     try:
-        texts = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise InvalidInput(f"{where}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{where}: {error}") from None
+
+
+def read_config(path: Path, places: Place) -> dict[str, Any]:
+    """The settings of these places in a TOML file, by field. Raises InvalidInput, which names the file."""
+    texts, where = read_toml(path), f"configuration file {path}"
     check_known(texts, places, where)
     return {BY_NAME[name].field: _read_toml(BY_NAME[name], value, where) for name, value in texts.items()}
 

@@ -93,6 +93,7 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "shuffle": ["shuffle", "dl://d"],
     "which": ["which", "--step", "1", "--batch", "2", "dl://d"],
     "user": ["user", "ls"],
+    "config": ["config", "test"],
     "server": ["server", "status"],
     "verify": ["verify", "dl://d"],
     "check": ["check", ".", "dl://d/"],

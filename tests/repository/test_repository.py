@@ -79,6 +79,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/dieselfs_tools/mount_options.py": "tests/tools/commands/test_mount.py: options, environment, configuration",
     "tools/dieselfs_tools/commands/umount.py": "tests/tools/commands/test_mount.py goes there and back",
     "tools/dieselfs_tools/check_runner.py": "tests/tools/commands/test_check.py",
+    "tools/dieselfs_tools/config_probe.py": "tests/tools/commands/test_config.py",
     "tools/dieselfs_tools/confirmation.py": "tests/tools/commands/test_rb.py types into a terminal",
     "tools/dieselfs_tools/import_runner.py": "tests/tools/commands/test_import_.py",
     "tools/dieselfs_tools/importing/packages.py": "one import; the readers use it",

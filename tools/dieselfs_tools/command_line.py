@@ -72,6 +72,7 @@ VERBS = {
     "which": "Print the files of one step of an epoch.",
     "user": "Manage users, keys and rights (administrators).",
     "server": "Show the state of the servers (administrators).",
+    "config": "Show, change and test your settings.",
     "completion": "Print the completion script of a shell.",
 }
 """Verb and short help. The verb `x` is the command `x` of the module `dieselfs_tools.commands.x` (`module_of`)."""

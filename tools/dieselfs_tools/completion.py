@@ -159,10 +159,17 @@ def _mountpoints(_: click.Context, incomplete: str) -> Iterable[str]:
     return [mount.mountpoint for mount in dieselfs_mounts() if mount.mountpoint.startswith(incomplete)]
 
 
+def _settings(_: click.Context, incomplete: str) -> Iterable[str]:
+    from dieselfs.config_file import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
 _KINDS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "dataset": _datasets,
     "location": _locations,
     "source": _locations,
     "tag": _tags,
     "mountpoint": _mountpoints,
+    "setting": _settings,
 }
