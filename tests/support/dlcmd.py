@@ -8,13 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 from dieselfs_tools.command_line import VERBS, module_of
 from dieselfs_tools.dlcmd import main
+from dieselfs_tools.json_schema import schema
 
 TIMEOUT_S = 120.0
 
@@ -41,6 +45,21 @@ _forks.set_forkserver_preload(
 )
 
 
+@cache
+def _validator(verb: str) -> Draft202012Validator:
+    return Draft202012Validator({**schema(), "$ref": f"#/$defs/{verb}"})
+
+
+def check_json_line(verb: str, line: dict[str, Any]) -> None:
+    """Raises AssertionError unless the line of `--json` is as docs/reference/json.md says."""
+    faults = [error.message for error in _validator(verb).iter_errors(line)]
+    assert not faults, f"{verb}: {line} is not in dieselfs_tools.json_schema: {faults}"
+
+
+def _verb(words: Sequence[str]) -> str:
+    return next((word for word in words if word in VERBS), "")
+
+
 @dataclass(frozen=True)
 class Ran:
     """The result of a command."""
@@ -48,6 +67,7 @@ class Ran:
     exit_code: int | None
     stdout: bytes
     stderr: str
+    verb: str = ""
 
     @property
     def text(self) -> str:
@@ -70,6 +90,8 @@ class Ran:
         objects = [json.loads(line) for line in self.stdout.split(b"\n")[:-1]]
         assert [one["type"] == "summary" for one in objects] == [False] * (len(objects) - 1) + [True]
         assert objects[-1]["exit_code"] == self.exit_code
+        for one in objects:  # each test of a verb tests its documented schema too
+            check_json_line(self.verb, one)
         return objects
 
 
@@ -105,7 +127,7 @@ class Dlcmd:
             if process.exitcode is None:
                 process.kill()
                 process.join()
-            ran = Ran(process.exitcode, streams[1].read_bytes(), streams[2].read_text("utf-8"))
+            ran = Ran(process.exitcode, streams[1].read_bytes(), streams[2].read_text("utf-8"), _verb(words))
             process.close()
         assert ran.exit_code == exit_code, f"{words}: {ran}"
         assert "Traceback" not in ran.stderr
