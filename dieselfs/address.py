@@ -7,6 +7,7 @@ from dieselfs.errors import InvalidInput
 
 DEFAULT_PORT = 7070
 ETCD_PORT = 2379
+METRICS_PORT = 9568
 
 _ETCD = "etcd://"
 _TCP = re.compile(
@@ -73,6 +74,14 @@ def parse_address(text: str) -> Address:
     address = _parse_tcp(text, DEFAULT_PORT)
     if address is None:
         raise InvalidInput(f"server address {text!r} is neither tcp://HOST:PORT nor unix:PATH")
+    return address
+
+
+def parse_metrics_address(text: str) -> TcpAddress:
+    """Parse `host:port`, at which metrics are served; the port is optional. Raises InvalidInput."""
+    address = _parse_tcp(text, METRICS_PORT)
+    if address is None or "://" in text:
+        raise InvalidInput(f"metrics address {text!r} is not HOST:PORT, for example 127.0.0.1:{METRICS_PORT}")
     return address
 
 

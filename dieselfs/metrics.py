@@ -6,7 +6,7 @@ A component takes the registry of its process and declares each metric in one li
     self._hits.value += 1
 
 The name says group and quantity, its end the unit: `_bytes`, `_s`, else a plain number. `as_dict` nests at the dots.
-An exporter of OpenMetrics reads `collect`, and names the metric above `dieselfs_node_cache_hits_total`. A name that is
+`openmetrics` exports what `families` gives, and names the metric above `dieselfs_node_cache_hits_total`. A name that is
 declared again gives the same metric, so components that follow each other add to one counter.
 
 Threads: `value += n` is no atomic step. Each metric is changed by one thread, or under `Registry.lock`, which no
@@ -16,7 +16,7 @@ called without the lock. A forked child begins at zero.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
 from typing import Any, TypeVar
@@ -25,6 +25,9 @@ from dieselfs.process.forks import renew_after_fork
 
 _UNITS = {"bytes": "bytes", "s": "seconds", "share": "ratio"}
 """By the last word of a name."""
+
+LATENCY_BOUNDS_S = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Bounds of histograms of latencies."""
 
 Read = Callable[[], Any]
 
@@ -99,6 +102,34 @@ class Histogram(Metric):
 _Kind = TypeVar("_Kind", bound=Metric)
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The metrics of a process as others get them: `about` are labels that say which process it is, `families` and
+    `infos` are those of the registry.
+    """
+
+    about: Mapping[str, str]
+    families: Sequence[Mapping[str, Any]]
+    infos: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self, name: str) -> Iterator[tuple[dict[str, str], Any]]:
+        """Labels and value of each sample of a metric, which is known by its exported name."""
+        for family in self.families:
+            if family["name"] == name:
+                for labels, value in family["samples"]:
+                    yield dict(zip(family["labels"], labels, strict=True)), value
+
+    def total(self, name: str) -> float:
+        """The sum over all labels; of a histogram, that of the values. 0 if there is none."""
+        return sum(
+            float(value["sum"] if isinstance(value, dict) else value) for _, value in self.values(name)
+        )
+
+    def count(self, name: str) -> int:
+        """Of a histogram: how many values it has, over all labels."""
+        return sum(int(value["count"]) for _, value in self.values(name))
+
+
 class Registry:
     """The metrics of one process, or of one object in it."""
 
@@ -139,6 +170,11 @@ class Registry:
         with self.lock:
             metric.value += more
 
+    def observe(self, histogram: Histogram, value: float) -> None:
+        """For a histogram that several threads change."""
+        with self.lock:
+            histogram.observe(value)
+
     def after_fork(self) -> None:
         """In a forked child: all numbers are zero again, and the lock is free, which a thread of the parent held."""
         self.lock = Lock()
@@ -153,6 +189,31 @@ class Registry:
             values |= {key: metric.json() for key, metric in metrics if not metric.read}
         for (name, labels), _ in metrics:
             yield self._families[name], labels, values[name, labels]
+
+    def families(self) -> list[dict[str, Any]]:
+        """All metrics but infos, for JSON: `kind`, `name` (as exported), `help`, `unit` and `labels` of each family,
+        and its `samples`: values of the labels, and the value. Gauges without a value are left out.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for family, labels, value in self.collect():
+            if family.kind != "info" and value is not None:
+                fields = found.setdefault(
+                    family.name,
+                    {
+                        "kind": family.kind,
+                        "name": family.exported_name,
+                        "help": family.help,
+                        "unit": family.unit,
+                        "labels": list(family.labels),
+                        "samples": [],
+                    },
+                )
+                fields["samples"].append([list(labels), value])
+        return list(found.values())
+
+    def report(self, about: Mapping[str, str]) -> Report:
+        infos = {family.name: value for family, _, value in self.collect() if family.kind == "info"}
+        return Report(about, self.families(), infos)
 
     def as_dict(self) -> dict[str, Any]:
         """All values for JSON, nested at the dots of their names, and by the values of labels."""

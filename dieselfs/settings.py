@@ -230,6 +230,8 @@ SETTINGS = (
             "On first start, make user 'admin' and write the key here."),
     Setting("audit_log", FILE, _P.SERVER | _P.ETCD,
             "Log of logins, refusals, and changes of users, rights, datasets and tags.", "audit.log in `state`"),
+    Setting("metrics", Kind("HOST:PORT"), _P.SERVER | _P.ETCD,
+            "Serve metrics over HTTP there, for Prometheus; everybody who can connect reads them.", "not served"),
     Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD,
             "PEM chain of an authority, for clients with tls_ca.", "made from the identity of the store"),
     Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),

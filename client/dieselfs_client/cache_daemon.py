@@ -24,7 +24,9 @@ from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.errors import EXIT_OK, AlreadyExists, DieselfsError
 from dieselfs.flags import settings_options
 from dieselfs.limits import MIB
+from dieselfs.metrics import Registry
 from dieselfs.process.launch import Report
+from dieselfs.process.metrics_socket import publish
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import ONESHOT, CacheOptions, Place
@@ -81,8 +83,11 @@ async def serve_cache(
     ):
         async with trio.open_nursery() as nursery:
             service.join(lock, memory_bytes, nursery, Foreground())
+            metrics = service.role.metrics if service.role else Registry()
             if listener is not None:
-                _share(snapshot, source, options, memory_bytes, listener, nursery)
+                _share(snapshot, source, options, memory_bytes, listener, nursery, metrics)
+            about = {"component": "cache", "dataset": snapshot.dataset} | ({"job": job} if job else {})
+            nursery.start_soon(publish, metrics, about)
             if job and is_until_idle:
                 nursery.start_soon(_end_when_unused, lock, nursery.cancel_scope)
             nursery.start_soon(service.keep_pinned)
@@ -105,6 +110,7 @@ def _share(
     memory_bytes: int,
     listener: trio.socket.SocketType,
     nursery: trio.Nursery,
+    metrics: Registry,
 ) -> None:
     """Share chunks with all processes of this user, outside any job."""
     foreground, pace = Foreground(), Pace(rate_bytes=options.warm_rate_bytes)
@@ -112,7 +118,9 @@ def _share(
     evictable_bytes = min(EVICTABLE_BYTES, int(memory_bytes * EVICTABLE_SHARE))
     pinned_bytes = memory_bytes - evictable_bytes
     fetch = source.fetch_segment
-    node_cache = NodeCache(snapshot, fetch, pinned_bytes, evictable_bytes, nursery, foreground=foreground)
+    node_cache = NodeCache(
+        snapshot, fetch, pinned_bytes, evictable_bytes, nursery, metrics=metrics, foreground=foreground
+    )
     nursery.start_soon(LocalService(node_cache, snapshot).serve, listener)
     if options.policy == ONESHOT:
         chunks = range(snapshot.chunk_count)

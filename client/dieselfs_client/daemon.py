@@ -14,6 +14,7 @@ import trio
 
 from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB
+from dieselfs.process.metrics_socket import publish
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import FUSE, IMAGE
 from dieselfs.snapshot.pin import holder_name
@@ -265,6 +266,7 @@ class _MountService(Service):
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
                     nursery.start_soon(self._announce_mount, driver, node, connection, nursery)
                     nursery.start_soon(self.keep_pinned)
+                    nursery.start_soon(publish, node.metrics, self._about())
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
                     generation, dataset = snapshot.generation, snapshot.dataset
@@ -277,6 +279,10 @@ class _MountService(Service):
                 buffer_pool.close()
             answering.cancel_scope.cancel()
         return driver.refusal
+
+    def _about(self) -> dict[str, str]:
+        """The labels of its metrics."""
+        return {"component": "mount", "dataset": self.snapshot.dataset, "mountpoint": self.mountpoint}
 
     def _is_private(self) -> bool:
         """Whether the mode of the root must keep other users out: FUSE does that, other file systems do not."""

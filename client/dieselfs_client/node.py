@@ -263,7 +263,7 @@ class Node:
 
     def _declare_metrics(self, metrics: Registry) -> None:
         prefetcher, allotment = self._prefetcher, self._allotment
-        metrics.gauge("uptime_s", "Age of the daemon.", lambda: round(self._clock() - self._started_s, 3))
+        metrics.gauge("uptime_s", "Age of the process.", lambda: round(self._clock() - self._started_s, 3))
         metrics.gauge("memory.granted_bytes", "Memory that the mount may use.", lambda: allotment.total)
         for part, size_bytes in asdict(allotment).items():
             metrics.gauge("memory.allotted_bytes", "Limit of each part.", part=part).value = size_bytes

@@ -13,6 +13,8 @@ import trio
 from dieselfs.address import TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
+from dieselfs.metrics import Registry
+from dieselfs.process.metrics_socket import publish
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
 from dieselfs.rpc.auth import Key
@@ -34,6 +36,7 @@ from dieselfs_server.reading.shared_payloads import default_bytes
 from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
+from dieselfs_server.store.measured import MeasuredStore
 from dieselfs_server.store.opening import open_store
 from dieselfs_server.users import ALL_DATASETS, Right, StoredKey, Users, UserStore, with_grant, with_key
 
@@ -144,8 +147,9 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         applied = await trio.to_thread.run_sync(catch_up, store, metadata, int(time.time() * 10**9))
         if applied:
             log.info("applied %d chunks that were stored, but not applied", applied)
+        metrics = Registry()
         service = Service(
-            store,
+            MeasuredStore(store, metrics),
             metadata,
             users,
             identity,
@@ -153,12 +157,19 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             TagStore(store, identity),
             settings.state / "scratch",
             names=(settings.store, settings.metadata),
+            metrics=metrics,
             audit=_open_audit(stack, settings),
             shared_bytes=_shared_bytes(settings),
             segments_max=allow_descriptors(),
             request_path=settings.request_path,
         )
-        server = RpcServer(Dispatcher(service), tls, metrics=service.metrics)
+        server = RpcServer(Dispatcher(service), tls, metrics=metrics)
+        about = {"component": "server"}
+        if settings.metrics is not None:
+            from dieselfs.process.metrics_http import serving  # prometheus-client, which few servers need
+
+            web = stack.enter_context(serving(settings.metrics, lambda: [metrics.report(about)]))
+            log.info("serving metrics at %s", web)
         opened = []
         for address in settings.listen:
             listeners = await stack.enter_async_context(open_listeners(address))
@@ -175,6 +186,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         stack.callback(nursery.cancel_scope.cancel)
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
+        nursery.start_soon(publish, metrics, about)
         yield server
 
 

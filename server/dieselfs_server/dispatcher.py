@@ -18,6 +18,7 @@ from dieselfs.limits import (
     REPLY_BYTES_MAX,
     REPLY_BYTES_PER_USER_MAX,
 )
+from dieselfs.metrics import LATENCY_BOUNDS_S
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc import records
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
@@ -78,11 +79,19 @@ class _Noted:
     has_ended: bool = False
 
     def end(self, outcome: str) -> None:
-        """Write the logs, before the reply; later calls do nothing."""
+        """Write the logs and count, before the reply; later calls do nothing."""
         if self.has_ended:
             return
         self.has_ended = True
         call, audit = self.call, self.call.service.audit
+        took_s = time.monotonic() - self.started_s
+        metrics = call.service.metrics
+        took = metrics.histogram(
+            "rpc.answered_s", "Time until the reply of a call.", LATENCY_BOUNDS_S, method=call.method
+        )
+        took.observe(took_s)
+        if outcome != "ok":
+            metrics.counter("rpc.failures", "Calls that failed or were refused.", outcome=outcome).value += 1
         event(
             log,
             logging.DEBUG,
@@ -92,7 +101,7 @@ class _Noted:
             user=call.caller.name,
             address=self.peer,
             outcome=outcome,
-            ms=round((time.monotonic() - self.started_s) * 1000, 1),
+            ms=round(took_s * 1000, 1),
         )
         if audit is not None and call.method in AUDITED:
             arguments = {
@@ -116,6 +125,8 @@ class Dispatcher:
         self._service = service
         self._uploads = ByteBudget("uploads", BULK_BYTES_MAX, BULK_BYTES_PER_USER_MAX)
         self._replies = ByteBudget("replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX)
+        metrics = service.metrics
+        self._refused_logins = metrics.counter("rpc.refused_logins", "Clients that proved no key.")
 
     @property
     def keys(self) -> UserStore:
@@ -128,6 +139,7 @@ class Dispatcher:
             )
 
     def refused(self, connection: ClientConnection, reason: str) -> None:
+        self._refused_logins.value += 1
         if self._service.audit is not None:
             self._service.audit.write(
                 "refused", "", connection.peer, reason=reason, connection=connection.name

@@ -74,6 +74,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.started_s = int(time.time())
+        self.metrics.gauge("uptime_s", "Age of the process.", lambda: int(time.time()) - self.started_s)
         self.requests = self.metrics.counter("rpc.requests", "Calls of clients.")
         self.sent_payload_bytes = self.metrics.counter("payloads.sent_bytes", "Bytes of chunks sent.")
         self.ids = ChunkIdSource(time.time)

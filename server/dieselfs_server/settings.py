@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from dieselfs.address import Address, EtcdAddress, TcpAddress, UnixAddress, parse_address, parse_etcd
+from dieselfs.address import (
+    Address,
+    EtcdAddress,
+    TcpAddress,
+    UnixAddress,
+    parse_address,
+    parse_etcd,
+    parse_metrics_address,
+)
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
@@ -58,6 +66,7 @@ class ServerSettings:
     idle_exit_s: float | None = None
     is_new: bool = False
     audit_log: Path | None = None
+    metrics: TcpAddress | None = None
     shared_memory_bytes: int | None = None
     request_path: RequestPath = field(default_factory=RequestPath)
 
@@ -111,6 +120,7 @@ class ServerSettings:
             tls_key=values.get("tls_key"),
             admin_key=values.get("admin_key"),
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
+            metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
             shared_memory_bytes=values.get("shared_memory_bytes"),
             registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
         )

@@ -99,7 +99,19 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "check": ["check", ".", "dl://d/"],
     "diff": ["diff", "dl://d", "dl://d@v1"],
 }
-WITHOUT_SERVER = {"mount", "umount", "mounts", "upgrade", "warm", "cache", "completion", "run"}
+WITHOUT_SERVER = {
+    "mount",
+    "umount",
+    "mounts",
+    "upgrade",
+    "warm",
+    "cache",
+    "completion",
+    "run",
+    "metrics",
+    "top",
+    "why",
+}
 """They ask daemons of this machine, or nobody; `mount` and `cache` start one, which has the bounds of the library."""
 
 

@@ -53,7 +53,9 @@ class _Server:
         self._payload_bytes = payload_bytes
         monkeypatch.setitem(HANDLERS, "get_payload", self._payload)
         registry = Registry()
-        service = SimpleNamespace(requests=registry.counter("rpc.requests", "Calls."), audit=None)
+        service = SimpleNamespace(
+            requests=registry.counter("rpc.requests", "Calls."), audit=None, metrics=registry
+        )
         self._dispatcher = Dispatcher(cast(Service, service))
 
     async def _payload(self, call: Call) -> Reply:

@@ -18,8 +18,8 @@ _HEAD = """# Counters
 
 The metrics of dieselfs, counted since the start of the process. A mount shows its metrics in `.dieselfs/stats`, a
 program those of the library with `data.statistics()`, a server with `dlcmd server status --json`. In JSON, names nest
-at the dots, and a label is one more level. An info is text, a list or an object. The name in OpenMetrics is for an
-exporter.
+at the dots, and a label is one more level. An info is text, a list or an object. `dlcmd metrics` prints the names in
+OpenMetrics ([monitoring](../guide/monitoring.md)).
 
 This page is made from the code: `python -m tests.support.counters_page`.
 

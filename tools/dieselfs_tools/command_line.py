@@ -73,6 +73,9 @@ VERBS = {
     "user": "Manage users, keys and rights (administrators).",
     "server": "Show the state of the servers (administrators).",
     "config": "Show, change and test your settings.",
+    "top": "Watch the mounts, caches and servers of this node.",
+    "why": "Say what limits the training that reads a mount.",
+    "metrics": "Print the metrics of this node's daemons, for Prometheus.",
     "completion": "Print the completion script of a shell.",
 }
 """Verb and short help. The verb `x` is the command `x` of the module `dieselfs_tools.commands.x` (`module_of`)."""

@@ -200,6 +200,22 @@ FIELDS: Mapping[str, Field] = {
     "store": Field(TEXT, "Object store."),
     "metadata": Field(TEXT, "Metadata store."),
     "metrics": Field("object", "[Counters](counters.md) by name.", schema=_map({"type": NUMBER})),
+    # -- what daemons do
+    "about": Field("object", "Which process it is: labels of its metrics.", schema=_map({"type": TEXT})),
+    "families": Field(
+        "array of objects",
+        "Metrics: `kind`, `name` in OpenMetrics, `help`, `unit`, `labels`; `samples` have labels and a value.",
+        schema=_array({"type": "object"}),
+    ),
+    "processes": Field(WHOLE, "Number of daemons and servers."),
+    "activity": Field(
+        "object",
+        "What it does: `seconds` watched, rates for a second, times in seconds.",
+        schema={"type": "object"},
+    ),
+    "limit": Field(TEXT, "What limits the training, in one word."),
+    "text": Field(TEXT, "What was seen, with numbers."),
+    "advice": Field(TEXT, "The one thing to change."),
     # -- settings and completion
     "name": Field(TEXT, "Name of a setting, or of a step."),
     "value": Field(TEXT, "Value of a setting.", is_nullable=True),
@@ -327,6 +343,9 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         ],
     },
     "server": {"server": ["address version started_s store metadata metrics"], "summary": ["servers"]},
+    "top": {"activity": ["process about activity"], "summary": ["processes?"]},
+    "why": {"diagnosis": ["limit text advice activity"], "summary": ["limit"]},
+    "metrics": {"process": ["about families"], "summary": ["processes", "address"]},
     "config": {
         "setting": [_SETTING],
         "step": ["name found seconds"],

@@ -1,0 +1,62 @@
+"""Serves metrics over HTTP, for Prometheus. This module opens sockets, and starts a thread.
+
+`GET /metrics` gives OpenMetrics or the older text format of Prometheus, as the request accepts. Requests are answered
+one after the other, each within METRICS_HTTP_TIMEOUT_S, so many slow clients cost one thread.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import make_wsgi_app
+
+from dieselfs.address import TcpAddress
+from dieselfs.errors import Unavailable
+from dieselfs.metrics import Report
+from dieselfs.openmetrics import registry_of
+
+METRICS_HTTP_TIMEOUT_S = 5.0
+"""A client that neither asks nor reads for this time is disconnected."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = METRICS_HTTP_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        _log.debug("%s: " + format, self.address_string(), *args)
+
+    def address_string(self) -> str:
+        return str(self.client_address[0])
+
+
+class _Server6(WSGIServer):
+    address_family = socket.AF_INET6
+
+
+@contextmanager
+def serving(address: TcpAddress, reports: Callable[[], Iterable[Report]]) -> Iterator[str]:
+    """Answer requests in a thread until the end of the block. Raises Unavailable if the address cannot be used.
+
+    `reports` is called in that thread. Yields the URL; port 0 takes a free port.
+    """
+    app = make_wsgi_app(registry_of(reports))
+    try:
+        kind = _Server6 if ":" in address.host else WSGIServer
+        server = make_server(address.host, address.port, app, kind, _Handler)
+    except OSError as error:
+        raise Unavailable(f"cannot serve metrics at {address}: {error.strerror or error}") from None
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    with server:
+        thread.start()
+        try:
+            host = f"[{address.host}]" if ":" in address.host else address.host
+            yield f"http://{host}:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()

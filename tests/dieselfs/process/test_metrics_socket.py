@@ -1,0 +1,104 @@
+"""Daemons publish over real sockets, and tools find those that live."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from dieselfs.errors import AccessDenied
+from dieselfs.metrics import Registry, Report
+from dieselfs.process import metrics_socket
+from dieselfs.process.metrics_socket import publish, published
+
+ABOUT = {"component": "cache", "dataset": "d"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "metrics"
+    place.mkdir(mode=0o700)
+    return place
+
+
+def registry() -> Registry:
+    metrics = Registry()
+    metrics.counter("node_cache.hits", "Hits.").value = 3
+    metrics.info("plans", "Plans.", lambda: [1])
+    return metrics
+
+
+async def read_while_published(folder: Path, metrics: Registry) -> list[tuple[int, Report]]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publish, metrics, ABOUT, folder)
+        while not (folder / f"{os.getpid()}.sock").exists():
+            await trio.sleep(0.001)
+        found = await trio.to_thread.run_sync(lambda: [*published(folder)])
+        nursery.cancel_scope.cancel()
+    return found
+
+
+async def test_tools_get_what_a_daemon_counts_until_it_ends(folder: Path) -> None:
+    ((process, report),) = await read_while_published(folder, registry())
+    assert process == os.getpid() and report.about == ABOUT and report.infos == {"plans": [1]}
+    assert report.total("dieselfs_node_cache_hits_total") == 3
+    assert report.total("dieselfs_process_cpu_seconds_total") > 0
+    assert [*folder.iterdir()] == [] and [*published(folder)] == []
+
+
+async def test_a_socket_of_an_earlier_process_is_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / f"{os.getpid()}.sock"))
+    (path,) = folder.iterdir()
+    assert [*published(folder)] == [] and not path.exists()  # nobody listens
+    path.touch()
+    assert len(await read_while_published(folder, registry())) in (
+        0,
+        1,
+    )  # the file may be read before it is replaced
+
+
+async def test_a_daemon_without_a_private_folder_serves_all_the_same(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.chmod(0o755)
+    await publish(registry(), ABOUT, folder)
+    assert "metrics are not published" in caplog.text
+    with pytest.raises(AccessDenied):
+        next(published(folder))
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"{", b'{"about": 1, "x": 2}', b"x" * 100])
+def test_a_daemon_that_answers_nonsense_is_left_out(
+    folder: Path, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_socket, "METRICS_BYTES_MAX", 50)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "7.sock"))
+        listener.listen()
+
+        async def both() -> list[tuple[int, Report]]:
+            async def serve() -> None:
+                connection, _ = await trio.to_thread.run_sync(listener.accept)
+                with connection:
+                    connection.sendall(answer)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve)
+                return await trio.to_thread.run_sync(lambda: [*published(folder)])
+            raise AssertionError
+
+        assert trio.run(both) == []
+
+
+def test_a_daemon_that_hangs_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_socket, "METRICS_TIMEOUT_S", 0.01)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "7.sock"))
+        listener.listen()
+        assert [*published(folder)] == []
+
+
+def test_no_daemon_has_run_yet(tmp_path: Path) -> None:
+    assert [*published(tmp_path / "none")] == []

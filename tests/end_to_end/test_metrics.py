@@ -1,0 +1,116 @@
+"""Metrics of a real mount, cache daemon and server: `dlcmd metrics`, `top`, `why`, and a server's HTTP address."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dieselfs.limits import MIB
+from dieselfs_client import control
+from dieselfs_client.mount.options import MountOptions
+from lab.network import clear
+from tests.support.dlcmd import Dlcmd
+from tests.support.server import RunningServer, running_server
+from tests.support.small_chunks import FILES, store
+
+needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    from dieselfs.dataset import Dataset
+
+    with running_server(tmp_path_factory.mktemp("server")) as server:
+        with Dataset(server.settings(), "counted", is_created=False) as data:
+            store(data, tmp_path_factory.mktemp("files"))
+        yield server
+
+
+@pytest.fixture
+def dlcmd(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dlcmd:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return Dlcmd(
+        tmp_path / "home", tmp_path, {"XDG_RUNTIME_DIR": str(tmp_path), "DIESELFS_SERVER": server.unix}
+    )
+
+
+@pytest.fixture
+def place(server: RunningServer, dlcmd: Dlcmd) -> Iterator[Path]:
+    folder = dlcmd.folder / "mount"
+    folder.mkdir()
+    options = MountOptions(server=server.unix, memory_bytes=128 * MIB, log_file=f"{folder}.log")
+    control.mount("counted", folder, options)
+    yield folder
+    clear(folder)
+
+
+def read_in_order(place: Path) -> None:
+    paths = (place / ".dieselfs/shuffle/seed=1,epoch=0").read_text().splitlines()
+    assert len(paths) == FILES and all((place / path).read_bytes() for path in paths)
+
+
+@needs_fuse
+def test_one_command_has_the_metrics_of_a_mount_that_is_read(dlcmd: Dlcmd, place: Path) -> None:
+    read_in_order(place)
+    text = dlcmd("metrics").stdout.decode()
+    found = {
+        (sample.name, sample.labels["mountpoint"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("component") == "mount" and len(sample.labels) == 3
+    }
+    assert 0 < found["dieselfs_page_cache_planned_files_total", str(place)] <= FILES  # as far as it is known
+    assert found["dieselfs_fetches_chunk_bytes_total", str(place)] > 0
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        checked = subprocess.run(
+            [promtool, "check", "metrics"], input=text.encode(), capture_output=True, timeout=60
+        )
+        assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+@needs_fuse
+def test_top_and_why_name_the_mount(dlcmd: Dlcmd, place: Path) -> None:
+    read_in_order(place)
+    *seen, _ = map(json.loads, dlcmd("top", "--once", "--interval", "0.1s", "--json").stdout.splitlines())
+    assert [each["about"]["mountpoint"] for each in seen if "mountpoint" in each["about"]] == [str(place)]
+    record, summary = map(json.loads, dlcmd("why", place, "--since-start", "--json").stdout.splitlines())
+    assert record["limit"] == summary["limit"] and record["activity"]["plans"][0]["positions"] == FILES
+    assert dlcmd("why", place, "--for", "0.1s").stdout.startswith(b"No read reaches the daemon")
+
+
+def test_a_cache_daemon_is_seen(dlcmd: Dlcmd) -> None:
+    dlcmd("cache", "counted", "--memory", "128MiB")
+    try:
+        seen = [json.loads(line) for line in dlcmd("metrics", "--json").stdout.splitlines()]
+        (cache,) = (each for each in seen if each.get("about", {}).get("component") == "cache")
+        assert cache["about"]["dataset"] == "counted"
+        assert "dieselfs_node_cache_hits_total" in {family["name"] for family in cache["families"]}
+    finally:
+        dlcmd("cache", "--stop", "counted")
+
+
+def test_a_server_serves_its_metrics_at_an_address(tmp_path: Path) -> None:
+    words = ["--init", "--store", "memory:", "--metadata", "memory:", "--state", str(tmp_path / "state")]
+    words += ["--listen", f"unix:{tmp_path}/server.sock", "--metrics", "127.0.0.1:0"]
+    program = [sys.executable, "-m", "dieselfs_server.main", *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            url = next(found[0] for line in lines if (found := re.search(r"http://\S+/metrics", line)))
+            with urlopen(url, timeout=30) as answer:
+                assert b'dieselfs_rpc_connections{component="server"} 0.0' in answer.read()
+        finally:
+            process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0

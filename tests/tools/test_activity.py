@@ -1,0 +1,70 @@
+"""Activity from two reports of a daemon or a server."""
+
+from typing import Any
+
+import pytest
+
+from dieselfs.metrics import Registry, Report
+from dieselfs_tools.activity import Activity, PlanProgress, ServerActivity, activity
+
+PLAN = {
+    "epoch": 3,
+    "positions": 1000,
+    "files_per_s": 50.0,
+    "readers": [{"rank": 0, "world": 2, "position": 400}, {"rank": 1, "world": 2, "position": 300}],
+}
+
+
+def mount(uptime_s: float, factor: int, plans: list[dict[str, Any]] | None = None) -> Report:
+    metrics = Registry()
+    metrics.gauge("uptime_s", "Age.").value = uptime_s
+    metrics.counter("process.cpu_s", "CPU.").value = 0.5 * factor
+    metrics.counter("fetches.chunk_bytes", "Bytes.").value = 4000 * factor
+    metrics.counter("fetches.range_bytes", "Bytes.").value = 400 * factor
+    metrics.counter("reads.at_once", "Reads.").value = 10 * factor
+    waits = metrics.histogram("reads.waited_s", "Waits.", (1.0,))
+    for _ in range(6 * factor):
+        waits.observe(0.25)
+    metrics.gauge("work.spent_s", "Time.", cause="server").value = 1.0 * factor
+    metrics.counter("page_cache.planned_files", "Files.").value = 20 * factor
+    metrics.counter("page_cache.hits", "Hits.").value = 15 * factor
+    metrics.info("plans", "Plans.", lambda: plans or [])
+    return metrics.report({"component": "mount", "mountpoint": "/mnt/x"})
+
+
+def test_rates_are_of_the_interval() -> None:
+    seen = activity(7, mount(10, 1), mount(12, 2, [PLAN]), 2.0)
+    assert isinstance(seen, Activity)
+    assert (seen.seconds, seen.cpu, seen.fetched_bytes, seen.reads, seen.waiting) == (
+        2.0,
+        0.25,
+        2200,
+        8,
+        0.75,
+    )
+    assert seen.spent == {"server": 0.5} and seen.hit_share == 0.75
+    assert seen.plans == (PlanProgress(3, 300, 1000, 50.0, 14.0),)
+
+
+@pytest.mark.parametrize(
+    "before", [None, mount(500, 9)], ids=["the first report", "that of an earlier process"]
+)
+def test_a_new_process_counts_from_its_start(before: Report | None) -> None:
+    seen = activity(7, before, mount(1, 1), 2.0)
+    assert isinstance(seen, Activity)
+    assert (seen.seconds, seen.fetched_bytes, seen.plans) == (1, 4400, ())
+
+
+def test_a_server_has_latencies_of_the_interval() -> None:
+    def server(factor: int) -> Report:
+        metrics = Registry()
+        metrics.gauge("uptime_s", "Age.").value = 100
+        metrics.counter("rpc.requests", "Calls.").value = 10 * factor
+        answers = metrics.histogram("rpc.answered_s", "Answers.", (1.0,), method="ping")
+        for _ in range(factor):
+            answers.observe(0.5 * factor)
+        return metrics.report({"component": "server"})
+
+    seen = activity(8, server(1), server(2), 5.0)
+    assert isinstance(seen, ServerActivity)
+    assert (seen.calls, seen.answer_s, seen.store_s, seen.busy) == (2.0, 1.5, None, 0.0)

@@ -1,0 +1,40 @@
+"""The tables of `dlcmd top`."""
+
+from dataclasses import replace
+from io import StringIO
+
+from rich.console import Console
+
+from dieselfs_tools.activity import Activity, ServerActivity
+from dieselfs_tools.activity_tables import tables
+from tests.tools.test_diagnosis import SERVER, SLOW
+
+
+def shown(*seen: Activity | ServerActivity) -> str:
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(tables(seen))
+    return console.export_text()
+
+
+def test_a_mount_and_a_server_have_a_row_each() -> None:
+    text = shown(replace(SLOW, about={"mountpoint": "/mnt/[bold]x"}), SERVER)
+    assert "/mnt/[bold]x" in text  # not taken for markup
+    for word in (
+        "95.4 MiB",
+        "2.00",
+        "50.0%",
+        "server 1.50",
+        "epoch 0: 10%, 50 files/s",
+        "20.0 ms",
+        "process 2",
+    ):
+        assert word in text
+
+
+def test_a_cache_has_its_dataset_and_no_server_no_table() -> None:
+    text = shown(replace(SLOW, about={"dataset": "pets"}, plans=(), hit_share=None, spent={}))
+    assert "dl://pets (cache)" in text and "clients" not in text
+
+
+def test_without_daemons_there_is_one_line() -> None:
+    assert shown().strip() == "no daemon of yours runs on this machine"

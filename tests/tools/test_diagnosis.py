@@ -1,0 +1,56 @@
+"""What is said to limit a training, from the activity of its mount."""
+
+from dataclasses import replace
+
+import pytest
+
+from dieselfs_tools.activity import Activity, PlanProgress, ServerActivity
+from dieselfs_tools.diagnosis import diagnosis
+
+PLAN = PlanProgress(0, 100, 1000, 50.0, 18.0)
+SLOW = Activity(
+    1,
+    {},
+    5.0,
+    0.3,
+    1e8,
+    {},
+    1e8,
+    100.0,
+    2.0,
+    0.0,
+    {"server": 1.5, "verification": 0.1},
+    0.5,
+    1e9,
+    2e9,
+    0.4,
+    (PLAN,),
+)
+SERVER = ServerActivity(2, {}, 5.0, 0.2, 50, 0, 1e8, 0, 1e8, 0.02, 0.01, 0.1, 3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "servers", "limit", "advice"),
+    [
+        (replace(SLOW, failed=1.0), [], "failures", ".dieselfs/errors"),
+        (replace(SLOW, reads=0, fetched_bytes=0, pushed_bytes=0, waiting=0), [], "idle", "decoding"),
+        (replace(SLOW, waiting=0.01), [], "none", "decoding"),
+        (replace(SLOW, plans=()), [], "no-plan", ".dieselfs/shuffle"),
+        (replace(SLOW, plans=(replace(PLAN, position=1000),)), [], "no-plan", ".dieselfs/shuffle"),
+        (replace(SLOW, plans=(), best_hit_share=1.0), [], "no-plan", "dlcmd warm"),
+        (replace(SLOW, cpu=0.95), [], "daemon", "processors"),
+        (replace(SLOW, spent={"verification": 1.0, "server": 0.2}), [], "cpu", "processor"),
+        (replace(SLOW, spent={"push": 1.0}), [], "push", "page helper"),
+        (replace(SLOW, spent={"peer": 1.0}), [], "peers", "network"),
+        (SLOW, [replace(SERVER, busy=1.2)], "store", "tiered:"),
+        (SLOW, [replace(SERVER, cpu=0.9)], "server", "more servers"),
+        (SLOW, [SERVER], "server", "more memory"),
+        (replace(SLOW, best_hit_share=1.0), [SERVER], "server", "later epochs"),
+    ],
+)
+def test_the_first_limit_that_fits_is_named_with_its_remedy(
+    seen: Activity, servers: list[ServerActivity], limit: str, advice: str
+) -> None:
+    found = diagnosis(seen, servers)
+    assert found.limit == limit and advice in found.advice
+    assert found.text.endswith(".") and found.advice.endswith(".")

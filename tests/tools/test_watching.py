@@ -1,0 +1,37 @@
+"""Daemons that come and go while they are watched."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from dieselfs.metrics import Registry, Report
+from dieselfs_tools.activity import ServerActivity
+from dieselfs_tools.watching import watched
+
+
+def server(uptime_s: float, calls: int) -> Report:
+    metrics = Registry()
+    metrics.gauge("uptime_s", "Age.").value = uptime_s
+    metrics.counter("rpc.requests", "Calls.").value = calls
+    return metrics.report({"component": "server"})
+
+
+def test_each_view_is_of_the_time_since_the_last() -> None:
+    views = [[(1, server(100, 1000))], [(1, server(104, 1008)), (2, server(2, 8))], []]
+    now_s = 0.0
+    waited = []
+
+    def read() -> Iterator[tuple[int, Report]]:
+        return iter(views.pop(0))
+
+    def wait(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        waited.append(seconds)
+
+    first, second, third = islice(watched(4.0, read, lambda: now_s, wait), 3)
+
+    def calls(seen: list[object]) -> list[float]:
+        return [each.calls for each in seen if isinstance(each, ServerActivity)]
+
+    assert calls([*first]) == [10.0] and calls([*second]) == [2.0, 4.0] and third == []
+    assert waited == [4.0, 4.0]

@@ -1,0 +1,163 @@
+"""What the daemons of a node do, from two reports of their metrics. No I/O."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dieselfs.metrics import Report
+
+DAEMON_SOURCES = {
+    "server": "dieselfs_requested_server_bytes_total",
+    "peers": "dieselfs_requested_peer_bytes_total",
+    "node": "dieselfs_requested_node_bytes_total",
+}
+"""Bytes by where they came from; counted in jobs and by cache daemons."""
+_FETCHED = ("chunk", "range", "block")
+_PLANNED = "dieselfs_page_cache_planned_files_total"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProgress:
+    """A plan that is read. `position`: of its slowest reader, of `positions`; `left_s`: the time until its end, if the
+    rate is known.
+    """
+
+    epoch: int
+    position: int
+    positions: int
+    files_per_s: float | None
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One daemon over `seconds`, or since its start. Rates are for a second.
+
+    `waiting`: how many reads waited on the average. `spent`: seconds of all its threads for each cause of stalls, for a
+    second. `hit_share`: planned files that were in the page cache when they were read, None without any;
+    `best_hit_share`: the share of the dataset that fits into memory.
+    """
+
+    process: int
+    about: Mapping[str, str]
+    seconds: float
+    cpu: float
+    fetched_bytes: float
+    sources: Mapping[str, float]
+    pushed_bytes: float
+    reads: float
+    waiting: float
+    failed: float
+    spent: Mapping[str, float]
+    hit_share: float | None
+    memory_used_bytes: float
+    memory_granted_bytes: float
+    best_hit_share: float | None
+    plans: tuple[PlanProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerActivity:
+    """One server over `seconds`, or since its start. Rates are for a second; latencies are means, in seconds, None
+    without a call. `busy`: how many calls of the store were in progress on the average.
+    """
+
+    process: int
+    about: Mapping[str, str]
+    seconds: float
+    cpu: float
+    calls: float
+    failed: float
+    sent_bytes: float
+    received_bytes: float
+    store_bytes: float
+    answer_s: float | None
+    store_s: float | None
+    busy: float
+    connections: int
+
+
+class _Change:
+    """How counters changed from one report to the next; all of them, if there is none before or it is of another
+    process with that number.
+    """
+
+    def __init__(self, before: Report | None, after: Report, seconds: float) -> None:
+        uptime_s = after.total("dieselfs_uptime_seconds")
+        if before is not None and before.about == after.about and uptime_s >= seconds:
+            self._before: Report | None = before
+            self.seconds = seconds
+        else:
+            self._before = None
+            self.seconds = max(uptime_s, 1e-3)
+        self._after = after
+
+    def total(self, name: str) -> float:
+        before = self._before.total(name) if self._before else 0.0
+        return max(self._after.total(name) - before, 0.0)
+
+    def rate(self, *names: str) -> float:
+        return sum(self.total(name) for name in names) / self.seconds
+
+    def count(self, name: str) -> int:
+        return max(self._after.count(name) - (self._before.count(name) if self._before else 0), 0)
+
+    def mean(self, name: str) -> float | None:
+        count = self.count(name)
+        return self.total(name) / count if count else None
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        before = {labels[label]: value for labels, value in self._before.values(name)} if self._before else {}
+        return {
+            labels[label]: max(value - before.get(labels[label], 0), 0.0) / self.seconds
+            for labels, value in self._after.values(name)
+        }
+
+
+def activity(process: int, before: Report | None, after: Report, seconds: float) -> Activity | ServerActivity:
+    """What a daemon or server did in the `seconds` between two reports; since its start without an earlier one."""
+    change = _Change(before, after, seconds)
+    if after.about.get("component") == "server":
+        return ServerActivity(
+            process,
+            after.about,
+            change.seconds,
+            change.rate("dieselfs_process_cpu_seconds_total"),
+            change.rate("dieselfs_rpc_requests_total"),
+            change.rate("dieselfs_rpc_failures_total"),
+            change.rate("dieselfs_payloads_sent_bytes_total"),
+            change.rate("dieselfs_rpc_received_bytes_total"),
+            change.rate("dieselfs_reading_store_bytes_total"),
+            change.mean("dieselfs_rpc_answered_seconds"),
+            change.mean("dieselfs_store_answered_seconds"),
+            change.rate("dieselfs_store_answered_seconds"),
+            int(after.total("dieselfs_rpc_connections")),
+        )
+    planned = change.total(_PLANNED)
+    return Activity(
+        process,
+        after.about,
+        change.seconds,
+        change.rate("dieselfs_process_cpu_seconds_total"),
+        change.rate(*(f"dieselfs_fetches_{each}_bytes_total" for each in _FETCHED)),
+        {source: change.rate(name) for source, name in DAEMON_SOURCES.items()},
+        change.rate("dieselfs_prefetch_pushed_bytes_total"),
+        change.count("dieselfs_reads_waited_seconds") / change.seconds
+        + change.rate("dieselfs_reads_at_once_total"),
+        change.rate("dieselfs_reads_waited_seconds"),
+        change.rate("dieselfs_reads_failed_total"),
+        change.by_label("dieselfs_work_spent_seconds", "cause"),
+        change.total("dieselfs_page_cache_hits_total") / planned if planned else None,
+        after.total("dieselfs_memory_used_bytes"),
+        after.total("dieselfs_memory_granted_bytes"),
+        next((value for _, value in after.values("dieselfs_hit_rate_best_possible")), None),
+        tuple(_plans(after.infos.get("plans") or ())),
+    )
+
+
+def _plans(plans: Iterable[Mapping[str, Any]]) -> Iterable[PlanProgress]:
+    for plan in plans:
+        position = min((reader["position"] for reader in plan["readers"]), default=0)
+        rate = plan["files_per_s"]
+        left_s = (plan["positions"] - position) / rate if rate else None
+        yield PlanProgress(plan["epoch"], position, plan["positions"], rate, left_s)

@@ -1,0 +1,73 @@
+"""`dlcmd top`: what the mounts, cache daemons and servers of this node do."""
+
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import click
+
+from dieselfs.errors import InvalidInput
+from dieselfs_tools import options
+from dieselfs_tools.output import Output
+from dieselfs_tools.session import Session
+
+if TYPE_CHECKING:
+    from dieselfs_tools.watching import Seen
+
+TOP_INTERVAL_S = 2.0
+FILE_COLUMNS = 160
+"""The width of the tables in a file or a pipe."""
+
+
+@options.verb("top", "dlcmd top", "dlcmd top --once --json")
+@click.option(
+    "--interval", type=options.DURATION, default=TOP_INTERVAL_S, help="Time between two views. [2s]"
+)
+@click.option("--once", is_flag=True, help="Watch for one interval, print it, and end.")
+def top(session: Session, interval: float, once: bool) -> int:
+    """Watch your mounts, cache daemons and servers on this machine: rates, waits, memory and plans.
+
+    The first view is of the time since their start. Ctrl-C ends it.
+    """
+    from dieselfs_tools.watching import watched
+
+    if interval <= 0:
+        raise InvalidInput("--interval needs a time, for example 2s")
+    if once:
+        seen = next(islice(watched(interval), 1, None))
+        _print(session.output, seen)
+        return session.output.summary("", {"processes": len(seen)})
+    with suppress(KeyboardInterrupt):  # how it ends
+        if session.output.is_json:
+            for seen in watched(interval):
+                _print(session.output, seen)
+        else:
+            _watch(interval)
+    return session.output.summary("", {})
+
+
+def _watch(interval_s: float) -> None:
+    from rich.live import Live
+
+    from dieselfs_tools.activity_tables import tables
+    from dieselfs_tools.watching import watched
+
+    with Live(auto_refresh=False, screen=True) as live:
+        for seen in watched(interval_s):
+            live.update(tables(seen), refresh=True)
+
+
+def _print(output: Output, seen: "Seen") -> None:
+    if output.is_json:
+        for each in seen:
+            shown = asdict(each)
+            fields = {"process": shown.pop("process"), "about": shown.pop("about"), "activity": shown}
+            output.record("activity", "", fields)
+        return
+    from rich.console import Console
+
+    from dieselfs_tools.activity_tables import tables
+
+    Console(width=None if sys.stdout.isatty() else FILE_COLUMNS).print(tables(seen))

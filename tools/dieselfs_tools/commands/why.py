@@ -1,0 +1,42 @@
+"""`dlcmd why`: what limits a training that reads a mount."""
+
+import os
+from dataclasses import asdict
+from itertools import islice
+
+import click
+
+from dieselfs.errors import InvalidInput, NotFound
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+
+WHY_S = 5.0
+
+
+@options.verb("why", "dlcmd why /mnt/imagenet", "dlcmd why /mnt/imagenet --for 30s --json")
+@click.argument("mountpoint", type=options.MOUNTPOINT)
+@click.option(
+    "--for", "duration_s", type=options.DURATION, default=WHY_S, help="Watch it for this time. [5s]"
+)
+@click.option("--since-start", is_flag=True, help="Take everything since the daemon was started.")
+def why(session: Session, mountpoint: str, duration_s: float, since_start: bool) -> int:
+    """Say in one paragraph what limits the training that reads a mount now, and the one thing to change."""
+    from dieselfs_tools.activity import Activity, ServerActivity
+    from dieselfs_tools.diagnosis import diagnosis
+    from dieselfs_tools.watching import watched
+
+    if duration_s <= 0:
+        raise InvalidInput("--for needs a time, for example 5s")
+    place = os.path.realpath(mountpoint)
+    if not since_start:
+        session.output.aside(f"watching {place} for {duration_s:g} s ...")
+    seen = next(islice(watched(duration_s), 0 if since_start else 1, None))
+    mounts = [each for each in seen if isinstance(each, Activity) and each.about.get("mountpoint") == place]
+    if not mounts:
+        raise NotFound(
+            f"you have no mount of a dataset on {place}, or its daemon does not answer: see 'dlcmd mounts'"
+        )
+    found = diagnosis(mounts[0], [each for each in seen if isinstance(each, ServerActivity)])
+    text = f"{found.text}\n{found.advice}"
+    session.output.record("diagnosis", text, {**asdict(found), "activity": asdict(mounts[0])})
+    return session.output.summary("", {"limit": found.limit})

@@ -1,0 +1,119 @@
+"""What limits a training that reads a mount or a node cache, from its activity. No I/O."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dieselfs.units import format_size
+from dieselfs_tools.activity import Activity, ServerActivity
+
+WAITING_MIN = 0.05
+"""Reads that wait on the average; below that, nobody notices them."""
+BUSY_MIN = 0.8
+"""Processors that a process uses, from which on it is the limit: most of its work is of one thread at a time."""
+HIT_SHARE_MIN = 0.9
+"""A plan that finds fewer of its files in the page cache has too little memory, or too little time."""
+STORE_SHARE_MIN = 0.5
+"""Of the time spent on servers, from which on their store is the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`limit`: one word for programs. `text`: what was seen, with numbers. `advice`: the one thing to change."""
+
+    limit: str
+    text: str
+    advice: str
+
+
+def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
+    """`servers`: those on this machine, which answer this daemon among others; none if it uses others."""
+    rates = f"{seen.reads:,.0f} reads a second reach the daemon, {format_size(int(seen.fetched_bytes))}/s are fetched"
+    waits = f"on the average {seen.waiting:.2f} of them wait"
+    if seen.failed:
+        return Diagnosis(
+            "failures",
+            f"{seen.failed:,.1f} reads a second fail; {rates}.",
+            "See .dieselfs/errors of the mount, and 'dlcmd mounts'.",
+        )
+    if not seen.reads and not seen.fetched_bytes and not seen.pushed_bytes:
+        return Diagnosis(
+            "idle",
+            "No read reaches the daemon: programs read nothing, or all of it from the page cache.",
+            "If the training is slow all the same, its own work is the limit: decoding, transforms, the model.",
+        )
+    if seen.waiting < WAITING_MIN:
+        return Diagnosis(
+            "none",
+            f"Reading is not the limit: {rates}, {waits}.",
+            "Look at decoding, transforms and the model; 'sampler.stalls' of the library has the shares of each step.",
+        )
+    if not any(plan.position < plan.positions for plan in seen.plans):
+        return _without_plan(seen, f"{rates}, {waits}; no plan is read")
+    return _of_plan(seen, servers, f"{rates}, {waits}")
+
+
+def _without_plan(seen: Activity, text: str) -> Diagnosis:
+    if (seen.best_hit_share or 0) >= 1:
+        return Diagnosis(
+            "no-plan",
+            f"{text}, and the dataset fits into the memory of the mount.",
+            "Run 'dlcmd warm' before the training, or mount with --policy oneshot.",
+        )
+    return Diagnosis(
+        "no-plan",
+        f"{text}, so each file is fetched when it is read.",
+        "Read in the order of a plan: a sampler of dieselfs.torch, or the list in .dieselfs/shuffle/.",
+    )
+
+
+def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Diagnosis:
+    hits = "" if seen.hit_share is None else f"; {seen.hit_share:.0%} of the planned files were there in time"
+    if seen.cpu >= BUSY_MIN:
+        return Diagnosis(
+            "daemon",
+            f"{text}{hits}; the daemon uses {seen.cpu:.2f} processors.",
+            "Let fewer programs compete for the processors of this node, or store samples in larger files.",
+        )
+    cause = max(seen.spent, key=lambda each: seen.spent[each], default="")
+    spent = seen.spent.get(cause, 0.0)
+    text = f"{text}{hits}; its threads spend {spent:.2f} s a second on '{cause}'"
+    if cause == "verification":
+        return Diagnosis("cpu", f"{text}.", "Give the daemon a processor of its own.")
+    if cause == "push":
+        return Diagnosis(
+            "push",
+            f"{text}.",
+            "Give the page helper a processor of its own, or store samples in larger files.",
+        )
+    if cause == "peer":
+        return Diagnosis(
+            "peers",
+            f"{text}.",
+            "Look at the network between the nodes, and at job.suspected in .dieselfs/stats.",
+        )
+    busiest = max(servers, key=lambda server: server.busy, default=None)
+    if busiest is not None and busiest.cpu >= BUSY_MIN:
+        return Diagnosis(
+            "server",
+            f"{text}; the server uses {busiest.cpu:.2f} processors.",
+            "Start more servers over the same stores.",
+        )
+    if busiest is not None and busiest.busy >= STORE_SHARE_MIN * spent:
+        return Diagnosis(
+            "store",
+            f"{text}; {busiest.busy:.2f} calls of its object store are in progress on the average, "
+            f"{(busiest.store_s or 0) * 1000:.1f} ms each.",
+            "Put a faster tier before the store (tiered:), or give the mount more memory.",
+        )
+    if seen.best_hit_share is not None and seen.best_hit_share < 1:
+        share = f"{seen.best_hit_share:.0%} of the dataset"
+        return Diagnosis(
+            "server",
+            f"{text}; the memory of the mount holds {share}, the rest comes again in each epoch.",
+            "Give the mount more memory (--memory), or pool that of the job's nodes (--job).",
+        )
+    return Diagnosis(
+        "server",
+        f"{text}: the network to the server, or the server and its store.",
+        "Compare with 'dlcmd top' on the server; later epochs come from memory.",
+    )
