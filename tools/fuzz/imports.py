@@ -162,7 +162,7 @@ _LITDATA_VALUES = (
 _LITDATA_SHARD = _shard(
     struct.pack(f"<{len(_LITDATA_VALUES)}I", *map(len, _LITDATA_VALUES)) + b"".join(_LITDATA_VALUES)
 )
-_LEAF = {"type": None, "context": None, "children_spec": []}
+_LEAF: dict[str, object] = {"type": None, "context": None, "children_spec": []}
 _SPEC = {"type": "builtins.dict", "context": json.dumps([*"iajt"]), "children_spec": [_LEAF] * 4}
 _LITDATA_INDEX = json.dumps(
     {
