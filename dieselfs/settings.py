@@ -194,6 +194,8 @@ SETTINGS = (
             "Allow other users to read the mount, as far as the modes of the files allow."),
     Setting("allow_plans", SWITCH, _P.OPTION | _P.MOUNT,
             "With allow_other: allow them to declare plans, to write losses and to start warming, too."),
+    Setting("scores", SWITCH, _P.OPTION | _P.MOUNT,
+            "In the view fuse: let programs write losses; files are then shown without write permission."),
     Setting("noexec", SWITCH, _P.OPTION | _P.MOUNT, "Programs on the mount cannot be run."),
     Setting("uid", NUMBER, _P.OPTION | _P.MOUNT, "User ID that owns the files.", "the user who mounts"),
     Setting("gid", NUMBER, _P.OPTION | _P.MOUNT, "Group ID that owns the files.", "the group of that user"),

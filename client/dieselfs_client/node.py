@@ -21,7 +21,7 @@ from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import ExtentTable, Pages
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import ONESHOT
+from dieselfs.settings import FUSE, ONESHOT
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
@@ -123,7 +123,13 @@ class Node:
         self.stats = metrics.as_dict
         counted = CountedSource(source, FetchMetrics(metrics))
         image = pages.image if isinstance(pages, ImagePages) else None
-        self.core = MountCore(snapshot, root_mode) if image is None else ImageCore(snapshot, image, root_mode)
+        # Programs may open such a file to write, as the kernel asks nobody: it must not reach the page cache.
+        hides_write_modes = options.scores and view.view == FUSE
+        self.core = (
+            MountCore(snapshot, root_mode, hides_write_modes)
+            if image is None
+            else ImageCore(snapshot, image, root_mode)
+        )
         is_private = options.allow_other and not options.allow_plans
         self.control = ControlTree(
             snapshot, self, ErrorLog(), on_new_file=self._write_state, is_private=is_private

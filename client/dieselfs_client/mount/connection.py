@@ -78,8 +78,8 @@ def connect(
         os.close(inherited)
     prepare_mountpoint(layers.mountpoint)
     source = PRIVATE_SOURCE if layers.base else SCHEME + dataset
-    # Below another view, users reach only its control tree, in which there is a file to write to.
-    is_writable = bool(layers.base) and options.driver == KERNEL
+    # For the control tree, in which there is a file to write to. Below another view, users reach nothing else.
+    is_writable = bool(layers.base) or options.scores
     device = mount_device(layers.fuse_place, source, options.allow_other, options.noexec, is_writable)
     record = mount_at(layers.fuse_place)
     can_resend = _resends(options) and resend(device)

@@ -28,6 +28,9 @@ CONTROL_INODE = 1 << 62
 CONTROL_FOLDER = CONTROL_FOLDER_NAME.encode()
 
 
+_WRITE_BITS, _TYPE_BITS = 0o222, 0o170000
+
+
 class Attributes(NamedTuple):
     """The attributes that `stat` shows. All times are the modification time; owner and group are the same for all."""
 
@@ -73,11 +76,16 @@ class MountCore:
     """Safe to share between threads. Methods raise NotFound for an inode or a name that does not exist, and
     InvalidInput for an operation that the type of the inode does not have."""
 
-    def __init__(self, snapshot: Snapshot, root_mode: int | None = None) -> None:
-        """`root_mode`: the access mode of the root, instead of that in the snapshot."""
+    def __init__(
+        self, snapshot: Snapshot, root_mode: int | None = None, hides_write_modes: bool = False
+    ) -> None:
+        """`root_mode`: the access mode of the root, instead of that in the snapshot. `hides_write_modes`: no file is
+        shown with write permission.
+        """
         self.snapshot = snapshot
         self._root_mode = root_mode
         self._node_count = len(snapshot)
+        self._hides_write_modes = hides_write_modes
         self._modes = snapshot.column("modes")
         self._sizes = snapshot.column("sizes")
         self._mtimes_ns = snapshot.column("mtimes_ns")
@@ -97,7 +105,9 @@ class MountCore:
         status = self.snapshot.stat(self.node(inode))
         if inode == ROOT_INODE and self._root_mode is not None:
             return Attributes(inode, stat.S_IFDIR | self._root_mode, status.size, status.mtime_ns)
-        return Attributes(inode, status.mode, status.size, status.mtime_ns)
+        is_changed = self._hides_write_modes and stat.S_ISREG(status.mode)
+        mode = status.mode & ~_WRITE_BITS if is_changed else status.mode
+        return Attributes(inode, mode, status.size, status.mtime_ns)
 
     def lookup(self, folder: int, name: bytes) -> int:
         """The inode of `name` in `folder`, also of `.` and `..`; 0 if there is none."""
@@ -153,9 +163,12 @@ class MountCore:
         origin, limit = int(self._path_ends[nodes.start - 1]), int(self._path_ends[nodes.stop - 1])
         run: bytes = self._paths[origin:limit].tobytes()
         ends = self._path_ends[chosen].astype(np.int64) - origin
+        modes = self._modes[chosen]
+        if self._hides_write_modes:
+            modes = np.where((modes & _TYPE_BITS) == stat.S_IFREG, modes & ~np.uint32(_WRITE_BITS), modes)
         return Siblings(
             np.arange(nodes.start + 1, nodes.stop + 1, dtype=np.uint64),
-            self._modes[chosen],
+            modes,
             self._sizes[chosen],
             self._mtimes_ns[chosen],
             lengths,

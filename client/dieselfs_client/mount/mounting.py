@@ -112,14 +112,14 @@ def mount_device(
 ) -> int:
     """Mount, and return the descriptor of `/dev/fuse` for the requests of the kernel. Raises MountError.
 
-    `is_writable`: the kernel lets writes through, for the control tree; not through `fusermount3`.
+    `is_writable`: the kernel lets writes through, for the control tree.
     """
     options = ["default_permissions", f"max_read={READ_BYTES_MAX}"]
     if allow_other:
         options.append("allow_other")
     if _mounts_itself():
         return _mount_as_root(mountpoint, source, options, noexec, is_writable)
-    return _mount_through_helper(mountpoint, source, options, noexec)
+    return _mount_through_helper(mountpoint, source, options, noexec, is_writable)
 
 
 def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: bool, is_writable: bool) -> int:
@@ -167,9 +167,11 @@ def _mounts_itself() -> bool:
     return os.geteuid() == 0 or facts().may_mount
 
 
-def _mount_through_helper(mountpoint: str, source: str, options: list[str], noexec: bool) -> int:
+def _mount_through_helper(
+    mountpoint: str, source: str, options: list[str], noexec: bool, is_writable: bool
+) -> int:
     helper = _helper()
-    flags = ["ro", "nosuid", "nodev", "noatime", *(["noexec"] if noexec else [])]
+    flags = ["rw" if is_writable else "ro", "nosuid", "nodev", "noatime", *(["noexec"] if noexec else [])]
     text = ",".join([*flags, f"fsname={source}", "subtype=dieselfs", *options])
     ours, theirs = socket.socketpair()
     with ours, theirs:

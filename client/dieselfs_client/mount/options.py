@@ -21,6 +21,7 @@ class MountOptions(CacheOptions):
     view: str = AUTO
     allow_other: bool = False
     allow_plans: bool = False
+    scores: bool = False
     noexec: bool = False
     uid: int | None = None
     gid: int | None = None

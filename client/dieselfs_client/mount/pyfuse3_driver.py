@@ -5,12 +5,22 @@ close of a file or folder is a request, and entries of a folder are encoded one 
 no other daemon can take the connection over.
 """
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pyfuse3
-from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError, InodeT, RequestContext
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileInfo,
+    FUSEError,
+    InodeT,
+    RequestContext,
+    SetattrFields,
+)
 
 from dieselfs.errors import MountError
 from dieselfs.limits import NAME_BYTES_MAX
@@ -22,6 +32,7 @@ from dieselfs_client.mount.core import (
     Attributes,
 )
 from dieselfs_client.mount.driver import Driver
+from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.kernel_protocol import FOREVER_S
 
 REQUESTS_AT_ONCE_MAX = 1000
@@ -45,7 +56,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
             name: self.reads.metrics.counter(
                 "fuse.requests", "Requests of the kernel.", operation=name.upper()
             )
-            for name in ("lookup", "getattr", "readlink", "readdir", "read")
+            for name in ("lookup", "getattr", "readlink", "readdir", "read", "open", "write", "setattr")
         }
 
     async def run(self) -> None:
@@ -168,7 +179,44 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
     # -- files; the handle of one is its inode -------------------------------------------------------------
 
     async def open(self, inode: InodeT, flags: pyfuse3.FlagT, ctx: RequestContext) -> FileInfo:
-        return FileInfo(fh=FileHandleT(inode), keep_cache=True)
+        with self._answering("open", inode):
+            if flags & os.O_ACCMODE != os.O_RDONLY:
+                self._writable(inode)
+                if flags & os.O_TRUNC:
+                    self.control.truncated(inode)
+            return FileInfo(fh=FileHandleT(inode), keep_cache=True)
+
+    # -- writes, to the control tree only ------------------------------------------------------------------------
+
+    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
+        with self._answering("write", fh):
+            self._writable(fh)
+            return self.control.write(fh, off, bytes(buf))
+
+    async def setattr(
+        self,
+        inode: InodeT,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        """Programs truncate a file when they open it to write."""
+        with self._answering("setattr", inode):
+            self._writable(inode)
+            if not fields.update_size or attr.st_size:
+                raise Refused(errno.EROFS)
+            return self._entry(self.control.truncated(inode))
+
+    def _writable(self, inode: int) -> None:
+        """Raises Refused for an entry of the dataset."""
+        if inode < CONTROL_INODE:
+            raise Refused(errno.EROFS)
+
+    async def _refuse(self, *_: Any, **__: Any) -> Any:  # with the signatures of all of these
+        raise FUSEError(errno.EROFS)
+
+    create = mknod = mkdir = symlink = link = unlink = rmdir = rename = setxattr = removexattr = _refuse
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         with self._answering("read", fh):

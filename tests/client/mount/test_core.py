@@ -22,6 +22,19 @@ def test_attributes_of_a_file(core: MountCore) -> None:
     assert core.attributes(inode) == Attributes(inode, stat.S_IFREG | 0o644, 130, 1_600_000_000_000_000_003)
 
 
+def test_write_permission_of_files_can_be_hidden() -> None:
+    core = MountCore(Snapshot(snapshot_bytes(SAMPLE), SOURCE), hides_write_modes=True)
+    shown = MountCore(core.snapshot)
+    train = inode_of(core, b"train")
+    inodes = [train, inode_of(core, b"latest"), *(node + 1 for node in core.child_nodes(train))]
+    for inode in inodes:
+        mode = shown.attributes(inode).mode
+        is_file = stat.S_ISREG(mode)
+        assert core.attributes(inode).mode == (mode & ~0o222 if is_file else mode)
+    nodes = core.child_nodes(train)
+    assert core.siblings(nodes).modes.tolist() == [core.attributes(node + 1).mode for node in nodes]
+
+
 def test_blocks_are_counted_in_512_bytes() -> None:
     core = MountCore(
         Snapshot(snapshot_bytes({b"a": file_of((0, 0, 512)), b"b": file_of((0, 512, 513))}), SOURCE)

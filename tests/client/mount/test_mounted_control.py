@@ -8,6 +8,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def packed() -> PackedDataset:
 def running(
     packed: PackedDataset, options: MountOptions, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningMount]:
-    with mounted(packed, tmp_path_factory.mktemp("mounted"), options=options) as running:
+    folder = tmp_path_factory.mktemp("mounted")
+    with mounted(packed, folder, options=replace(options, scores=options.view == FUSE)) as running:
         yield running
 
 
@@ -103,19 +105,16 @@ def test_tools_that_read_files(control: Path, order: bytes) -> None:
         assert [line.rstrip("\n") for line in file] == order.decode().splitlines()
 
 
-def view_of(control: Path) -> str:
-    return str(json.loads((control / "info").read_bytes())["view"])
-
-
-def test_losses_that_are_written_decide_the_order(
-    running: RunningMount, options: MountOptions, control: Path
-) -> None:
-    """As programs write: with a shell, and through a buffer that is larger than a request."""
-    if view_of(control) == FUSE or options.driver != KERNEL:
+def test_losses_need_an_option_in_the_view_fuse(packed: PackedDataset, driver: str, tmp_path: Path) -> None:
+    with mounted(packed, tmp_path, options=MountOptions(driver=driver, view=FUSE)) as running:
         with pytest.raises(OSError) as refused:
-            (control / "scores").write_text("1.0 train/class-0/000000.jpg\n\n")
+            (running.path / ".dieselfs/scores").write_text("1.0 train/class-0/000000.jpg\n\n")
         assert refused.value.errno == errno.EROFS
-        return
+        assert stat.S_IMODE((running.path / "train/class-0/000000.jpg").stat().st_mode) == 0o644
+
+
+def test_losses_that_are_written_decide_the_order(running: RunningMount, control: Path) -> None:
+    """As programs write: with a shell, and through a buffer that is larger than a request."""
     name = "policy=importance,seed=5,folder=train%2Fclass-0"
     paths = (control / "shuffle" / f"{name},epoch=0").read_text().splitlines()
     assert len(set(paths)) == len(paths) == FILES // 10
@@ -184,6 +183,37 @@ def test_nothing_in_it_can_be_changed(control: Path) -> None:
         lambda: os.truncate(control / "shuffle" / NAME, 0),
     ):
         assert_errno(errno.EROFS, change)
+
+
+def test_nothing_of_the_dataset_can_be_changed(running: RunningMount) -> None:
+    """Also where the kernel lets writes through to `.dieselfs/scores`."""
+    file = running.path / "train/class-0/000000.jpg"
+
+    def append() -> None:
+        with open(file, "ab", 0) as appended:
+            appended.write(b"x")
+
+    for change in (
+        append,
+        lambda: file.write_bytes(b"x"),
+        lambda: os.truncate(file, 0),
+        lambda: os.utime(file),
+        lambda: os.chmod(file, 0o600),
+        lambda: os.unlink(file),
+        lambda: os.rename(file, running.path / "new"),
+        lambda: os.link(file, running.path / "new"),
+        lambda: os.symlink("target", running.path / "new"),
+        lambda: (running.path / "new").touch(),
+        lambda: os.mkdir(running.path / "new"),
+        lambda: os.rmdir(running.path / "train"),
+        lambda: os.mkfifo(running.path / "new"),
+        lambda: os.setxattr(file, "user.name", b"value"),
+    ):
+        with pytest.raises(OSError) as refused:
+            change()
+        assert refused.value.errno in (errno.EROFS, errno.ENOTSUP), errno.errorcode[refused.value.errno or 0]
+    assert file.read_bytes() == b"0"
+    assert not (running.path / "new").exists()
 
 
 def test_reading_declares_and_looking_does_not(control: Path, packed: PackedDataset) -> None:

@@ -1,6 +1,7 @@
 """Mounting without being root: through fusermount3. The process that serves gives its rights up before it mounts."""
 
 import fcntl
+import json
 import os
 import signal
 import stat
@@ -66,6 +67,24 @@ def test_the_user_reads_and_nobody_else(packed: PackedDataset, folder: Path) -> 
         assert record is not None
         assert (record.source, record.filesystem) == ("dl://pets", "fuse.dieselfs")
         assert {"ro", "nosuid", "nodev", "noatime", "default_permissions"} <= set(record.options)
+
+
+def test_the_user_writes_losses_and_changes_nothing_else(packed: PackedDataset, folder: Path) -> None:
+    """With the option `scores`. A file that could be mapped to write would change in the page cache."""
+    with mounted(packed, folder, options=MountOptions(scores=True), sabotage=become_nobody) as running:
+        file, control = running.path / "file", running.path / ".dieselfs"
+        assert as_nobody("sh", "-c", f"printf '2.5 file\\n\\n' > {control}/scores").returncode == 0
+        stats = json.loads(as_nobody("cat", str(control / "stats")).stdout)
+        assert stats["importance"] == {"batches": 1, "scored_files": 1}
+        malformed = as_nobody("sh", "-c", f"echo nonsense > {control}/scores")
+        assert malformed.returncode != 0 and b"I/O error" in malformed.stderr
+        assert b"'nonsense' is not LOSS PATH" in as_nobody("cat", str(control / "errors")).stdout
+        assert as_nobody("stat", "-c", "%a", str(file)).stdout == b"444\n"
+        assert b"-r--r--r--" in as_nobody("ls", "-l", str(running.path)).stdout
+        assert b"Permission denied" in as_nobody("sh", "-c", f"echo x >> {file}").stderr
+        assert b"Read-only file system" in as_nobody("rm", "-f", str(file)).stderr
+        assert b"Read-only file system" in as_nobody("touch", f"{running.path}/new").stderr
+        assert as_nobody("cat", str(file)).stdout == b"content"
 
 
 def test_a_signal_unmounts(packed: PackedDataset, folder: Path) -> None:

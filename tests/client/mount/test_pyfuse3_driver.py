@@ -111,6 +111,25 @@ async def test_reading(driver: Pyfuse3Driver, source: MemoryChunkSource) -> None
     await driver.release(handle)
 
 
+async def test_losses_are_taken_and_nothing_else_is(driver: Pyfuse3Driver) -> None:
+    inode = await inode_of(driver, b"folder", b"file")
+    scores = await inode_of(driver, b".dieselfs", b"scores")
+    handle = (await driver.open(scores, os.O_WRONLY | os.O_TRUNC, CONTEXT)).fh
+    fields, attributes = pyfuse3.SetattrFields(), pyfuse3.EntryAttributes()
+    await assert_errno(errno.EROFS, driver.setattr(scores, attributes, fields, None, CONTEXT))
+    assert await driver.write(handle, 0, b"0.5 folder/file\n") == 16
+    await assert_errno(errno.EINVAL, driver.write(handle, 99, b"\n"))
+    assert await driver.write(handle, 16, b"\n") == 1
+    await assert_errno(errno.EINVAL, driver.open(scores, os.O_WRONLY | os.O_TRUNC, CONTEXT))
+    info = await inode_of(driver, b".dieselfs", b"info")
+    for refused in (inode, info):
+        await assert_errno(errno.EROFS, driver.open(refused, os.O_RDWR | os.O_TRUNC, CONTEXT))
+        await assert_errno(errno.EROFS, driver.write(refused, 0, b"x"))
+        await assert_errno(errno.EROFS, driver.setattr(refused, attributes, fields, None, CONTEXT))
+    await assert_errno(errno.EROFS, driver.create(ROOT_INODE, b"new", 0o644, os.O_WRONLY, CONTEXT))
+    await assert_errno(errno.EROFS, driver.unlink(ROOT_INODE, b"folder", CONTEXT))
+
+
 async def test_every_fault_is_an_errno(
     driver: Pyfuse3Driver, source: MemoryChunkSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
