@@ -71,7 +71,9 @@ class OrderSampler:
         epoch. Raises OSError, DieselfsError.
         """
         epoch, position = divmod(index, len(self._order))
-        self._at(epoch).declare(ReaderSpec(start=position))
+        progress = self._at(epoch).declare(ReaderSpec(start=position))
+        if progress is not None:
+            progress(position)
 
     def __repr__(self) -> str:
         return f"OrderSampler({str(self._order.cursor(0))!r}, epochs={self.epochs})"

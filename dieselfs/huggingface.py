@@ -27,7 +27,7 @@ def iterable_dataset(
     dataset continues exactly after the last sample; only files of its step are read again. `sampler.state_dict()` does
     not count here. Raises InvalidInput.
     """
-    steps = [indices for _, indices in sampler.steps(sampler.position)]
+    steps = [indices for _, indices in sampler.listed_steps()]
     if not steps:
         raise InvalidInput(
             f"epoch {sampler.epoch} has no step after position {sampler.position}: call set_epoch"

@@ -30,7 +30,7 @@ def dataset(samples: Any, sampler: SamplerState, output_signature: Any, reads: i
 
     Raises InvalidInput. Errors of reading are raised by the iterator as `tf.errors.UnknownError` with their text.
     """
-    batches = [np.array(indices, np.int64) for _, indices in sampler.steps(sampler.position)]
+    batches = [np.array(indices, np.int64) for _, indices in sampler.listed_steps()]
     flat_signature = tf.nest.flatten(output_signature)
 
     def read(number: Any) -> list[Any]:

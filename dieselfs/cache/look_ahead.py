@@ -54,6 +54,11 @@ _log = logging.getLogger(__name__)
 class Cache(Protocol):
     """The chunks of a process, as `ThreadCache`. The methods block, and raise DieselfsError."""
 
+    @property
+    def fetches(self) -> int:
+        """Extents and whole chunks that came from servers and from other nodes."""
+        ...
+
     def bring(self, chunk: int, wanted_bytes: int, is_whole: bool, is_shared_plan: bool) -> bool:
         """Load a chunk that another process shares or, for `is_whole`, any; False if its files are to be fetched."""
 
@@ -139,6 +144,11 @@ class LookAhead:
 
     def after_fork(self) -> None:
         self._reset()
+
+    @property
+    def fetches(self) -> int:
+        """What this process has read that no process of this node had; each a chunk or an extent."""
+        return self._cache.fetches
 
     def _waiting(self) -> int:
         return self._waiting_bytes - sum([*self._taken])

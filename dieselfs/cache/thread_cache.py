@@ -193,6 +193,11 @@ class ThreadCache:
                     self.metrics.add(self._extent_bytes, length_bytes)
             yield arrival
 
+    @property
+    def fetches(self) -> int:
+        """As `look_ahead.Cache.fetches`."""
+        return int(self._requested.from_servers[0].value + self._requested.from_peers[0].value)
+
     # -- for the look-ahead: `look_ahead.Cache` ------------------------------------------------------------
 
     def bring(self, chunk: int, wanted_bytes: int, is_whole: bool, is_shared_plan: bool) -> bool:

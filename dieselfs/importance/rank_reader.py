@@ -97,6 +97,12 @@ class RankReader:
             self._taken.append((end, own))
             yield end, order[own].tolist()
 
+    def listed(self) -> tuple[Numbers, Numbers]:
+        """The samples of this rank from `position` on, shape (n,), and the end of each step in them, shape (steps,)."""
+        part = self._part(self.position)
+        ends = np.array([*map(part.count_before, part.step_ends())], np.int64)
+        return self.course.order.samples[part.positions()], ends
+
     def _part(self, start: int) -> Partition:
         spec = self._spec
         return Partition(

@@ -4,18 +4,19 @@ No I/O of its own.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Nodes, Numbers
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import printable
 from dieselfs.samples.loading import Loader, check_loader, loader_of
 from dieselfs.samples.sample_set import SampleSet
-from dieselfs.samples.source import Connection, open_source
+from dieselfs.samples.source import Connection, Source, open_source
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below
 
@@ -100,6 +101,12 @@ class PairSamples(SampleSet):
         path = self.snapshot.path(int(self.nodes[index]))
         below = path[len(self.folder) + 1 :] if self.folder else path
         return os.fsdecode(_split(below)[0])
+
+    def reads(self, indices: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+        """All files of each sample."""
+        parts = self.parts[indices]
+        places, columns = np.nonzero(parts >= 0)
+        yield self.source, places, parts[places, columns].astype(np.uint32)
 
     def _items(self, indices: Any) -> list[Any]:
         parts = self.parts[indices]

@@ -1,7 +1,7 @@
 """Several datasets in one order with one cursor, each as often as its weight says. No I/O of its own."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers, Positions
+from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
 from dieselfs.samples.sample_set import read_items
-from dieselfs.samples.source import Progress
+from dieselfs.samples.source import Progress, Source
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, MIXTURE, Cursor
 from dieselfs.shuffle.mixture import counts_of, interleave, numbers_of, seed_of
 from dieselfs.shuffle.skips import NO_SKIPS
@@ -75,10 +75,8 @@ class Mixture:
     def subset(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> "Mixture":
         """Datasets of which nothing is left are left out; the weights of the others stay."""
         wanted: npt.NDArray[np.integer] = np.asarray(indices, np.int64)
-        if self._places is not None:  # back to the indices of the parts, one after the other
-            back = np.empty(len(self), np.int64)
-            back[np.concatenate([np.asarray(one, np.int64) for one in self._places])] = np.arange(len(self))
-            wanted = back[wanted]
+        if self._places is not None:
+            wanted = self._one_after_the_other()[wanted]
         parts, inside = self.split(wanted)
         used = np.unique(parts).tolist()
         if not used:
@@ -89,9 +87,30 @@ class Mixture:
             places=[np.flatnonzero(parts == part) for part in used],
         )
 
+    def reads(self, indices: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+        """As that of `SamplePlaces`, of all parts that have one."""
+        if self._places is not None:
+            indices = self._one_after_the_other()[indices]
+        parts, inside = self.split(indices)
+        for part in np.unique(parts).tolist():
+            mine = np.flatnonzero(parts == part)
+            for source, places, nodes in getattr(self._parts[part], "reads", _no_reads)(inside[mine]):
+                yield source, mine[places], nodes
+
+    def _one_after_the_other(self) -> Numbers:
+        """For each index here its index if the parts followed each other."""
+        assert self._places is not None
+        back = np.empty(len(self), np.int64)
+        back[np.concatenate([np.asarray(one, np.int64) for one in self._places])] = np.arange(len(self))
+        return back
+
     def expect_plan(self) -> None:
         for part in self._parts:
             part.expect_plan()
+
+
+def _no_reads(_: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+    return iter(())
 
 
 class MixedSamples(Mixture):
@@ -136,6 +155,8 @@ class MixedSamples(Mixture):
 
 class MixedOrder:
     """The order of one epoch of a mixture. `orders`: one of each part, of any epoch."""
+
+    is_listed = True
 
     def __init__(self, mixture: Mixture, orders: Sequence[SampleOrder], spec: PlanSpec) -> None:
         self.spec, self._mixture, self._orders = spec, mixture, orders
@@ -208,13 +229,15 @@ class MixedOrder:
 
     def declare(self, reader: ReaderSpec) -> Progress | None:
         """Each part is declared for all ranks together: now in the pass that it is in at the start, and later each pass
-        that it begins, a step before.
+        that it begins, a step before. Not parts that the library reads, which follows lists.
         """
         if reader.start >= len(self) or reader.worker:
             return None
         start = int(self.spec.skips.whole(reader.start))
         later: list[_Pass] = []
-        for part in range(len(self._orders)):
+        for part, order in enumerate(self._orders):
+            if getattr(order, "takes_lists", False):
+                continue
             found = self._passes_ahead(part, start)
             for now in found[:1]:
                 self._declare_part(now)

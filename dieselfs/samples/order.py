@@ -4,14 +4,14 @@ A sampler works with every dataset that is `Ordered`, and with every order that 
 order of samples that are files, made from a plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Keys, Numbers, Positions
+from dieselfs.arrays import Keys, Nodes, Numbers, Positions
 from dieselfs.samples.source import Progress, Source
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import Layout, name_of, nodes_of
@@ -102,6 +102,12 @@ class SamplePlaces:
     def subset(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> "SamplePlaces":
         return SamplePlaces(self.source, self.folder, self.nodes[np.asarray(indices, np.int64)])
 
+    def reads(self, indices: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+        """What reading these samples, shape (n,), reads: by source, the place of each file in `indices`, ascending, and
+        its node; both of shape (files,).
+        """
+        yield self.source, np.arange(len(indices)), self.nodes[indices]
+
     def expect_plan(self) -> None:
         self.source.expect_plan()
 
@@ -135,6 +141,10 @@ class PlanOrder:
     @property
     def spec(self) -> PlanSpec:
         return self.plan.spec
+
+    @property
+    def takes_lists(self) -> bool:
+        return self._source.takes_lists
 
     def __len__(self) -> int:
         return len(self.plan)

@@ -18,6 +18,7 @@ import numpy as np
 
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
+from dieselfs.samples.reading_list import announce
 from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.partition import Partition
@@ -200,6 +201,17 @@ class SamplerState:
         `worker` modulo `workers`), and drops the steps that were taken before and not consumed. Raises InvalidInput as
         `check_start`. Warns once per sampler if an epoch is read again.
         """
+        return self._steps(start, worker, workers, is_tracked=False)
+
+    def listed_steps(self) -> list[tuple[int, list[int]]]:
+        """All steps from `position` on, at once, for loaders that take them in their own time. The library then loads
+        ahead what follows the last read. Raises as `steps`.
+        """
+        return [*self._steps(self.position, 0, 1, is_tracked=True)]
+
+    def _steps(
+        self, start: int, worker: int, workers: int, is_tracked: bool
+    ) -> Iterator[tuple[int, list[int]]]:
         self.check_start(start)
         if self._is_repeating and not self._is_warned:
             self._is_warned = True
@@ -214,12 +226,19 @@ class SamplerState:
         indices = self.order.indices(share.positions())
         first = 0
         step_start = start
-        for end in self.step_ends(share):
+        ends = self.step_ends(share)
+        counts = np.array([*map(share.count_before, ends)], np.int64)
+        taken = announce(self.dataset, indices, counts, is_tracked, worker, workers)
+        if not getattr(self.order, "is_listed", False):
+            taken = []  # the order has told how far readers have come
+        for number, end in enumerate(ends):
             of_step, first = indices[first : share.count_before(end)].tolist(), share.count_before(end)
             if self.uneven_steps == "pad":
                 of_step += self._padding(step_start, end, len(of_step))
-            if progress is not None:
+            if progress is not None and not is_tracked:
                 progress(step_start)
+            for tell in taken if not is_tracked else ():
+                tell(number)
             step_start = end
             if of_step:
                 self._ends.append(end)

@@ -13,6 +13,7 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import LIBRARY_MEMORY_BYTES, NAME_BYTES_MAX
 from dieselfs.names import CONTROL_FOLDER, SCHEME, is_location, parse_location, user_path
 from dieselfs.samples.local_folder import snapshot_of
+from dieselfs.samples.reading_list import Listed, Reading, ReadingList, loader_worker
 from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
@@ -28,6 +29,8 @@ class LibrarySource:
 
     orders_selections = True
     """Whether shares of plans of some of the files can be declared."""
+    takes_lists = True
+    """Whether `announce` is of use."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -35,6 +38,12 @@ class LibrarySource:
         self._reader = 0  # the ID of the last process that has read, as this object sees it
         self.times = WorkerTimes()
         """Of all processes that read through this source."""
+        self._list = ReadingList()
+        self._forget_reading()
+
+    def _forget_reading(self) -> None:
+        self._reading: Reading | None = None  # what this process reads, by its own reads
+        self._reading_of = 0, 0  # the process, and the version of the list
 
     @property
     def snapshot(self) -> Snapshot:
@@ -44,7 +53,29 @@ class LibrarySource:
         """All bytes of each file, in this order. Raises DieselfsError."""
         self._reader = os.getpid()
         with self.times.timed("reading"):
+            self._follow(nodes)
             return self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
+
+    def _follow(self, nodes: Sequence[int]) -> None:
+        """Load ahead what this process reads after these files, if it does not hear from the sampler where it is."""
+        if self._list.version and self._reading_of != (os.getpid(), self._list.version):
+            self._join_readers()
+        if self._reading is not None and (place := self._reading.place(nodes)) is not None:
+            self.dataset.look_ahead.follow(self._reading.share, place, is_reader=True)
+
+    def _join_readers(self) -> None:
+        """Find what this process, a worker of a loader, will read. Workers that find chunks in memory of the node, as
+        the process of the sampler has them loaded there, need not load ahead themselves.
+        """
+        self._reading, worker, version = None, loader_worker(), self._list.version
+        if worker is not None:
+            if not self._list.is_tracked and not self.dataset.look_ahead.fetches:
+                return
+            listed = self._list.read()
+            if listed is None:
+                return
+            self._reading = Reading(self.snapshot, listed.of_worker(*worker))
+        self._reading_of = os.getpid(), version
 
     def place(self, path: bytes) -> str:
         """Where users find a file of the snapshot."""
@@ -68,23 +99,47 @@ class LibrarySource:
         self._is_planned = True
 
     def declare(self, share: Share) -> Progress:
-        """Threads of this process load ahead what `share` reads, here or in workers. Raises DieselfsError."""
+        """Threads of this process load ahead what `share` reads, here or in workers, from the first call of the result
+        on, which raises DieselfsError.
+        """
 
         def progress(position: int) -> None:
             self.dataset.look_ahead.follow(share, position, is_reader=self._reader == os.getpid())
 
-        progress(share.start)
+        return progress
+
+    def announce(self, listed: Listed, worker: int = 0, workers: int = 1) -> Progress:
+        """Threads load ahead what is listed: in this process, which reads the steps of one of `workers`, from the first
+        call of the result on, or as it reads; and in workers of a loader, which the list reaches.
+
+        The result is called with the number of the step that is handed out next.
+        """
+        self._list.publish(listed)
+        own = Reading(self.snapshot, listed.of_worker(worker, workers))
+        self._reading = own if listed.is_tracked else None
+        self._reading_of = os.getpid(), self._list.version
+        is_own = np.arange(len(listed.ends)) % workers == worker
+        own_ends = np.cumsum(np.diff(listed.ends, prepend=0) * is_own)
+
+        def progress(step: int) -> None:
+            place = int(own_ends[step - 1]) if step else 0
+            self.dataset.look_ahead.follow(own.share, place, is_reader=self._reader == os.getpid())
+
         return progress
 
     def close(self) -> None:
         self.dataset.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reading": None, "_reading_of": (0, 0)}
 
 
 class MountSource:
     """Reads files on a mount. This process maps the snapshot of the mount, so it lists no folder."""
 
     orders_selections = False
-    """As `LibrarySource.orders_selections`."""
+    takes_lists = False
+    """As those of `LibrarySource`: the daemon knows orders of folders only."""
 
     def __init__(self, mountpoint: str, snapshot: Snapshot) -> None:
         self._mountpoint = mountpoint

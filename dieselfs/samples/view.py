@@ -1,14 +1,14 @@
 """A view of a map-style dataset of the user's own, which says what files its items read. No I/O of its own."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Nodes, Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.file_lists import find_files
 from dieselfs.samples.sample_set import SampleSet, read_items
-from dieselfs.samples.source import Connection, open_source
+from dieselfs.samples.source import Connection, Source, open_source
 
 FilePath = str | bytes | os.PathLike[str]
 FilesOf = Callable[[int], FilePath | Iterable[FilePath]]
@@ -53,6 +53,10 @@ class ViewSamples(SampleSet):
             others += paths[1:]
         nodes = find_files(self.source, self.folder, [*firsts, *others], self.root)
         return nodes[: len(firsts)]
+
+    def reads(self, indices: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+        """Nothing through this source: the dataset reads its files itself."""
+        return iter(())
 
     def _items(self, indices: Any) -> list[Any]:
         return read_items(self.dataset, indices)

@@ -61,14 +61,26 @@ class WorkerTimes:
 def _attached(path: str) -> WorkerTimes:
     times = WorkerTimes.__new__(WorkerTimes)
     times._owner, times._path = 0, path
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+    descriptor = opened_memory(path, _NAME)
+    if descriptor is None:
         return WorkerTimes()
     try:
-        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{_NAME} "):
-            return WorkerTimes()  # the number of the process is that of another one by now
         times._map(descriptor)
     finally:
         os.close(descriptor)
     return times
+
+
+def opened_memory(path: str, name: str) -> int | None:
+    """A descriptor of the memory file `name` of another process, by its path below `/proc`; None if it has ended, or
+    may not be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    # The number of the process may be that of another one by now.
+    if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{name} "):
+        return descriptor
+    os.close(descriptor)
+    return None

@@ -9,7 +9,7 @@ specifies it to the bit.
 from copy import copy
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,17 @@ class Layout:
         counts = self.counts[chunks]
         shifts = self._starts[chunks] - (np.cumsum(counts) - counts)
         return self._names[np.repeat(shifts, counts) + np.arange(int(counts.sum()))]
+
+
+class GroupOrder(Protocol):
+    """Files in groups, each at a position, with the members of `Order`."""
+
+    @property
+    def bounds(self) -> Positions: ...
+
+    def nodes(self, first_group: int, end_group: int) -> npt.NDArray[Any]: ...
+
+    def nodes_at(self, group: int, places: Numbers) -> npt.NDArray[Any]: ...
 
 
 class Order:

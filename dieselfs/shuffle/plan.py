@@ -22,7 +22,7 @@ from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, ORDER, Cursor
-from dieselfs.shuffle.order import Layout, chunks_of, nodes_of
+from dieselfs.shuffle.order import GroupOrder, Layout, chunks_of, nodes_of
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.policies import policy_of
 from dieselfs.shuffle.skips import Skips
@@ -68,8 +68,12 @@ class Plan:
             raise InvalidInput(
                 f"cannot skip position {self.skips.end - 1}: the epoch has {len(self.layout)}, counted from 0"
             )
-        self._order = policy_of(spec).order(self.layout, spec)
-        self._bounds = self.skips.left_before(self._order.bounds)
+        self._arrange(policy_of(spec).order(self.layout, spec))
+
+    def _arrange(self, order: GroupOrder) -> None:
+        self._order = order
+        self._total = int(order.bounds[-1])  # before skips
+        self._bounds = self.skips.left_before(order.bounds)
         self._group_names = lru_cache(_GROUPS_KEPT)(lambda group: self._order.nodes(group, group + 1))
 
     @classmethod
@@ -104,7 +108,7 @@ class Plan:
         return Plan(self.snapshot, replace(self.spec, epoch=epoch, skips=skips), self.layout)
 
     def __len__(self) -> int:
-        return len(self.layout) - len(self.skips)
+        return self._total - len(self.skips)
 
     def cursor(self, position: int) -> Cursor:
         """The cursor of a job that has read everything before `position`."""
@@ -140,7 +144,7 @@ class Plan:
         if not places.size:
             return np.empty(0, np.uint64)
         lowest, highest = int(places.min()), int(places.max())
-        if lowest < 0 or highest >= len(self.layout):
+        if lowest < 0 or highest >= self._total:
             raise InvalidInput(f"a position is out of range: the plan has {len(self)}, counted from 0")
         first, last = (np.searchsorted(self._order.bounds, (lowest, highest), side="right") - 1).tolist()
         if last - first < _GROUPS_KEPT:

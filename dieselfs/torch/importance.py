@@ -9,7 +9,7 @@ for images, labels in sampler.consumed(loader):
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from dieselfs.importance.course import DEFAULT_REPEATS, Course
 from dieselfs.importance.published import PublishedReader
 from dieselfs.importance.rank_reader import Gather, RankReader, alone
 from dieselfs.samples.base_names import PairSamples
+from dieselfs.samples.reading_list import announce
 from dieselfs.samples.sample_set import SampleSet
 from dieselfs.samples.sample_store import SampleStore, StoredReads, new_name
 from dieselfs.samples.sampler_state import rank_and_world
@@ -131,7 +132,27 @@ class ImportanceSampler(Sampler[list[int]]):
         self.reader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (samples for _, samples in self.reader.steps())
+        told: list[Callable[[int], None]] | None = None
+        for step, (_, samples) in enumerate(self.reader.steps()):
+            if told is None:
+                told = self._announce()
+            for tell in told:
+                tell(step)
+            yield samples
+
+    def _announce(self) -> list[Callable[[int], None]]:
+        """Have the library load ahead what the cache does not have now: each such sample where it comes first."""
+        if not isinstance(self.reader, RankReader):
+            return []
+        samples, ends = self.reader.listed()
+        is_missing = np.zeros(len(samples), np.bool_)
+        is_missing[np.unique(samples, return_index=True)[1]] = True
+        cache = self.reader.course.cache
+        is_missing &= np.fromiter(
+            (sample not in cache for sample in samples.tolist()), np.bool_, len(samples)
+        )
+        counts = np.concatenate(([0], np.cumsum(is_missing)))
+        return announce(self.dataset, samples[is_missing], counts[ends], False, 0, 1)
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""

@@ -21,7 +21,7 @@ CHUNK_BYTES = 100
 class _Unread:
     """A source without bytes, like a mount, which records the declared shares."""
 
-    orders_selections = False
+    orders_selections = takes_lists = False
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot

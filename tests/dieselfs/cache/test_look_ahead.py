@@ -50,6 +50,8 @@ class Chunks:
         self.gate = threading.Event()  # requests pass when it is set
         self.gate.set()
 
+    fetches = 0
+
     def bring(self, chunk: int, wanted_bytes: int, is_whole: bool, is_shared_plan: bool) -> bool:
         assert self.gate.wait(TIMEOUT_S)
         if self.fails_with is not None:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ def test_hits_read_nothing_from_the_source(folder: Any) -> None:
     sampler = ImportanceSampler(folder, 10, cache_share=1.0)
     loader = loader_of(folder, sampler, 0, None)
     train(sampler, loader)
-    of_files, folder.source.source = folder.source.source, None  # whatever is missing would raise
+    # Whatever is missing would raise.
+    of_files, folder.source.source = folder.source.source, SimpleNamespace(takes_lists=False)
     train(sampler, loader, 5)
     assert sampler.statistics()["hits"] == 50
     folder.source.source = of_files
