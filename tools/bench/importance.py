@@ -10,8 +10,8 @@ slow store (`load_times`).
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,8 @@ NEAR = 0.005
 """An accuracy this close to the best of uniform sampling counts as convergence."""
 HIT_SAMPLES, QUICK_SAMPLES = 50_000, 4_000
 HIT_EPOCHS, QUICK_EPOCHS = 8, 4
+SPEED_SEEDS, SPEED_EPOCHS = 5, 12
+"""Enough epochs that trainings converge."""
 ACCURACY_SAMPLES = 10_000
 WARM_EPOCHS = 2
 """Hits are counted after these."""
@@ -46,7 +48,8 @@ Hits = Sequence[Sequence[bool]]
 def importance(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     samples, epochs = (QUICK_SAMPLES, QUICK_EPOCHS) if scale.is_quick else (HIT_SAMPLES, HIT_EPOCHS)
     yield hit_rows(synthetic(samples), epochs)
-    yield speed_rows(synthetic(samples), epochs)
+    seeds, epochs = (2, epochs) if scale.is_quick else (SPEED_SEEDS, SPEED_EPOCHS)
+    yield speed_rows(synthetic(samples), epochs, seeds)
     yield accuracy_rows(digits(), scale)
     yield accuracy_rows(synthetic(QUICK_SAMPLES if scale.is_quick else ACCURACY_SAMPLES), scale)
 
@@ -247,42 +250,80 @@ class _HitCounter:
         self.misses[-1].append(course.reads - course.hits + missed)
 
 
-def speed_rows(subject: Subject, epochs: int) -> Iterator[Row]:
+class _Speed(NamedTuple):
+    """One training: its times, and how its network learned."""
+
+    times: LoadTimes
+    accuracies: Sequence[float]
+
+
+def speed_rows(subject: Subject, epochs: int, seeds: int) -> Iterator[Row]:
     """For each size of the cache: throughput, loading of a batch, and when the training converges (figures 8 to 11).
+    Means over the seeds, ratios of equal seeds.
 
     NoPFS, which knows the order of all epochs, is emulated: on one node it keeps the samples that it has, and
     prefetches the others.
     """
     samples, batch = len(subject.train.labels), subject.batch
-    uniform = learn(subject, 1, epochs, UniformReader(samples, batch, 1))
-    goal = max(uniform.accuracies) - NEAR
+    uniform = [learn(subject, seed, epochs, UniformReader(samples, batch, seed)) for seed in range(seeds)]
+    goals = [max(training.accuracies) - NEAR for training in uniform]
 
-    def row(share: float, name: str, times: LoadTimes, training: Training, base: LoadTimes) -> Row:
-        mean_ms, deviation_ms = times.load_ms(WARM_EPOCHS)
-        reached_s, base_s = times.time_to(training.accuracies, goal), base.time_to(uniform.accuracies, goal)
-        throughput, usual = times.throughput(WARM_EPOCHS), base.throughput(WARM_EPOCHS)
-        is_compared = reached_s is not None and base_s is not None
-        return {
-            f"speed, {subject.title}, cache of": f"{share:.0%}",
-            "sampling and cache": name,
-            "hits": f"{times.hit_ratio(WARM_EPOCHS):.0%}",
-            "images a second": f"{throughput:,.0f}",
-            "x LRU": f"{throughput / usual:.1f}",
-            "loading a batch, ms": f"{mean_ms:.1f} ± {deviation_ms:.1f}",
-            f"seconds to {goal:.1%}": "not reached" if reached_s is None else f"{reached_s:.1f}",
-            "x sooner than LRU": f"{(base_s or 0) / (reached_s or 1):.1f}" if is_compared else "",
-        }
+    def simulated(cache: Callable[[int], Any], size: int) -> list[_Speed]:
+        return [
+            _Speed(LoadTimes.of_hits(_simulated(cache(size), training.served), batch), training.accuracies)
+            for training in uniform
+        ]
+
+    def shade(size: int, repeats: float) -> list[_Speed]:
+        found = []
+        for seed in range(seeds):
+            counter = _HitCounter(RankReader(Course(samples, seed, size, repeats=repeats), batch))
+            training = learn(subject, seed, epochs, counter)
+            found.append(_Speed(LoadTimes(counter.misses, samples), training.accuracies))
+        return found
 
     for share in SPEED_SHARES:
         size = int(share * samples)
-        base = LoadTimes.of_hits(_simulated(Lru(size), uniform.served), batch)
-        kept = LoadTimes.of_hits(_simulated(NeverEvict(size), uniform.served), batch)
-        yield row(share, "uniform, LRU", base, uniform, base)
-        yield row(share, "uniform, NoPFS emulated", kept, uniform, base)
-        for name, repeats in (("SHADE", DEFAULT_REPEATS), ("SHADE, no repetition", 1.0)):
-            counter = _HitCounter(RankReader(Course(samples, 1, size, repeats=repeats), batch))
-            training = learn(subject, 1, epochs, counter)
-            yield row(share, name, LoadTimes(counter.misses, samples), training, base)
+        base = simulated(Lru, size)
+        runs = {
+            "uniform, LRU": base,
+            "uniform, NoPFS emulated": simulated(NeverEvict, size),
+            "SHADE": shade(size, DEFAULT_REPEATS),
+            "SHADE, no repetition": shade(size, 1.0),
+        }
+        for name, speeds in runs.items():
+            yield {
+                f"speed, {subject.title}, {seeds} seeds, cache of": f"{share:.0%}",
+                "sampling and cache": name,
+                **_speed_cells(speeds, base, goals),
+            }
+
+
+def _speed_cells(speeds: Sequence[_Speed], base: Sequence[_Speed], goals: Sequence[float]) -> dict[str, str]:
+    """Convergence is compared for the seeds with which both trainings reach their goal."""
+    loads = [speed.times.load_ms(WARM_EPOCHS) for speed in speeds]
+    rates = [speed.times.throughput(WARM_EPOCHS) for speed in speeds]
+    usual = [speed.times.throughput(WARM_EPOCHS) for speed in base]
+    pairs = [
+        (ours.times.time_to(ours.accuracies, goal), theirs.times.time_to(theirs.accuracies, goal))
+        for ours, theirs, goal in zip(speeds, base, goals, strict=True)
+    ]
+    reached = [ours_s for ours_s, _ in pairs if ours_s is not None]
+    sooner = [theirs_s / ours_s for ours_s, theirs_s in pairs if ours_s and theirs_s]
+    return {
+        "hits": f"{fmean(speed.times.hit_ratio(WARM_EPOCHS) for speed in speeds):.0%}",
+        "images a second": _spread(rates, ",.0f"),
+        "x LRU": _spread([ours / theirs for ours, theirs in zip(rates, usual, strict=True)], ".2f"),
+        "loading a batch, ms": f"{fmean(mean for mean, _ in loads):.1f} ± {fmean(within for _, within in loads):.1f}",
+        "converged": f"{len(reached)} of {len(speeds)}",
+        "after, s": _spread(reached, ".1f") if reached else "",
+        "x sooner than LRU": _spread(sooner, ".2f") if sooner else "",
+    }
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The mean, and the standard deviation over the seeds."""
+    return f"{fmean(values):{form}} ± {pstdev(values):{form}}"
 
 
 # -- accuracy ------------------------------------------------------------------------------------------------
