@@ -22,7 +22,7 @@ from bench.rounds import run_trial
 from lab.network import Unsuitable
 
 BENCHMARKS = ["upload", "snapshot", "listing", "reading", "calls", "programs", "batches", "misses", "idle"]
-BENCHMARKS += ["resilience", "rebuild", "stores", "requests"]
+BENCHMARKS += ["cores", "resilience", "rebuild", "stores", "requests"]
 BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "pool_simulation", "accuracy"]
 BENCHMARKS += ["importance", "deepio", "paper_training", "exposed_io", "lmdbio", "workers"]
 """Each is a function of the module of its name."""
