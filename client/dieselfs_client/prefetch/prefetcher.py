@@ -223,6 +223,7 @@ class Prefetcher:
     async def _follow(self, plan: _Following) -> None:
         """Fetch spans ahead of the readers of one plan, until all of them have finished."""
         window = plan.window
+        await self._drop([])  # the tripwires that were read without a plan
         while self._is_followed(plan):
             moved = self.moved
             if passed := window.passed():  # the next span does not wait for the drop
@@ -450,10 +451,15 @@ class Prefetcher:
         wires = extents.nodes[is_wire]
         self.tripwires.hold(extents[is_wire], payload, starts[is_wire])
         extents, starts = extents[~is_wire], starts[~is_wire]
+        has_plans = bool(self._plans)
+        if not has_plans:  # a reader may have them in the page cache; the next plan drops them
+            for wire in wires.tolist():
+                self.tripwires.spring(wire)
 
         def store() -> int:
             with METER.timed("push"):
-                self._pages.uncover(wires)  # they may have been read without a plan
+                if has_plans:
+                    self._pages.uncover(wires)  # they may have been read without a plan
                 return self._pages.store(extents, payload, starts)
 
         try:

@@ -62,6 +62,27 @@ def test_a_tripwire_that_was_read_without_a_plan_works(packed: PackedDataset) ->
     run(packed, scenario)
 
 
+def test_tripwires_stay_in_the_page_cache_until_there_is_a_plan(packed: PackedDataset) -> None:
+    """As a reader may be faster than the push: what it has read is not requested from the daemon again."""
+
+    async def scenario(rig: Rig) -> None:
+        nodes = rig.plan().share().nodes().astype(np.int64)
+        wires = set(nodes[rig.prefetcher.tripwires.usual(nodes)].tolist())
+        rig.pages.files |= wires
+        for chunk in range(CHUNKS):
+            await rig.prefetcher.bring(chunk, trio.CapacityLimiter(1))
+        assert wires <= rig.pages.files
+
+        share = rig.plan().share()
+        rig.prefetcher.declare(share)
+        await rig.prefetcher.ahead_of(share)
+        assert not wires & rig.pages.files
+        assert await read_to_the_end(rig, share) == 0
+
+    rig = run(packed, scenario)
+    assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
+
+
 def test_readers_that_begin_together_all_wait_for_their_files(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         shares = [rig.plan().share(rank=rank, world=4) for rank in range(4)]
