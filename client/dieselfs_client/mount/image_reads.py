@@ -57,6 +57,10 @@ class ImageReads:
                 buffers += found
         return buffers if is_whole else None
 
+    def is_read_around(self, inode: int, offset: int, size: int) -> bool:
+        """False: the kernel would ask for each page of the range, because EROFS waits for all of it."""
+        return False
+
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `ReadPath.fetch`. Raises as `at_once`."""
         if inode != IMAGE_INODE:

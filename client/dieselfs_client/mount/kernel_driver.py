@@ -232,7 +232,7 @@ class KernelDriver(Driver):
         request: KernelRequest,
         _: trio.Nursery,
     ) -> bytes:
-        position, room_bytes = protocol.decode_read(request.body)
+        position, room_bytes = protocol.decode_read(request.body)[:2]
         tree = self._tree(request.inode)
         nodes = tree.child_nodes(request.inode)
         first_node = nodes.start
@@ -261,12 +261,14 @@ class KernelDriver(Driver):
     # -- reads -------------------------------------------------------------------------------------------
 
     def _read(self, request: KernelRequest, nursery: trio.Nursery) -> bytes | None:
-        inode, offset, size = request.inode, *protocol.decode_read(request.body)
+        inode, (offset, size, is_direct) = request.inode, protocol.decode_read(request.body)
         if inode >= CONTROL_INODE:
             return self._read_control(request, nursery, offset, size)
         buffers = self.reads.at_once(inode, offset, size)
         if buffers is not None:
             self._reply_buffers(request.unique, buffers)
+        elif not is_direct and self.reads.is_read_around(inode, offset, size):
+            raise Refused(errno.EIO)
         else:
             self._answer_later(request, nursery, lambda: self.reads.fetch(inode, offset, size))
         return None

@@ -105,7 +105,8 @@ _OUT_HEADER = struct.Struct("=IiQ")
 _ATTRIBUTES = "QQQqqqIIIIIIIIII"
 _ENTRY_OUT = struct.Struct("=QQQQII" + _ATTRIBUTES)
 _ATTR_OUT = struct.Struct("=QII" + _ATTRIBUTES)
-_READ_IN = struct.Struct("=QQI")  # its first fields
+_READ_IN = struct.Struct("=QQII")  # its first fields
+_READ_LOCK_OWNER = 1 << 1
 _WRITE_IN = struct.Struct("=QQIIQII")
 _WRITE_OUT = struct.Struct("=II")
 _SETATTR_IN = struct.Struct("=IIQQ")  # its first fields
@@ -173,10 +174,14 @@ class InitRequest(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """The range of a READ in bytes. For READDIR and READDIRPLUS: a position, and the room for the reply in bytes."""
+    """The range of a READ in bytes. For READDIR and READDIRPLUS: a position, and the room for the reply in bytes.
+
+    `is_direct`: the bytes bypass the page cache, so a program gets the error of the reply.
+    """
 
     offset: int
     size: int
+    is_direct: bool
 
 
 def _unpack(layout: struct.Struct, body: memoryview, what: str) -> tuple[int, ...]:
@@ -200,8 +205,10 @@ def decode_init(body: memoryview) -> InitRequest:
 
 
 def decode_read(body: memoryview) -> ReadRequest:
-    _handle, offset, size = _unpack(_READ_IN, body, "READ")
-    return ReadRequest(offset, size)
+    _handle, offset, size, flags = _unpack(_READ_IN, body, "READ")
+    # Linux names the owner of file locks (fuse_direct_io) in direct reads alone, also in those of loop devices, of
+    # which the flags of the open file say nothing.
+    return ReadRequest(offset, size, bool(flags & _READ_LOCK_OWNER))
 
 
 def decode_write(body: memoryview) -> tuple[int, memoryview]:

@@ -12,6 +12,7 @@ import trio
 from dieselfs.cache.policy import (
     BLOCK_REQUEST_BYTES,
     EVICTED_WHOLE_SHARE,
+    LARGE_EXTENT_BYTES,
     WHOLE_SHARE,
     RecentRequests,
     is_small_part,
@@ -22,6 +23,7 @@ from dieselfs.limits import CHUNK_TARGET_BYTES, KIB, READ_TIMEOUT_S
 from dieselfs.metrics import Registry
 from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
 from dieselfs_client.mount.core import ExtentPart, MountCore
+from dieselfs_client.mount.read_around import ReadAround
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 
 READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
@@ -69,6 +71,11 @@ class SequentialReads:
             self._runs.popitem(last=False)
         return last == offset and (begin == 0 or end - begin >= RUN_BYTES)
 
+    def is_in_run(self, inode: int, offset: int) -> bool:
+        """Whether the last read of a file, from `offset` on, continued another."""
+        begin, _ = self._runs.get(inode, (offset, 0))
+        return begin < offset
+
 
 class LateReads:
     """Reads that have waited in vain, for LATE_S after their end; the last `reads_max` of them."""
@@ -114,6 +121,11 @@ class ReadPath:
         self._timeout_s = timeout_s
         self._sequential = SequentialReads()
         self._late = LateReads()
+        self._read_around = ReadAround()
+        self._refused = metrics.counter(
+            "reads.refused_around",
+            "Reads around a missing page of a mapped file, of which only the page is fetched.",
+        )
         self._recent = RecentRequests()
         self._recent_blocks = RecentRequests(BLOCK_REQUEST_BYTES)
         self._has_blocks = has_blocks
@@ -142,6 +154,7 @@ class ReadPath:
                 return [held[offset : offset + size]]
         buffers = self._held(parts)
         end = offset + size
+        self._read_around.requested(inode, offset, end)
         if self._sequential.continues(inode, offset, end):
             for chunk in self._core.chunks_ahead(inode, end, READ_AHEAD_BYTES):
                 self._chunk_cache.prefetch(chunk)
@@ -174,6 +187,21 @@ class ReadPath:
         content = self._chunk_cache.held_blocks(part.extent.chunk, first, end)
         within = start - first * BLOCK_BYTES
         return None if content is None else content[within : within + part.length]
+
+    def is_read_around(self, inode: int, offset: int, size: int) -> bool:
+        """Whether to refuse a read that `at_once` has not answered: the kernel wants more than a program does, and that
+        will not stay in memory. Then the kernel asks for less, and no program sees an error.
+        """
+        is_possible = self._has_blocks and self._prefetcher is not None
+        if not is_possible or self._sequential.is_in_run(inode, offset):
+            return False
+        parts = self._core.parts(inode, offset, size)
+        if any(self._is_to_come_whole(part.extent.chunk) for part in parts):
+            return False
+        is_large = any(part.extent.length >= LARGE_EXTENT_BYTES for part in parts)
+        is_refused = is_large and self._read_around.is_unwanted(inode, offset, offset + size)
+        self._refused.value += is_refused
+        return is_refused
 
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `at_once`, but waits for bytes that are not in memory.
@@ -254,14 +282,19 @@ class ReadPath:
         stays = prefetcher is not None and prefetcher.has_room(chunk)
         return (
             chunk in self._chunk_cache.damaged
-            or self._chunk_cache.is_coming(chunk)
-            or (prefetcher is not None and (prefetcher.expects(chunk) or prefetcher.budget.will_stay(chunk)))
+            or self._is_to_come_whole(chunk)
             or self._recent_blocks.is_worth_whole(
                 chunk,
                 part.length,
                 self._core.snapshot.chunk_payload_length(chunk),
                 share=WHOLE_SHARE if stays else EVICTED_WHOLE_SHARE,
             )
+        )
+
+    def _is_to_come_whole(self, chunk: int) -> bool:
+        prefetcher = self._prefetcher
+        return self._chunk_cache.is_coming(chunk) or (
+            prefetcher is not None and (prefetcher.expects(chunk) or prefetcher.budget.will_stay(chunk))
         )
 
     async def _fetch_blocks(self, part: ExtentPart) -> memoryview:

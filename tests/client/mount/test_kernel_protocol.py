@@ -96,7 +96,9 @@ def test_a_request_that_lies_about_its_length_is_refused() -> None:
 
 def test_read_and_interrupt() -> None:
     body = struct.pack("=QQIIQII", 0, 1 << 40, 4096, 0, 0, 0, 0)
-    assert protocol.decode_read(memoryview(body)) == (1 << 40, 4096)
+    assert protocol.decode_read(memoryview(body)) == (1 << 40, 4096, False)
+    direct = struct.pack("=QQIIQII", 0, 1 << 40, 4096, 2, 99, 0, 0)
+    assert protocol.decode_read(memoryview(direct)).is_direct
     assert protocol.decode_number(memoryview(struct.pack("=Q", 12))) == 12
 
 

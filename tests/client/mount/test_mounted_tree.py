@@ -1,6 +1,7 @@
 """The mount as programs see it: through the kernel, over datasets packed from real trees."""
 
 import errno
+import json
 import mmap
 import os
 import random
@@ -9,12 +10,14 @@ import sqlite3
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dieselfs.settings import FUSE, IMAGE
+from dieselfs.limits import MIB
+from dieselfs.settings import FUSE, IMAGE, PYFUSE3
 from dieselfs_client.mount.core import FOLDER_BLOCK_BYTES, IO_BLOCK_BYTES, STAT_BLOCK_BYTES
 from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
@@ -217,6 +220,43 @@ def test_direct_reads(tree: Path, mount: Path, options: MountOptions) -> None:
         assert os.preadv(descriptor, [buffer], BIG_FILE_BYTES) == 0
     finally:
         os.close(descriptor)
+
+
+@pytest.fixture
+def cramped(tree: Path, options: MountOptions, tmp_path: Path) -> Iterator[Path]:
+    """A mount whose memory holds a part of `big`."""
+    dataset = pack_entries([TreeEntry(b"big", 0o100644, 0, (tree / "big").read_bytes())])
+    with mounted(dataset, tmp_path, options=replace(options, memory_bytes=20 << 20)) as running:
+        yield running.path
+
+
+def test_large_reads_of_all_kinds_after_reads_at_random_places_of_a_mapping(
+    tree: Path, cramped: Path, options: MountOptions
+) -> None:
+    """Requests for more than a program asked for are refused meanwhile; no program sees that."""
+    content, chance = (tree / "big").read_bytes(), random.Random(5)
+    descriptor = os.open(cramped / "big", os.O_RDONLY)
+    try:
+        with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapped:
+            for offset in chance.choices(range(0, BIG_FILE_BYTES, 1 << 14), k=40):
+                assert mapped[offset : offset + 5000] == content[offset : offset + 5000]
+        for offset in chance.choices(range(0, BIG_FILE_BYTES - MIB, MIB), k=8):
+            assert os.pread(descriptor, MIB, offset) == content[offset : offset + MIB]
+    finally:
+        os.close(descriptor)
+    if options.view != IMAGE and options.driver != PYFUSE3:
+        reads = json.loads((cramped / ".dieselfs/stats").read_bytes())["reads"]
+        assert reads["refused_around"] > 0
+    if options.view != IMAGE:  # which has no direct reads
+        direct = os.open(cramped / "big", os.O_RDONLY | os.O_DIRECT)
+        try:
+            with mmap.mmap(-1, MIB) as room:
+                for offset in chance.choices(range(0, BIG_FILE_BYTES - MIB, MIB), k=8):
+                    assert os.preadv(direct, [room], offset) == MIB
+                    assert room[:] == content[offset : offset + MIB]
+        finally:
+            os.close(direct)
+    assert (cramped / "big").read_bytes() == content
 
 
 def test_seeking_for_data_and_holes(mount: Path) -> None:
