@@ -9,12 +9,10 @@ that is older). If a file and a folder of one path exist (by two concurrent writ
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import Op
@@ -24,21 +22,12 @@ from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
 from dieselfs.records import EntryTable
 from dieselfs.snapshot.format import COUNT_MAX, encode_snapshot
+from dieselfs.snapshot.hash_index import hash_bits_for, hash_slots
 
 IMPLICIT_FOLDER_MODE = 0o755
 
 _TYPE_BITS = np.zeros(256, np.uint32)
 _TYPE_BITS[[Op.FILE, Op.DIRECTORY, Op.SYMLINK]] = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-
-
-def hash_seed(dataset_id: bytes) -> int:
-    """Seed of the path hash: differs between datasets, so no crafted paths collide in all."""
-    return int.from_bytes(dataset_id[:8], "little")
-
-
-def hash_bits_for(nodes: int) -> int:
-    """Bits of the hash that choose a slot: between a third and two thirds of the slots are used."""
-    return (nodes + nodes // 2).bit_length()
 
 
 def build_snapshot(table: EntryTable) -> bytes:
@@ -102,7 +91,7 @@ def build_snapshot(table: EntryTable) -> bytes:
             "chunk_ids": np.frombuffer(b"".join(c.chunk_id for c in table.chunk_table), np.uint8),
             "chunk_digests": np.frombuffer(b"".join(c.payload_digest for c in table.chunk_table), DIGESTS),
             "chunk_payload_lengths": np.array([c.payload_length for c in table.chunk_table], np.uint32),
-            "hash_slots": _hash_slots(tree.paths, table.dataset.dataset_id),
+            "hash_slots": hash_slots(tree.paths, table.dataset.dataset_id),
         },
     )
 
@@ -123,6 +112,7 @@ class _Tree:
     @classmethod
     def of(cls, table: EntryTable) -> "_Tree":
         folders, names = table.folders, table.names
+        is_folder = (table.ops == Op.DIRECTORY).tobytes()
         folder_rows: dict[bytes, int] = {
             _join(folders[row], names[row]): row for row in np.flatnonzero(table.ops == Op.DIRECTORY).tolist()
         }
@@ -133,29 +123,31 @@ class _Tree:
         rows = [root_row]
         paths = [b""]
         name_lengths = [0]
-        parents = [0]
-        child_firsts = np.zeros(sum(map(len, children.values())) + 1, np.int64)
-        child_counts = np.zeros_like(child_firsts)
         implicit_nodes = [0] if root_row < 0 else []
         folders_to_number = [(0, b"")]
-        for node, folder in folders_to_number:  # it grows in the loop
-            inside = children.get(folder, [])
-            child_firsts[node], child_counts[node] = len(rows), len(inside)
+        counts = []  # of the children of each of these
+        firsts = []
+        for _, folder in folders_to_number:  # it grows in the loop
+            inside_names, inside_rows = children.get(folder, _EMPTY)
+            firsts.append(len(rows))
+            counts.append(len(inside_names))
             prefix = folder + b"/" if folder else b""
-            for name, row in inside:
-                path = prefix + name
-                if row < 0 or path in folder_rows:
-                    folders_to_number.append((len(rows), path))
-                    if row < 0:
-                        implicit_nodes.append(len(rows))
-                rows.append(row)
-                paths.append(path)
-                name_lengths.append(len(name))
-            parents += [node] * len(inside)
+            inside = list(map(prefix.__add__, inside_names))
+            for place in _folder_places(inside_rows, is_folder):
+                folders_to_number.append((len(rows) + place, inside[place]))
+                if inside_rows[place] < 0:
+                    implicit_nodes.append(len(rows) + place)
+            rows += inside_rows
+            paths += inside
+            name_lengths += map(len, inside_names)
+        numbered = np.array([node for node, _ in folders_to_number], np.int64)
+        child_firsts = np.zeros(len(rows), np.int64)
+        child_counts = np.zeros_like(child_firsts)
+        child_firsts[numbered], child_counts[numbered] = firsts, counts
         return cls(
             np.array(rows, np.int64),
             paths,
-            np.array(parents, np.int64),
+            np.concatenate(([0], np.repeat(numbered, counts))),
             np.array(name_lengths, np.int64),
             child_firsts,
             child_counts,
@@ -163,24 +155,35 @@ class _Tree:
         )
 
 
+_Children = tuple[Sequence[bytes], Sequence[int]]
+"""Names and rows of what is in a folder, ordered by name; the row of a folder without an entry is -1."""
+_EMPTY: _Children = ((), ())
+
+
+def _folder_places(rows: Sequence[int], is_folder: bytes) -> list[int]:
+    """The places of the folders among the children of one folder."""
+    if not isinstance(rows, range):
+        return [place for place, row in enumerate(rows) if row < 0 or is_folder[row]]
+    places = []
+    row = is_folder.find(1, rows.start, rows.stop)
+    while row >= 0:
+        places.append(row - rows.start)
+        row = is_folder.find(1, row + 1, rows.stop)
+    return places
+
+
 def _join(folder: bytes, name: bytes) -> bytes:
     return folder + b"/" + name if folder else name
 
 
-def _children(
-    folders: Sequence[bytes], names: Sequence[bytes], first: int
-) -> dict[bytes, list[tuple[bytes, int]]]:
-    """`(name, row)` of the children of each folder, from row `first` on; rows of one folder are contiguous."""
+def _children(folders: Sequence[bytes], names: Sequence[bytes], first: int) -> dict[bytes, _Children]:
+    """The children of each folder, from row `first` on; rows of one folder are contiguous."""
     starts = [row for row in range(first, len(folders)) if row == first or folders[row] != folders[row - 1]]
     runs = zip(starts, [*starts, len(folders)][1:], strict=True)
-    return {
-        folders[start]: list(zip(names[start:end], range(start, end), strict=True)) for start, end in runs
-    }
+    return {folders[start]: (names[start:end], range(start, end)) for start, end in runs}
 
 
-def _add_missing_folders(
-    children: dict[bytes, list[tuple[bytes, int]]], folder_rows: dict[bytes, int]
-) -> None:
+def _add_missing_folders(children: dict[bytes, _Children], folder_rows: dict[bytes, int]) -> None:
     """Add every non-empty folder without a row to its parent, with row -1."""
     missing: dict[bytes, set[bytes]] = {}
     for folder in list(children):
@@ -193,8 +196,11 @@ def _add_missing_folders(
             folder = parent
     for parent, names in missing.items():
         # Hides files of these names.
-        inside = [child for child in children.get(parent, []) if child[0] not in names]
-        children[parent] = sorted([*inside, *((name, -1) for name in names)])
+        inside = zip(*children.get(parent, _EMPTY), strict=True)
+        merged = sorted(
+            [*(child for child in inside if child[0] not in names), *((name, -1) for name in names)]
+        )
+        children[parent] = [name for name, _ in merged], [row for _, row in merged]
 
 
 def _folder_times(mtimes_ns: npt.NDArray[np.int64], tree: _Tree) -> npt.NDArray[np.int64]:
@@ -220,20 +226,3 @@ def _extents(table: EntryTable, node_of_row: Numbers) -> dict[str, npt.NDArray[A
     order = np.lexsort((columns["places"], columns["nodes"]))
     order = order[columns["nodes"][order] >= 0]
     return {name: column[order] for name, column in columns.items()}
-
-
-def _hash_slots(paths: list[bytes], dataset_id: bytes) -> npt.NDArray[np.uint64]:
-    """The hash index: each path in the first slot that is free from its hash's upper bits on, in order of the hashes.
-
-    A slot holds the hash's lower 32 bits above the inode; 0 if free. The table ends with a free slot.
-    """
-    seed = hash_seed(dataset_id)
-    hashes = np.fromiter(map(xxh3_64_intdigest, paths, repeat(seed)), np.uint64, len(paths))
-    bits = hash_bits_for(len(paths))
-    nodes = np.argsort(hashes, kind="stable")
-    hashes = hashes[nodes]
-    order = np.arange(len(paths))
-    slots = np.maximum.accumulate((hashes >> np.uint64(64 - bits)).astype(np.int64) - order) + order
-    table = np.zeros(max(int(slots[-1]) + 1, 1 << bits) + 1, np.uint64)
-    table[slots] = hashes << np.uint64(32) | (nodes + 1).astype(np.uint64)
-    return table

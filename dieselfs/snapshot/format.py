@@ -217,10 +217,14 @@ def encode_snapshot(
     dataset_id: bytes,
     numbers: Mapping[str, int],
     columns: Mapping[str, npt.NDArray[np.generic]],
+    seal: tuple[bytes, bytes] = (bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES)),
 ) -> bytes:
-    """The bytes of a snapshot file. `numbers` are those of `SnapshotHeader`, `columns` one array per section."""
+    """The bytes of a snapshot file. `numbers` are those of `SnapshotHeader`, `columns` one array per section; `seal`:
+    signer and signature.
+    """
     contents = {
-        name: np.ascontiguousarray(columns[name], dtype).tobytes() for name, dtype in SECTION_TYPES.items()
+        name: np.ascontiguousarray(columns[name], dtype).reshape(-1).view(U8).data
+        for name, dtype in SECTION_TYPES.items()
     }
 
     def pack_header(sections: bytes) -> bytes:
@@ -229,7 +233,8 @@ def encode_snapshot(
 
     # The length of the header does not depend on the offsets of the sections.
     position = PREAMBLE_BYTES + len(pack_header(bytes(len(contents) * _SECTION.size)))
-    sections, body = [], []
+    sections: list[bytes] = []
+    body: list[Buffer] = []
     for content in contents.values():
         padding = -position % SECTION_ALIGNMENT
         sections.append(_SECTION.pack(position + padding, len(content)))
@@ -239,7 +244,7 @@ def encode_snapshot(
     digest = blake3(header)
     for part in body:
         digest.update(part)
-    preamble = _preamble(header, position, digest.digest(), bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES))
+    preamble = _preamble(header, position, digest.digest(), *seal)
     return b"".join([preamble, header, *body])
 
 

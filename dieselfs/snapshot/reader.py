@@ -22,7 +22,6 @@ from dieselfs.columns import I64, U8, U32, U64
 from dieselfs.digests import DIGEST_BYTES, DIGESTS, EXTENT_DIGEST_BYTES, EXTENT_DIGESTS
 from dieselfs.errors import Damaged, InvalidInput, NotFound, PathNotFound
 from dieselfs.names import printable
-from dieselfs.snapshot.builder import hash_seed
 from dieselfs.snapshot.check import ColumnFault, check_columns
 from dieselfs.snapshot.format import (
     SECTION_TYPES,
@@ -30,6 +29,7 @@ from dieselfs.snapshot.format import (
     check_digest,
     decode_snapshot_header,
 )
+from dieselfs.snapshot.hash_index import hash_seed
 
 ROOT = 0
 LINK_HOPS_MAX = 40

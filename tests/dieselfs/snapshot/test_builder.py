@@ -11,7 +11,8 @@ from xxhash import xxh3_64_intdigest
 from dieselfs.chunk.format import Op
 from dieselfs.digests import NO_DIGEST
 from dieselfs.errors import Damaged
-from dieselfs.snapshot.builder import build_snapshot, hash_bits_for, hash_seed
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.hash_index import hash_bits_for, hash_seed
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from tests.support.snapshots import (
     DATASET_ID,
