@@ -52,6 +52,8 @@ REPORT_LINE_BYTES_MAX = 1_000
 REPORT_LINES_MAX = 1_000
 VERSIONS_PER_REQUEST_MAX = 1 << 20
 SNAPSHOT_BYTES_MAX = 64 * GIB
+SNAPSHOT_BASES_MAX = 64
+"""Snapshots that a client names when it asks for another one, so that the server can send a delta."""
 
 CONNECT_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 10.0

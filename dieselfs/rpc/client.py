@@ -347,21 +347,22 @@ class ServerClient:
     # -- reading -----------------------------------------------------------------------------------------
 
     def snapshot(
-        self, dataset: str, generation: int = 0, known_digest: bytes = b"", tag: str = ""
+        self, dataset: str, generation: int = 0, known_digest: bytes = b"", tag: str = "", bases: bytes = b""
     ) -> RemoteSnapshot:
-        """The snapshot of a generation, 0 for the newest, or of a tag. Raises NotFound."""
+        """The snapshot of a generation, 0 for the newest, or of a tag; or a delta from `bases`. Raises NotFound."""
         named: dict[str, Any] = {
             "dataset": dataset,
             "generation": generation,
             "known_digest": known_digest,
             "tag": tag,
+            "bases": bases,
         }
         info, content = self._call(
             "get_snapshot", work_s=SNAPSHOT_BUILD_TIMEOUT_S, bulk_bytes_max=SNAPSHOT_BYTES_MAX, **named
         )
         if content is None and info.digest != known_digest:
             raise ProtocolError(f"the server sent no snapshot of {dataset}")
-        return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content)
+        return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content, info.base_digest or b"")
 
     def payload_in_parts(
         self,

@@ -47,12 +47,16 @@ struct EntryInfo {
   6: required binary target
 }
 
-/** `bulk_length` is 0 if `digest` is the `known_digest` of the call. */
+/**
+ * `bulk_length` is 0 if `digest` is the `known_digest` of the call. If `base_digest` is not empty, it is one of the
+ * `bases` of the call, and the bulk bytes are the delta from that snapshot.
+ */
 struct SnapshotInfo {
   1: required i64 generation
   2: required i64 updated_ns
   3: required binary digest
   4: required i64 bulk_length
+  5: optional binary base_digest
 }
 
 /** An interrupted upload. `version` 0: there is none. `extents`: pairs of u64 place, u64 length. */
@@ -257,9 +261,12 @@ service ChunkServer extends Handshake {
   PendingInfo get_pending(1: string dataset, 2: binary path) throws (1: Refusal refusal)
 
   // -- reading --
-  /** Followed by the snapshot file. `generation` 0: the newest. With a `tag`, the generation that it names. */
-  SnapshotInfo get_snapshot(1: string dataset, 2: i64 generation, 3: binary known_digest, 4: string tag)
-    throws (1: Refusal refusal)
+  /**
+   * Followed by the snapshot file, or by a delta. `generation` 0: the newest. With a `tag`, the generation that it names.
+   * `bases`: digests of snapshots that the caller has, 32 bytes each, at most 64: the server may send a delta.
+   */
+  SnapshotInfo get_snapshot(1: string dataset, 2: i64 generation, 3: binary known_digest, 4: string tag,
+    5: binary bases) throws (1: Refusal refusal)
   /** Followed by the payload of the chunk. */
   Bulk get_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
   /**

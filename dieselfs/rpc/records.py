@@ -118,9 +118,12 @@ class ServerStatus(NamedTuple):
 
 
 class RemoteSnapshot(NamedTuple):
-    """A snapshot from the server; `content` is None if the caller has this digest."""
+    """A snapshot from the server; `content` is None if the caller has this digest, and a delta from the snapshot with
+    `base_digest` if that is not empty.
+    """
 
     generation: int
     updated_ns: int
     digest: bytes
     content: bytearray | None
+    base_digest: bytes = b""

@@ -5,9 +5,12 @@ from pathlib import Path
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.identity import pin_of
+from dieselfs.limits import SNAPSHOT_BASES_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteSnapshot
+from dieselfs.snapshot.delta import apply_delta
+from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
@@ -40,14 +43,26 @@ class SnapshotStore:
         """
         try:
             return self._offered(client, dataset, generation, tag)
-        except Damaged:  # perhaps in transfer
-            return self._offered(client, dataset, generation, tag)
+        except Damaged:  # perhaps in transfer, or the file that a delta was applied to
+            return self._offered(client, dataset, generation, tag, is_whole=True)
 
-    def _offered(self, client: ServerClient, dataset: DatasetRecord, generation: int, tag: str) -> Snapshot:
+    def _offered(
+        self,
+        client: ServerClient,
+        dataset: DatasetRecord,
+        generation: int,
+        tag: str,
+        is_whole: bool = False,
+    ) -> Snapshot:
+        """`is_whole`: no delta. A delta takes the place of a snapshot of which little has changed."""
         folder = self._folder / dataset.dataset_id.hex()
         is_newest = not generation and not tag
         known = self._known(folder, dataset, generation) if not tag else None
-        remote = client.snapshot(dataset.name, generation, known.digest if known else b"", tag)
+        held = [] if is_whole else self._held(folder)[:SNAPSHOT_BASES_MAX]
+        bases = {snapshot.digest: snapshot for snapshot in held}
+        remote = client.snapshot(
+            dataset.name, generation, known.digest if known else b"", tag, b"".join(bases)
+        )
         newest = self._newest(folder) if is_newest else None
         is_older = newest is not None and remote.updated_ns < newest.header.updated_ns
         if newest is not None and is_older and not self._is_older_allowed:
@@ -58,7 +73,13 @@ class SnapshotStore:
             )
         if remote.content is None and known is not None:
             return known
-        return self._keep(folder, dataset, remote, client.servers_pin)
+        content: bytes | bytearray = remote.content or b""
+        if remote.base_digest:
+            source = f"delta of {dataset.name} from the server"
+            if remote.base_digest not in bases:
+                raise Damaged(f"{source}: it is for a snapshot that is not here")
+            content = apply_delta(bases[remote.base_digest], decode_delta(content, source), source)
+        return self._keep(folder, dataset, remote, content, client.servers_pin)
 
     def check_signer(self, header: SnapshotHeader) -> None:
         """Raise Damaged unless the signer of this snapshot is that of the first of its dataset; StorageFull."""
@@ -77,8 +98,12 @@ class SnapshotStore:
         return None if here is None else self._open(here)
 
     def _newest(self, folder: Path) -> Snapshot | None:
+        return next(iter(self._held(folder)), None)
+
+    def _held(self, folder: Path) -> list[Snapshot]:
+        """The stored snapshots of a dataset, the newest first."""
         found = map(self._open, sorted(folder.glob("*.snapshot"), reverse=True))
-        return next((snapshot for snapshot in found if snapshot is not None), None)
+        return [snapshot for snapshot in found if snapshot is not None]
 
     def _open(self, path: Path) -> Snapshot | None:
         try:
@@ -90,10 +115,14 @@ class SnapshotStore:
             return None
 
     def _keep(
-        self, folder: Path, dataset: DatasetRecord, remote: RemoteSnapshot, pin: bytes | None
+        self,
+        folder: Path,
+        dataset: DatasetRecord,
+        remote: RemoteSnapshot,
+        content: bytes | bytearray,
+        pin: bytes | None,
     ) -> Snapshot:
-        """`pin`: of the servers, from the key file; None without one."""
-        content = remote.content or bytearray()
+        """Verify and store the snapshot file `content`. `pin`: of the servers, from the key file; None without one."""
         arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
         arrived.verify()
         header = arrived.header

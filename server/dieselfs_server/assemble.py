@@ -184,6 +184,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
                 )
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
+        nursery.start_soon(service.refresh.run)
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
         nursery.start_soon(publish, metrics, about)

@@ -16,6 +16,7 @@ from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.identity import Identity
@@ -77,9 +78,14 @@ class Service:
         self.metrics.gauge("uptime_s", "Age of the process.", lambda: int(time.time()) - self.started_s)
         self.requests = self.metrics.counter("rpc.requests", "Calls of clients.")
         self.sent_payload_bytes = self.metrics.counter("payloads.sent_bytes", "Bytes of chunks sent.")
+        self.sent_snapshot_bytes = self.metrics.counter(
+            "snapshots.sent_bytes", "Bytes of snapshots and deltas sent."
+        )
+        self.sent_deltas = self.metrics.counter("snapshots.sent_deltas", "Deltas sent in place of snapshots.")
         self.ids = ChunkIdSource(time.time)
         self.names_of_datasets = DatasetNames(self.store)
         self.catalog = Catalog(self.store, self.metadata)
+        self.refresh = Refresh(self._prepare_snapshot)
         self.executor = RequestExecutor(self.store, self.metrics, self.request_path)
         self.shared = SharedPayloads(self.executor, self.shared_bytes, self.segments_max, self.metrics)
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
@@ -89,6 +95,13 @@ class Service:
 
     def now_ns(self) -> int:
         return int(time.time() * 10**9)
+
+    async def _prepare_snapshot(self, name: str) -> None:
+        dataset = await trio.to_thread.run_sync(self.metadata.dataset, name, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(
+            self.catalog.check_built, dataset, self.now_ns(), abandon_on_cancel=True
+        )
+        await self.snapshots.prepare(dataset)
 
 
 async def _hold_nothing(size_bytes: int) -> None:

@@ -13,6 +13,8 @@ from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.limits import INLINE_FILE_BYTES_MAX, LISTING_ENTRIES_MAX, PATH_BYTES_MAX
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.messages import METHODS
+from dieselfs.snapshot.delta import apply_delta
+from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.handlers import HANDLERS
 from tests.support.server import RunningServer, receive_payload, running_server
@@ -42,6 +44,24 @@ def write(client: ServerClient, dataset: str, path: bytes, content: bytes) -> in
 
 def read(client: ServerClient, dataset: str, path: bytes) -> bytes:
     return bytes(client._value("read_file", dataset=dataset, path=path))
+
+
+def test_a_client_with_an_older_generation_gets_a_delta(admin: ServerClient) -> None:
+    admin.create_dataset("grows")
+    for number in range(30):
+        write(admin, "grows", b"file%d" % number, b"content")
+    first = admin.snapshot("grows")
+    base = Snapshot(bytes(first.content or b""), "first")
+    write(admin, "grows", b"one more", b"content")
+    sent = int(admin.status().metrics["snapshots.sent_deltas"])
+    whole = admin.snapshot("grows")
+    second = admin.snapshot("grows", bases=bytes(32) + base.digest)
+    assert (first.base_digest, whole.base_digest, second.base_digest) == (b"", b"", base.digest)
+    delta = decode_delta(second.content or b"", "delta")
+    assert apply_delta(base, delta, "delta") == bytes(whole.content or b"")
+    assert admin.status().metrics["snapshots.sent_deltas"] == sent + 1
+    with pytest.raises(InvalidInput, match="33 bytes are not the digests"):
+        admin.snapshot("grows", bases=bytes(33))
 
 
 def test_every_method_of_the_protocol_has_a_handler() -> None:

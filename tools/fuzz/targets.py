@@ -7,6 +7,7 @@ are also tried with the checksums made right, so that what is behind them is rea
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -30,6 +31,8 @@ from dieselfs.settings import Place, read_config
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.delta import apply_delta, delta_between
+from dieselfs.snapshot.delta_format import COLUMN_TYPES, decode_delta, encode_delta
 from dieselfs.snapshot.erofs_image import Ownership, Serving
 from dieselfs.snapshot.format import PREAMBLE_BYTES, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
@@ -128,6 +131,45 @@ def _parse_resealed_snapshot(data: bytes) -> object:
     return _parse_snapshot(bytes(whole))
 
 
+@cache
+def _delta() -> bytes:
+    """From a generation without anything to that of `_snapshot`."""
+    delta = delta_between(Snapshot(_emptied(), SOURCE), Snapshot(_snapshot(), SOURCE))
+    assert delta is not None
+    return encode_delta(delta)
+
+
+@cache
+def _emptied() -> bytes:
+    """`_snapshot` without its video."""
+    snapshot = Snapshot(_snapshot(), SOURCE)
+    shorter = delta_between(snapshot, snapshot)
+    assert shorter is not None
+    removed = np.array([snapshot.require(b"train/video")])
+    return apply_delta(snapshot, replace(shorter, columns={**shorter.columns, "removed": removed}), SOURCE)
+
+
+def _parse_delta(data: bytes) -> object:
+    return _parse_snapshot(apply_delta(Snapshot(_emptied(), SOURCE), decode_delta(data, SOURCE), SOURCE))
+
+
+def _joined_columns() -> bytes:
+    columns = decode_delta(_delta(), SOURCE).columns
+    return b"".join(columns[name].tobytes() for name in COLUMN_TYPES)
+
+
+def _parse_delta_columns(data: bytes) -> object:
+    """Columns of any content, cut from the data in turn."""
+    base = Snapshot(_emptied(), SOURCE)
+    delta = decode_delta(_delta(), SOURCE)
+    columns, position = dict(delta.columns), 0
+    for name, dtype in COLUMN_TYPES.items():
+        length = min(columns[name].nbytes, len(data) - position) // dtype.itemsize * dtype.itemsize
+        columns[name] = np.frombuffer(data[position : position + length], dtype)
+        position += length
+    return _parse_snapshot(apply_delta(base, replace(delta, columns=columns), SOURCE))
+
+
 def _parse_signature(data: bytes) -> None:
     header = decode_snapshot_header(data, len(data), SOURCE)
     check_snapshot_signature(header, SOURCE)
@@ -197,6 +239,8 @@ TARGETS = (
     Target("chunk-name", of_text(parse_chunk_name), [b"OO7-V-81f03--V--9V--0k"]),
     Target("snapshot", _parse_snapshot, [_snapshot()]),
     Target("snapshot-resealed", _parse_resealed_snapshot, [_snapshot()]),
+    Target("snapshot-delta", _parse_delta, [_delta()]),
+    Target("snapshot-delta-columns", _parse_delta_columns, [_joined_columns()]),
     Target("snapshot-signature", _parse_signature, [_snapshot()]),
     Target(
         "call",

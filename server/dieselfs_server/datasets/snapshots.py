@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import trio
@@ -10,6 +11,8 @@ import trio
 from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.records import DatasetRecord
 from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.delta import delta_between
+from dieselfs.snapshot.delta_format import encode_delta
 from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header, with_signature
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
@@ -17,6 +20,9 @@ from dieselfs_server.identity import Identity
 from dieselfs_server.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)
+
+DELTAS_KEPT = 4
+"""Over all datasets; many clients ask for the same ones. Each has at most half the bytes of its snapshot."""
 
 GENERATIONS_KEPT = 4
 """Per dataset; building a new one removes older files."""
@@ -44,6 +50,8 @@ class SnapshotCache:
         self._metadata = metadata
         self._locks: dict[bytes, trio.Lock] = {}  # changed only between checkpoints
         self._open: dict[Path, Snapshot] = {}  # each changed only under its dataset's lock
+        self._ahead: set[Path] = set()  # built ahead, and not requested yet
+        self._deltas: dict[tuple[bytes, bytes], bytes] = {}  # by the digests of base and snapshot
 
     async def get(self, dataset: DatasetRecord, generation: int = 0) -> Snapshot:
         """The snapshot of `generation`, 0 for the newest. Raises NotFound if that generation is not kept.
@@ -51,7 +59,19 @@ class SnapshotCache:
         If cancelled while building, no incomplete file is left under a snapshot's name.
         """
         async with self._locks.setdefault(dataset.dataset_id, trio.Lock()):
-            return await trio.to_thread.run_sync(self._get, dataset, generation)
+            snapshot = await trio.to_thread.run_sync(self._get, dataset, generation)
+        self._ahead.discard(Path(snapshot.source))
+        return snapshot
+
+    async def prepare(self, dataset: DatasetRecord) -> None:
+        """Build the newest snapshot before a reader asks for it. One that nobody asked for takes the place of the last
+        such one, so that those that clients have stay. If cancelled, the build ends in the background.
+        """
+        async with self._locks.setdefault(dataset.dataset_id, trio.Lock()):
+            if await trio.to_thread.run_sync(self.kept, dataset, abandon_on_cancel=True) is not None:
+                return
+            built = await trio.to_thread.run_sync(self._get, dataset, 0, abandon_on_cancel=True)
+        self._ahead.add(Path(built.source))
 
     def _get(self, dataset: DatasetRecord, generation: int) -> Snapshot:
         if generation not in (0, dataset.generation):
@@ -68,9 +88,46 @@ class SnapshotCache:
             raise kind(
                 f"the server cannot write a snapshot in {self._folder}: {error.strerror}; free space there, then retry"
             ) from None
+        for unused in [each for each in self._ahead if each.name.startswith(dataset.dataset_id.hex())]:
+            self._ahead.discard(unused)
+            self._open.pop(unused, None)
+            unused.unlink(missing_ok=True)
         self.drop(dataset.dataset_id, GENERATIONS_KEPT)
         self._open[path] = Snapshot.open(path)
         return self._open[path]
+
+    async def delta(self, snapshot: Snapshot, bases: Sequence[bytes]) -> tuple[bytes, bytes] | None:
+        """The digest of the newest of `bases` that is kept here, and the delta from it to the snapshot.
+
+        None if no base is kept, or the delta is not worth it: more than half as long as the snapshot.
+        """
+        async with self._locks.setdefault(snapshot.header.dataset_id, trio.Lock()):
+            return await trio.to_thread.run_sync(self._delta, snapshot, frozenset(bases))
+
+    def _delta(self, snapshot: Snapshot, bases: frozenset[bytes]) -> tuple[bytes, bytes] | None:
+        base = self._base(snapshot.header.dataset_id, bases)
+        if base is None:
+            return None
+        key = base.digest, snapshot.digest
+        if (encoded := self._deltas.get(key)) is None:
+            made = delta_between(base, snapshot)
+            encoded = b"" if made is None else encode_delta(made)
+            if 2 * len(encoded) > len(snapshot.content):
+                encoded = b""
+            self._deltas[key] = encoded
+            if len(self._deltas) > DELTAS_KEPT:
+                self._deltas.pop(next(iter(self._deltas)), None)
+        return (base.digest, encoded) if encoded else None
+
+    def _base(self, dataset_id: bytes, bases: frozenset[bytes]) -> Snapshot | None:
+        for path in sorted(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"), reverse=True):
+            try:
+                is_base = Snapshot.open(path).digest in bases
+            except (Damaged, NotFound):
+                continue
+            if is_base and (kept := self._kept(path)) is not None:
+                return kept
+        return None
 
     def kept(self, dataset: DatasetRecord) -> Snapshot | None:
         """The snapshot of the newest generation, if its file exists. Blocks."""

@@ -8,6 +8,7 @@ import trio
 
 from dieselfs.chunk.format import Op
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.digests import DIGEST_BYTES
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound
 from dieselfs.limits import (
     INLINE_FILE_BYTES_MAX,
@@ -15,6 +16,7 @@ from dieselfs.limits import (
     LISTING_ENTRIES_MAX,
     RANGES_PER_REQUEST_MAX,
     SHARED_PAYLOADS_MAX,
+    SNAPSHOT_BASES_MAX,
 )
 from dieselfs.names import check_path, printable, split_path
 from dieselfs.records import DatasetRecord, FileRecord
@@ -39,8 +41,23 @@ async def get_snapshot(call: Call) -> Reply:
         dataset = await call.dataset(Right.READ)
         await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
         snapshot = await service.snapshots.get(dataset, arguments.generation)
-    bulk = [] if arguments.known_digest == snapshot.digest else [snapshot.content]
+    packed = arguments.bases or b""
+    if len(packed) % DIGEST_BYTES or len(packed) > DIGEST_BYTES * SNAPSHOT_BASES_MAX:
+        raise InvalidInput(
+            f"{len(packed)} bytes are not the digests of at most {SNAPSHOT_BASES_MAX} snapshots of {DIGEST_BYTES} bytes"
+        )
+    bases = [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
+    bulk: list[bytes | memoryview] = [snapshot.content]
+    base_digest = b""
+    if arguments.known_digest == snapshot.digest:
+        bulk = []
+    elif bases and (found := await service.snapshots.delta(snapshot, bases)) is not None:
+        base_digest, delta = found
+        bulk = [delta]
+        service.sent_deltas.value += 1
+    service.sent_snapshot_bytes.value += sum(len(part) for part in bulk)
     info = thrift.SnapshotInfo(
+        base_digest=base_digest,
         generation=snapshot.generation,
         updated_ns=snapshot.header.updated_ns,
         digest=snapshot.digest,

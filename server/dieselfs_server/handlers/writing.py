@@ -39,7 +39,7 @@ async def put_chunk(call: Call) -> int:
 
 async def _commit(service: Service, dataset: DatasetRecord, chunk_id: bytes, data: bytes | bytearray) -> int:
     """Store and apply a chunk; returns the generation. If cancelled, the chunk is still stored and applied."""
-    return await trio.to_thread.run_sync(
+    generation = await trio.to_thread.run_sync(
         commit_chunk,
         service.store,
         service.metadata,
@@ -50,6 +50,8 @@ async def _commit(service: Service, dataset: DatasetRecord, chunk_id: bytes, dat
         dataset.name,
         limiter=service.writes,
     )
+    service.refresh.note(dataset.name)
+    return generation
 
 
 async def write_file(call: Call) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from dieselfs import limits
-from dieselfs.snapshot.builder import hash_seed
+from dieselfs.snapshot.delta_format import COLUMN_TYPES
 from dieselfs.snapshot.format import (
     HEADER_BYTES_MAX,
     MAGIC,
@@ -12,6 +12,7 @@ from dieselfs.snapshot.format import (
     SECTION_TYPES,
     SnapshotHeader,
 )
+from dieselfs.snapshot.hash_index import hash_seed
 from dieselfs.snapshot.reader import Snapshot
 from tests.support.documents import DOCUMENTS, table
 from tests.support.snapshots import DATASET_ID, SAMPLE, SOURCE, snapshot_bytes
@@ -104,6 +105,19 @@ def test_the_slots_of_the_example() -> None:
         assert digest.strip("`") == f"{expected:016x}"
         assert content.strip("`") == f"{expected:016x}"[8:] + f"{int(node) + 1:08x}"
         assert int(slot) >= expected >> (64 - SNAPSHOT.header.hash_bits)
+
+
+def test_the_columns_of_deltas() -> None:
+    words = {"u8": 1, "u32": 4, "u64": 8, "i64": 8, "16 bytes": 16, "32 bytes": 32}
+    stated = {name.strip("`"): words[element] for name, element, *_ in _delta_columns()}
+    assert stated == {name: dtype.itemsize for name, dtype in COLUMN_TYPES.items()}
+
+
+def _delta_columns() -> list[list[str]]:
+    """The second table below the heading: the first one is the preamble."""
+    text = (DOCUMENTS / DOCUMENT).read_text(encoding="utf-8").partition("\n## Deltas\n")[2]
+    lines = text.partition("| Column |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_the_digest_of_the_example() -> None:

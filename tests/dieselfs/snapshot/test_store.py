@@ -12,6 +12,8 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteSnapshot
 from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.delta import delta_between
+from dieselfs.snapshot.delta_format import Delta, encode_delta
 from dieselfs.snapshot.format import with_signature
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import GENERATIONS_KEPT, SIGNER_FILE, SnapshotStore, load_snapshot
@@ -45,9 +47,19 @@ class OfferingServer:
     offer: RemoteSnapshot
     known_digests: list[bytes] = field(default_factory=list)
     servers_pin: bytes | None = None
+    deltas: list[Delta] = field(default_factory=list)
+    bases: list[bytes] = field(default_factory=list)
 
-    def snapshot(self, dataset: str, generation: int, known_digest: bytes, tag: str) -> RemoteSnapshot:
+    def snapshot(
+        self, dataset: str, generation: int, known_digest: bytes, tag: str, bases: bytes
+    ) -> RemoteSnapshot:
         self.known_digests.append(known_digest)
+        self.bases.append(bases)
+        for delta in self.deltas:
+            if delta.base_digest in bases:
+                return self.offer._replace(
+                    content=bytearray(encode_delta(delta)), base_digest=delta.base_digest
+                )
         return self.offer._replace(content=None) if known_digest == self.offer.digest else self.offer
 
     def client(self) -> ServerClient:
@@ -216,3 +228,40 @@ def test_the_signer_is_the_one_that_the_key_file_names(tmp_path: Path) -> None:
     others = OfferingServer(offer, servers_pin=OTHER_IDENTITY.pin)
     with pytest.raises(Damaged, match="other servers than those"):
         SnapshotStore(tmp_path / "others").get(others.client(), record_at(7))
+
+
+MORE: Tree = {**SAMPLE, b"train/dog.txt": file_of((1, 40, 4))}
+
+
+def delta_offer(base: bytearray, new: bytearray) -> OfferingServer:
+    """A server that offers the new snapshot as a delta to those who have the base."""
+    delta = delta_between(Snapshot(bytes(base), "base"), Snapshot(bytes(new), "new"))
+    assert delta is not None
+    return OfferingServer(offer_of(new), deltas=[delta])
+
+
+def test_a_delta_is_applied_to_what_is_here(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    offered(cache, offer_of(content_of(7)))
+    server = delta_offer(content_of(7), content_of(8, MORE))
+    snapshot = cache.get(server.client(), record_at(8))
+    assert snapshot.content == content_of(8, MORE)
+    assert Path(snapshot.source).read_bytes() == content_of(8, MORE)
+    assert len(server.bases) == 1
+
+
+@pytest.mark.parametrize("spoilt", ["base", "digest", "signature"])
+def test_a_delta_that_does_not_fit_is_followed_by_the_whole_snapshot(tmp_path: Path, spoilt: str) -> None:
+    cache = SnapshotStore(tmp_path)
+    path = Path(offered(cache, offer_of(content_of(7))).source)
+    server = delta_offer(content_of(7), content_of(8, MORE))
+    if spoilt == "base":
+        damaged = bytearray(path.read_bytes())
+        damaged[Snapshot.open(path).header.sections["mtimes_ns"].offset + 8] ^= 1
+        path.write_bytes(damaged)
+    elif spoilt == "digest":
+        server.deltas = delta_offer(content_of(7), content_of(8)).deltas
+    else:
+        server.deltas = [replace(server.deltas[0], signature=bytes(64))]
+    assert cache.get(server.client(), record_at(8)).content == content_of(8, MORE)
+    assert [bool(bases) for bases in server.bases] == [True, False]

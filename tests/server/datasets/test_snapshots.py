@@ -10,6 +10,9 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import NotFound, Unavailable
 from dieselfs.records import EntryTable
+from dieselfs.snapshot.delta import apply_delta
+from dieselfs.snapshot.delta_format import decode_delta
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import commit_chunk
 from dieselfs_server.datasets.snapshots import GENERATIONS_KEPT, SnapshotCache
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -103,3 +106,51 @@ async def test_snapshots_are_private_and_go_with_their_dataset(
     assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
     snapshots.drop(DATASET)
     assert not list((tmp_path / "shelf").iterdir())
+
+
+def names_in(folder: Path) -> list[int]:
+    """The generations of the files in a folder."""
+    return sorted(Snapshot.open(path).generation for path in folder.glob("*.snapshot"))
+
+
+async def test_a_delta_is_made_for_those_who_have_a_kept_generation(
+    metadata: CountingMetadata, tmp_path: Path
+) -> None:
+    for number in range(100):
+        write(metadata, b"file%d" % number)
+    first = await SnapshotCache(tmp_path, metadata, IDENTITY).get(metadata.dataset("data"))
+    write(metadata, b"more")
+    snapshots = SnapshotCache(tmp_path, metadata, IDENTITY)  # a server that has just started
+    second = await snapshots.get(metadata.dataset("data"))
+    assert await snapshots.delta(second, [bytes(32)]) is None
+    found = await snapshots.delta(second, [bytes(32), first.digest])
+    assert found is not None and found[0] == first.digest
+    assert apply_delta(first, decode_delta(found[1], "delta"), "delta") == second.content
+    assert await snapshots.delta(second, [first.digest]) == found
+
+
+async def test_a_delta_that_is_not_worth_it_is_not_sent(metadata: CountingMetadata, tmp_path: Path) -> None:
+    snapshots = SnapshotCache(tmp_path, metadata, IDENTITY)
+    first = await snapshots.get(metadata.dataset("data"))
+    for number in range(100):
+        write(metadata, b"file%d" % number)
+    second = await snapshots.get(metadata.dataset("data"))
+    assert await snapshots.delta(second, [first.digest]) is None
+
+
+async def test_snapshots_that_nobody_asked_for_take_no_room(
+    metadata: CountingMetadata, tmp_path: Path
+) -> None:
+    snapshots = SnapshotCache(tmp_path, metadata, IDENTITY)
+    write(metadata, b"file1")
+    await snapshots.get(metadata.dataset("data"))
+    for number in range(2, 8):
+        write(metadata, b"file%d" % number)
+        await snapshots.prepare(metadata.dataset("data"))
+        assert names_in(tmp_path) == [1, number]
+    tables = metadata.tables
+    assert (await snapshots.get(metadata.dataset("data"))).generation == 7
+    assert metadata.tables == tables
+    write(metadata, b"file8")
+    await snapshots.prepare(metadata.dataset("data"))
+    assert names_in(tmp_path) == [1, 7, 8]

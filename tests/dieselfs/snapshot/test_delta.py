@@ -1,0 +1,120 @@
+"""Deltas: applied to the old snapshot, they give the new one byte for byte, or fail with one clear error."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dieselfs.errors import Damaged
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.delta import apply_delta, delta_between
+from dieselfs.snapshot.delta_format import COLUMN_TYPES, decode_delta, encode_delta
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.datasets.snapshots import signed
+from tests.dieselfs.snapshot.test_builder import trees
+from tests.support.identity import IDENTITY
+from tests.support.snapshots import SAMPLE, SOURCE, Entry, Tree, entry_table, file_of
+
+CHUNKS = 3
+
+
+def snapshot_of(tree: Tree, generation: int, chunks: range = range(CHUNKS)) -> Snapshot:
+    """A signed snapshot that has only some chunks of the tree's table."""
+    table = entry_table(tree, chunks.stop)
+    record = table.dataset._replace(generation=generation, updated_ns=10**18 + generation)
+    table = replace(
+        table,
+        dataset=record,
+        chunk_table=[table.chunk_table[chunk] for chunk in chunks],
+        chunks=np.where(table.chunks < 0, -1, table.chunks - chunks.start),
+        extents=replace(table.extents, chunks=table.extents.chunks - chunks.start),
+    )
+    return Snapshot(signed(build_snapshot(table), IDENTITY), SOURCE)
+
+
+def carried(base: Snapshot, new: Snapshot) -> bytes:
+    """What a client makes of `base` and the delta to `new`."""
+    delta = delta_between(base, new)
+    assert delta is not None
+    return apply_delta(base, decode_delta(encode_delta(delta), "delta"), "delta")
+
+
+changes = st.tuples(trees, st.sets(st.integers(0, 24)), st.booleans())
+
+
+@settings(max_examples=400)
+@given(trees, changes)
+def test_a_delta_gives_the_new_snapshot_to_the_byte(
+    tree: dict[bytes, Entry], change: tuple[dict[bytes, Entry], set[int], bool]
+) -> None:
+    added, removed, is_longer = change
+    kept = {path: entry for number, (path, entry) in enumerate(tree.items()) if number not in removed}
+    base = snapshot_of(tree, 7)
+    new = snapshot_of({**kept, **added}, 8, range(CHUNKS + is_longer))
+    assert carried(base, new) == bytes(new.content)
+    assert carried(new, base) == bytes(base.content)
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 400), st.integers(0, 400), st.integers(1, 7))
+def test_long_runs_of_the_index_are_right(many: int, more: int, step: int) -> None:
+    old = {b"d%d/f%05d" % (number % 3, number): file_of((0, 0, 5)) for number in range(many)}
+    kept = dict(list(old.items())[::step])
+    new = {**kept, **{b"d1/g%05d" % number: file_of((1, 0, 5)) for number in range(more)}}
+    base, changed = snapshot_of(old, 7), snapshot_of(new, 8)
+    assert carried(base, changed) == bytes(changed.content)
+
+
+def test_one_more_file_is_a_delta_of_less_than_a_kilobyte() -> None:
+    tree = {b"d%02d/f%05d" % (number % 40, number): file_of((0, number, 1)) for number in range(8000)}
+    base, new = snapshot_of(tree, 7), snapshot_of({**tree, b"d07/new": file_of((1, 0, 9))}, 8)
+    delta = delta_between(base, new)
+    assert delta is not None and len(encode_delta(delta)) < 1024
+
+
+def test_chunks_that_are_gone_are_removed() -> None:
+    tree = {b"a": file_of((2, 0, 5)), b"b": file_of((2, 5, 5))}
+    base, new = snapshot_of(tree, 7), snapshot_of(tree, 8, range(1, 4))
+    assert carried(base, new) == bytes(new.content)
+
+
+def test_snapshots_of_two_datasets_have_no_delta() -> None:
+    table = entry_table(SAMPLE)
+    other = replace(table, dataset=table.dataset._replace(name="others"))
+    base, new = (Snapshot(build_snapshot(each), SOURCE) for each in (table, other))
+    assert delta_between(base, new) is None
+
+
+def test_a_delta_for_another_snapshot_is_refused() -> None:
+    base, new = snapshot_of(SAMPLE, 7), snapshot_of({}, 8)
+    delta = delta_between(base, new)
+    assert delta is not None
+    with pytest.raises(Damaged, match="delta: it is for another snapshot"):
+        apply_delta(new, delta, "delta")
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(COLUMN_TYPES)), st.integers(0, 200), st.integers(0, 1 << 64), st.booleans())
+def test_a_wrong_column_is_an_error_or_another_digest(
+    name: str, place: int, value: int, is_cut: bool
+) -> None:
+    tree = {**SAMPLE, b"link": SAMPLE[b"latest"]}
+    new = snapshot_of({**tree, b"train/dog": file_of((1, 0, 9), (2, 0, 9)), b"l2": SAMPLE[b"latest"]}, 8)
+    base = snapshot_of(tree, 7, range(2))
+    delta = delta_between(base, new)
+    assert delta is not None
+    raw = bytearray(np.ascontiguousarray(delta.columns[name], COLUMN_TYPES[name]).tobytes())
+    size = COLUMN_TYPES[name].itemsize
+    if is_cut or not raw:
+        raw = raw[:-size] if raw else bytearray(size)
+    else:
+        raw[place % len(raw)] ^= 1 + value % 255
+    wrong = replace(delta, columns={**delta.columns, name: np.frombuffer(bytes(raw), COLUMN_TYPES[name])})
+    try:
+        content = apply_delta(base, wrong, "delta")
+    except Damaged as error:
+        assert str(error).startswith("delta: ")
+    else:
+        assert Snapshot(content, SOURCE).digest != delta.digest or content == bytes(new.content)
