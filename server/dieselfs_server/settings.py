@@ -23,8 +23,8 @@ from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
 from dieselfs.settings import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
+from dieselfs.urls import split
 from dieselfs_server.reading.request_path import RequestPath
-from dieselfs_server.urls import split
 
 
 @dataclass(frozen=True, slots=True)

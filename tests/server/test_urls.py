@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from dieselfs.bucket.url import BucketUrl
 from dieselfs.errors import InvalidInput
+from dieselfs.urls import split
 from dieselfs_server.metadata.redis.url import parse_redis_url
 from dieselfs_server.settings import split_url
-from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.opening import open_store
-from dieselfs_server.urls import split
 
 WRONG = ("//user:SECRET@[x", "//user:SECRET@a\u2100b/", "//user:SECRET@host/a%00b")
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count as counted
 
+from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.names import is_location, printable
@@ -44,7 +45,7 @@ def run_import(session: Session, options: ImportOptions) -> int:
     started_s = time.monotonic()
     if not 0 < options.chunk_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
         raise InvalidInput(f"--chunk-size: a chunk takes 1 byte to {format_size(CHUNK_PAYLOAD_BYTES_MAX)}")
-    sources = options.names[:-1]
+    sources = [one for name in options.names[:-1] for one in _expanded(name)]
     if not sources or not is_location(options.names[-1]):
         raise InvalidInput("name sources and a destination: dlcmd import SOURCE... dl://DATASET/")
     if sources.count(STANDARD_INPUT) > 1:
@@ -52,7 +53,7 @@ def run_import(session: Session, options: ImportOptions) -> int:
     destination = changeable_location(options.names[-1])
     template = None if options.template is None else Template(options.template)
     for name in sources:
-        if not is_url(name) and name != STANDARD_INPUT:
+        if not is_url(name) and not is_object_url(name) and name != STANDARD_INPUT:
             with ExitStack() as stack:  # all sources are looked at before the first byte is stored
                 format_of(Input(name, stack, session.output), options.format_name).reader()
     target = find_target(session.client, replace(destination, is_folder_form=True))
@@ -76,6 +77,15 @@ def run_import(session: Session, options: ImportOptions) -> int:
         started_s=started_s,
     )
     return upload.run(options.is_dry_run)
+
+
+def _expanded(name: str) -> list[str]:
+    """The sources that a name stands for: those of a bucket, or itself."""
+    if not is_object_url(name):
+        return [name]
+    from dieselfs_tools.importing.bucket_files import expanded
+
+    return expanded(name)
 
 
 def records_of(

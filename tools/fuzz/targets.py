@@ -16,6 +16,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from dieselfs.address import TcpAddress, parse_etcd, parse_servers
+from dieselfs.bucket.url import BucketUrl
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import Preamble, decode_chunk, decode_header, decode_preamble
 from dieselfs.chunk.ids import parse_chunk_name
@@ -46,7 +47,6 @@ from dieselfs_client.supervision.status import parse_status
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.identity import Identity
 from dieselfs_server.metadata.redis.url import parse_redis_url
-from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.marker import read_marker
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import tier_options

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, takewhile
 
+from dieselfs.bucket.client import LISTED_AT_ONCE, Bucket
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
-from dieselfs_server.store.bucket_client import LISTED_AT_ONCE, Bucket
 from dieselfs_server.store.interface import Buffer, ObjectStore
 
 PROBE_RECORD = "exclusive"

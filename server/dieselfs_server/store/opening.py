@@ -13,12 +13,13 @@ import re
 from contextlib import ExitStack
 from urllib.parse import parse_qsl, unquote
 
+from dieselfs.bucket.client import BUCKET_TIMEOUT_S, Bucket
+from dieselfs.bucket.url import BucketUrl
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
 from dieselfs.units import parse_size
+from dieselfs.urls import split
 from dieselfs_server.store.bucket import BucketStore, check_exclusive
-from dieselfs_server.store.bucket_client import BUCKET_TIMEOUT_S, Bucket
-from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.limited import Bounds, LimitedStore
 from dieselfs_server.store.marker import missing, open_marked
@@ -28,7 +29,6 @@ from dieselfs_server.store.rados import RadosStore
 from dieselfs_server.store.rados_pool import OPERATION_TIMEOUT_S, RadosPool
 from dieselfs_server.store.retrying import RetryingStore, RetryPolicy
 from dieselfs_server.store.tiered import TieredStore
-from dieselfs_server.urls import split
 
 DEFAULT_CEPH_CONF = "/etc/ceph/ceph.conf"
 DEFAULT_CEPH_USER = "client.dieselfs"

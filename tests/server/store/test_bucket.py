@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.bucket.client import PART_BYTES, PART_RETRIES_MAX, Bucket
+from dieselfs.bucket.url import BucketUrl
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs_server.store.bucket import EXCLUSIVE_CHECK_S, BucketStore, check_exclusive
-from dieselfs_server.store.bucket_client import PART_BYTES, PART_RETRIES_MAX, Bucket
-from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.opening import open_store
 from dieselfs_server.store.retrying import RetryingStore, RetryPolicy

@@ -16,6 +16,7 @@ FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "l
     "dlcmd import shards/*.tar dl://imagenet/               # WebDataset or other tar files, also .gz and .zst",
     "dlcmd import --name '{source}/{name}' a.zip b.zip dl://sets/",
     "dlcmd import --name '{label}/{path}' *.parquet dl://food/   # columns are fields of names",
+    "dlcmd import 's3://my-data/train-*.tar' dl://imagenet/   # credentials as of the AWS tools",
     "curl -s https://x.org/a.tar | dlcmd import - dl://a/   # a tar stream",
 )
 @click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET/PATH")
@@ -44,8 +45,8 @@ FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "l
 def import_(session: Session, **chosen: Any) -> int:
     """Store the records of archives and other formats as files of a dataset, which is created if it does not exist.
 
-    A SOURCE is a file, a folder of a format that is one, a URL (https://), or '-': standard input. The destination is a
-    folder. Sources are read as streams.
+    A SOURCE is a file, a folder of a format that is one, a URL (https://), objects (s3://BUCKET/KEY, gs://, az://; also
+    a folder or a pattern), or '-': standard input. The destination is a folder. Sources are read as streams.
 
     Records that are already stored (same size, time and mode) are skipped, so the same command continues an interrupted
     import. Unsafe names and duplicates are refused and listed at the end, and the rest is stored (exit code 2). A

@@ -1,6 +1,5 @@
 """The formats of imported sources: how each is recognized, and its reader. This module looks into folders."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -8,11 +7,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.names import printable
 from dieselfs_tools.importing.inputs import Input
 from dieselfs_tools.importing.lmdb_file import DATA_FILE
-from dieselfs_tools.importing.mds_file import INDEX
+from dieselfs_tools.importing.mds_file import read_index
 from dieselfs_tools.importing.naming import WHOLE_NAME
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.importing.tfrecord_file import is_tfrecord
@@ -74,7 +73,7 @@ def format_of(source: Input, name: str = AUTO) -> Format:
 def _recognized(source: Input) -> str | None:
     """By content; the name decides between a zip and an npz file, and where a package is missing."""
     if source.is_folder:
-        return _recognized_folder(source.file())
+        return _recognized_folder(source)
     head, name = source.head, source.name.lower()
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "npz" if name.endswith(".npz") else "zip"
@@ -88,14 +87,13 @@ def _recognized(source: Input) -> str | None:
     return "tfrecord" if find_spec("google_crc32c") and is_tfrecord(head) else None
 
 
-def _recognized_folder(path: str) -> str | None:
+def _recognized_folder(source: Input) -> str | None:
     """A folder that is one source."""
-    if os.path.exists(os.path.join(path, DATA_FILE)):
+    if source.path and os.path.exists(os.path.join(source.path, DATA_FILE)):
         return "lmdb"
     try:
-        with open(os.path.join(path, INDEX), "rb") as file:
-            index = json.load(file)
-    except (OSError, ValueError):
+        index, _ = read_index(source)
+    except Damaged:
         return None
     if not isinstance(index, dict):
         return None

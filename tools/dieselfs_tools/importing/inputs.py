@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
+from dieselfs.bucket.url import is_object_url, parse_object
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
 from dieselfs.names import printable
 from dieselfs_tools.importing.http_stream import HttpStream
@@ -51,7 +52,9 @@ class Input:
         self._stack = stack
         self._output = output
         self._stream: io.BufferedReader | None = None
-        if is_url(name):
+        if is_object_url(name):
+            self._open_object(name)
+        elif is_url(name):
             remote = stack.enter_context(HttpStream(name))
             self.mtime_ns = _http_time_ns(remote.last_modified)
             self._open(remote)
@@ -59,6 +62,15 @@ class Input:
             self._open(io.FileIO(sys.stdin.fileno(), closefd=False))
         else:
             self._open_local(name)
+
+    def _open_object(self, name: str) -> None:
+        from dieselfs_tools.importing.bucket_files import BucketFile
+
+        self.is_folder = name.partition("?")[0].endswith("/")
+        if not self.is_folder:
+            remote = self._stack.enter_context(BucketFile(name))
+            self.mtime_ns = remote.version.mtime_ns
+            self._open(remote)
 
     def _open_local(self, name: str) -> None:
         try:
@@ -90,6 +102,8 @@ class Input:
         if self.name == STANDARD_INPUT:
             return "stdin"
         path = unquote(urlsplit(self.name).path) if is_url(self.name) else self.name
+        if is_object_url(self.name):
+            _, path = parse_object(self.name)
         base = os.path.basename(path.rstrip("/")) or "source"
         return _SUFFIX.sub("", base) or base
 
@@ -99,9 +113,17 @@ class Input:
             raise InvalidInput(f"{printable(os.fsencode(self.name))} is a folder, not a file")
         return self._stream
 
-    def beside(self, path: str, stack: ExitStack, is_packed: bool) -> "Input":
-        """Another local file, as a part of this source."""
-        return Input(path, stack, self._output, is_packed)
+    def beside(self, base: str, stack: ExitStack, is_packed: bool | None = None) -> "Input | None":
+        """The file of this name in a folder, as a part of this source; None if there is none."""
+        if is_object_url(self.name):
+            from dieselfs_tools.importing.bucket_files import beside
+
+            try:
+                return Input(beside(self.name, base), stack, self._output, is_packed)
+            except NotFound:
+                return None
+        path = os.path.join(self.name, base)
+        return Input(path, stack, self._output, is_packed) if os.path.exists(path) else None
 
     def file(self) -> str:
         """The path of a local file or folder with the bytes; of a stream, a temporary one."""

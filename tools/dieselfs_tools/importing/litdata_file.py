@@ -1,7 +1,6 @@
 """Samples of LitData: one file for each leaf of a sample. This module opens files."""
 
 import json
-import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ import numpy as np
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs_tools.importing.content_types import npy, number, suffix_of
 from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.mds_file import INDEX, checked_text, index_time_ns, open_shard, read_index
+from dieselfs_tools.importing.mds_file import INDEX, checked_text, listed, open_shard, read_index
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.importing.sample_shards import samples, values
 
@@ -47,16 +46,16 @@ def read(source: Input) -> Iterator[Record]:
 
     Raises Damaged, and InvalidInput for chunks of tokens, encrypted ones, and those compressed in batches.
     """
-    folder, first = source.file(), 0
-    formats, names, is_packed = _layout(folder)
-    mtime_ns = index_time_ns(folder)
-    for chunk in read_index(folder, "chunks"):
+    index, mtime_ns = read_index(source)
+    formats, names, is_packed = _layout(index)
+    first = 0
+    for chunk in listed(index, "chunks"):
         with ExitStack() as stack:
             try:
                 file, expected = chunk["filename"], int(chunk["chunk_size"])
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise Damaged(f"{INDEX}: a chunk has no proper {error}") from None
-            shard = open_shard(source, folder, {file: is_packed}, stack)
+            shard = open_shard(source, {file: is_packed}, stack)
             found = 0
             for found, sample in enumerate(samples(shard.stream()), 1):
                 parts = values(sample, [None] * len(formats))
@@ -66,15 +65,14 @@ def read(source: Input) -> Iterator[Record]:
         first += found
 
 
-def _layout(folder: str) -> tuple[list[str], list[str], bool]:
+def _layout(index: Any) -> tuple[list[str], list[str], bool]:
     """Formats and names of the leaves, and whether chunks are compressed. Raises Damaged, InvalidInput."""
-    with open(os.path.join(folder, INDEX), "rb") as file:
-        try:
-            config = json.load(file)["config"]
-            formats, loader = [*map(checked_text, config["data_format"])], config.get("item_loader") or LOADER
-            names = [".".join(path) for path in _leaves(json.loads(config["data_spec"])[1])]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{INDEX}: no proper config: {error}") from None
+    try:
+        config = index["config"]
+        formats, loader = [*map(checked_text, config["data_format"])], config.get("item_loader") or LOADER
+        names = [".".join(path) for path in _leaves(json.loads(config["data_spec"])[1])]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{INDEX}: no proper config: {error}") from None
     unreadable = {
         "encrypted chunks": config.get("encryption"),
         "chunks that are compressed in batches": config.get("compression_level") == BATCHES,

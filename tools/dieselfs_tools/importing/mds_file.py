@@ -47,9 +47,9 @@ def read(source: Input) -> Iterator[Record]:
     Numbers and arrays are .npy files; other values are files as they were encoded, also pickled ones, which are not
     opened. Raises Damaged.
     """
-    folder, first = source.file(), 0
-    mtime_ns = index_time_ns(folder)
-    for shard in read_index(folder, "shards"):
+    index, mtime_ns = read_index(source)
+    first = 0
+    for shard in listed(index, "shards"):
         try:
             names, encodings, sizes = _columns(shard)
             packed = shard["zip_data"]
@@ -60,7 +60,7 @@ def read(source: Input) -> Iterator[Record]:
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Damaged(f"{INDEX}: a shard has no proper description: {error!r}") from None
         with ExitStack() as stack:
-            stream = _Hashed(open_shard(source, folder, files, stack).stream(), hashes)
+            stream = _Hashed(open_shard(source, files, stack).stream(), hashes)
             found = 0
             for found, sample in enumerate(samples(stream.as_file()), 1):
                 key = number(first + found - 1)
@@ -88,32 +88,37 @@ def checked_text(text: Any) -> str:
     return text
 
 
-def read_index(folder: str, key: str) -> list[Any]:
-    """The shards in the index of a folder. Raises Damaged."""
+def read_index(source: Input) -> tuple[Any, int]:
+    """The index of a folder, and its time, which a copy of a folder keeps more often than that of the folder. Raises
+    Damaged.
+    """
+    with ExitStack() as stack:
+        try:
+            if (file := source.beside(INDEX, stack)) is not None:
+                return json.load(file.stream()), file.mtime_ns
+        except (OSError, ValueError, RecursionError) as error:
+            raise Damaged(f"{INDEX}: {error}") from None
+    raise Damaged(f"{INDEX} is missing")
+
+
+def listed(index: Any, key: str) -> list[Any]:
+    """The shards in an index. Raises Damaged."""
     try:
-        with open(os.path.join(folder, INDEX), "rb") as file:
-            index = json.load(file)
         shards = index[key]
         if isinstance(shards, list):
             return shards
         raise ValueError(f"{key} is no list")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{INDEX}: {error}") from None
 
 
-def index_time_ns(folder: str) -> int:
-    """The time of the index, which a copy of a folder keeps more often than that of the folder."""
-    return os.stat(os.path.join(folder, INDEX)).st_mtime_ns
-
-
-def open_shard(source: Input, folder: str, files: Mapping[str, bool], stack: ExitStack) -> Input:
+def open_shard(source: Input, files: Mapping[str, bool], stack: ExitStack) -> Input:
     """The first of these files of a folder that exists; the values: whether it is compressed. Raises Damaged."""
     for name, is_packed in files.items():
         if not isinstance(name, str) or path_fault(os.fsencode(name)) or not name:
             raise Damaged(f"{INDEX}: {name!r} is no name of a shard")
-        path = os.path.join(folder, name)
-        if os.path.exists(path):
-            return source.beside(path, stack, is_packed)
+        if (shard := source.beside(name, stack, is_packed)) is not None:
+            return shard
     raise Damaged(f"{next(iter(files))} is missing, which {INDEX} names")
 
 

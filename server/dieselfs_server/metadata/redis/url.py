@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl, unquote
 
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.private_file import read_private_file
+from dieselfs.urls import split
 from dieselfs_server.metadata.redis.keys import DEFAULT_PREFIX
-from dieselfs_server.urls import split
 
 SCHEMES = ("redis", "redis+cluster", "redis+unix", "rediss", "rediss+cluster")
 DEFAULT_PORT = 6379

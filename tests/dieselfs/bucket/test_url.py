@@ -2,8 +2,8 @@
 
 import pytest
 
+from dieselfs.bucket.url import BucketUrl, check_endpoint, endpoint_danger, is_object_url, parse_object
 from dieselfs.errors import InvalidInput
-from dieselfs_server.store.bucket_url import BucketUrl, check_endpoint, endpoint_danger
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,25 @@ def test_an_endpoint_with_tls_or_on_this_machine_is_no_danger(endpoint: str | No
 
 def test_an_endpoint_elsewhere_without_tls_is_a_danger() -> None:
     assert endpoint_danger("http://s3.example.org:7480").startswith("is used without TLS")
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "key"),
+    [
+        ("s3://data/a/b.tar", "s3://data", "a/b.tar"),
+        ("s3://data", "s3://data", ""),
+        ("gs://data/", "gs://data", ""),
+        ("s3://data/a b%20?x&y=1.tar", "s3://data", "a b%20?x&y=1.tar"),
+        ("s3://data/a.tar?region=eu", "s3://data", "a.tar"),
+    ],
+)
+def test_a_key_has_any_characters(url: str, bucket: str, key: str) -> None:
+    found, found_key = parse_object(url)
+    assert (str(found), found_key) == (bucket, key)
+    assert is_object_url(url) and not is_object_url(f"./{url}")
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://data/a?password=x", "s3://k:s@data/a"])
+def test_a_wrong_url_of_an_object_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_object(url)

@@ -1,4 +1,5 @@
-"""The objects below a prefix of one bucket, through obstore: whole objects, ranges and sorted listings.
+"""The objects below a prefix of one bucket, through obstore: whole objects, ranges and sorted listings. This module
+opens files and sockets.
 
 Only this module uses obstore, and botocore for the credentials of S3. No request takes longer than BUCKET_TIMEOUT_S.
 Parts of large objects are repeated here; everything else is left to `retrying.py`. Errors name the object and the
@@ -9,22 +10,24 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
-from dieselfs.limits import MIB
-from dieselfs_server.store.bucket_errors import parse_failure
-from dieselfs_server.store.bucket_url import (
+from dieselfs.bucket.errors import parse_failure
+from dieselfs.bucket.url import (
     BucketUrl,
     check_credential,
     check_endpoint,
     check_name,
     endpoint_danger,
 )
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.limits import MIB
 
 if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import (
         AzureConfig,
         ClientConfig,
@@ -155,6 +158,33 @@ class Bucket:
         with self._translated(key):
             return self._obstore.head(self._objects, key)["size"]
 
+    def find(self, key: str) -> "ObjectVersion":
+        """The present version of an object. Raises NotFound."""
+        with self._translated(key):
+            return ObjectVersion.of(self._obstore.head(self._objects, key))
+
+    def below(self, folder: str) -> "Iterator[ObjectVersion]":
+        """The objects in a folder (empty: all), and in the folders in it, sorted as bytes."""
+        with self._translated(folder):
+            pages = self._obstore.list(self._objects, folder or None, chunk_size=LISTED_AT_ONCE)
+        while True:
+            with self._translated(folder):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield from map(ObjectVersion.of, page)
+
+    def read_part(self, version: "ObjectVersion", begin: int, end: int) -> bytes:
+        """The bytes from `begin` to before `end`, within the object. Raises NotFound, and Damaged if the object was
+        replaced.
+        """
+        try:
+            with self._translated(version.key):
+                options: GetOptions = {"range": (begin, end), "if_match": version.tag}
+                return self._obstore.get(self._parted, version.key, options=options).bytes().to_bytes()
+        except (_Replaced, _RangeBehindEnd):
+            raise Damaged(f"{self._where(version.key)}: it was replaced while it was read") from None
+
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects. No error for those that do not exist."""
         try:
@@ -206,6 +236,21 @@ class Bucket:
             if isinstance(error, FileNotFoundError) and not failure.is_bucket_missing:
                 raise NotFound(f"{self._where(key)}: there is no such object") from None
             raise failure.error(self._where(key)) from failure.cause
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """One version of an object. `tag`: the ETag, None where the storage has none."""
+
+    key: str
+    size: int
+    mtime_ns: int
+    tag: str | None
+
+    @classmethod
+    def of(cls, meta: "ObjectMeta") -> "ObjectVersion":
+        mtime_ns = int(meta["last_modified"].timestamp()) * 10**9
+        return cls(meta["path"], meta["size"], mtime_ns, meta["e_tag"])
 
 
 class _Replaced(Unavailable):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.bucket.client import Bucket
+from dieselfs.bucket.url import BucketUrl
 from dieselfs.errors import InvalidInput, Unavailable
-from dieselfs_server.store.bucket_client import Bucket
-from dieselfs_server.store.bucket_url import BucketUrl
 from dieselfs_server.store.opening import open_store
 from tests.support.buckets import (
     ACCESS_KEY,

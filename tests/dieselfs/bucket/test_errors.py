@@ -2,8 +2,8 @@
 
 import pytest
 
+from dieselfs.bucket.errors import parse_failure
 from dieselfs.errors import NotFound, StorageFull, Unavailable
-from dieselfs_server.store.bucket_errors import parse_failure
 from dieselfs_server.store.retrying import LASTING
 
 _ANSWER = (

@@ -1,4 +1,4 @@
-"""The parts of the URLs of object stores and metadata stores. No I/O."""
+"""The parts of the URLs of object stores, metadata stores and objects. No I/O."""
 
 from urllib.parse import SplitResult, unquote, urlsplit
 

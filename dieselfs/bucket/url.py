@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dieselfs.address import TcpAddress
 from dieselfs.errors import InvalidInput
-from dieselfs_server.urls import split
+from dieselfs.urls import split
 
 OPTIONS: Mapping[str, frozenset[str]] = {
     "s3": frozenset(("endpoint", "region", "profile", "ca")),
@@ -70,6 +70,24 @@ class BucketUrl:
 
     def __str__(self) -> str:
         return f"{self.kind}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+_OBJECT = re.compile(r"(?P<bucket>[a-z0-9]+://[^/?]*)/?(?P<key>.*?)(?P<options>\?[a-z]+=.*)?", re.DOTALL)
+
+
+def parse_object(url: str) -> tuple[BucketUrl, str]:
+    """The bucket, without a prefix, and the key of `s3://BUCKET/KEY?endpoint=...`. The key is as it stands there, with
+    any characters. Raises InvalidInput.
+    """
+    match = _OBJECT.fullmatch(url)
+    if match is None:
+        raise InvalidInput(f"{url!r} is not the URL of an object; write for example s3://BUCKET/KEY")
+    return BucketUrl.parse(match["bucket"] + (match["options"] or "")), match["key"]
+
+
+def is_object_url(text: str) -> bool:
+    """Whether a text begins as the URL of an object or of a bucket."""
+    return text.startswith(tuple(f"{kind}://" for kind in OPTIONS))
 
 
 def check_endpoint(endpoint: str, where: str) -> None:

@@ -1,0 +1,122 @@
+"""Objects in S3, Google Cloud Storage and Azure as sources: one, all below a folder, or those of a pattern.
+
+This module sends requests, and starts threads that read ahead.
+"""
+
+import io
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from dieselfs.bucket.client import PART_BYTES, PARTS_AT_ONCE_MAX, Bucket, ObjectVersion
+from dieselfs.bucket.url import parse_object
+from dieselfs.errors import NotFound
+from dieselfs_tools.importing.mds_file import INDEX
+from dieselfs_tools.patterns import Pattern
+
+FIRST_BYTES = 1 << 20
+"""What is read first, to recognize the format. Reading ahead begins behind it."""
+
+_WILD = frozenset("*[{")
+
+
+@cache
+def opened(url: str) -> Bucket:
+    """The bucket of an object. Raises InvalidInput, Unavailable without credentials."""
+    return Bucket(parse_object(url)[0])
+
+
+def _bucket(name: str, key: str) -> Bucket:
+    """One for all objects with the same options."""
+    return opened(_named(name, key, ""))
+
+
+def expanded(name: str) -> list[str]:
+    """The sources that a URL names, sorted: an object, the objects that match a pattern, or those below a folder, which
+    is one source itself if it has an index (MDS, LitData).
+
+    Raises InvalidInput, NotFound, Unavailable.
+    """
+    _, key = parse_object(name)
+    bucket = _bucket(name, key)
+    wild = next((place for place, character in enumerate(key) if character in _WILD), None)
+    if wild is not None:
+        pattern = Pattern("/" + key)
+        folder = key[:wild].rpartition("/")[0]
+        found = [one.key for one in bucket.below(folder) if pattern.matches(one.key.encode())]
+    elif key and not key.endswith("/") and _exists(bucket, key):
+        return [name]
+    else:
+        folder = key.strip("/")
+        found = [one.key for one in bucket.below(folder) if one.size]
+        if f"{folder}/{INDEX}".lstrip("/") in found:
+            return [_named(name, key, folder + "/")]
+    if not found:
+        raise NotFound(f"{_named(name, key, key)}: there is no such object, and none below it")
+    return [_named(name, key, one) for one in sorted(found)]
+
+
+def _exists(bucket: Bucket, key: str) -> bool:
+    try:
+        bucket.find(key)
+    except NotFound:
+        return False
+    return True
+
+
+def _named(name: str, key: str, other: str) -> str:
+    """The URL with another key."""
+    url, _ = parse_object(name)
+    options = name[len(f"{url.kind}://{url.bucket}/") + len(key) :]
+    return f"{url.kind}://{url.bucket}/{other}{options}"
+
+
+def beside(name: str, base: str) -> str:
+    """The URL of an object in the folder `name`."""
+    _, key = parse_object(name)
+    return _named(name, key, key + base)
+
+
+class BucketFile(io.RawIOBase):
+    """One version of an object as a stream. Holds up to PARTS_AT_ONCE_MAX parts of PART_BYTES."""
+
+    def __init__(self, name: str) -> None:
+        """Raises InvalidInput, NotFound, Unavailable. Reading raises Damaged if the object was replaced."""
+        _, key = parse_object(name)
+        self._bucket = _bucket(name, key)
+        self.version: ObjectVersion = self._bucket.find(key)
+        self._threads = ThreadPoolExecutor(PARTS_AT_ONCE_MAX, "dieselfs-import")
+        self._parts = self._read_ahead()
+        self._part = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        if not self._part:
+            self._part = memoryview(next(self._parts, b""))
+        length = min(len(view), len(self._part))
+        view[:length] = self._part[:length]
+        self._part = self._part[length:]
+        return length
+
+    def _read_ahead(self) -> Iterator[bytes]:
+        position = min(FIRST_BYTES, self.version.size)
+        if position:
+            yield self._bucket.read_part(self.version, 0, position)
+        pending: deque[Future[bytes]] = deque()
+        while pending or position < self.version.size:
+            while position < self.version.size and len(pending) < PARTS_AT_ONCE_MAX:
+                end = min(position + PART_BYTES, self.version.size)
+                pending.append(self._threads.submit(self._bucket.read_part, self.version, position, end))
+                position = end
+            yield pending.popleft().result()
+
+    def close(self) -> None:
+        """Requests that run end by their timeout."""
+        if not self.closed:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        super().close()
