@@ -98,6 +98,7 @@ RUNS: Sequence[tuple[str, int]] = (
     ("server status", 0),
     ("top --once --interval 0.1s", 0),
     ("metrics", 0),
+    ("doctor", 0),
     ("why nowhere --since-start", EXIT_NOT_FOUND),
     ("config list", 0),
     ("config test", 0),

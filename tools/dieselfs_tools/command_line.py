@@ -73,6 +73,7 @@ VERBS = {
     "user": "Manage users, keys and rights (administrators).",
     "server": "Show the state of the servers (administrators).",
     "config": "Show, change and test your settings.",
+    "doctor": "Check this machine and the servers, and say what to change.",
     "top": "Watch the mounts, caches and servers of this node.",
     "why": "Say what limits the training that reads a mount.",
     "metrics": "Print the metrics of this node's daemons, for Prometheus.",

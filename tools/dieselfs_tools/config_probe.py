@@ -13,18 +13,19 @@ from dieselfs_tools.session import Session
 
 def run_test(session: Session) -> int:
     """Print one line for each step; returns the exit code. Raises the error of the first step that fails."""
-    output, steps = session.output, 0
-    for name, step in _steps(session):
+    output, done = session.output, 0
+    for name, step in steps(session):
         began_s = time.monotonic()
         found = step()
         elapsed_s = time.monotonic() - began_s
         fields = {"name": name, "found": found, "seconds": round(elapsed_s, 3)}
         output.record("step", f"{name:9} {found} ({format_duration(elapsed_s)})", fields)
-        steps += 1
-    return output.summary("the settings work", {"steps": steps}, EXIT_OK)
+        done += 1
+    return output.summary("the settings work", {"steps": done}, EXIT_OK)
 
 
-def _steps(session: Session) -> Iterator[tuple[str, Callable[[], str]]]:
+def steps(session: Session) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Name and function of each step, which says what it found, or raises DieselfsError."""
     yield "settings", lambda: session.settings().server or f"{EMBEDDED}: {session.settings().home}"
     yield "key", lambda: _key(session)
     yield "server", lambda: f"{session.client.address} answers; {_datasets(session)}"

@@ -200,6 +200,12 @@ FIELDS: Mapping[str, Field] = {
     "store": Field(TEXT, "Object store."),
     "metadata": Field(TEXT, "Metadata store."),
     "metrics": Field("object", "[Counters](counters.md) by name.", schema=_map({"type": NUMBER})),
+    # -- checks
+    "state": Field(TEXT, "`ok`, `warning` or `failure`."),
+    "fix": Field(TEXT, "What to change, or empty."),
+    "ok": Field(WHOLE, "Checks without a fault."),
+    "warnings": Field(WHOLE, "Checks that cost speed or comfort."),
+    "failures": Field(WHOLE, "Checks that must be mended."),
     # -- what daemons do
     "about": Field("object", "Which process it is: labels of its metrics.", schema=_map({"type": TEXT})),
     "families": Field(
@@ -214,7 +220,7 @@ FIELDS: Mapping[str, Field] = {
         schema={"type": "object"},
     ),
     "limit": Field(TEXT, "What limits the training, in one word."),
-    "text": Field(TEXT, "What was seen, with numbers."),
+    "text": Field(TEXT, "What was seen or found."),
     "advice": Field(TEXT, "The one thing to change."),
     # -- settings and completion
     "name": Field(TEXT, "Name of a setting, or of a step."),
@@ -343,6 +349,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         ],
     },
     "server": {"server": ["address version started_s store metadata metrics"], "summary": ["servers"]},
+    "doctor": {"check": ["name state text fix"], "summary": ["ok warnings failures"]},
     "top": {"activity": ["process about activity"], "summary": ["processes?"]},
     "why": {"diagnosis": ["limit text advice activity"], "summary": ["limit"]},
     "metrics": {"process": ["about families"], "summary": ["processes", "address"]},

@@ -1,0 +1,30 @@
+"""`dlcmd doctor` on this machine, with a server and without."""
+
+import json
+
+from dieselfs.errors import EXIT_PARTIAL
+from tests.support.dlcmd import Dlcmd
+from tests.support.server import RunningServer
+
+
+def test_checks_of_the_machine_and_of_an_embedded_home(dlcmd: Dlcmd, pets: str) -> None:
+    words = ("doctor", "--json")
+    *checks, summary = map(json.loads, dlcmd(*words).stdout.splitlines())
+    states = {each["name"]: each["state"] for each in checks}
+    assert states["server"] == states["read"] == states["home"] == "ok"
+    assert summary["ok"] + summary["warnings"] == len(checks)
+    assert "failures" in dlcmd("doctor").stdout.decode().splitlines()[-1]
+
+
+def test_a_server_that_cannot_be_reached_is_a_failure(dlcmd: Dlcmd) -> None:
+    ran = dlcmd("doctor", "--server", "tcp://127.0.0.1:1", exit_code=EXIT_PARTIAL)
+    assert "cannot reach the server" in ran.stderr
+    assert any(line.startswith("FAIL server") for line in ran.stdout.decode().splitlines())
+
+
+def test_settings_that_cannot_be_read_are_a_failure(dlcmd: Dlcmd, server: RunningServer) -> None:
+    place = dlcmd.folder / ".config/dieselfs/config.toml"
+    place.parent.mkdir(parents=True)
+    place.write_text("serv = 1\n")
+    ran = dlcmd("doctor", exit_code=EXIT_PARTIAL)
+    assert "FAIL settings" in ran.stdout.decode()

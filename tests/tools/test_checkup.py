@@ -1,0 +1,68 @@
+"""Each check of `dlcmd doctor`, with a machine that is fine and with the fault that it is for."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dieselfs.limits import GIB, MIB
+from dieselfs_client.mount.view import Facts as MountFacts
+from dieselfs_tools.checkup import FAILURE, OK, WARNING, Facts, findings
+
+GOOD = Facts(
+    mount=MountFacts(True, False, (6, 18)),
+    filesystems=frozenset(("erofs", "overlay", "fuse")),
+    has_fuse_device=True,
+    has_fusermount=True,
+    allows_other=False,
+    descriptors=20_000,
+    mappings=65_530,
+    memory_bytes=24 * GIB,
+    memory_limit="the machine's memory",
+    available_bytes=20 * GIB,
+    huge_pages="madvise",
+    runtime_fault="",
+    folders={"cache folder": (Path("/home/ada/.cache/dieselfs"), True, 50 * GIB)},
+)
+USER = MountFacts(False, False, (6, 18))
+
+
+def test_nothing_is_found_on_a_good_machine() -> None:
+    assert {each.state for each in findings(GOOD)} == {OK}
+    assert not any(each.fix for each in findings(GOOD))
+    unlimited = replace(GOOD, memory_bytes=None, descriptors=-1, mappings=None, huge_pages="")
+    assert {each.state for each in findings(unlimited)} == {OK}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "state", "said", "fix"),
+    [
+        ({"has_fuse_device": False}, "fuse", FAILURE, "nothing can be mounted", "--device /dev/fuse"),
+        ({"mount": USER, "has_fusermount": False}, "fuse", FAILURE, "fusermount3", "package fuse3"),
+        ({"mount": USER}, "view", WARNING, "view fuse", "dlcmd run"),
+        ({"mount": MountFacts(True, False, (6, 1))}, "view", WARNING, "view overlay", "6.12"),
+        ({"filesystems": frozenset(("overlay", "fuse"))}, "view", WARNING, "no EROFS", "CONFIG_EROFS"),
+        ({"filesystems": frozenset(("fuse",))}, "view", WARNING, "view fuse", "CONFIG_OVERLAY_FS"),
+        ({"mount": USER}, "allow_other", WARNING, "only you", "user_allow_other"),
+        ({"descriptors": 1024}, "open files", WARNING, "1,024", "ulimit -Hn"),
+        ({"mappings": 1000}, "mappings", WARNING, "1,000", "vm.max_map_count"),
+        ({"memory_bytes": 8 * MIB, "memory_limit": "the cgroup /job"}, "memory", FAILURE, "/job", "at least"),
+        ({"memory_bytes": 500 * MIB}, "memory", WARNING, "500 MiB", "memory.max"),
+        ({"available_bytes": 100 * MIB}, "memory", WARNING, "100 MiB are free", "--memory"),
+        ({"huge_pages": "always"}, "huge pages", WARNING, "always", "madvise"),
+        ({"runtime_fault": "/tmp/x is not a folder"}, "sockets", FAILURE, "/tmp/x", "XDG_RUNTIME_DIR"),
+        ({"folders": {"home": (Path("/h"), False, GIB)}}, "home", FAILURE, "cannot be written", "chmod /h"),
+        ({"folders": {"home": (Path("/h"), True, MIB)}}, "home", WARNING, "1.0 MiB free", "larger disk"),
+    ],
+)
+def test_a_fault_is_found_with_its_remedy(
+    change: dict[str, Any], name: str, state: str, said: str, fix: str
+) -> None:
+    (found,) = (each for each in findings(replace(GOOD, **change)) if each.name == name)
+    assert (found.state, said in found.text, fix in found.fix) == (state, True, True), found
+
+
+def test_a_user_who_may_share_mounts_is_told_so() -> None:
+    found = {each.name: each.state for each in findings(replace(GOOD, mount=USER, allows_other=True))}
+    assert found["allow_other"] == OK

@@ -1,0 +1,41 @@
+"""What is read of this machine agrees with what other programs say of it."""
+
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dieselfs_tools import machine_facts as module
+from dieselfs_tools.machine_facts import machine_facts
+
+
+def test_the_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    found = machine_facts({"home": tmp_path / "not" / "there"})
+    assert found.descriptors == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert found.has_fusermount == (shutil.which("fusermount3") is not None)
+    assert found.memory_bytes and found.runtime_fault == ""
+    folder, is_writable, free_bytes = found.folders["home"]
+    assert folder == tmp_path / "not" / "there" and is_writable and free_bytes > 0
+
+
+def test_a_folder_of_sockets_that_others_can_enter_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "dieselfs").mkdir(mode=0o755)
+    assert "only this user" in machine_facts({}).runtime_fault
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"), [("user_allow_other\n", True), ("#user_allow_other\n", False), (None, False)]
+)
+def test_the_configuration_of_fuse(
+    text: str | None, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "fuse.conf"
+    if text is not None:
+        place.write_text(text)
+    monkeypatch.setattr(module, "_FUSE_CONFIG", place)
+    assert machine_facts({}).allows_other is allowed

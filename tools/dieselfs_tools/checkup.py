@@ -1,0 +1,165 @@
+"""The checks of `dlcmd doctor` on a machine: what is found, and what to change. No I/O."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dieselfs.limits import GIB, MIB, MOUNT_MEMORY_BYTES_MIN
+from dieselfs.settings import AUTO, FUSE, IMAGE
+from dieselfs.units import format_size
+from dieselfs_client.mount.view import Facts as MountFacts
+from dieselfs_client.mount.view import choices
+
+OK, WARNING, FAILURE = STATES = ("ok", "warning", "failure")
+
+DESCRIPTORS_MIN = 4096
+"""A job of many nodes, or a dataset of many chunks in shared memory, needs some thousand."""
+MAPPINGS_MIN = 65_530
+"""The kernel's default; chunks in shared memory take one each."""
+MEMORY_MIN_BYTES = 1 * GIB
+"""A mount works with less, but reads each chunk again and again."""
+FREE_MIN_BYTES = 1 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fix`: the command or change that mends it; empty if nothing needs to be changed."""
+
+    name: str
+    state: str
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What `machine_facts` has read. `folders`: by purpose, the folder, whether it is writable, and free bytes."""
+
+    mount: MountFacts
+    filesystems: frozenset[str]
+    has_fuse_device: bool
+    has_fusermount: bool
+    allows_other: bool
+    descriptors: int
+    mappings: int | None
+    memory_bytes: int | None
+    memory_limit: str
+    available_bytes: int | None
+    huge_pages: str
+    runtime_fault: str
+    folders: Mapping[str, tuple[Path, bool, int]]
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """One for each check, in the order of `CHECKS`; those of folders last."""
+    return [*(check(facts) for check in CHECKS), *_folders(facts)]
+
+
+def _fuse(facts: Facts) -> Finding:
+    if not facts.has_fuse_device:
+        fix = "load the module fuse; in a container, pass --device /dev/fuse"
+        return Finding("fuse", FAILURE, "/dev/fuse cannot be opened: nothing can be mounted", fix)
+    if not facts.mount.may_mount and not facts.has_fusermount:
+        fix = "install the package fuse3"
+        return Finding("fuse", FAILURE, "fusermount3 is missing, which ordinary users need to mount", fix)
+    return Finding("fuse", OK, "/dev/fuse can be opened")
+
+
+def _view(facts: Facts) -> Finding:
+    """The best view that is possible, as the mount chooses it."""
+    best, reason = next(
+        (view, reason)
+        for view, reason in choices(AUTO, facts.mount)
+        if view == FUSE or {"image": "erofs"}.get(view, view) in facts.filesystems
+    )
+    if best == IMAGE:
+        return Finding("view", OK, "mounts use the view image: no call of a reader waits for the daemon")
+    if not reason:
+        reason = f"the kernel has no {'EROFS' if 'erofs' not in facts.filesystems else 'overlayfs'}"
+        fix = "use a kernel with CONFIG_EROFS_FS_BACKED_BY_FILE and CONFIG_OVERLAY_FS"
+    else:
+        fix = "mount as root, or run the training with 'dlcmd run', on Linux 6.12 or later"
+    return Finding("view", WARNING, f"mounts use the view {best}: {reason}", fix)
+
+
+def _allow_other(facts: Facts) -> Finding:
+    if facts.mount.may_mount or facts.allows_other:
+        return Finding("allow_other", OK, "mounts can be shared with other users (-o allow_other)")
+    fix = "add the line user_allow_other to /etc/fuse.conf, if other users shall read your mounts"
+    return Finding("allow_other", WARNING, "only you can read your mounts", fix)
+
+
+def _descriptors(facts: Facts) -> Finding:
+    text = (
+        f"a process may open {facts.descriptors:,} files"
+        if facts.descriptors > 0
+        else "no limit of open files"
+    )
+    if 0 <= facts.descriptors < DESCRIPTORS_MIN:
+        fix = "raise the hard limit: ulimit -Hn, LimitNOFILE= of a unit, or /etc/security/limits.conf"
+        return Finding("open files", WARNING, f"{text}, {DESCRIPTORS_MIN:,} are better", fix)
+    return Finding("open files", OK, text)
+
+
+def _mappings(facts: Facts) -> Finding:
+    if facts.mappings is not None and facts.mappings < MAPPINGS_MIN:
+        fix = f"sysctl vm.max_map_count={MAPPINGS_MIN}"
+        return Finding("mappings", WARNING, f"a process may map {facts.mappings:,} pieces of memory", fix)
+    return Finding("mappings", OK, f"a process may map {facts.mappings or MAPPINGS_MIN:,} pieces of memory")
+
+
+def _memory(facts: Facts) -> Finding:
+    if facts.memory_bytes is None:
+        return Finding("memory", OK, "no limit is known")
+    text = f"{format_size(facts.memory_bytes)} by {facts.memory_limit}"
+    if facts.memory_bytes < 2 * MOUNT_MEMORY_BYTES_MIN:
+        fix = f"raise the limit: a mount needs at least {MOUNT_MEMORY_BYTES_MIN // MIB} MiB and room for its processes"
+        return Finding("memory", FAILURE, text, fix)
+    if facts.memory_bytes < MEMORY_MIN_BYTES:
+        return Finding(
+            "memory", WARNING, text, "raise the limit (memory.max of the control group, ulimit -v)"
+        )
+    if facts.available_bytes is not None and facts.available_bytes < MEMORY_MIN_BYTES:
+        text += f", of which {format_size(facts.available_bytes)} are free"
+        return Finding("memory", WARNING, text, "end other programs, or mount with a smaller --memory")
+    return Finding("memory", OK, text)
+
+
+def _huge_pages(facts: Facts) -> Finding:
+    text = f"transparent huge pages: {facts.huge_pages or 'none'}"
+    if facts.huge_pages == "always":
+        fix = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, if memory is scarce"
+        return Finding("huge pages", WARNING, f"{text}: small buffers may take 2 MiB each", fix)
+    return Finding("huge pages", OK, text)
+
+
+def _runtime(facts: Facts) -> Finding:
+    if facts.runtime_fault:
+        fix = "remove it, or set XDG_RUNTIME_DIR to a folder of your own with mode 0700"
+        return Finding("sockets", FAILURE, facts.runtime_fault, fix)
+    return Finding("sockets", OK, "the folder of sockets is yours alone")
+
+
+def _folders(facts: Facts) -> list[Finding]:
+    found = []
+    for what, (folder, is_writable, free_bytes) in facts.folders.items():
+        text = f"{folder}: {format_size(free_bytes)} free"
+        if not is_writable:
+            found.append(Finding(what, FAILURE, f"{folder} cannot be written to", f"chown or chmod {folder}"))
+        elif free_bytes < FREE_MIN_BYTES:
+            found.append(Finding(what, WARNING, text, "free some space, or move the folder to a larger disk"))
+        else:
+            found.append(Finding(what, OK, text))
+    return found
+
+
+CHECKS: tuple[Callable[[Facts], Finding], ...] = (
+    _fuse,
+    _view,
+    _allow_other,
+    _descriptors,
+    _mappings,
+    _memory,
+    _huge_pages,
+    _runtime,
+)

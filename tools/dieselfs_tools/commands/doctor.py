@@ -1,0 +1,50 @@
+"""`dlcmd doctor`: whether this machine and the servers are ready."""
+
+from dataclasses import asdict
+
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError
+from dieselfs.units import count
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+
+_MARKS = {"ok": "ok", "warning": "!", "failure": "FAIL"}
+
+
+@options.verb("doctor", "dlcmd doctor", "dlcmd doctor --json --server tcp://storage-1:7070")
+def doctor(session: Session) -> int:
+    """Check this machine and the server: a line for each check, and what to change.
+
+    A warning costs speed or comfort. A failure (exit code 2) must be mended: something does not work with it.
+    """
+    from dieselfs_tools.checkup import FAILURE, OK, WARNING, Finding, findings
+    from dieselfs_tools.config_probe import steps
+    from dieselfs_tools.machine_facts import machine_facts
+
+    found = []
+    try:
+        settings = session.settings()
+    except DieselfsError:
+        folders = {}  # the first step of the settings says why
+    else:
+        folders = {"cache folder": settings.cache}
+        if settings.server is None:
+            folders["home"] = settings.home
+    found += findings(machine_facts(folders))
+    for name, step in steps(session):
+        try:
+            found.append(Finding(name, OK, step()))
+        except DieselfsError as error:
+            found.append(Finding(name, FAILURE, str(error), "dlcmd config test"))
+            break  # the later ones need it
+    for each in found:
+        text = f"{_MARKS[each.state]:4} {each.name:12} {each.text}"
+        if each.fix:
+            text += f"\n     {'':12} -> {each.fix}"
+        session.output.record("check", text, asdict(each))
+    total = {state: sum(each.state == state for each in found) for state in (OK, WARNING, FAILURE)}
+    failed = [(each.name, each.text) for each in found if each.state == FAILURE]
+    if not session.output.is_json:
+        session.output.failures(failed, len(failed))
+    text = f"{total[OK]} ok, {count(total[WARNING], 'warning')}, {count(total[FAILURE], 'failure')}"
+    fields = {"ok": total[OK], "warnings": total[WARNING], "failures": total[FAILURE]}
+    return session.output.summary(text, fields, EXIT_PARTIAL if failed else EXIT_OK)
