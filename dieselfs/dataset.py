@@ -35,13 +35,13 @@ from dieselfs.cache.file_reader import Path
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cluster.access import JobAccess
 from dieselfs.dataset_file import DatasetFile, buffered
-from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
 from dieselfs.frozen_reader import FrozenReader
 from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
 from dieselfs.names import SCHEME, check_dataset_name, is_location, parse_location, printable, user_path
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.records import PurgeReport
+from dieselfs.rpc.records import CopyRequest, PurgeReport
 from dieselfs.settings import Settings
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.opportunistic import ServedLog
@@ -147,14 +147,14 @@ class Dataset:
             return reader.read_many(paths.nodes, is_shared_plan=paths.world > 1)
         return reader.get_many(paths)
 
-    def ahead(self, paths: ShuffledPaths) -> Iterator[str]:
-        """The same paths of a plan, one by one, while threads load what comes next (docs/guide/python.md)."""
-        return self.look_ahead.along(paths)
-
     @property
     def look_ahead(self) -> LookAhead:
         """Loads files of plans ahead of their readers, in this process; of the snapshot that is read now."""
         return (self._frozen.reader or self._frozen.open()).look_ahead
+
+    def ahead(self, paths: ShuffledPaths) -> Iterator[str]:
+        """The same paths of a plan, one by one, while threads load what comes next (docs/guide/python.md)."""
+        return self.look_ahead.along(paths)
 
     def get_nodes(
         self, nodes: Sequence[int] | npt.NDArray[np.integer], is_shared_plan: bool = False
@@ -342,42 +342,18 @@ class Dataset:
             self.writer.delete(snapshot.path(node))
 
     def rename(self, old: Path, new: Path) -> None:
-        """Move a file, a link, or a folder with its content: store it at the new path, then delete it at the old
-        (DIESEL 4.1.1). A crash in between leaves it at both. Takes effect when it returns.
+        """Move a file, a link, or a folder with its content: the servers store it at the new path, then delete it at
+        the old (DIESEL 4.1.1). A crash in between leaves it at both. Takes effect when it returns.
 
         Raises NotFound, AlreadyExists if the new path exists, InvalidInput if it lies in the old one.
         """
-        source, target = user_path(old), user_path(new)
-        snapshot = self.snapshot
-        top = snapshot.require(source)
-        if snapshot.find(target) >= 0:
-            raise AlreadyExists(
-                f"dl://{self._name}/{printable(target)} exists: delete it, or choose another path"
-            )
-        if not source or not target or target.startswith(source + b"/"):
-            raise InvalidInput(f"{printable(source)} cannot be moved into itself")
-        chunks = self.chunks
-        for node in (top, *snapshot.walk(top)):
-            self._copy(chunks, node, target + snapshot.path(node)[len(source) :])
         self.flush()
-        for node in (top, *snapshot.walk(top)):
-            self.writer.delete(snapshot.path(node))
-        self.flush()
-
-    def _copy(self, chunks: ServerSource, node: int, path: bytes) -> None:
-        """Store the content of `node` at another path."""
-        snapshot, stat = chunks.snapshot, chunks.snapshot.stat(node)
-        if stat.is_link:
-            self.writer.put_link(path, snapshot.target(node), stat.mode, stat.mtime_ns)
-        elif stat.is_folder:
-            self.writer.put_folder(path, stat.mode, stat.mtime_ns)
-        else:
-            extents = snapshot.extents(node)
-            contents = (chunks.fetch_extents(extent.chunk, [extent])[0] for extent in extents)
-            if len(extents) > 1:
-                self.writer.put_extents(path, contents, stat.size, stat.mode, stat.mtime_ns)
-            else:
-                self.writer.put(path, b"".join(contents), stat.mode, stat.mtime_ns)
+        name, target = self._name, user_path(new)
+        with suppress(NotFound):
+            self._client.stat(name, target)
+            raise AlreadyExists(f"dl://{name}/{printable(target)} exists: delete it, or choose another path")
+        self._client.copy_entries(CopyRequest(name, user_path(old), name, target, is_move=True))
+        self._frozen.refresh_if_newest()
 
     def flush(self) -> int:
         """Wait until all puts and deletes are stored (DL_flush); returns the generation. Later reads see them."""

@@ -50,6 +50,8 @@ LISTING_BYTES_MAX = 1 * MIB
 REPORT_LINE_BYTES_MAX = 1_000
 """One line of a report about a dataset, of which a reply holds at most REPORT_LINES_MAX."""
 REPORT_LINES_MAX = 1_000
+COPY_SELECTION_BYTES_MAX = 1 * MIB
+"""A selection of entries to copy: a bit for each entry of a dataset."""
 VERSIONS_PER_REQUEST_MAX = 1 << 20
 SNAPSHOT_BYTES_MAX = 64 * GIB
 SNAPSHOT_BASES_MAX = 64
@@ -58,6 +60,8 @@ SNAPSHOT_BASES_MAX = 64
 CONNECT_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 10.0
 """A server sends an empty message this often while it works on a call that takes long."""
+PROGRESS_S = 1.0
+"""A server that copies sends its progress this often."""
 LEAST_RATE_BYTES_PER_S = 64 * KIB
 """Bulk bytes that move more slowly over the whole of a transfer end the connection."""
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -232,7 +236,7 @@ UNMOUNT_TIMEOUT_S = 10.0
 assert CHUNK_TARGET_BYTES <= CHUNK_PAYLOAD_BYTES_MAX
 assert PATH_BYTES_MAX < CHUNK_PATH_BYTES_MAX < CHUNK_HEADER_BYTES_MAX
 assert HANDSHAKE_FRAME_BYTES_MAX <= FRAME_BYTES_MAX
-assert INLINE_FILE_BYTES_MAX < FRAME_BYTES_MAX
+assert max(INLINE_FILE_BYTES_MAX, COPY_SELECTION_BYTES_MAX) + CALL_BYTES_MAX < FRAME_BYTES_MAX
 assert INLINE_FILE_BYTES_MAX <= CHUNK_PAYLOAD_BYTES_MAX
 assert RANGES_PER_REQUEST_MAX * 8 < FRAME_BYTES_MAX
 assert CHUNK_ENTRIES_MAX <= VERSIONS_PER_REQUEST_MAX

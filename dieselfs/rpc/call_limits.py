@@ -7,6 +7,7 @@ The beginning of a message names the method, so a long call is refused before it
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import (
     CALL_BYTES_MAX,
+    COPY_SELECTION_BYTES_MAX,
     INLINE_FILE_BYTES_MAX,
     PEER_CHUNKS_MAX,
     RANGES_PER_REQUEST_MAX,
@@ -19,6 +20,7 @@ PREFIX_BYTES = 128
 _RANGE_BYTES, _CHUNK_BYTES = 8, 8
 _LONG_CALLS = {
     b"write_file": CALL_BYTES_MAX + INLINE_FILE_BYTES_MAX,
+    b"copy_entries": CALL_BYTES_MAX + COPY_SELECTION_BYTES_MAX,
     b"get_ranges": CALL_BYTES_MAX + RANGES_PER_REQUEST_MAX * _RANGE_BYTES,
     b"get_extents": CALL_BYTES_MAX + PEER_CHUNKS_MAX * _CHUNK_BYTES + RANGES_PER_REQUEST_MAX * _RANGE_BYTES,
 }

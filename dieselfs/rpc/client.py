@@ -4,31 +4,26 @@ Thread-safe: each call takes its own connection from a pool. Fork-safe: a child 
 """
 
 import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dieselfs.address import Address, Servers, UnixAddress, parse_servers
-from dieselfs.errors import AccessDenied, Damaged, ProtocolError, Unavailable
+from dieselfs.errors import Damaged, ProtocolError
 from dieselfs.limits import (
     JOB_ANSWER_TIMEOUT_S,
     JOB_INTERVAL_S_MIN,
     REQUEST_TIMEOUT_S,
-    SERVER_SILENCE_S,
     SNAPSHOT_BUILD_TIMEOUT_S,
     SNAPSHOT_BYTES_MAX,
 )
-from dieselfs.process.embedded_server import connect_embedded, socket_path
-from dieselfs.process.forks import renew_after_fork
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc import auth
-from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
-from dieselfs.rpc.connection import Connection, connected, read_payload_file, shared_files
-from dieselfs.rpc.endpoints import Tries, open_endpoints
+from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.records import (
+    CopyProgress,
+    CopyReport,
+    CopyRequest,
     FsckReport,
     KeyRecord,
     PinRecord,
@@ -42,15 +37,15 @@ from dieselfs.rpc.records import (
     TagRecord,
     UserRecord,
 )
+from dieselfs.rpc.server_connections import ServerConnections
 from dieselfs.rpc.wire import Buffer
-from dieselfs.settings import OFF, Settings
 
 if TYPE_CHECKING:  # a tool with one request starts without numpy
     import numpy as np
     import numpy.typing as npt
 
 MAINTENANCE_TIMEOUT_S = 24 * 3600.0
-"""Of a purge, a rebuild, or a check of a whole dataset."""
+"""Of a purge, a rebuild, a check, or a copy of a whole dataset."""
 
 EMBEDDED_TRIES_MAX = 3
 EMBEDDED_PAUSE_S = 0.05
@@ -61,7 +56,7 @@ POOL_CONNECTIONS_MAX = 16
 _T = TypeVar("_T")
 
 
-class ServerClient:
+class ServerClient(ServerConnections):
     """Calls a server, or one of several over the same stores. Every method raises Unavailable, ProtocolError,
     AccessDenied, and the errors in its docstring.
 
@@ -71,99 +66,6 @@ class ServerClient:
     each, until 60 s have passed; a read is repeated for 25 s. A call that must not run twice moves to another server
     only if it could not connect.
     """
-
-    def __init__(self, settings: Settings, start: int | None = None) -> None:
-        """`start`: which of several servers is called first; None for a random one."""
-        self.settings = settings
-        self._embedded = UnixAddress(str(socket_path(settings.home)))
-        self.address: Servers = parse_servers(settings.server) if settings.server else self._embedded
-        self._access = AccessFiles(settings)
-        if settings.server and settings.tls == OFF:
-            warn_of_plain_tcp(self.address)
-        self._lock = Lock()  # guards the two below
-        self._endpoints = open_endpoints(self.address, settings.etcd, start)
-        self._idle: list[Connection] = []
-        self._is_closed = False
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """The connections are in use by the parent; threads of it may have held the locks."""
-        self._lock, self._idle = Lock(), []
-        self._endpoints, self._access = self._endpoints.forked(), self._access.forked()
-
-    def close(self) -> None:
-        """Close the idle connections; calls in flight complete."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
-
-    @property
-    def servers_pin(self) -> bytes | None:
-        """The pin of the servers in the key file; None without one, as on a Unix socket."""
-        key = self._access.current().key
-        return key.pin if key else None
-
-    def trouble(self) -> str:
-        """Why the servers cannot be reached now; empty if the last call succeeded. Does not wait."""
-        return self._endpoints.trouble
-
-    def failures(self) -> int:
-        """How often a server failed this process: a connection or a call, which then went to another one."""
-        return self._endpoints.failures
-
-    def _connect(self, tries: Tries) -> Connection:
-        while True:
-            server = tries.next()
-            access = self._access.current()
-            try:
-                if self.settings.server is None:
-                    return self._connect_embedded()
-                return Connection(connected(server, access.tls), server, access.key)
-            except Unavailable as error:
-                tries.failed(server, error)
-            except AccessDenied:
-                if self._access.current(is_urgent=True) is access:
-                    raise
-
-    def _connect_embedded(self) -> Connection:
-        """Retries: a server that exits may accept a connection and drop it; the retry starts another server."""
-        for _ in range(EMBEDDED_TRIES_MAX - 1):
-            try:
-                return Connection(connect_embedded(self.settings.home), self._embedded, None)
-            except Unavailable:
-                time.sleep(EMBEDDED_PAUSE_S)
-        return Connection(connect_embedded(self.settings.home), self._embedded, None)
-
-    def _tries(self, is_patient: bool) -> Tries:
-        return self._endpoints.tries(is_patient)
-
-    def _take(self, tries: Tries) -> tuple[Connection, bool]:
-        """`(connection, whether it is a new one)`."""
-        key = self._access.current().key
-        with self._lock:
-            while self._idle and not tries.has_failed:
-                connection = self._idle.pop()
-                if connection.is_idle and connection.key is key:
-                    return connection, False
-                connection.close()
-        return self._connect(tries), True
-
-    def _close_idle(self, server: Address) -> None:
-        """A connection to `server` failed: its idle ones would fail too, each after its own timeout."""
-        with self._lock:
-            failed = [connection for connection in self._idle if connection.address == server]
-            self._idle = [connection for connection in self._idle if connection.address != server]
-        for connection in failed:
-            connection.close()
-
-    def _give_back(self, connection: Connection) -> None:
-        with self._lock:
-            if connection.is_open and not self._is_closed and len(self._idle) < POOL_CONNECTIONS_MAX:
-                self._idle.append(connection)
-                return
-        connection.close()
 
     def _call(
         self,
@@ -175,12 +77,19 @@ class ServerClient:
         bulk_bytes_max: int = 0,
         is_repeatable: bool = True,
         is_urgent: bool = False,
+        progressed: Callable[[CopyProgress], object] | None = None,
         **arguments: object,
     ) -> tuple[Any, bytearray | None]:
         """The reply, and the bulk bytes behind it. Options: as of `Connection.call` and `_with_connection`."""
         return self._with_connection(
             lambda connection, wait_s: connection.call(
-                method, arguments, bulk, wait_s, work_s=work_s, bulk_bytes_max=bulk_bytes_max
+                method,
+                arguments,
+                bulk,
+                wait_s,
+                work_s=work_s,
+                bulk_bytes_max=bulk_bytes_max,
+                progressed=progressed,
             ),
             timeout_s,
             is_repeatable,
@@ -189,40 +98,6 @@ class ServerClient:
 
     def _value(self, method: str, **options: Any) -> Any:  # the reply alone
         return self._call(method, **options)[0]
-
-    def _with_connection(
-        self,
-        call: Callable[[Connection, float], _T],
-        timeout_s: float,
-        is_repeatable: bool,
-        is_urgent: bool,
-    ) -> _T:
-        """What `call` returns for one of the servers. It gets a connection, and the timeout for bytes to move.
-
-        `is_urgent`: a reader waits for it. The timeout of a silent server is shorter if there is another one; failed
-        servers are retried.
-        """
-        tries = self._tries(is_patient=is_urgent)
-        while True:
-            connection, is_new = self._take(tries)
-            try:
-                is_impatient = is_urgent and tries.has_other(connection.address)
-                result = call(connection, SERVER_SILENCE_S if is_impatient else timeout_s)
-                if self._endpoints.trouble:
-                    self._endpoints.trouble = ""
-                return result
-            except Unavailable as error:
-                if connection.is_open or not is_repeatable:
-                    raise
-                self._close_idle(connection.address)
-                # An old connection may have failed because the server has restarted.
-                tries.failed(connection.address, error, is_final=is_new)
-            except AccessDenied:
-                if self._access.current(is_urgent=True).key is connection.key:
-                    raise
-                connection.close()  # its key was replaced, and removed before this client had noticed
-            finally:
-                self._give_back(connection)
 
     # -- datasets ----------------------------------------------------------------------------------------
 
@@ -335,6 +210,17 @@ class ServerClient:
         return int(
             self._value("put_chunk", bulk=parts, dataset=dataset, chunk_id=chunk_id, bulk_length=length)
         )
+
+    def copy_entries(
+        self, request: CopyRequest, progressed: Callable[[CopyProgress], object] | None = None
+    ) -> CopyReport:
+        """Copy inside the servers, also to another dataset; `progressed` is called about once a second. Of an
+        interrupted copy each entry is complete or absent; the source is deleted when all are stored. May be repeated.
+
+        Raises NotFound, InvalidInput, Damaged, StorageFull, or AlreadyExists for a path that is taken.
+        """
+        report = self._maintain("copy_entries", progressed=progressed, **request._asdict())
+        return _copy(CopyReport, report, paths=tuple(report.paths))
 
     def pending_file(self, dataset: str, path: bytes) -> PendingFile:
         """What is stored of an interrupted upload to `path`. Raises NotFound if there is no such dataset."""
@@ -485,10 +371,6 @@ class ServerClient:
             _copy(UserRecord, user, keys=tuple(_copy(KeyRecord, key) for key in user.keys))
             for user in self._value("list_users")
         ]
-
-    def servers(self) -> Sequence[Address]:
-        """The servers that this client may use."""
-        return self._endpoints.servers()
 
     def status(self) -> ServerStatus:
         return _copy(ServerStatus, self._value("status"))

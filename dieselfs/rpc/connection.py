@@ -27,14 +27,17 @@ from dieselfs.rpc import auth
 from dieselfs.rpc.messages import (
     FRAME_HEADER_BYTES,
     KEEP_ALIVE,
+    PROGRESS,
+    PROGRESS_BYTES,
     PROTOCOL_VERSION,
     connection_name,
+    decode_progress,
     decode_reply,
     encode_call,
     frame,
     frame_length,
 )
-from dieselfs.rpc.records import SharedFile
+from dieselfs.rpc.records import CopyProgress, SharedFile
 from dieselfs.rpc.wire import Buffer, Wire
 from dieselfs.sockets import is_believed, open_socket, peer_user
 
@@ -165,6 +168,7 @@ class Connection(Wire):
         total_s: float = math.inf,
         work_s: float = 0.0,
         bulk_bytes_max: int = 0,
+        progressed: Callable[[CopyProgress], object] | None = None,
     ) -> tuple[Any, bytearray | None]:
         """Call `method`, sending `bulk` behind it. Returns the reply, and the bulk bytes that follow it, if any.
 
@@ -173,12 +177,13 @@ class Connection(Wire):
         when the next is requested. It raises ProtocolError for an impossible reply.
         `timeout_s` bounds each wait for bytes to move, `total_s` all waits together. Without it, the reply has to come
         within `2 * timeout_s + work_s`, and bulk bytes at LEAST_RATE_BYTES_PER_S. `work_s`: the time for which a server
-        that keeps the connection alive may work on the call. Raises the server's refusal (the connection stays open),
-        or ProtocolError, Unavailable, or an error of `destination` (it is closed).
+        that keeps the connection alive may work on the call. `progressed` is called with the progress that it sends.
+        Raises the server's refusal (the connection stays open), or ProtocolError, Unavailable, or an error of
+        `destination` or `progressed` (it is closed).
         """
         sending_s = sum(map(len, bulk)) / LEAST_RATE_BYTES_PER_S
         self.limit(timeout_s, min(total_s, 2 * timeout_s + work_s + sending_s))
-        reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX)
+        reply = self._exchange(method, arguments, bulk, FRAME_BYTES_MAX, progressed=progressed)
         length = getattr(reply, "bulk_length", None) or 0
         if length < 0 or (destination is None and length > bulk_bytes_max):
             self.close()
@@ -234,6 +239,7 @@ class Connection(Wire):
         reply_bytes_max: int,
         descriptors: list[int] | None = None,
         descriptors_max: int = 0,
+        progressed: Callable[[CopyProgress], object] | None = None,
     ) -> Any:
         """Descriptors that come with the reply are added to `descriptors`; None: none is received."""
         sequence = next(self._sequence)
@@ -246,7 +252,9 @@ class Connection(Wire):
                 header: bytes | bytearray = self.receive(FRAME_HEADER_BYTES)
             else:
                 header = self.receive_with_descriptors(FRAME_HEADER_BYTES, descriptors, descriptors_max)
-            while header == KEEP_ALIVE:
+            while header == KEEP_ALIVE or (progressed is not None and header == PROGRESS):
+                if progressed is not None and header == PROGRESS:
+                    progressed(decode_progress(self.receive(PROGRESS_BYTES)))
                 header = self.receive(FRAME_HEADER_BYTES)
             self.hurry()  # signs of life prolong the work, not the reply
             reply = self.receive(frame_length(header, reply_bytes_max))

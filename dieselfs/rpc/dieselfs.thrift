@@ -120,6 +120,16 @@ struct PurgeReport {
   5: required list<string> held_by
 }
 
+/** `skipped` entries exist already, or are kept. `paths`: the first new paths, in a dry run. */
+struct CopyReport {
+  1: required i64 copied
+  2: required i64 copied_bytes
+  3: required i64 skipped
+  4: required i64 deleted
+  5: required i64 generation
+  6: required list<binary> paths
+}
+
 /** `updated_ns`: when the generation was made. */
 struct TagInfo {
   1: required string name
@@ -256,6 +266,16 @@ service ChunkServer extends Handshake {
   i64 reserve_versions(1: string dataset, 2: i32 count) throws (1: Refusal refusal)
   /** Followed by the chunk. Returns the dataset's new generation, when the chunk is durable and applied. */
   i64 put_chunk(1: string dataset, 2: binary chunk_id, 3: i64 bulk_length) throws (1: Refusal refusal)
+
+  /**
+   * Copy a file, a link, or a folder with its content; with `is_move`, delete it then. `tag`: of the source, or empty.
+   * `existing`: what to do with files of other content at the new paths; 0 refuse, 1 keep, 2 replace. `is_merged`: the
+   * new path may be a folder that exists. `selection`: a bit for each node of the source's snapshot, of `generation` or
+   * of the tag, lowest bits first; empty: copy all. Messages with progress come before the reply.
+   */
+  CopyReport copy_entries(1: string dataset, 2: string tag, 3: binary path, 4: string target_dataset,
+    5: binary target_path, 6: i32 existing, 7: bool is_move, 8: bool is_merged, 9: bool is_dry_run,
+    10: i64 generation, 11: binary selection) throws (1: Refusal refusal)
 
   /** What is stored of a file at `path` of which extents are missing (the newest, if there are several). */
   PendingInfo get_pending(1: string dataset, 2: binary path) throws (1: Refusal refusal)

@@ -17,6 +17,7 @@ from thriftpy2.transport import TMemoryBuffer, TTransportException
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import CALL_VALUES_MAX
 from dieselfs.rpc.call_limits import reply_values_max
+from dieselfs.rpc.records import CopyProgress
 from dieselfs.rpc.scan import check_message
 
 FRAME_HEADER_BYTES = 4
@@ -24,6 +25,11 @@ FRAME_HEADER_BYTES = 4
 _LENGTH = struct.Struct(">I")
 KEEP_ALIVE = bytes(FRAME_HEADER_BYTES)
 """An empty message, before a reply: the server still works on the call."""
+
+_PROGRESS = struct.Struct("<4Q")
+PROGRESS_BYTES = _PROGRESS.size
+PROGRESS = _LENGTH.pack(PROGRESS_BYTES)
+"""Before a message with the progress of a copy, which is shorter than any reply to it."""
 
 _IDL = (get_data("dieselfs.rpc", "dieselfs.thrift") or b"").decode()
 thrift: Any = thriftpy2.load_fp(StringIO(_IDL), module_name="dieselfs_rpc_thrift")
@@ -68,6 +74,16 @@ def frame_length(header: bytes | bytearray | memoryview, limit_bytes: int) -> in
             "is it a dieselfs server?"
         )
     return int(length)
+
+
+def encode_progress(progress: CopyProgress) -> bytes:
+    """A sign of life of a server that copies."""
+    return _PROGRESS.pack(*progress)
+
+
+def decode_progress(message: bytes | bytearray) -> CopyProgress:
+    """Of PROGRESS_BYTES."""
+    return CopyProgress(*_PROGRESS.unpack(message))
 
 
 def connection_name(client_nonce: bytes) -> str:

@@ -4,6 +4,7 @@ Named tuples, because they are made five times as fast as data classes when the 
 """
 
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import NamedTuple
 
 
@@ -57,6 +58,57 @@ class PurgeReport(NamedTuple):
     chunks_waiting: int
     bytes_freed: int
     held_by: tuple[str, ...] = ()
+
+
+class Existing(IntEnum):
+    """What a copy does with a file or link that exists at its new path with other content."""
+
+    REFUSE = 0
+    """Nothing is copied."""
+    KEEP = 1
+    REPLACE = 2
+
+
+class CopyRequest(NamedTuple):
+    """What to copy, by the servers: a file, a link, or a folder with its content. `target_path` is the new path itself,
+    not a folder to copy into. `tag`: of the source; empty for its newest generation. `is_move`: delete the source
+    afterwards. `is_merged`: a folder may be copied into one that exists. `selection`: the entries to copy, if not all:
+    a bit for each node of the source's snapshot, bit `i % 8` of byte `i // 8`; `generation`: of that snapshot.
+    """
+
+    dataset: str
+    path: bytes
+    target_dataset: str
+    target_path: bytes
+    tag: str = ""
+    existing: int = Existing.REFUSE
+    is_move: bool = False
+    is_merged: bool = False
+    is_dry_run: bool = False
+    generation: int = 0
+    selection: bytes = b""
+
+
+class CopyReport(NamedTuple):
+    """The result of a copy, or of its dry run. `skipped` entries exist already, with the same content, or are kept.
+    `paths`: the first new paths, in a dry run.
+    """
+
+    copied: int
+    copied_bytes: int
+    skipped: int
+    deleted: int
+    generation: int
+    paths: tuple[bytes, ...] = ()
+
+
+class CopyProgress(NamedTuple):
+    """Entries and bytes of files: stored until now, and in all."""
+
+    done: int
+    done_bytes: int
+    total: int
+    total_bytes: int
 
 
 class TagRecord(NamedTuple):

@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from threading import Event, Lock, Thread
 
 import numpy as np
@@ -18,7 +17,8 @@ from dieselfs.arrays import Numbers
 from dieselfs.cache.policy import is_worth_whole
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.names import printable
-from dieselfs.snapshot.reader import ExtentRef, Snapshot, Stat
+from dieselfs.snapshot.reader import ExtentRef, Stat
+from dieselfs.snapshot.storage_order import tree_order
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.destination import PERMISSIONS_KEPT, Destination, open_destination, permissions_allowed
 from dieselfs.transfer.report import TransferReport
@@ -27,51 +27,6 @@ Content = bytes | memoryview
 
 DEFAULT_JOBS = 2
 """One thread fetches while another writes; more threads are slower."""
-
-
-@dataclass(frozen=True, eq=False)
-class DownloadPlan:
-    """The nodes of a download, as node numbers of shape (n,): folders and links in the order of the walk.
-
-    `extents` are extent numbers of the snapshot, ordered by chunk and offset in it; `owners` are the nodes of their
-    files, of the same shape. `starts` are the positions at which a chunk begins, and then the number of extents.
-    """
-
-    folders: Numbers
-    links: Numbers
-    empty_files: Numbers
-    owners: Numbers
-    extents: Numbers
-    starts: Sequence[int]
-    files: int
-    total_bytes: int
-
-
-def plan_download(snapshot: Snapshot, node: int, selected: Numbers | None = None) -> DownloadPlan:
-    """The plan to download `node` and everything below it, or of that what is `selected`: ascending, of shape (n,),
-    with the folders of each node.
-    """
-    nodes = np.fromiter(chain([node], snapshot.walk(node)), np.int64)
-    if selected is not None:
-        nodes = nodes[np.isin(nodes, selected)]
-    kinds = snapshot.column("modes")[nodes] & 0o170000
-    files = nodes[kinds == stat.S_IFREG]
-    counts = snapshot.column("counts")[files].astype(np.int64)
-    firsts = snapshot.column("firsts")[files].astype(np.int64)
-    owners = np.repeat(files, counts)
-    extents = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(len(owners))
-    chunks = snapshot.column("extent_chunks")[extents].astype(np.int64)
-    order = np.lexsort((snapshot.column("extent_offsets")[extents], chunks))
-    return DownloadPlan(
-        folders=nodes[kinds == stat.S_IFDIR],
-        links=nodes[kinds == stat.S_IFLNK],
-        empty_files=files[counts == 0],
-        owners=owners[order],
-        extents=extents[order],
-        starts=[*np.flatnonzero(np.diff(chunks[order], prepend=-1)).tolist(), len(order)],
-        files=len(nodes),
-        total_bytes=int(snapshot.column("sizes")[files].sum()),
-    )
 
 
 def is_there(status: os.stat_result | None, stored: Stat) -> bool:
@@ -116,7 +71,7 @@ class TreeDownload:
 
         `jobs`: threads that fetch and write. `is_forced`: existing files are written again. `report`: of
         the downloads before this one, to add to. `is_preserving`: permissions as stored, also those that the umask
-        forbids. `selected`: as for `plan_download`.
+        forbids. `selected`: as for `tree_order`.
         """
         self.report = report or TransferReport()
         self._chunks = chunks
@@ -126,18 +81,18 @@ class TreeDownload:
         self._permissions = PERMISSIONS_KEPT if is_preserving else permissions_allowed()
         self._name = name
         self._base_bytes = len(self.snapshot.path(node))
-        self._plan = plan_download(self.snapshot, node, selected)
+        self._order = tree_order(self.snapshot, node, selected)
         self._jobs = jobs
         self._is_forced = is_forced
         self._all_ended = Event()
         self._lock = Lock()  # guards the report and the five below
-        self._ranges = zip(self._plan.starts[:-1], self._plan.starts[1:], strict=True)
+        self._ranges = zip(self._order.starts[:-1], self._order.starts[1:], strict=True)
         self._spanning: dict[int, _Spanning] = {}
         self._failed_nodes: set[int] = set()
         self._error: BaseException | None = None
         self._working = 0
-        self.report.found_files += self._plan.files
-        self.report.found_bytes += self._plan.total_bytes
+        self.report.found_files += self._order.entries
+        self.report.found_bytes += self._order.total_bytes
         self.report.is_all_found = True
 
     def run(self) -> TransferReport:
@@ -150,7 +105,7 @@ class TreeDownload:
         destination = open_destination(self.folder, self._permissions)
         try:
             self._make_folders(destination)
-            for node in self._plan.empty_files.tolist():
+            for node in self._order.empty_files.tolist():
                 if not self._is_skipped(destination, node):
                     self._write_whole(destination, node, b"")
             self._work_in_threads()
@@ -165,8 +120,10 @@ class TreeDownload:
 
     def nodes(self) -> list[int]:
         """What is downloaded: folders, files and links."""
-        plan = self._plan
-        return sorted({*np.concatenate((plan.folders, plan.links, plan.empty_files, plan.owners)).tolist()})
+        order = self._order
+        return sorted(
+            {*np.concatenate((order.folders, order.links, order.empty_files, order.owners)).tolist()}
+        )
 
     def relative(self, node: int) -> bytes:
         """The path of a node in the destination folder."""
@@ -175,7 +132,7 @@ class TreeDownload:
     # -- folders and links -------------------------------------------------------------------------------
 
     def _make_folders(self, destination: Destination) -> None:
-        for node in self._plan.folders.tolist():
+        for node in self._order.folders.tolist():
             try:
                 if path := self.relative(node):
                     destination.make_folder(path)
@@ -184,7 +141,7 @@ class TreeDownload:
 
     def _make_links(self, destination: Destination) -> None:
         """After all files, so no file is written through a link of the dataset."""
-        for node in self._plan.links.tolist():
+        for node in self._order.links.tolist():
             mtime_ns = self.snapshot.stat(node).mtime_ns
             try:
                 destination.make_link(self.relative(node), self.snapshot.target(node), mtime_ns)
@@ -194,7 +151,7 @@ class TreeDownload:
 
     def _finish_folders(self, destination: Destination, is_new: bool) -> None:
         """The deepest first, because finishing a folder changes nothing above it."""
-        for node in reversed(self._plan.folders.tolist()):
+        for node in reversed(self._order.folders.tolist()):
             path = self.relative(node)
             if node in self._failed_nodes:
                 continue
@@ -251,7 +208,7 @@ class TreeDownload:
         """Fetch the missing extents of a chunk and write them."""
         missing = []
         for position in positions:
-            node, extent = int(self._plan.owners[position]), self._extent(int(self._plan.extents[position]))
+            node, extent = int(self._order.owners[position]), self._extent(int(self._order.extents[position]))
             if extent.length == self.snapshot.size(node):
                 is_missing = not self._is_skipped(destination, node)
             else:

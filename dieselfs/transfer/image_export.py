@@ -16,9 +16,10 @@ from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull
 from dieselfs.names import printable
 from dieselfs.snapshot.erofs_image import Ownership, build_image
 from dieselfs.snapshot.reader import ROOT, ExtentRef
+from dieselfs.snapshot.storage_order import tree_order
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.destination import DISK_FULL, aside_name, write_at
-from dieselfs.transfer.download import DEFAULT_JOBS, plan_download
+from dieselfs.transfer.download import DEFAULT_JOBS
 from dieselfs.transfer.report import TransferReport
 
 IMAGE_MODE = 0o666
@@ -41,16 +42,16 @@ class ImageExport:
         self._path = os.fsencode(path)
         self._jobs = jobs
         self._image = build_image(self._snapshot, Ownership(0, 0), folder)
-        self._plan = plan_download(self._snapshot, folder)
+        self._order = tree_order(self._snapshot, folder)
         order = np.argsort(self._image.nodes)
-        places = np.searchsorted(self._image.nodes, self._plan.owners, sorter=order)
-        places_in_files = self._snapshot.column("extent_places")[self._plan.extents].astype(np.int64)
+        places = np.searchsorted(self._image.nodes, self._order.owners, sorter=order)
+        places_in_files = self._snapshot.column("extent_places")[self._order.extents].astype(np.int64)
         self._places = self._image.starts[order[places]] + places_in_files
-        self._ranges = zip(self._plan.starts[:-1], self._plan.starts[1:], strict=True)
+        self._ranges = zip(self._order.starts[:-1], self._order.starts[1:], strict=True)
         self._is_ending = False
         self._lock = Lock()  # guards the report and `_ranges`
-        self.report.found_files = self._plan.files
-        self.report.found_bytes = self._plan.total_bytes
+        self.report.found_files = self._order.entries
+        self.report.found_bytes = self._order.total_bytes
         self.report.is_all_found = True
 
     @property
@@ -81,7 +82,7 @@ class ImageExport:
             except BaseException:
                 os.unlink(aside)
                 raise
-        self.report.done_files = self._plan.files
+        self.report.done_files = self._order.entries
         return self.report
 
     @contextmanager
@@ -121,9 +122,9 @@ class ImageExport:
             raise
 
     def _write_chunk(self, file: int, first: int, last: int) -> None:
-        """Fetch the extents of a chunk, those of `plan.extents[first:last]`, and write each in its place."""
+        """Fetch the extents of a chunk, those of `extents[first:last]` of the order, and write each in its place."""
         column = self._snapshot.column
-        rows = self._plan.extents[first:last]
+        rows = self._order.extents[first:last]
         names = ("places", "chunks", "offsets", "lengths", "digests")
         extents = list(map(ExtentRef, *(column(f"extent_{name}")[rows].tolist() for name in names)))
         chunk, total_bytes = extents[0].chunk, sum(extent.length for extent in extents)

@@ -14,11 +14,14 @@ from dieselfs.limits import (
     BULK_BYTES_MAX,
     BULK_BYTES_PER_USER_MAX,
     BULK_IDLE_TIMEOUT_S,
+    KEEP_ALIVE_S,
     LEAST_RATE_BYTES_PER_S,
+    PROGRESS_S,
     REPLY_BYTES_MAX,
     REPLY_BYTES_PER_USER_MAX,
 )
 from dieselfs.metrics import LATENCY_BOUNDS_S
+from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc import records
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _STRUCTS = {
     DatasetRecord: thrift.DatasetInfo,
+    records.CopyReport: thrift.CopyReport,
     records.FsckReport: thrift.FsckReport,
     records.KeyRecord: thrift.KeyInfo,
     records.PinRecord: thrift.PinInfo,
@@ -50,7 +54,7 @@ _STRUCTS = {
 
 AUDITED = frozenset(
     (
-        *("create_dataset", "drop_dataset", "purge", "rebuild", "put_tag", "delete_tag"),
+        *("create_dataset", "drop_dataset", "purge", "rebuild", "put_tag", "delete_tag", "copy_entries"),
         *("add_key", "expire_key", "remove_key", "grant"),
     )
 )
@@ -64,6 +68,10 @@ _AUDITED_ARGUMENTS = {
     "key_id": "key",
     "right": "right",
     "is_dry_run": "is_dry_run",
+    "path": "path",
+    "target_dataset": "target",
+    "target_path": "target_path",
+    "is_move": "is_move",
 }
 """Arguments in the audit log, and their names there. None of them is a secret."""
 
@@ -105,7 +113,7 @@ class _Noted:
         )
         if audit is not None and call.method in AUDITED:
             arguments = {
-                shown: getattr(call.arguments, name)
+                shown: _loggable(getattr(call.arguments, name))
                 for name, shown in _AUDITED_ARGUMENTS.items()
                 if getattr(call.arguments, name, None) is not None
             }
@@ -118,6 +126,10 @@ class _Noted:
                 outcome=outcome,
                 **arguments,
             )
+
+
+def _loggable(value: Any) -> Any:
+    return printable(value) if isinstance(value, bytes) else value
 
 
 class Dispatcher:
@@ -178,7 +190,10 @@ class Dispatcher:
                         call.bulk = await connection.receive_bulk(length)
                 self._service.requests.value += 1
                 if method in LONG_METHODS:
-                    reply = await kept_alive(connection, lambda: HANDLERS[method](call))
+                    interval_s = PROGRESS_S if method == "copy_entries" else KEEP_ALIVE_S
+                    reply = await kept_alive(
+                        connection, lambda: HANDLERS[method](call), interval_s, call.sign_of_life
+                    )
                 else:
                     reply = await HANDLERS[method](call)
             noted.end("ok")

@@ -14,6 +14,8 @@ from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, SMALL_REPLY_BYTES
 from dieselfs.metrics import Registry
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
+from dieselfs.rpc.messages import encode_progress
+from dieselfs.rpc.records import CopyProgress
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.refresh import Refresh
@@ -37,6 +39,9 @@ ADMISSIONS_AT_ONCE_MAX = 1
 STORE_WRITES_MAX = 16
 """Limit of chunks that are being stored, over all clients."""
 
+
+COPIES_MAX = 4
+"""Copies at the same time on a server, of all clients. Each has two chunks in memory."""
 
 TAG_READS_MAX = 2
 """Limit of tags that are being read, over all clients: each is a snapshot in memory."""
@@ -91,6 +96,7 @@ class Service:
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self.maintenance = MaintenanceJobs(self.metadata, self.now_ns)
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
+        self.copies = trio.Semaphore(COPIES_MAX)
         self.tag_reads = trio.CapacityLimiter(TAG_READS_MAX)
 
     def now_ns(self) -> int:
@@ -111,7 +117,7 @@ async def _hold_nothing(size_bytes: int) -> None:
 @dataclass(eq=False)
 class Call:
     """A call of a method. `arguments` is a Thrift struct; `bulk` has the bytes that followed it. `hold` takes bytes of
-    the budget of replies, until the reply has been sent.
+    the budget of replies, until the reply has been sent. A handler may set `progress`.
     """
 
     service: Service
@@ -120,6 +126,11 @@ class Call:
     arguments: Any
     bulk: bytes | bytearray = b""
     hold: Callable[[int], Awaitable[None]] = _hold_nothing
+    progress: Callable[[], CopyProgress] | None = None
+
+    def sign_of_life(self) -> bytes:
+        """A message for the caller while the server works: its progress, if the handler has any, or empty."""
+        return b"" if self.progress is None else encode_progress(self.progress())
 
     async def hold_reply(self, size_bytes: int) -> None:
         """Call it before the memory for a reply is taken. Raises Unavailable if the replies of others take it for too

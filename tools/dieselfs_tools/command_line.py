@@ -49,7 +49,8 @@ VERBS = {
     "tree": "Draw a folder with its content.",
     "cat": "Write files to standard output.",
     "head": "Write the first lines or bytes of files.",
-    "mv": "Move or rename a file or a folder.",
+    "cp": "Copy files and folders, also between datasets.",
+    "mv": "Move or rename files and folders.",
     "rm": "Delete files and folders.",
     "du": "Show the size and number of files.",
     "info": "Show the totals of a dataset, or the chunks of a file.",
@@ -84,7 +85,7 @@ VERBS = {
 EXIT_OUTPUT_CLOSED = 141
 """The code that a shell reports for a write into a closed pipe."""
 
-_RESUMABLE = {"put", "sync", "get", "import"}
+_RESUMABLE = {"put", "sync", "get", "import", "cp", "mv"}
 
 _EPILOG = """\b
 Examples:
@@ -101,7 +102,7 @@ Exit codes:
     5  damaged: stored or received bytes are corrupt
     6  unavailable: the server cannot be reached or does not answer
    70  a bug in dieselfs; --debug shows where
-  130  interrupted; the same put, get or import, run again, continues
+  130  interrupted; the same put, get, cp, mv or import, run again, continues
   141  the reader of the output closed the pipe"""
 
 

@@ -12,8 +12,9 @@ from typing import BinaryIO
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, AlreadyExists, DieselfsError, InvalidInput, StorageFull
 from dieselfs.names import Location, printable, split_path
+from dieselfs.snapshot.storage_order import tree_order
 from dieselfs.transfer.destination import DISK_FULL, aside_name
-from dieselfs.transfer.download import TreeDownload, plan_download
+from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration
 from dieselfs_tools.download_runner import report_download
@@ -66,14 +67,14 @@ def run_export(session: Session, dataset: Dataset, folder: int, options: ExportO
         with shown(output, "export", lambda: Reading.of(download.report)):
             download.run()
         return report_download(output, download.report, time.monotonic() - began_s)
-    plan, report = plan_download(dataset.snapshot, folder, selected), TransferReport()
-    entries = plan.files - 1  # the folder itself is no entry
-    report.found_files, report.found_bytes, report.is_all_found = entries, plan.total_bytes, True
+    order, report = tree_order(dataset.snapshot, folder, selected), TransferReport()
+    entries = order.entries - 1  # the folder itself is no entry
+    report.found_files, report.found_bytes, report.is_all_found = entries, order.total_bytes, True
     fields: dict[str, object] = {"target": target, "format": options.format_name, "entries": entries}
     what = f"{options.location} as {options.format_name}"
     if options.is_dry_run:
-        text = f"would write {what} to {target} ({count(entries, 'entry')}, {output.size(plan.total_bytes)})"
-        return output.summary(text, {"dry_run": True, **fields, "bytes": plan.total_bytes})
+        text = f"would write {what} to {target} ({count(entries, 'entry')}, {output.size(order.total_bytes)})"
+        return output.summary(text, {"dry_run": True, **fields, "bytes": order.total_bytes})
     export = Export(EntryReader(dataset, folder, selected), options, report)
     with shown(output, "export", lambda: Reading.of(report)), _errors(target):
         export.run()

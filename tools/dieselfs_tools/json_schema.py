@@ -61,8 +61,9 @@ FIELDS: Mapping[str, Field] = {
     "seconds": Field(NUMBER, "Duration, in seconds."),
     # -- names
     "dataset": Field(TEXT, "Name of a dataset, or NAME@TAG."),
+    "target_dataset": Field(TEXT, "Name of the dataset that is copied to."),
     "path": Field(TEXT, "Path in the dataset; of a failure also a local one."),
-    "source": Field(TEXT, "Local path, or source and record."),
+    "source": Field(TEXT, "Local path, or source and record; of a copy its path before."),
     "destination": Field(TEXT, "Local path."),
     "target": Field(TEXT, "Target of a link; of an export, its file or folder."),
     "old": Field(TEXT, "Path before."),
@@ -99,6 +100,9 @@ FIELDS: Mapping[str, Field] = {
     "written_bytes": Field(WHOLE, "Their bytes."),
     "skipped": Field(WHOLE, "Entries that were there already; of an epoch: skipped files."),
     "skipped_bytes": Field(WHOLE, "Their bytes."),
+    "sources": Field(WHOLE, "Number of sources of a copy; `old`, `new`: of the first."),
+    "copied": Field(WHOLE, "Entries copied by this command."),
+    "copied_bytes": Field(WHOLE, "Their bytes."),
     "deleted": Field(WHOLE, "Deleted entries."),
     "failed": Field(WHOLE, "Failed items."),
     "is_damaged": Field(YES_NO, "Whether stored bytes are corrupt."),
@@ -246,6 +250,10 @@ _UPLOAD = {
     "summary": [_UPLOADED, _WOULD_UPLOAD],
 }
 _GOT = "written written_bytes skipped failed is_damaged seconds"
+_TO_GET = "*path *destination size"
+_COPIED = (
+    "dry_run dataset target_dataset *old *new sources copied copied_bytes skipped deleted generation seconds"
+)
 _ENTRY = "*path kind size mode mtime_ns *target?"
 _DATASET = "dataset files bytes chunks generation updated_ns"
 _TAG = "dataset tag generation updated_ns files bytes digest"
@@ -260,7 +268,7 @@ _SETTING = "name value origin where"
 VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "put": _UPLOAD,
     "sync": _UPLOAD,
-    "get": {"entry": ["*path *destination size"], "summary": [_GOT, "dry_run entries bytes skipped"]},
+    "get": {"entry": [_TO_GET], "summary": [_GOT, "dry_run entries bytes skipped"]},
     "import": _UPLOAD,
     "export": {
         "summary": [
@@ -275,7 +283,11 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "tree": {"entry": [_ENTRY], "summary": ["folders files?"]},
     "cat": {"summary": []},
     "head": {"summary": []},
-    "mv": {"summary": ["dataset *old *new dry_run?"]},
+    "cp": {
+        "entry": ["*path *source", *_UPLOAD["entry"], _TO_GET],
+        "summary": [_COPIED, *_UPLOAD["summary"], _GOT, "dry_run entries bytes skipped"],
+    },
+    "mv": {"entry": ["*path *source"], "summary": [_COPIED]},
     "rm": {"entry": ["dataset *path"], "summary": ["entries dry_run?"]},
     "du": {"usage": ["dataset *path bytes files"], "summary": ["bytes files"]},
     "info": {

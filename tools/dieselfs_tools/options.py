@@ -164,11 +164,14 @@ yes = flag("-y", "--yes", "is_confirmed", text="Do not ask for confirmation.")
 human = flag("-h", "--human", expose_value=False, text="Print sizes as 4.0 MiB (the default).")
 
 
+JOBS = 2
+"""Threads of an upload or a download."""
+
 jobs = click.option(
     "-j",
     "--jobs",
     type=click.IntRange(1, 64),
-    default=2,
+    default=JOBS,
     show_default=True,
     help="Number of threads.",
 )
@@ -181,6 +184,13 @@ chunk_size = click.option(
     default=CHUNK_TARGET_BYTES,
     help=f"Size of a chunk. [{format_size(CHUNK_TARGET_BYTES)}]",
 )
+
+
+def replacing(function: Function) -> Function:
+    """`--force` and `--no-clobber`."""
+    force = flag("-f", "--force", "is_forced", text="Replace files that exist with other content.")
+    keep = flag("--no-clobber", "is_kept", text="Keep files that exist with other content.")
+    return force(keep(function))
 
 
 def filters(function: Function) -> Function:

@@ -13,15 +13,18 @@ from dieselfs.limits import KEEP_ALIVE_S
 from dieselfs.process.companion import accompanied
 from dieselfs.rpc.serving.connection import ClientConnection
 
-LONG_METHODS = frozenset(("purge", "rebuild", "fsck", "get_snapshot", "put_tag"))
+LONG_METHODS = frozenset(("purge", "rebuild", "fsck", "get_snapshot", "put_tag", "copy_entries"))
 
 T = TypeVar("T")
 
 
 async def kept_alive(
-    connection: ClientConnection, work: Callable[[], Awaitable[T]], interval_s: float = KEEP_ALIVE_S
+    connection: ClientConnection,
+    work: Callable[[], Awaitable[T]],
+    interval_s: float = KEEP_ALIVE_S,
+    message: Callable[[], bytes] = bytes,
 ) -> T:
-    """What `work` returns or raises. Meanwhile an empty message is sent every `interval_s`.
+    """What `work` returns or raises. Meanwhile `message()`, by default empty, is sent every `interval_s`.
 
     If the client has gone, `work` is cancelled, and the error of the connection is raised.
     """
@@ -30,6 +33,6 @@ async def kept_alive(
         while True:
             await trio.sleep(interval_s)
             with trio.CancelScope(shield=True):  # a part of a message would break the connection
-                await connection.send(b"")
+                await connection.send(message())
 
     return await accompanied(work, keep_alive)

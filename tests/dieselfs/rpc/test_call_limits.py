@@ -5,14 +5,17 @@ import pytest
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import (
     CALL_BYTES_MAX,
+    COPY_SELECTION_BYTES_MAX,
     FRAME_BYTES_MAX,
     INLINE_FILE_BYTES_MAX,
     NAME_BYTES_MAX,
     PATH_BYTES_MAX,
     RANGES_PER_REQUEST_MAX,
+    TAG_NAME_CHARACTERS_MAX,
 )
 from dieselfs.rpc.call_limits import PREFIX_BYTES, check_length
 from dieselfs.rpc.messages import METHODS, PEER_METHODS, encode_call
+from dieselfs.rpc.records import CopyRequest
 
 LONGEST: dict[str, dict[str, object]] = {
     "write_file": {
@@ -22,6 +25,14 @@ LONGEST: dict[str, dict[str, object]] = {
         "mode": 0o644,
         "mtime_ns": 0,
     },
+    "copy_entries": CopyRequest(
+        "d" * NAME_BYTES_MAX,
+        b"p" * PATH_BYTES_MAX,
+        "d" * NAME_BYTES_MAX,
+        b"p" * PATH_BYTES_MAX,
+        "t" * TAG_NAME_CHARACTERS_MAX,
+        selection=bytes(COPY_SELECTION_BYTES_MAX),
+    )._asdict(),
     "get_ranges": {
         "dataset": "d" * NAME_BYTES_MAX,
         "chunk_id": bytes(16),

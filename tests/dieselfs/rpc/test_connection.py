@@ -21,7 +21,17 @@ from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavaila
 from dieselfs.limits import GIB, MIB, SNAPSHOT_BYTES_MAX
 from dieselfs.rpc.connection import GROWTH_BYTES, Connection
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX
-from dieselfs.rpc.messages import FRAME_HEADER_BYTES, decode_call, encode_reply, frame, frame_length, thrift
+from dieselfs.rpc.messages import (
+    FRAME_HEADER_BYTES,
+    KEEP_ALIVE,
+    decode_call,
+    encode_progress,
+    encode_reply,
+    frame,
+    frame_length,
+    thrift,
+)
+from dieselfs.rpc.records import CopyProgress, CopyRequest
 
 NOBODY = 65534
 TIMEOUT_S = 30.0
@@ -201,3 +211,14 @@ def test_root_believes_a_server_without_a_key_where_only_it_can_listen(
             else:
                 with pytest.raises(AccessDenied, match=f"belongs to user ID {NOBODY}, not to you"):
                     Connection(connected, UnixAddress(str(path)), None, TIMEOUT_S)
+
+
+def test_progress_before_the_reply_reaches_the_caller() -> None:
+    report = thrift.CopyReport(copied=1, copied_bytes=2, skipped=3, deleted=4, generation=5, paths=[b"\xff"])
+    steps = [CopyProgress(0, 0, 9, 10), CopyProgress(8, 9, 9, 10)]
+    signs = b"".join(frame(encode_progress(step)) + KEEP_ALIVE for step in steps)
+    arguments = CopyRequest("a", b"p", "b", b"q")._asdict()
+    seen: list[CopyProgress] = []
+    with liar(lambda method, sequence: signs + frame(encode_reply(method, sequence, report))) as connection:
+        reply, _ = connection.call("copy_entries", arguments, progressed=seen.append)
+    assert (reply.copied, reply.paths, seen) == (1, [b"\xff"], steps)

@@ -11,9 +11,9 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import MIB
-from dieselfs.snapshot.reader import ExtentRef, Snapshot
+from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.server import ServerSource
-from dieselfs.transfer.download import TreeDownload, plan_download
+from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_tools.comparison import compare_trees
@@ -87,21 +87,6 @@ def test_each_chunk_is_fetched_once(data: Dataset, tmp_path: Path) -> None:
     download(reader, tmp_path / "back")
     assert_same(source, tmp_path / "back")
     assert reader.fetched == Counter(range(data.snapshot.chunk_count))
-
-
-def test_the_plan_is_in_storage_order(data: Dataset, tmp_path: Path) -> None:
-    upload(data, files_tree(tmp_path / "tree"))
-    snapshot: Snapshot = data.snapshot
-    plan = plan_download(snapshot, 0)
-    places = [
-        (int(snapshot.column("extent_chunks")[extent]), int(snapshot.column("extent_offsets")[extent]))
-        for extent in plan.extents
-    ]
-    assert places == sorted(places)
-    starts = [places[start][0] for start in plan.starts[:-1]]
-    assert starts == sorted({chunk for chunk, _ in places})
-    assert plan.starts[-1] == len(places)
-    assert plan.total_bytes == data.record().total_bytes
 
 
 def test_what_is_there_is_skipped_and_no_chunk_of_it_fetched(data: Dataset, tmp_path: Path) -> None:

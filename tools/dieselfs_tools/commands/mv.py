@@ -1,11 +1,12 @@
-"""`dlcmd mv`: move or rename a file or a folder."""
+"""`dlcmd mv`: move or rename files and folders."""
+
+from collections.abc import Sequence
 
 import click
 
-from dieselfs.errors import InvalidInput
-from dieselfs.names import Location, split_path
+from dieselfs.names import Location
 from dieselfs_tools import options
-from dieselfs_tools.output import name_fields
+from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.session import Session
 
 
@@ -13,25 +14,36 @@ from dieselfs_tools.session import Session
     "mv",
     "dlcmd mv dl://pets/train/cat.jpg dl://pets/train/lynx.jpg",
     "dlcmd mv dl://pets/new dl://pets/train/          # a slash at the end: into that folder",
+    "dlcmd mv dl://pets/train/ dl://cats/             # its content, to another dataset",
 )
-@click.argument("source", type=options.CHANGEABLE, metavar="dl://DATASET/OLD")
-@click.argument("target", type=options.CHANGEABLE, metavar="dl://DATASET/NEW")
+@click.argument("sources", type=options.CHANGEABLE, nargs=-1, required=True, metavar="dl://DATASET/OLD...")
+@click.argument("destination", type=options.CHANGEABLE, metavar="dl://DATASET/NEW")
+@options.replacing
+@options.filters
 @options.dry_run
-def mv(session: Session, source: Location, target: Location, is_dry_run: bool) -> int:
-    """Move a file, a link, or a folder with its content, inside one dataset.
+def mv(
+    session: Session,
+    sources: Sequence[Location],
+    destination: Location,
+    is_forced: bool,
+    is_kept: bool,
+    is_dry_run: bool,
+    patterns: Patterns,
+) -> int:
+    """Move files, links, and folders with their content, also to another dataset. The servers copy the bytes; when all
+    are stored, they delete the old paths.
 
-    The new path is stored first, then the old one is deleted. Nothing is replaced.
+    The slashes and the rules for what exists are those of 'cp'. After an interruption, entries may be at both paths;
+    the same command continues.
     """
-    if source.dataset != target.dataset:
-        raise InvalidInput("both paths must be in one dataset; between datasets, use get and put")
-    path = target.path
-    if target.is_folder_form:
-        name = split_path(source.path)[1]
-        path = path + b"/" + name if path else name
-    moved = Location(target.dataset, path, source.is_folder_form)
-    fields = {"dataset": source.dataset, **name_fields(source.path, "old"), **name_fields(path, "new")}
-    if is_dry_run:
-        session.client.stat(source.dataset, source.path)
-        return session.output.summary(f"would move {source} to {moved}", {"dry_run": True, **fields})
-    session.dataset(source.dataset).rename(source.path, path)
-    return session.output.summary(f"moved {source} to {moved}", fields)
+    from dieselfs_tools.copy_runner import CopyOptions, run_copy
+
+    chosen = CopyOptions(
+        is_move=True,
+        is_recursive=True,
+        is_dry_run=is_dry_run,
+        is_forced=is_forced,
+        is_kept=is_kept,
+        patterns=patterns,
+    )
+    return run_copy(session, sources, destination, chosen)

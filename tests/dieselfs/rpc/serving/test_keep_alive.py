@@ -3,12 +3,21 @@
 import socket
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import trio
 
 from dieselfs.errors import InvalidInput
-from dieselfs.rpc.messages import FRAME_HEADER_BYTES, KEEP_ALIVE
+from dieselfs.rpc.messages import (
+    FRAME_HEADER_BYTES,
+    KEEP_ALIVE,
+    PROGRESS,
+    PROGRESS_BYTES,
+    decode_progress,
+    encode_progress,
+)
+from dieselfs.rpc.records import CopyProgress
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.keep_alive import kept_alive
 
@@ -43,6 +52,34 @@ def test_empty_messages_are_sent_until_the_work_is_done() -> None:
     assert trio.run(run, own, work) == "done"
     thread.join(WAIT_S)
     client.close()
+
+
+def test_progress_is_sent_instead() -> None:
+    client, own = socket.socketpair()
+    progress = CopyProgress(1, 2, 3, 1 << 60)
+    seen = []
+    done = threading.Event()
+
+    def receive() -> None:
+        assert client.recv(FRAME_HEADER_BYTES, socket.MSG_WAITALL) == PROGRESS
+        seen.append(decode_progress(client.recv(PROGRESS_BYTES, socket.MSG_WAITALL)))
+        done.set()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+
+    async def run() -> None:
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(own)) as stream:
+            with trio.fail_after(WAIT_S):
+                work = partial(trio.to_thread.run_sync, done.wait)
+                await kept_alive(
+                    ClientConnection(stream), work, INTERVAL_S, lambda: encode_progress(progress)
+                )
+
+    trio.run(run)
+    thread.join(WAIT_S)
+    client.close()
+    assert seen == [progress]
 
 
 def test_work_is_cancelled_when_the_client_has_gone() -> None:

@@ -1,0 +1,60 @@
+"""The nodes of a tree and the extents of its files, in the order of the storage. No I/O."""
+
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from dieselfs.arrays import Numbers
+from dieselfs.snapshot.reader import Snapshot
+
+
+@dataclass(frozen=True, eq=False)
+class StorageOrder:
+    """Nodes, as node numbers of shape (n,): folders and links in the order in which they were given.
+
+    `extents` are extent numbers of the snapshot, ordered by chunk and offset in it; `owners` are the nodes of their
+    files, of the same shape. `starts` are the positions at which a chunk begins, and then the number of extents.
+    `entries` is the number of nodes, `total_bytes` that of the bytes of all files.
+    """
+
+    folders: Numbers
+    links: Numbers
+    empty_files: Numbers
+    owners: Numbers
+    extents: Numbers
+    starts: Sequence[int]
+    entries: int
+    total_bytes: int
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, nodes: Numbers) -> "StorageOrder":
+        """The order of these nodes, none twice: of shape (n,)."""
+        kinds = snapshot.column("modes")[nodes] & 0o170000
+        files = nodes[kinds == stat.S_IFREG]
+        counts = snapshot.column("counts")[files].astype(np.int64)
+        firsts = snapshot.column("firsts")[files].astype(np.int64)
+        owners = np.repeat(files, counts)
+        extents = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(len(owners))
+        chunks = snapshot.column("extent_chunks")[extents].astype(np.int64)
+        order = np.lexsort((snapshot.column("extent_offsets")[extents], chunks))
+        return cls(
+            folders=nodes[kinds == stat.S_IFDIR],
+            links=nodes[kinds == stat.S_IFLNK],
+            empty_files=files[counts == 0],
+            owners=owners[order],
+            extents=extents[order],
+            starts=[*np.flatnonzero(np.diff(chunks[order], prepend=-1)).tolist(), len(order)],
+            entries=len(nodes),
+            total_bytes=int(snapshot.column("sizes")[files].sum()),
+        )
+
+
+def tree_order(snapshot: Snapshot, node: int, selected: Numbers | None = None) -> StorageOrder:
+    """The order of `node` and everything below it, or of that what is `selected`: ascending, of shape (n,), with the
+    folders of each node.
+    """
+    nodes = np.fromiter(chain([node], snapshot.walk(node)), np.int64)
+    return StorageOrder.of(snapshot, nodes if selected is None else nodes[np.isin(nodes, selected)])

@@ -1,0 +1,44 @@
+"""The service of a server in this process, without sockets: calls go to the handlers."""
+
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from dieselfs.rpc.messages import thrift
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.service import Call, Service
+from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.users import Caller, UserStore
+from tests.support.identity import IDENTITY
+
+TRUSTED = Caller("root", "", True)
+
+
+def own_service(folder: Path, store: ObjectStore, metadata: MetadataStore) -> Service:
+    return Service(
+        store,
+        metadata,
+        UserStore(store),
+        IDENTITY,
+        SnapshotCache(folder / "snapshots", metadata, IDENTITY),
+        TagStore(store, IDENTITY),
+        folder / "scratch",
+        names=("memory:", "memory:"),
+    )
+
+
+async def called(service: Service, method: str, **arguments: object) -> Any:
+    """What the handler of a method returns to a trusted caller."""
+    struct = getattr(thrift.ChunkServer, f"{method}_args")(**arguments)
+    return await HANDLERS[method](Call(service, TRUSTED, method, struct))
+
+
+def call(service: Service, method: str, **arguments: object) -> Any:
+    async def run() -> Any:
+        return await called(service, method, **arguments)
+
+    return trio.run(run)
