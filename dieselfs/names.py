@@ -111,6 +111,11 @@ class Location:
         """The dataset, at the tag if there is one: `dataset` or `dataset@tag`."""
         return f"{self.dataset}@{self.tag}" if self.tag else self.dataset
 
+    @property
+    def part(self) -> str:
+        """The dataset and the path in it, without scheme and last slash: `dataset@tag/path`. For programs."""
+        return f"{self.state}/{os.fsdecode(self.path)}" if self.path else self.state
+
     def below(self, path: bytes) -> bytes:
         """A path of the dataset relative to this folder; of the place itself, its name."""
         return split_path(path)[1] if path == self.path else path[len(self.path) :].lstrip(b"/")

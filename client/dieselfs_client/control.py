@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dieselfs.errors import InvalidInput, MountError, MountNotFound, NotFound, Unavailable
+from dieselfs.errors import MountError, MountNotFound, NotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_location, parse_location
 from dieselfs.process.launch import ProcessHandle, launch, module_environment, python_command, wait_for_end
@@ -86,9 +86,10 @@ def mount(
     timeout_s: float = MOUNT_START_TIMEOUT_S,
     owner: int | None = None,
 ) -> int:
-    """Mount a dataset (`name` or `name@tag`, with or without `dl://`); returns the process ID of its supervisor.
+    """Mount a dataset or a folder of it (`name[@tag][/folder]`, with or without `dl://`).
 
-    Returns once the mount can be used. `owner`: the read end of a pipe; the mount ends when the other end is closed.
+    Returns the process ID of its supervisor, once the mount can be used. `owner`: the read end of a pipe; the mount
+    ends when the other end is closed.
     Raises MountError (mount point or kernel), what `dieselfs.connect` raises, and Unavailable if it is not ready within
     `timeout_s`. After an error nothing is mounted.
     """
@@ -122,10 +123,8 @@ def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options:
 
 
 def _checked(dataset: str, place: str, options: MountOptions) -> str:
-    """The name of the dataset, with its tag. Raises the errors that are known before a process is started."""
+    """The dataset, with its tag and folder. Raises the errors that are known before a process is started."""
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
-    if location.path:
-        raise InvalidInput(f"{location}: a part of a dataset cannot be mounted; mount {location.state}")
     options.check()
     if options.driver != KERNEL:
         from dieselfs_client.mount.drivers import driver_class
@@ -133,7 +132,7 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
         driver_class(options.driver)
     granted(options.memory_bytes, *room_bytes())  # a daemon in a smaller control group would be killed
     prepare_mountpoint(place)
-    return location.state
+    return location.part
 
 
 def supervisor_command(

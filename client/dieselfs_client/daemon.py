@@ -152,7 +152,9 @@ class _MountService(Service):
         supervisor = self.supervisor_client
         inherited = supervisor.inherited.pop(DEVICE, None)
         self._arrange_layers()
-        connection = connect(self.layers, self.snapshot.dataset, self.options, inherited, supervisor.is_clean)
+        connection = connect(
+            self.layers, self.snapshot.location, self.options, inherited, supervisor.is_clean
+        )
         if not connection.is_taken_over:
             supervisor.tell("keep", DEVICE, connection.device)
             self._note_layers(replace(self.layers, number="" if self.layers.base else connection.number))
@@ -269,7 +271,7 @@ class _MountService(Service):
                     nursery.start_soon(publish, node.metrics, self._about())
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
-                    generation, dataset = snapshot.generation, snapshot.dataset
+                    generation, dataset = snapshot.generation, snapshot.location
                     _log.info("%s generation %d of %s on %s", what, generation, dataset, self.mountpoint)
                     view, reason = self.layers.view, self.layers.reason
                     _log.info("view %s%s", view, f" ({reason})" if reason else "")
@@ -339,7 +341,9 @@ class _MountService(Service):
         """Mount what users see over the FUSE mount. Raises MountError if the kernel refuses."""
         if metadata_push is not None:
             metadata_push.open()
-        layers = await trio.to_thread.run_sync(cover, self.layers, self.snapshot.dataset, self.options.noexec)
+        layers = await trio.to_thread.run_sync(
+            cover, self.layers, self.snapshot.location, self.options.noexec
+        )
         if metadata_push is not None:
             await metadata_push.opened()
         self._note_layers(layers)

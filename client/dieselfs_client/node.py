@@ -18,6 +18,7 @@ from dieselfs.arrays import Nodes
 from dieselfs.errors import DieselfsError
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.metrics import Registry
+from dieselfs.names import printable
 from dieselfs.prefetch.extent_table import ExtentTable, Pages
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
@@ -250,6 +251,7 @@ class Node:
         header = self._snapshot.header
         return {
             "dataset": header.dataset,
+            "folder": printable(self._snapshot.folder),
             "generation": header.generation,
             "digest": header.digest.hex(),
             "files": header.files,

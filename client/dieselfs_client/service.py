@@ -15,11 +15,13 @@ from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
 from dieselfs.errors import MountError
 from dieselfs.limits import MIB
+from dieselfs.names import SCHEME, is_location, parse_location
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import ONESHOT, CacheOptions
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.store import stored_subtree
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.node_paths import path_of
@@ -48,12 +50,14 @@ class Opened(NamedTuple):
 
 
 def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None) -> Opened:
-    """Open `dataset` at its newest snapshot, or at that of a file, without a request to the server.
+    """Open `dataset` at its newest snapshot, or at that of a file, without a request to the server. With a folder
+    (`name/folder`), the snapshot is that of the folder.
 
     Raises what `dieselfs.connect` raises, and Damaged for a broken file.
     """
+    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
     opened = connect_dataset(
-        dataset,
+        location.state,
         server=options.server,
         key_file=options.key_file,
         home=options.home,
@@ -61,9 +65,12 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
         job="",  # the daemon takes part in the job by itself
         create=snapshot_file is not None,  # then the dataset need not exist on the server at the moment
     )
-    if snapshot_file is None:
+    if snapshot_file is not None:
+        snapshot = Snapshot.open(snapshot_file, location.path)
+    elif location.path:
+        snapshot = stored_subtree(opened.snapshot, location.path)
+    else:
         return Opened(opened.snapshot, opened.chunks, opened.client)
-    snapshot = Snapshot.open(snapshot_file)
     return Opened(snapshot, ServerSource(opened.client, snapshot), opened.client)
 
 

@@ -87,8 +87,10 @@ class ExtentRef(NamedTuple):
 class Snapshot:
     """One frozen generation of a dataset. Safe to share between threads and across a fork."""
 
-    def __init__(self, data: bytes | mmap.mmap, source: str) -> None:
+    def __init__(self, data: bytes | mmap.mmap, source: str, folder: bytes = b"") -> None:
+        """`folder`: the one of the dataset that the snapshot is of (`dieselfs.snapshot.subtree`); empty: all."""
         self._data = data
+        self.folder = folder
         self._view = memoryview(data)
         self.source = source
         self.header: SnapshotHeader = decode_snapshot_header(self._view, len(self._view), source)
@@ -114,13 +116,13 @@ class Snapshot:
         self.sole_extent_at = self._specialised()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "Snapshot":
+    def open(cls, path: str | os.PathLike[str], folder: bytes = b"") -> "Snapshot":
         """Map the snapshot file at `path`. Raises NotFound, Damaged, or InvalidInput (no file)."""
         try:
             with Path(path).open("rb") as file:
                 if os.fstat(file.fileno()).st_size == 0:
                     raise Damaged(f"{path}: offset 0: the snapshot file is empty")
-                return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
+                return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path), folder)
         except FileNotFoundError:
             raise NotFound(f"{path}: snapshot file not found") from None
         except OSError as error:
@@ -140,6 +142,11 @@ class Snapshot:
     @property
     def dataset(self) -> str:
         return self.header.dataset
+
+    @property
+    def location(self) -> str:
+        """The dataset and, after a slash, the folder of it that the snapshot is of; for people."""
+        return f"{self.dataset}/{printable(self.folder)}" if self.folder else self.dataset
 
     @property
     def generation(self) -> int:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from dieselfs.digests import digest_of
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.identity import pin_of
 from dieselfs.limits import SNAPSHOT_BASES_MAX
@@ -14,6 +15,7 @@ from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
+from dieselfs.snapshot.subtree import subtree_snapshot
 
 GENERATIONS_KEPT = 4
 SIGNER_FILE = "signer"
@@ -135,20 +137,49 @@ class SnapshotStore:
             raise Damaged(f"{arrived.source}: signed by other servers than those that your key file names")
         self.check_signer(header)
         path = folder / _file_name(header.updated_ns, header.generation)
-        aside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            aside.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(aside, flags, 0o600), "wb") as file:
-                file.write(content)
-            aside.rename(path)
+            _write_aside(path, content)
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise _cannot_store(folder, error) from None
         for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
             for kept in folder.glob(f"{old.stem}.*"):  # with its images
                 kept.unlink(missing_ok=True)
         return Snapshot.open(path)
+
+
+def stored_subtree(snapshot: Snapshot, folder: bytes) -> Snapshot:
+    """The snapshot of a folder of a stored snapshot, beside which it is stored and removed.
+
+    Raises PathNotFound, InvalidInput if the path is no folder, and StorageFull.
+    """
+    beside = Path(snapshot.source)
+    path = beside.with_suffix(f".{digest_of(folder).hex()[:16]}.subtree")
+    try:
+        found = Snapshot.open(path, folder)
+        found.verify()
+        return found
+    except (NotFound, Damaged):
+        pass
+    content = subtree_snapshot(snapshot, folder)
+    try:
+        _write_aside(path, content)
+    except OSError as error:
+        raise _cannot_store(path.parent, error) from None
+    return Snapshot.open(path, folder)
+
+
+def _write_aside(path: Path, content: bytes | bytearray) -> None:
+    """Write a private file aside, and rename it into place. Raises OSError."""
+    aside = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        aside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(aside, flags, 0o600), "wb") as file:
+            file.write(content)
+        aside.rename(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def _cannot_store(folder: Path, error: OSError) -> StorageFull:

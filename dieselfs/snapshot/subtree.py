@@ -1,6 +1,7 @@
-"""The nodes below a folder, by number. No I/O.
+"""The nodes below a folder: by number, and as a snapshot of their own. No I/O.
 
-Nodes are numbered breadth first, so each level below a folder is one range of numbers.
+Nodes are numbered breadth first, so each level below a folder is one range of numbers, and all levels together have the
+order of a snapshot of the folder.
 """
 
 import stat
@@ -8,7 +9,13 @@ import stat
 import numpy as np
 
 from dieselfs.arrays import Numbers
+from dieselfs.columns import U8, ends_of
+from dieselfs.errors import InvalidInput
+from dieselfs.names import printable
+from dieselfs.snapshot.format import encode_snapshot
+from dieselfs.snapshot.hash_index import hash_bits_for, hash_slots
 from dieselfs.snapshot.reader import ROOT, Snapshot
+from dieselfs.snapshot.splice import runs_of
 
 _TYPE_BITS = np.uint32(0o170000)
 
@@ -39,3 +46,76 @@ def files_below(snapshot: Snapshot, folder: int = ROOT) -> Numbers:
         for level in nodes_below(snapshot, folder)
     ]
     return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def subtree_snapshot(snapshot: Snapshot, path: bytes) -> bytes:
+    """The snapshot file of a folder: paths are relative to it, and chunks are those of its files. Not signed.
+
+    Name, ID, generation and time are those of the dataset. Takes about 1 s per million nodes. Raises PathNotFound, and
+    InvalidInput if the path is no folder.
+    """
+    folder = snapshot.require(path)
+    if not snapshot.stat(folder).is_folder:
+        raise InvalidInput(f"dl://{snapshot.dataset}/{printable(path)}: not a folder")
+    levels = [np.arange(level.start, level.stop) for level in nodes_below(snapshot, folder)]
+    nodes = np.concatenate([np.array([folder]), *levels])
+    prefix = len(path) + 1 if path else 0
+    paths = [each[prefix:] for each in snapshot.path_many(nodes)]
+    parents = np.searchsorted(nodes, snapshot.column("parents")[nodes])
+    name_lengths = snapshot.column("name_lengths")[nodes]
+    parents[ROOT] = name_lengths[ROOT] = 0
+
+    modes, counts = snapshot.column("modes")[nodes], snapshot.column("counts")[nodes].astype(np.int64)
+    types = modes & _TYPE_BITS
+    child_counts = np.where(types == stat.S_IFDIR, counts, 0)
+    extent_counts = counts - child_counts
+    extents = runs_of(snapshot.column("firsts")[nodes].astype(np.int64), extent_counts)
+    chunks, extent_chunks = np.unique(snapshot.column("extent_chunks")[extents], return_inverse=True)
+    link_nodes = np.flatnonzero(types == stat.S_IFLNK)
+    targets = [snapshot.target(node) for node in nodes[link_nodes].tolist()]
+    is_file = types == stat.S_IFREG
+    sizes = snapshot.column("sizes")[nodes]
+    header = snapshot.header
+    return encode_snapshot(
+        header.dataset,
+        header.dataset_id,
+        {
+            "generation": header.generation,
+            "updated_ns": header.updated_ns,
+            "nodes": len(nodes),
+            "files": int(is_file.sum()),
+            "total_bytes": int(sizes[is_file].sum()),
+            "extents": len(extents),
+            "links": len(targets),
+            "chunks": len(chunks),
+            "hash_bits": hash_bits_for(len(nodes)),
+        },
+        {
+            "path_ends": ends_of(paths),
+            "name_lengths": name_lengths,
+            "parents": parents,
+            "modes": modes,
+            "sizes": sizes,
+            "mtimes_ns": snapshot.column("mtimes_ns")[nodes],
+            "firsts": np.where(types == stat.S_IFDIR, 1 + _starts(child_counts), _starts(extent_counts)),
+            "counts": counts,
+            "paths": np.frombuffer(b"".join(paths), U8),
+            "extent_chunks": extent_chunks,
+            **{
+                name: snapshot.column(name)[extents]
+                for name in ("extent_offsets", "extent_lengths", "extent_places", "extent_digests")
+            },
+            "link_nodes": link_nodes,
+            "link_ends": ends_of(targets),
+            "links": np.frombuffer(b"".join(targets), U8),
+            "chunk_ids": snapshot.column("chunk_ids").reshape(-1, 16)[chunks].reshape(-1),
+            "chunk_digests": snapshot.column("chunk_digests")[chunks],
+            "chunk_payload_lengths": snapshot.column("chunk_payload_lengths")[chunks],
+            "hash_slots": hash_slots(paths, header.dataset_id),
+        },
+    )
+
+
+def _starts(counts: Numbers) -> Numbers:
+    starts: Numbers = np.cumsum(counts) - counts
+    return starts

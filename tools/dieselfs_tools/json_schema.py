@@ -296,7 +296,9 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "summary": ["locations"],
     },
     "rb": {"summary": ["dataset files bytes tags readers dry_run?"]},
-    "mount": {"summary": ["dataset mountpoint generation process? job? node? nodes? members? dry_run?"]},
+    "mount": {
+        "summary": ["dataset folder mountpoint generation process? job? node? nodes? members? dry_run?"]
+    },
     "umount": {"mount": ["mountpoint"], "summary": ["dry_run mounts failed"]},
     "run": {"summary": []},
     "mounts": {

@@ -88,6 +88,7 @@ def changeable_location(text: str) -> Location:
 LOCATION = Parsed("dl://DATASET/PATH", location, "location")
 CHANGEABLE = Parsed("dl://DATASET/PATH", changeable_location, "location")
 FOLDER = Parsed("dl://DATASET[@TAG][/FOLDER]", dataset_folder, "location")
+PART = Parsed("dl://DATASET[@TAG][/FOLDER]", location, "location")
 STATE = Parsed("dl://DATASET[@TAG]", dataset_state, "dataset")
 DATASET = Parsed("dl://DATASET", dataset_name, "dataset")
 TAG = Parsed("TAG", str, "tag")

@@ -16,7 +16,13 @@ from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import Delta, encode_delta
 from dieselfs.snapshot.format import with_signature
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import GENERATIONS_KEPT, SIGNER_FILE, SnapshotStore, load_snapshot
+from dieselfs.snapshot.store import (
+    GENERATIONS_KEPT,
+    SIGNER_FILE,
+    SnapshotStore,
+    load_snapshot,
+    stored_subtree,
+)
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.identity import Identity
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
@@ -265,3 +271,21 @@ def test_a_delta_that_does_not_fit_is_followed_by_the_whole_snapshot(tmp_path: P
         server.deltas = [replace(server.deltas[0], signature=bytes(64))]
     assert cache.get(server.client(), record_at(8)).content == content_of(8, MORE)
     assert [bool(bases) for bases in server.bases] == [True, False]
+
+
+def test_the_snapshot_of_a_folder_is_made_once_and_goes_with_its_generation(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    whole = offered(cache, offer_of(content_of(7)))
+    part = stored_subtree(whole, b"train")
+    assert (part.location, part.generation, part.find(b"cat.txt") > 0) == ("pets/train", 7, True)
+    path = Path(part.source)
+    made = path.stat()
+    assert made.st_mode & 0o777 == 0o600
+    assert stored_subtree(whole, b"train").source == part.source
+    assert path.stat().st_mtime_ns == made.st_mtime_ns
+    path.write_bytes(b"damaged")
+    assert stored_subtree(whole, b"train").digest == part.digest
+    assert stored_subtree(whole, b"test").digest != part.digest
+    for generation in range(8, 8 + GENERATIONS_KEPT):
+        offered(cache, offer_of(content_of(generation)))
+    assert not list(tmp_path.rglob("*.subtree"))

@@ -52,7 +52,7 @@ async def test_datasets_do_not_wait_for_each_other(autojump_clock: MockClock) ->
 
 async def test_a_slow_build_is_followed_by_a_pause(autojump_clock: MockClock) -> None:
     slow_s = 5.0
-    built = await Builds(slow_s).after((0, "a"), (QUIET_S + slow_s, "a"))
+    built = await Builds(slow_s).after((0, "a"), (QUIET_S + slow_s + 0.5, "a"))
     assert built == [("a", QUIET_S), ("a", QUIET_S + slow_s + PAUSE_FACTOR * slow_s)]
 
 

@@ -130,8 +130,35 @@ def test_an_older_generation_can_be_mounted(dlcmd: Dlcmd, pets: str, place: Path
     dlcmd("umount", "--lazy", place)
 
 
+@pytest.mark.parametrize("view", ["auto", "fuse"])
+def test_a_folder_of_a_dataset_is_mounted_by_itself(dlcmd: Dlcmd, pets: str, place: Path, view: str) -> None:
+    assert dlcmd("mount", "-n", f"{pets}/train/", place).text == f"would mount dl://{pets}/train on {place}\n"
+    ran = dlcmd("mount", f"dl://{pets}/train", place, "--view", view, "--json")
+    assert (ran.summary["dataset"], ran.summary["folder"]) == (pets, "train")
+    found = compare_trees(os.fsencode(dlcmd.folder / "pets" / "train"), os.fsencode(place), is_mount=True)
+    assert found.files > 0 and found.shown == []
+    whole = sorted(os.listdir(dlcmd.folder / "pets" / "train"))
+    assert sorted(os.listdir(place)) == whole
+    info = json.loads((place / ".dieselfs" / "info").read_text())
+    assert (info["dataset"], info["folder"], info["files"]) == (pets, "train", found.files)
+    plan = (place / ".dieselfs" / "shuffle" / "seed=1").read_text().splitlines()
+    assert len(plan) == found.files and all((place / path).is_file() for path in plan)
+    (listed,) = (one for one in dlcmd("mounts", "--json").objects if one.get("mountpoint") == str(place))
+    assert listed["dataset"] == f"{pets}/train"
+    inodes = {name: os.stat(place / name).st_ino for name in whole}
+    dlcmd("upgrade", place)
+    assert {name: os.stat(place / name).st_ino for name in whole} == inodes
+    assert json.loads((place / ".dieselfs" / "info").read_text())["digest"] == info["digest"]
+    dlcmd("umount", place)
+
+
 def test_what_cannot_be_mounted(dlcmd: Dlcmd, pets: str, place: Path) -> None:
     dlcmd("mount", "no-such-dataset", place, exit_code=EXIT_NOT_FOUND)
+    said = dlcmd("mount", f"{pets}/no-such-folder", place, exit_code=EXIT_NOT_FOUND).stderr
+    assert f"dl://{pets}/no-such-folder: no such file or folder" in said
+    assert (
+        "cat.txt: not a folder" in dlcmd("mount", f"{pets}/train/cat.txt", place, exit_code=EXIT_USAGE).stderr
+    )
     assert "mkdir -p" in dlcmd("mount", pets, "nowhere", exit_code=EXIT_NOT_FOUND).stderr
     (place / "file").touch()
     assert "not empty" in dlcmd("mount", pets, place, exit_code=EXIT_USAGE).stderr

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from dieselfs.flags import settings_options
+from dieselfs.names import SCHEME, Location, printable
 from dieselfs.settings import Place
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
@@ -19,22 +20,23 @@ from dieselfs_tools.session import Session
     "mount",
     "dlcmd mount imagenet /mnt/imagenet",
     "dlcmd mount --memory 8G --generation 41 dl://imagenet /mnt/imagenet",
+    "dlcmd mount imagenet@v3/train /mnt/train",
     "dlcmd mount imagenet /mnt/imagenet --memory 64GiB --job resnet --job-nodes 8 --job-secret ~/job.secret",
 )
-@click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
+@click.argument("dataset", type=options.PART, metavar="DATASET[@TAG][/FOLDER]")
 @click.argument("mountpoint", metavar="FOLDER")
 @settings_options(Place.MOUNT)
 @click.option("-o", "others", multiple=True, metavar="OPTIONS", help="Mount options, as in fstab.")
 @options.dry_run
 def mount(
     session: Session,
-    dataset: str,
+    dataset: Location,
     mountpoint: str,
     others: tuple[str, ...],
     is_dry_run: bool,
     given: dict[str, Any],
 ) -> int:
-    """Mount a dataset on an empty folder, read-only. The mount stays at the current generation.
+    """Mount a dataset, or a folder of it, on an empty folder, read-only. The mount stays at the current generation.
 
     The command returns when the mount is ready; 'dlcmd umount' ends it.
     """
@@ -43,17 +45,23 @@ def mount(
 
     chosen = mount_options(session, given, others)
     place = resolved_mountpoint(mountpoint)
-    data = session.dataset(dataset, job="")
-    fields = {"dataset": dataset, "mountpoint": place, "generation": chosen.generation or data.generation}
+    data = session.dataset(dataset.state, job="")
+    shown = f"{SCHEME}{dataset.state}" + (f"/{printable(dataset.path)}" if dataset.path else "")
+    fields = {
+        "dataset": dataset.state,
+        "folder": printable(dataset.path),
+        "mountpoint": place,
+        "generation": chosen.generation or data.generation,
+    }
     if is_dry_run:
         prepare_mountpoint(place)
-        return session.output.summary(f"would mount dl://{dataset} on {place}", {"dry_run": True, **fields})
+        return session.output.summary(f"would mount {shown} on {place}", {"dry_run": True, **fields})
     if chosen.job is not None:
         job_progress.announce(session.output, chosen, os.environ)
-    process = control.mount(dataset, mountpoint, chosen)
+    process = control.mount(dataset.part, mountpoint, chosen)
     if job := control.job_of(place):
         nodes = expected_nodes(chosen, os.environ)
         fields |= job_progress.report(session.output, job["name"], nodes, job["members"])
         fields["node"] = job["node"]
-    text = f"dl://{dataset} is mounted on {place}; to end it: dlcmd umount {shlex.quote(mountpoint)}"
+    text = f"{shown} is mounted on {place}; to end it: dlcmd umount {shlex.quote(mountpoint)}"
     return session.output.summary(text, {**fields, "process": process})

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from dieselfs.flags import settings_options
+from dieselfs.names import Location
 from dieselfs.settings import Place
 from dieselfs_tools import options
 from dieselfs_tools.mount_options import mount_options
@@ -21,7 +22,7 @@ EXIT_NO_COMMAND = 127
     "dlcmd run imagenet -- python train.py          # which opens os.environ['DIESELFS_MOUNT']",
     "dlcmd run --memory 8G imagenet@v3 --at /mnt/imagenet -- ./train.sh",
 )
-@click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
+@click.argument("dataset", type=options.PART, metavar="DATASET[@TAG][/FOLDER]")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option(
     "--at",
@@ -33,13 +34,13 @@ EXIT_NO_COMMAND = 127
 @click.option("-o", "others", multiple=True, metavar="OPTIONS", help="Mount options, as in fstab.")
 def run(
     session: Session,
-    dataset: str,
+    dataset: Location,
     command: tuple[str, ...],
     at: str | None,
     others: tuple[str, ...],
     given: dict[str, Any],
 ) -> int:
-    """Run a command with a dataset that is mounted for it alone, and unmounted when it ends.
+    """Run a command with a dataset, or a folder of it, that is mounted for it alone, and unmounted when it ends.
 
     DIESELFS_MOUNT is the path of the mount. No other process sees it, and no rights are needed; where private
     namespaces are forbidden, it is an ordinary mount. The exit code is that of the command. Processes that it leaves
@@ -53,11 +54,11 @@ def run(
         return EXIT_NO_COMMAND
     chosen = mount_options(session, given, others)
     session.dataset(
-        dataset, job=""
+        dataset.state, job=""
     )  # the server of embedded data is started here, where it outlives the command
     session.close()
     try:
-        status = private_mount.run(dataset, command, chosen, at, session.output.aside)
+        status = private_mount.run(dataset.part, command, chosen, at, session.output.aside)
     except OSError as error:
         session.output.error(f"{command[0]}: {error.strerror}")
         return EXIT_CANNOT_RUN
