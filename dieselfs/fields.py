@@ -1,6 +1,6 @@
 """The head of a chunk or a snapshot, read as hostile bytes: preamble and fields. No I/O.
 
-A preamble has magic, version, flags (0), values, and the xxh3 (64 bits) of these bytes. A header is one map from names
+A preamble has magic, version, flags, values, and the xxh3 (64 bits) of these bytes. A header is one map from names
 to texts, byte strings and integers, without nesting, so reading any bytes makes few objects. It must have exactly the
 expected fields, each once, and nothing may follow it.
 """
@@ -23,8 +23,10 @@ DATASET_ID_BYTES = 16
 CHECKSUM_BYTES = 8
 
 
-def pack_preamble(layout: struct.Struct, magic: bytes, version: int, *values: object) -> bytes:
-    fields = layout.pack(magic, version, 0, *values)
+def pack_preamble(
+    layout: struct.Struct, magic: bytes, version: int, *values: object, flags: int = 0
+) -> bytes:
+    fields = layout.pack(magic, version, flags, *values)
     return fields + xxh3_64_intdigest(fields).to_bytes(CHECKSUM_BYTES, "little")
 
 
@@ -37,6 +39,19 @@ def unpack_preamble(
     kind: str,
 ) -> list[Any]:
     """The values of the preamble at the head of `data`. Raises Damaged, which names `source`; `kind`: what it is."""
+    return unpack_flagged_preamble(layout, magic, version, 0, data, source, kind)[1]
+
+
+def unpack_flagged_preamble(
+    layout: struct.Struct,
+    magic: bytes,
+    version: int,
+    known_flags: int,
+    data: bytes | bytearray | memoryview,
+    source: str,
+    kind: str,
+) -> tuple[int, list[Any]]:
+    """The flags and the values. Raises Damaged as `unpack_preamble`, and for flags that are not in `known_flags`."""
     size = layout.size
     if len(data) < size + CHECKSUM_BYTES:
         raise Damaged(
@@ -48,12 +63,12 @@ def unpack_preamble(
         raise Damaged(f"{source}: offset 0: not a dieselfs {kind} (begins with {found_magic.hex()})")
     if xxh3_64_intdigest(fields) != int.from_bytes(data[size : size + CHECKSUM_BYTES], "little"):
         raise Damaged(f"{source}: offset {size}: checksum of the preamble does not match")
-    if found_version != version or flags != 0:
+    if found_version != version or flags & ~known_flags:
         raise Damaged(
             f"{source}: offset 8: {kind} format {found_version} (flags {flags:#x}) is not known to this version of "
             f"dieselfs, which reads format {version}"
         )
-    return values
+    return flags, values
 
 
 class FieldsFault(Exception):

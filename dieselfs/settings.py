@@ -88,6 +88,14 @@ def _time_limit(text: str) -> float:
     return duration_s
 
 
+def _roots(text: str) -> tuple[str, ...]:
+    roots = tuple(filter(None, text.split(",")))
+    for root in roots:
+        if not root.startswith("/"):
+            raise InvalidInput(f"{root!r} is not the absolute path of a folder")
+    return roots
+
+
 def _choice(names: tuple[str, ...]) -> Kind:
     def parse(text: str) -> str:
         if text not in names:
@@ -105,6 +113,7 @@ SIZE = Kind("SIZE", parse_size, "_bytes")
 RATE = Kind("RATE", parse_rate, "_bytes")
 TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
 POLICY, DRIVER, VIEW, TLS = (_choice(names) for names in (POLICIES, DRIVERS, VIEWS, TLS_CHOICES))
+ROOTS = Kind("FOLDER,...", _roots)
 SWITCH = Kind("")
 YES = "yes"
 YES_OR_NO = _choice((YES, "no"))
@@ -234,6 +243,8 @@ SETTINGS = (
             "Log of logins, refusals, and changes of users, rights, datasets and tags.", "audit.log in `state`"),
     Setting("metrics", Kind("HOST:PORT"), _P.SERVER | _P.ETCD,
             "Serve metrics over HTTP there, for Prometheus; everybody who can connect reads them.", "not served"),
+    Setting("attach_roots", ROOTS, _P.SERVER | _P.ETCD,
+            "Folders whose files `dlcmd attach` may make part of datasets.", "none"),
     Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD,
             "PEM chain of an authority, for clients with tls_ca.", "made from the identity of the store"),
     Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dieselfs.chunk.format import COLUMN_TYPES, MODE_MAX, VERSION_MAX, ChunkHeader, Op, Preamble
+from dieselfs.chunk.source import Source
 from dieselfs.digests import NO_DIGEST, Buffer, digest_of, extent_digest_of
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import (
@@ -32,11 +33,12 @@ _TIME_NS_MIN, _TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class SealedChunk:
-    """A chunk with final entries, without ID and versions."""
+    """A chunk with final entries, without ID and versions. With a `source`, it is attached to it."""
 
     entries: Sequence[_Entry]
     targets: bytes
     payload: bytes
+    source: Source | None = None
 
     @property
     def whole_entries(self) -> int:
@@ -46,7 +48,7 @@ class SealedChunk:
     def encode(
         self, chunk_id: bytes, dataset: str, dataset_id: bytes, first_version: int
     ) -> tuple[bytes, bytes]:
-        """`(preamble and header, payload)`; the object is their concatenation.
+        """`(preamble and header, payload)`; the object is their concatenation. An attached chunk has no payload.
 
         Entry `i` gets version `first_version + i`, unless it was added with a version of its own.
         """
@@ -59,15 +61,18 @@ class SealedChunk:
         }
         own = columns["versions"]
         columns["versions"] = np.where(own == 0, np.arange(len(own), dtype=np.uint64) + first_version, own)
-        header = ChunkHeader(dataset, dataset_id, list(paths), self.targets, **columns).encode()
+        header = ChunkHeader(
+            dataset, dataset_id, list(paths), self.targets, **columns, source=self.source
+        ).encode()
         preamble = Preamble(
             chunk_id=chunk_id,
             header_length=len(header),
             payload_length=len(self.payload),
             payload_digest=digest_of(self.payload),
             header_digest=digest_of(header),
+            is_attached=self.source is not None,
         )
-        return preamble.encode() + header, self.payload
+        return preamble.encode() + header, b"" if self.source else self.payload
 
 
 class ChunkBuilder:
@@ -111,20 +116,25 @@ class ChunkBuilder:
     def add_file(
         self,
         path: bytes,
-        data: bytes,
+        data: Buffer,
         mode: int,
         mtime_ns: int,
         size: int | None = None,
         place: int = 0,
         version: int = 0,
+        offset: int | None = None,
     ) -> None:
         """Add a whole file, or its extent that begins at `place` (with the file's `size` and `version`).
 
-        `data` is referenced, not copied, until the chunk is sealed.
+        `data` is referenced, not copied, until the chunk is sealed. With an `offset`, it is already there in the
+        payload that will be passed to `seal`.
         """
-        length, offset = len(data), self.payload_bytes
+        length = len(data)
         if size is None:
             size = length
+        is_placed = offset is not None
+        if offset is None:
+            offset = self.payload_bytes
         if (
             offset + length > CHUNK_PAYLOAD_BYTES_MAX
             or not 0 <= place <= size - length
@@ -141,8 +151,9 @@ class ChunkBuilder:
                 f"{printable(path)}: {length} bytes at {place} of a file of {size} bytes: {fault}"
             )
         self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, extent_digest_of(data), version)
-        self._contents.append(data)
-        self.payload_bytes = offset + length
+        if not is_placed:
+            self._contents.append(data)
+        self.payload_bytes = max(self.payload_bytes, offset + length)
 
     def add_directory(self, path: bytes, mode: int, mtime_ns: int, version: int = 0) -> None:
         self._add(path, _DIRECTORY, mode, mtime_ns, 0, 0, 0, 0, NO_DIGEST, version)
@@ -191,8 +202,13 @@ class ChunkBuilder:
         )
         self._path_bytes = path_bytes
 
-    def seal(self) -> SealedChunk:
-        """The chunk of all entries so far; the builder is empty afterwards."""
-        sealed = SealedChunk(tuple(self._entries), b"".join(self._targets), b"".join(self._contents))
+    def seal(self, payload: bytes | None = None, source: Source | None = None) -> SealedChunk:
+        """The chunk of all entries so far; the builder is empty afterwards.
+
+        `payload`: what the offsets of the files refer to; `source`: has this payload, and the chunk is attached to it.
+        """
+        targets = b"".join(self._targets)
+        content = b"".join(self._contents) if payload is None else payload
+        sealed = SealedChunk(tuple(self._entries), targets, content, source)
         self._clear()
         return sealed

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk.source import SOURCE_FIELDS, Source
 from dieselfs.columns import I64, U8, U32, U64, ends_fault, ends_of, first_bad_path, split_blob
 from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, NO_DIGEST, Buffer, digest_of, extent_digest_of
 from dieselfs.errors import Damaged
@@ -23,7 +24,7 @@ from dieselfs.fields import (
     pack_fields,
     pack_preamble,
     unpack_fields,
-    unpack_preamble,
+    unpack_flagged_preamble,
 )
 from dieselfs.limits import (
     CHUNK_ENTRIES_MAX,
@@ -38,6 +39,8 @@ from dieselfs.records import Op as Op
 
 MAGIC = b"\x89DSLC\r\n\x1a"
 FORMAT_VERSION = 2
+ATTACHED = 1
+"""The flag of an attached chunk: the object ends behind the header, and the payload is a range of the source."""
 MODE_MAX = 0o7777
 VERSION_MAX = (1 << 63) - 1
 
@@ -57,6 +60,7 @@ class Preamble:
     payload_length: int
     payload_digest: bytes
     header_digest: bytes
+    is_attached: bool = False
 
     @property
     def payload_start(self) -> int:
@@ -64,7 +68,13 @@ class Preamble:
 
     @property
     def object_length(self) -> int:
+        """Of preamble, header and payload."""
         return self.payload_start + self.payload_length
+
+    @property
+    def stored_length(self) -> int:
+        """Of the object in the store: without the payload, if the chunk is attached."""
+        return self.payload_start if self.is_attached else self.object_length
 
     def encode(self) -> bytes:
         return pack_preamble(
@@ -76,6 +86,7 @@ class Preamble:
             self.chunk_id,
             self.payload_digest,
             self.header_digest,
+            flags=ATTACHED if self.is_attached else 0,
         )
 
 
@@ -119,6 +130,8 @@ class ChunkHeader:
     - `offsets`, `lengths`: the extent in the payload; for a symbolic link, its target in `targets`
     - `digests`: of those bytes (`extent_digest_of`)
     - `versions`: of the entries of one path, the one with the largest version wins; all extents of a file have the same
+
+    `source`: of an attached chunk.
     """
 
     dataset: str
@@ -134,6 +147,7 @@ class ChunkHeader:
     lengths: npt.NDArray[np.uint32]
     digests: npt.NDArray[np.void]
     versions: npt.NDArray[np.uint64]
+    source: Source | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -154,6 +168,7 @@ class ChunkHeader:
                 "targets": self.targets,
                 "path_ends": ends_of(self.paths).astype(_PATH_ENDS).tobytes(),
                 **{name: getattr(self, name).astype(dtype).tobytes() for name, dtype in COLUMN_TYPES.items()},
+                **(self.source.fields() if self.source else {}),
             }
         )
 
@@ -164,9 +179,8 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
     `source` names the object in errors. Raises Damaged, also for a valid chunk with another ID than
     `expected_id`.
     """
-    header_length, payload_length, chunk_id, payload_digest, header_digest = unpack_preamble(
-        _PREAMBLE, MAGIC, FORMAT_VERSION, data, source, "chunk"
-    )
+    flags, values = unpack_flagged_preamble(_PREAMBLE, MAGIC, FORMAT_VERSION, ATTACHED, data, source, "chunk")
+    header_length, payload_length, chunk_id, payload_digest, header_digest = values
     if header_length > CHUNK_HEADER_BYTES_MAX:
         raise Damaged(f"{source}: offset 12: header of {header_length} bytes, limit {CHUNK_HEADER_BYTES_MAX}")
     if payload_length > CHUNK_PAYLOAD_BYTES_MAX:
@@ -177,7 +191,8 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
         raise Damaged(
             f"{source}: offset 24: this is chunk {chunk_name(chunk_id)}, not chunk {chunk_name(expected_id)}"
         )
-    return Preamble(chunk_id, header_length, payload_length, payload_digest, header_digest)
+    is_attached = bool(flags & ATTACHED)
+    return Preamble(chunk_id, header_length, payload_length, payload_digest, header_digest, is_attached)
 
 
 def decode_header(
@@ -190,7 +205,8 @@ def decode_header(
     if digest_of(data) != preamble.header_digest:
         raise Damaged(f"{where}: digest of the header does not match")
     try:
-        header = _decode_columns(unpack_fields(data, _FIELD_KINDS), preamble.payload_length)
+        kinds = _FIELD_KINDS | SOURCE_FIELDS if preamble.is_attached else _FIELD_KINDS
+        header = _decode_columns(unpack_fields(data, kinds), preamble)
     except FieldsFault as fault:
         raise Damaged(f"{where}: header: {fault}") from None
     if expected_dataset_id is not None and header.dataset_id != expected_dataset_id:
@@ -264,7 +280,28 @@ def decode_chunk(
     return preamble, header, payload
 
 
-def _decode_columns(fields: dict[str, Any], payload_length: int) -> ChunkHeader:
+def decode_stored(
+    data: Buffer,
+    source: str,
+    expected_id: bytes | None = None,
+    expected_dataset_id: bytes | None = None,
+    are_extents_checked: bool = False,
+) -> tuple[Preamble, ChunkHeader]:
+    """Decode and verify all bytes of an object of a store: a chunk, of an attached one all but its payload. Raises
+    Damaged.
+    """
+    preamble = decode_preamble(data, source, expected_id)
+    if not preamble.is_attached:
+        return decode_chunk(data, source, expected_id, expected_dataset_id, are_extents_checked)[:2]
+    if len(data) != preamble.stored_length:
+        raise Damaged(
+            f"{source}: offset {min(len(data), preamble.stored_length)}: {len(data)} bytes, "
+            f"an attached chunk with this preamble has {preamble.stored_length}"
+        )
+    return preamble, decode_header(preamble, memoryview(data)[PREAMBLE_BYTES:], source, expected_dataset_id)
+
+
+def _decode_columns(fields: dict[str, Any], preamble: Preamble) -> ChunkHeader:
     check_dataset_fields(fields)
     count = fields["count"]
     if not 0 <= count <= CHUNK_ENTRIES_MAX:
@@ -276,8 +313,9 @@ def _decode_columns(fields: dict[str, Any], payload_length: int) -> ChunkHeader:
         paths=_decode_paths(fields["paths"], path_ends, CHUNK_PATH_BYTES_MAX - len(fields["targets"])),
         targets=fields["targets"],
         **{name: _decode_column(fields, name, dtype) for name, dtype in COLUMN_TYPES.items()},
+        source=Source.of_fields(fields, preamble.payload_length) if preamble.is_attached else None,
     )
-    _check_entries(header, payload_length)
+    _check_entries(header, preamble.payload_length)
     return header
 
 

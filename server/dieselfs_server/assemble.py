@@ -38,6 +38,7 @@ from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.measured import MeasuredStore
 from dieselfs_server.store.opening import open_store
+from dieselfs_server.store.sources import Sources
 from dieselfs_server.users import ALL_DATASETS, Right, StoredKey, Users, UserStore, with_grant, with_key
 
 LOCK_TIMEOUT_S = 10.0
@@ -162,6 +163,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             shared_bytes=_shared_bytes(settings),
             segments_max=allow_descriptors(),
             request_path=settings.request_path,
+            sources=Sources(settings.attach_roots),
         )
         server = RpcServer(Dispatcher(service), tls, metrics=metrics)
         about = {"component": "server"}

@@ -25,10 +25,12 @@ from dieselfs_server.identity import Identity
 from dieselfs_server.logs import AuditLog
 from dieselfs_server.maintenance.jobs import MaintenanceJobs
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.reading.executor import OpenPayload, RequestExecutor
+from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.reading.shared_payloads import SharedPayloads
-from dieselfs_server.store.interface import Buffer, ObjectStore
+from dieselfs_server.store.attached import AttachedStore
+from dieselfs_server.store.interface import Buffer, ObjectStore, OpenPayload
+from dieselfs_server.store.sources import Sources
 from dieselfs_server.users import Caller, Right, UserStore
 
 Found = TypeVar("Found", DatasetRecord, bytes)
@@ -61,7 +63,8 @@ class Service:
     """The state of a server: only caches and counters, so any number of servers can run on the same backends.
 
     `scratch` is a folder for temporary files, `names` has the URLs of object store and metadata store. `shared_bytes`:
-    the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of them.
+    the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of them. `sources`: what
+    may be attached.
     """
 
     store: ObjectStore
@@ -77,8 +80,10 @@ class Service:
     shared_bytes: int = 0
     segments_max: int = 0
     request_path: RequestPath = field(default_factory=RequestPath)
+    sources: Sources = field(default_factory=Sources)
 
     def __post_init__(self) -> None:
+        self.store = AttachedStore(self.store, self.sources)
         self.started_s = int(time.time())
         self.metrics.gauge("uptime_s", "Age of the process.", lambda: int(time.time()) - self.started_s)
         self.requests = self.metrics.counter("rpc.requests", "Calls of clients.")
@@ -91,12 +96,15 @@ class Service:
         self.names_of_datasets = DatasetNames(self.store)
         self.catalog = Catalog(self.store, self.metadata)
         self.refresh = Refresh(self._prepare_snapshot)
-        self.executor = RequestExecutor(self.store, self.metrics, self.request_path)
+        self.executor = RequestExecutor(self.store, self.metrics, self.request_path, self.sources)
         self.shared = SharedPayloads(self.executor, self.shared_bytes, self.segments_max, self.metrics)
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self.maintenance = MaintenanceJobs(self.metadata, self.now_ns)
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
         self.copies = trio.Semaphore(COPIES_MAX)
+        self.last_attached: dict[
+            bytes, tuple[str, bytes]
+        ] = {}  # by dataset ID: user and source, for the audit log
         self.tag_reads = trio.CapacityLimiter(TAG_READS_MAX)
 
     def now_ns(self) -> int:
@@ -117,7 +125,8 @@ async def _hold_nothing(size_bytes: int) -> None:
 @dataclass(eq=False)
 class Call:
     """A call of a method. `arguments` is a Thrift struct; `bulk` has the bytes that followed it. `hold` takes bytes of
-    the budget of replies, until the reply has been sent. A handler may set `progress`.
+    the budget of replies, until the reply has been sent. A handler may set `progress`. `audited`: what it adds to the
+    audit log; with it, the log has also methods that it does not have otherwise.
     """
 
     service: Service
@@ -126,6 +135,7 @@ class Call:
     arguments: Any
     bulk: bytes | bytearray = b""
     hold: Callable[[int], Awaitable[None]] = _hold_nothing
+    audited: dict[str, str] = field(default_factory=dict)
     progress: Callable[[], CopyProgress] | None = None
 
     def sign_of_life(self) -> bytes:

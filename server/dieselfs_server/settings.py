@@ -51,6 +51,7 @@ class ServerSettings:
     """`lock` and `idle_exit_s` are for the embedded server: one per home, which exits when idle for `idle_exit_s`.
 
     `is_new`: the store may be without a marker, which is then created. `request_path`: differs in measurements only.
+    `attach_roots` None: each source that the server's user may read.
     """
 
     listen: Sequence[Address]
@@ -68,6 +69,7 @@ class ServerSettings:
     audit_log: Path | None = None
     metrics: TcpAddress | None = None
     shared_memory_bytes: int | None = None
+    attach_roots: Sequence[str] | None = ()
     request_path: RequestPath = field(default_factory=RequestPath)
 
     @classmethod
@@ -88,6 +90,7 @@ class ServerSettings:
             idle_exit_s=idle_exit_s,
             is_new=is_new,
             shared_memory_bytes=shared.read(text, shared.variable) if text else None,
+            attach_roots=None,  # only the user whose files these are can connect
         )
 
     @classmethod
@@ -122,6 +125,7 @@ class ServerSettings:
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
             metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
             shared_memory_bytes=values.get("shared_memory_bytes"),
+            attach_roots=values.get("attach_roots", ()),
             registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
         )
 

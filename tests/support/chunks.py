@@ -7,6 +7,7 @@ import numpy as np
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import COLUMN_TYPES, Op, Preamble
+from dieselfs.chunk.source import Source
 from dieselfs.digests import NO_DIGEST, digest_of, extent_digest_of
 
 CHUNK_ID = bytes.fromhex("65920080 0242ac110002 00002a 000007".replace(" ", ""))
@@ -27,6 +28,20 @@ def sample_builder() -> ChunkBuilder:
 
 def sample_chunk() -> bytes:
     return b"".join(sample_builder().seal().encode(CHUNK_ID, "pets", DATASET_ID, FIRST_VERSION))
+
+
+SOURCE = Source(b"/data/pets.tar", 10_240, "mtime_ns=1600000000000000000", 512)
+SOURCE_PAYLOAD = b"meow\n" + bytes(507) + b"woof\n"
+
+
+def attached_chunk() -> bytes:
+    """Two members of a tar file, with the bytes of the format between them, and a folder; the object in the store."""
+    builder = ChunkBuilder()
+    builder.add_directory(b"train", 0o755, 1_600_000_000_000_000_000)
+    builder.add_file(b"train/cat.txt", b"meow\n", 0o644, 1_600_000_000_000_000_001, offset=0)
+    builder.add_file(b"train/dog.txt", b"woof\n", 0o644, 1_600_000_000_000_000_002, offset=512)
+    sealed = builder.seal(SOURCE_PAYLOAD, SOURCE)
+    return b"".join(sealed.encode(CHUNK_ID, "pets", DATASET_ID, FIRST_VERSION))
 
 
 def sample_fields(payload: bytes = b"meow\n") -> dict[str, Any]:

@@ -10,9 +10,9 @@ _BLOCK = re.compile(r"^```hexdump\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINE = re.compile(r"([0-9a-f]{4,})  ((?:[0-9a-f]{2} ){0,15}[0-9a-f]{2})(?:  .*)?")
 
 
-def hex_dump(document: str) -> bytes:
-    """The bytes of the one hex dump in `docs/<document>`: lines of an offset, up to 16 bytes, and a remark."""
-    (block,) = _BLOCK.findall((DOCUMENTS / document).read_text(encoding="utf-8"))
+def hex_dump(document: str, number: int = 0) -> bytes:
+    """The bytes of a hex dump in `docs/<document>`: lines of an offset, up to 16 bytes, and a remark."""
+    block = _BLOCK.findall((DOCUMENTS / document).read_text(encoding="utf-8"))[number]
     data = b""
     for line in block.splitlines():
         match = _LINE.fullmatch(line)

@@ -18,8 +18,15 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from dieselfs.address import TcpAddress, parse_etcd, parse_servers
 from dieselfs.bucket.url import BucketUrl
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.chunk.format import Preamble, decode_chunk, decode_header, decode_preamble
+from dieselfs.chunk.format import (
+    Preamble,
+    decode_chunk,
+    decode_header,
+    decode_preamble,
+    decode_stored,
+)
 from dieselfs.chunk.ids import parse_chunk_name
+from dieselfs.chunk.source import Source
 from dieselfs.cluster import node_messages
 from dieselfs.cluster.member import Member
 from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, digest_of
@@ -68,6 +75,26 @@ def _chunk() -> bytes:
     builder.add_symlink(b"latest", b"train/cat.txt", 0o777, -1)
     builder.add_delete(b"train/dog.txt")
     return b"".join(builder.seal().encode(_CHUNK_ID, "pets", _DATASET_ID, 1 << 60))
+
+
+@cache
+def _attached_chunk() -> bytes:
+    """The object of an attached chunk, as a store has it."""
+    builder = ChunkBuilder()
+    builder.add_file(b"train/cat.txt", b"meow\n", 0o644, 2, offset=512)
+    source = Source(b"/data/pets.tar", 10240, "mtime_ns=1600000000000000000")
+    sealed = builder.seal(bytes(512) + b"meow\n", source)
+    return b"".join(sealed.encode(_CHUNK_ID, "pets", _DATASET_ID, 1 << 60))
+
+
+def _attached_header() -> bytes:
+    header_length = decode_preamble(_attached_chunk(), SOURCE).header_length
+    return _attached_chunk()[-header_length:]
+
+
+def _parse_attached_header(data: bytes) -> object:
+    preamble = Preamble(_CHUNK_ID, len(data), 517, bytes(DIGEST_BYTES), digest_of(data), is_attached=True)
+    return decode_header(preamble, data, SOURCE)
 
 
 def _chunk_header() -> bytes:
@@ -236,6 +263,8 @@ _MOUNTINFO = (
 TARGETS = (
     Target("chunk", lambda data: decode_chunk(data, SOURCE), [_chunk()]),
     Target("chunk-header", _parse_chunk_header, [_chunk_header()]),
+    Target("attached-chunk", lambda data: decode_stored(data, SOURCE), [_attached_chunk(), _chunk()]),
+    Target("attached-chunk-header", _parse_attached_header, [_attached_header()]),
     Target("chunk-name", of_text(parse_chunk_name), [b"OO7-V-81f03--V--9V--0k"]),
     Target("snapshot", _parse_snapshot, [_snapshot()]),
     Target("snapshot-resealed", _parse_resealed_snapshot, [_snapshot()]),

@@ -13,6 +13,7 @@ from dieselfs.chunk.format import (
     decode_chunk,
     decode_header,
     decode_preamble,
+    decode_stored,
 )
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
@@ -49,7 +50,7 @@ def commit_chunk(
     AlreadyExists if another chunk has this ID, NotFound if there is no such dataset.
     """
     source = f"chunk {chunk_name(chunk_id)}"
-    preamble, header, _ = decode_chunk(data, source, chunk_id, dataset_id, are_extents_checked=False)
+    preamble, header = decode_stored(data, source, chunk_id, dataset_id)
     if uploaded_to is not None:
         _check_upload(chunk_id, header, uploaded_to, now_ns, source)
     newest = int(header.versions.max(initial=0))
@@ -116,11 +117,13 @@ def read_chunk(
 
 
 def check_size(store: ObjectStore, dataset_id: bytes, preamble: Preamble) -> None:
-    """Raise Damaged unless the stored object has the length that its preamble states."""
+    """Raise Damaged unless the stored object has the length that its preamble states, and its source is there."""
     size = store.size(dataset_id, preamble.chunk_id)
-    if size != preamble.object_length:
-        expected = f"its preamble requires {preamble.object_length}"
+    if size != preamble.stored_length:
+        expected = f"its preamble requires {preamble.stored_length}"
         raise Damaged(f"chunk {chunk_name(preamble.chunk_id)} has {size} bytes; {expected}")
+    if preamble.is_attached:
+        store.get_range(dataset_id, preamble.chunk_id, preamble.object_length, 0)
 
 
 def _claim_name(names: DatasetNames, dataset: DatasetRecord) -> None:

@@ -24,8 +24,8 @@ from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder
-from dieselfs_server.reading.executor import OpenPayload
 from dieselfs_server.service import Call, Reply
+from dieselfs_server.store.interface import OpenPayload
 from dieselfs_server.users import Right
 
 

@@ -6,16 +6,14 @@ them. This module has the preambles of chunks, and the limit of concurrent reads
 
 import math
 import os
-from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import numpy as np
 import trio
 
 from dieselfs.arrays import Ranges
 from dieselfs.chunk.blocks import block_checksums
-from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decode_preamble
+from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decode_header, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
@@ -23,7 +21,8 @@ from dieselfs.metrics import Registry
 from dieselfs_server.reading.in_use import InUse
 from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
 from dieselfs_server.reading.request_path import RequestPath
-from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.interface import ObjectStore, OpenPayload
+from dieselfs_server.store.sources import Sources
 
 PREAMBLES_KEPT = 65_536
 """Limit of cached preambles; with its preamble, a chunk's payload needs one read."""
@@ -34,28 +33,19 @@ HASHING_MAX = 4
 """Limit of payloads that are verified at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPayload:
-    """`length` bytes at `start` in the file of `descriptor`; a context manager that closes it."""
-
-    descriptor: int
-    start: int
-    length: int
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
-
-
 class RequestExecutor:
     """Reads ranges of chunks. If a read is cancelled, its worker thread still finishes, and nothing else is left."""
 
     def __init__(
-        self, store: ObjectStore, metrics: Registry | None = None, path: RequestPath | None = None
+        self,
+        store: ObjectStore,
+        metrics: Registry | None = None,
+        path: RequestPath | None = None,
+        sources: Sources | None = None,
     ) -> None:
+        """`sources`: of attached chunks, for `open_payload`; other reads leave them to the store."""
         self._store = store
+        self._sources = sources or Sources()
         self._path = path or RequestPath()
         self._tokens = trio.CapacityLimiter(self._path.chunks_max)
         self._threads = trio.CapacityLimiter(math.inf)  # the tokens bound them
@@ -84,7 +74,7 @@ class RequestExecutor:
         _check_chunk_id(chunk_id)
         async with self._tokens:
             return await trio.to_thread.run_sync(
-                open_payload, self._store, dataset_id, chunk_id, limiter=self._threads
+                open_payload, self._store, dataset_id, chunk_id, self._sources, limiter=self._threads
             )
 
     async def ranges(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
@@ -152,8 +142,11 @@ def _verified_checksums(preamble: Preamble, payload: memoryview) -> bytes:
     return block_checksums(payload).astype("<u8").tobytes()
 
 
-def open_payload(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> OpenPayload | None:
-    """Open a chunk, and read the place of its payload; None if the store has no files. Blocks.
+def open_payload(
+    store: ObjectStore, dataset_id: bytes, chunk_id: bytes, sources: Sources
+) -> OpenPayload | None:
+    """Open the file with the payload of a chunk, which is the source of an attached one; None if the store has no
+    files. Blocks.
 
     Raises NotFound, Damaged, Unavailable, with nothing left open. Does not check that the payload is complete.
     """
@@ -163,12 +156,18 @@ def open_payload(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> Open
     source = f"chunk {chunk_name(chunk_id)}"
     try:
         preamble = decode_preamble(os.pread(descriptor, PREAMBLE_BYTES, 0), source, chunk_id)
+        if not preamble.is_attached:
+            return OpenPayload(descriptor, preamble.payload_start, preamble.payload_length, source)
+        packed = os.pread(descriptor, preamble.header_length, PREAMBLE_BYTES)
+        attached = decode_header(preamble, packed, source, dataset_id).source
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, OSError):
             raise Unavailable(f"object store: {source}: {error.strerror or error}") from error
         raise
-    return OpenPayload(descriptor, preamble.payload_start, preamble.payload_length)
+    os.close(descriptor)
+    assert attached is not None  # by the decoder
+    return sources.open_payload(preamble, attached)
 
 
 def _check_chunk_id(chunk_id: bytes) -> None:

@@ -22,8 +22,9 @@ from dieselfs.errors import Damaged, NoRoom, Unavailable
 from dieselfs.limits import KIB, MIB
 from dieselfs.metrics import Registry
 from dieselfs.process.system_limits import available_bytes
-from dieselfs_server.reading.executor import OpenPayload, RequestExecutor
+from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.in_use import InUse
+from dieselfs_server.store.interface import OpenPayload
 
 MEMORY_SHARE = 0.25
 """Of the memory that the system allows: the default limit of shared payloads."""
@@ -187,12 +188,14 @@ def sealed_copy(opened: OpenPayload, digest: bytes, available_min_bytes: int = 0
             part = room[: opened.length - offset]
             size = os.preadv(opened.descriptor, [part], opened.start + offset)
             if size == 0:
-                raise Damaged(f"offset {opened.start + offset}: the file ends inside of the payload")
+                raise Damaged(
+                    f"{opened.name}: offset {opened.start + offset}: the file ends inside of the payload"
+                )
             hashed.update(part[:size])
             segment.write(offset, part[:size])
             offset += size
         if hashed.digest() != digest:
-            raise Damaged(f"offset {opened.start}: digest of the payload does not match")
+            raise Damaged(f"{opened.name}: offset {opened.start}: digest of the payload does not match")
         segment.seal()
     except BaseException as error:
         segment.close()

@@ -7,10 +7,28 @@ named records of the server itself. All methods block and may be called from any
 them in worker threads.
 """
 
+import os
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPayload:
+    """`length` bytes at `start` in the file of `descriptor`; a context manager that closes it. `name`: for messages."""
+
+    descriptor: int
+    start: int
+    length: int
+    name: str = "chunk"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
 
 
 class ObjectStore(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
 
-from dieselfs.chunk.format import decode_chunk
+from dieselfs.chunk.format import decode_stored
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
 from dieselfs_server.store.interface import Buffer, ObjectStore
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def check_chunk(dataset_id: bytes, chunk_id: bytes, content: Buffer) -> None:
-    """Raise Damaged unless `content` is this whole chunk of this dataset."""
-    decode_chunk(content, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id)
+    """Raise Damaged unless `content` is this whole object of this dataset: a chunk, or an attached one's header."""
+    decode_stored(content, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id, are_extents_checked=True)
 
 
 class TieredStore(StoreWrapper):

@@ -39,6 +39,17 @@ def test_files_lie_one_behind_the_other() -> None:
     assert len(builder) == builder.payload_bytes == 0
 
 
+def test_files_at_given_offsets_of_a_payload() -> None:
+    payload = b"..one..three"
+    builder = ChunkBuilder()
+    for path, start, end in ((b"three", 7, 12), (b"one", 2, 5), (b"hre", 8, 11)):
+        builder.add_file(path, memoryview(payload)[start:end], 0o644, 5, offset=start)
+    assert builder.payload_bytes == 12
+    header, found = decoded(builder.seal(payload))
+    assert found == payload
+    assert header.offsets.tolist() == [7, 2, 8]
+
+
 def test_extents_of_a_file_that_spans_chunks() -> None:
     data = bytes(range(256)) * 5
     builder = ChunkBuilder(500)

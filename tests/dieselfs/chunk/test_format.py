@@ -143,7 +143,7 @@ def preamble_with(place: int, form: str, value: object) -> bytes:
         (8, "<H", 0, 8, "format 0"),
         (8, "<H", 1, 8, "chunk format 1"),
         (8, "<H", 3, 8, "format 3"),
-        (10, "<H", 1, 8, "flags 0x1"),
+        (10, "<H", 2, 8, "flags 0x2"),
         (12, "<I", CHUNK_HEADER_BYTES_MAX + 1, 12, "header of"),
         (12, "<I", 0xFFFF_FFFF, 12, "header of"),
         (12, "<I", 0, 117, "the preamble announces 117"),
@@ -377,9 +377,8 @@ def headers(draw: st.DrawFn) -> tuple[ChunkHeader, bytes]:
             columns[name].append(value)
     arrays = {name: np.array(values, COLUMN_TYPES[name]) for name, values in columns.items()}
     dataset_id = draw(st.binary(min_size=16, max_size=16))
-    return ChunkHeader("any", dataset_id, [path for path, _, _ in entries], bytes(targets), **arrays), bytes(
-        payload
-    )
+    named = [path for path, _, _ in entries]
+    return ChunkHeader("any", dataset_id, named, bytes(targets), **arrays, source=None), bytes(payload)
 
 
 def same_header(one: ChunkHeader, other: ChunkHeader) -> bool:

@@ -5,12 +5,22 @@ import re
 import numpy as np
 
 from dieselfs import limits
-from dieselfs.chunk.format import COLUMN_TYPES, MAGIC, PREAMBLE_BYTES, Op, decode_chunk, decode_preamble
+from dieselfs.chunk.format import (
+    COLUMN_TYPES,
+    MAGIC,
+    PREAMBLE_BYTES,
+    Op,
+    decode_chunk,
+    decode_preamble,
+    decode_stored,
+)
 from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk.source import Source
 from tests.support.chunks import (
     CHUNK_ID,
     DATASET_ID,
     FIRST_VERSION,
+    attached_chunk,
     chunk_object,
     sample_chunk,
     sample_fields,
@@ -33,6 +43,16 @@ def test_the_hex_dump_decodes_to_what_the_text_says() -> None:
     assert header.versions.tolist() == list(range(FIRST_VERSION, FIRST_VERSION + 5))
     assert (header.target(3), bytes(payload)) == (b"train/cat.txt", b"meow\n")
     assert header.digests[1].tobytes().hex() in (DOCUMENTS / DOCUMENT).read_text(encoding="utf-8")
+
+
+def test_the_attached_example_is_what_the_builder_makes() -> None:
+    assert hex_dump(DOCUMENT, 1).hex(" ") == attached_chunk().hex(" ")
+    _, header = decode_stored(hex_dump(DOCUMENT, 1), DOCUMENT, CHUNK_ID, DATASET_ID)
+    source = Source(b"/data/pets.tar", 10_240, "mtime_ns=1600000000000000000", 512)
+    assert header.source == source
+    assert header.paths == [b"train", b"train/cat.txt", b"train/dog.txt"]
+    fields = [name.strip("`") for name, _, _ in table(DOCUMENT, "### Attached chunks")]
+    assert fields == list(source.fields())
 
 
 def test_the_table_of_the_preamble() -> None:

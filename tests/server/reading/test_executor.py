@@ -17,6 +17,7 @@ from dieselfs_server.reading.executor import RequestExecutor, open_payload
 from dieselfs_server.store.limited import Bounds, LimitedStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
+from dieselfs_server.store.sources import Sources
 from dieselfs_server.store.tiered import TieredStore
 from dieselfs_server.store.wrapper import StoreWrapper
 from lab.counting_store import CountingStore
@@ -105,7 +106,7 @@ def test_the_payload_is_where_it_says(tmp_path: Path) -> None:
     store = LimitedStore(PosixStore(tmp_path), Bounds())
     store.put(DATASET_ID, CHUNK_ID, [CHUNK])
     before = open_descriptors()
-    opened = open_payload(store, DATASET_ID, CHUNK_ID)
+    opened = open_payload(store, DATASET_ID, CHUNK_ID, Sources())
     assert opened is not None
     with opened:
         store.delete(DATASET_ID, CHUNK_ID)
@@ -120,11 +121,11 @@ def test_what_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
     before = open_descriptors()
     with pytest.raises(NotFound):
-        open_payload(store, DATASET_ID, CHUNK_ID)
+        open_payload(store, DATASET_ID, CHUNK_ID, Sources())
     for content in (b"", CHUNK[:40], b"x" + CHUNK[1:], CHUNK[:24] + b"x" + CHUNK[25:]):
         store.put(DATASET_ID, CHUNK_ID, [content])
         with pytest.raises(Damaged):
-            open_payload(store, DATASET_ID, CHUNK_ID)
+            open_payload(store, DATASET_ID, CHUNK_ID, Sources())
         store.delete(DATASET_ID, CHUNK_ID)
     assert open_descriptors() == before
 
@@ -136,7 +137,7 @@ def test_a_file_that_cannot_be_read_leaves_nothing_open(tmp_path: Path) -> None:
 
     before = open_descriptors()
     with pytest.raises(Unavailable, match="directory"):
-        open_payload(Folders(MemoryStore()), DATASET_ID, CHUNK_ID)
+        open_payload(Folders(MemoryStore()), DATASET_ID, CHUNK_ID, Sources())
     assert open_descriptors() == before
 
 
@@ -145,7 +146,7 @@ def test_stores_without_files_have_none(tmp_path: Path) -> None:
     tiered = TieredStore(PosixStore(tmp_path / "fast"), posix, 1 << 20)
     for store in (MemoryStore(), CountingStore(posix), tiered):
         store.put(DATASET_ID, CHUNK_ID, [CHUNK])
-        assert open_payload(store, DATASET_ID, CHUNK_ID) is None
+        assert open_payload(store, DATASET_ID, CHUNK_ID, Sources()) is None
         store.delete(DATASET_ID, CHUNK_ID)
     tiered.close()
 

@@ -24,6 +24,7 @@ from dieselfs_server.reading.shared_payloads import (
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
+from dieselfs_server.store.sources import Sources
 from tests.support.chunks import chunk_object, sample_fields
 
 Store = TypeVar("Store", bound=ObjectStore)
@@ -185,7 +186,7 @@ async def test_nothing_is_shared_without_files_or_memory(
 
 
 def test_a_copy_needs_memory(store: PosixStore) -> None:
-    opened = open_payload(store, FIRST, chunk_id(1))
+    opened = open_payload(store, FIRST, chunk_id(1), Sources())
     assert opened is not None
     with opened, pytest.raises(NoRoom):
         sealed_copy(opened, b"", 1 << 60)

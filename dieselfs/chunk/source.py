@@ -1,0 +1,85 @@
+"""The foreign object that has the payload of an attached chunk: where it is, and how it is recognized. No I/O.
+
+A source never changes for a chunk: the chunk keeps the size and the mark that the object had when it was attached. An
+object with another size or mark is another one, whose bytes are not used.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dieselfs.fields import TEXT_BYTES_MAX, FieldsFault
+from dieselfs.limits import FILE_BYTES_MAX, PATH_BYTES_MAX
+from dieselfs.names import printable
+
+SOURCE_FIELDS: dict[str, type] = {
+    "source": bytes,
+    "source_size": int,
+    "source_mark": str,
+    "source_offset": int,
+}
+"""Fields of the header of an attached chunk, beside those of all chunks."""
+
+URL_SCHEMES = (b"http://", b"https://", b"s3://", b"gs://", b"az://")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A version of an object, and a place in it.
+
+    `location`: an absolute path, or a URL of URL_SCHEMES. `size_bytes`: of the whole object. `mark`: what the storage
+    says about its version: `mtime_ns=N` of a file, `etag=TEXT` or `modified=TEXT` of a URL. `offset`: where in the
+    object the payload begins.
+    """
+
+    location: bytes
+    size_bytes: int
+    mark: str
+    offset: int = 0
+
+    @property
+    def name(self) -> str:
+        return printable(self.location)
+
+    @property
+    def is_file(self) -> bool:
+        return self.location.startswith(b"/")
+
+    @property
+    def version(self) -> tuple[int, str]:
+        """Differs if the object at the location does."""
+        return self.size_bytes, self.mark
+
+    def fields(self) -> dict[str, bytes | str | int]:
+        return {
+            "source": self.location,
+            "source_size": self.size_bytes,
+            "source_mark": self.mark,
+            "source_offset": self.offset,
+        }
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any], payload_length: int) -> "Source":
+        """Raises FieldsFault for values that cannot be."""
+        found = cls(fields["source"], fields["source_size"], fields["source_mark"], fields["source_offset"])
+        fault = found.fault()
+        if fault is None and not 0 <= found.offset <= found.size_bytes - payload_length:
+            fault = f"the payload, {payload_length} bytes at {found.offset}, lies outside of it"
+        if fault is not None:
+            raise FieldsFault(f"source {found.name[:200]!r}: {fault}")
+        return found
+
+    def fault(self) -> str | None:
+        """Why no object can be named so."""
+        location = self.location
+        if not 0 < len(location) <= PATH_BYTES_MAX or b"\0" in location:
+            return "its name is empty, too long, or holds a NUL byte"
+        if self.is_file:
+            if any(part in (b"", b".", b"..") for part in location[1:].split(b"/")):
+                return "its path has an empty part, or one of . and .."
+        elif not location.startswith(URL_SCHEMES):
+            return "it is neither an absolute path nor a URL"
+        if not 0 <= self.size_bytes <= FILE_BYTES_MAX:
+            return f"a size of {self.size_bytes} bytes is out of range"
+        if not 0 < len(self.mark.encode("utf-8", "surrogatepass")) <= TEXT_BYTES_MAX:
+            return "its mark is empty or too long"
+        return None

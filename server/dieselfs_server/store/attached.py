@@ -1,0 +1,133 @@
+"""Attached chunks: the store has their preamble and header, and a foreign object has the payload.
+
+Above this wrapper, an attached chunk is read as any other. A range behind the header is read from the source, if that
+is still the version that was attached. The first read of a chunk compares its whole payload with the digest, so what
+has changed without another time is found here, with the name of the source.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from threading import Lock
+
+from dieselfs.chunk.format import (
+    ATTACHED,
+    PREAMBLE_BYTES,
+    Preamble,
+    check_payload,
+    decode_header,
+    decode_preamble,
+    decode_stored,
+)
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk.source import Source
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs_server.store.interface import Buffer, ObjectStore
+from dieselfs_server.store.sources import Sources, payload_name
+from dieselfs_server.store.wrapper import StoreWrapper
+
+KNOWN_MAX = 16_384
+"""Limit of attached chunks whose sources are remembered."""
+
+_FLAGS_PLACE = 10
+
+
+@dataclass(slots=True)
+class _Attached:
+    preamble: Preamble
+    source: Source
+    is_verified: bool = False
+
+
+class AttachedStore(StoreWrapper):
+    """An `ObjectStore` over `store`, whose chunks may be attached to `sources`."""
+
+    def __init__(self, store: ObjectStore, sources: Sources) -> None:
+        super().__init__(store)
+        self._sources = sources
+        self._lock = Lock()  # guards the one below
+        self._known: dict[tuple[bytes, bytes], _Attached] = {}
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+        """Of an attached chunk, the source must be there. Raises AccessDenied, NotFound, InvalidInput."""
+        source = source_of(parts[0] if len(parts) == 1 else b"".join(parts))
+        if source is not None:
+            try:
+                self._sources.open(source).close()
+            except Damaged as error:
+                raise InvalidInput(str(error)) from None
+        self.store.put(dataset_id, chunk_id, parts)
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        """A range of no bytes, behind the header of an attached chunk, only checks that the source is there."""
+        attached = self._known.get((dataset_id, chunk_id))
+        if attached is None and length:
+            try:
+                return self.store.get_range(dataset_id, chunk_id, offset, length)
+            except Damaged:  # the object ends before
+                attached = self._find(dataset_id, chunk_id)
+                if attached is None:
+                    raise
+        elif attached is None:
+            attached = self._find(dataset_id, chunk_id) if offset else None
+            if attached is None:
+                return self.store.get_range(dataset_id, chunk_id, offset, length)
+        begin = attached.preamble.payload_start
+        head_bytes = min(max(begin - offset, 0), length)
+        head = self.store.get_range(dataset_id, chunk_id, offset, head_bytes) if head_bytes else b""
+        if head_bytes == length and offset < begin:
+            return head
+        return head + self._read(attached, max(offset - begin, 0), length - head_bytes)
+
+    def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        with self._lock:
+            self._known.pop((dataset_id, chunk_id), None)
+        self.store.delete(dataset_id, chunk_id)
+
+    def _find(self, dataset_id: bytes, chunk_id: bytes) -> _Attached | None:
+        """The source of a chunk; None if it is not attached, or no chunk. Raises NotFound, Unavailable; Damaged for the
+        header of an attached one.
+        """
+        name = f"chunk {chunk_name(chunk_id)}"
+        try:
+            head = self.store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
+            preamble = decode_preamble(head, name, chunk_id)
+        except Damaged:
+            return None
+        if not preamble.is_attached:
+            return None
+        head = self.store.get_range(dataset_id, chunk_id, PREAMBLE_BYTES, preamble.header_length)
+        source = decode_header(preamble, head, name, dataset_id).source
+        assert source is not None  # of each attached chunk, by its decoder
+        attached = _Attached(preamble, source)
+        with self._lock:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[dataset_id, chunk_id] = attached
+        return attached
+
+    def _read(self, attached: _Attached, offset: int, length: int) -> bytes:
+        """A range of the payload. Raises Damaged, Unavailable."""
+        source, preamble = attached.source, attached.preamble
+        name = payload_name(preamble, source)
+        if offset + length > preamble.payload_length:
+            raise Damaged(f"{name}: {length} bytes at {offset} of a payload of {preamble.payload_length}")
+        with closing(self._sources.open_attached(source)) as opened:
+            if attached.is_verified or not length:
+                content = opened.read(source.offset + offset, length)
+                opened.check()
+                return content
+            content = opened.read(source.offset, preamble.payload_length)
+            opened.check()
+        check_payload(preamble, content, name)
+        attached.is_verified = True
+        return content if len(content) == length else content[offset : offset + length]
+
+
+def source_of(data: Buffer) -> Source | None:
+    """The source of the chunk with this object; None if it is not attached, or no chunk."""
+    if len(data) <= PREAMBLE_BYTES or not data[_FLAGS_PLACE] & ATTACHED:
+        return None
+    with suppress(Damaged):
+        return decode_stored(data, "chunk")[1].source
+    return None
