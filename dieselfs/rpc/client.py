@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dieselfs.errors import Damaged, ProtocolError
 from dieselfs.limits import (
+    ATTACHED_PER_REPLY_MAX,
     JOB_ANSWER_TIMEOUT_S,
     JOB_INTERVAL_S_MIN,
     REQUEST_TIMEOUT_S,
@@ -21,9 +22,11 @@ from dieselfs.rpc import auth
 from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.records import (
+    AttachedRecord,
     CopyProgress,
     CopyReport,
     CopyRequest,
+    DetachReport,
     FsckReport,
     KeyRecord,
     PinRecord,
@@ -46,12 +49,6 @@ if TYPE_CHECKING:  # a tool with one request starts without numpy
 
 MAINTENANCE_TIMEOUT_S = 24 * 3600.0
 """Of a purge, a rebuild, a check, or a copy of a whole dataset."""
-
-EMBEDDED_TRIES_MAX = 3
-EMBEDDED_PAUSE_S = 0.05
-
-POOL_CONNECTIONS_MAX = 16
-"""Limit of idle connections; if more threads call, more connections open, and close afterwards."""
 
 _T = TypeVar("_T")
 
@@ -127,6 +124,27 @@ class ServerClient(ServerConnections):
         """Rewrite chunks with dead entries; remove chunks that have been dead for `grace_s`. Raises NotFound."""
         report = self._maintain("purge", dataset=dataset, grace_s=grace_s, is_dry_run=is_dry_run)
         return _copy(PurgeReport, report, held_by=tuple(report.held_by))
+
+    def attached_sources(self, dataset: str) -> list[AttachedRecord]:
+        """The sources of attached chunks, ordered by location. Raises NotFound, and Damaged for an unreadable chunk."""
+        found: list[AttachedRecord] = []
+        while True:
+            after = found[-1].location if found else b""
+            page = self._maintain("list_attached", dataset=dataset, after=after)
+            found += [_copy(AttachedRecord, info) for info in page]
+            if len(page) < ATTACHED_PER_REPLY_MAX:
+                return found
+
+    def detach(self, dataset: str, location: bytes) -> DetachReport:
+        """Delete the entries that come from the sources at or below `location`. Raises NotFound."""
+        return _copy(DetachReport, self._maintain("detach", dataset=dataset, location=location))
+
+    def copy_attached(self, dataset: str, is_dry_run: bool) -> int:
+        """Copy the bytes of attached chunks into ordinary chunks; returns the number of attached ones.
+
+        Raises NotFound; Damaged at a source that cannot be read, and what is copied by then stays.
+        """
+        return int(self._maintain("copy_attached", dataset=dataset, is_dry_run=is_dry_run))
 
     def rebuild(self, dataset: str, since_s: int | None = None) -> RebuildReport:
         """Make the metadata again from all chunks, or from those since a time (seconds since 1970).

@@ -130,6 +130,23 @@ struct CopyReport {
   6: required list<binary> paths
 }
 
+/** A source of attached chunks. `trouble`: why it cannot be read now, or empty. */
+struct AttachedInfo {
+  1: required binary location
+  2: required i64 size_bytes
+  3: required string mark
+  4: required i64 chunks
+  5: required i64 files
+  6: required i64 total_bytes
+  7: required string trouble
+}
+
+struct DetachReport {
+  1: required i64 entries
+  2: required i64 sources
+  3: required i64 generation
+}
+
 /** `updated_ns`: when the generation was made. */
 struct TagInfo {
   1: required string name
@@ -238,6 +255,12 @@ service ChunkServer extends Handshake {
 
   // -- maintenance (docs/guide/recovery.md) --
   PurgeReport purge(1: string dataset, 2: i64 grace_s, 3: bool is_dry_run) throws (1: Refusal refusal)
+  /** Sources of attached chunks that sort behind `after`, 100 of them. */
+  list<AttachedInfo> list_attached(1: string dataset, 2: binary after) throws (1: Refusal refusal)
+  /** Delete the entries that come from the sources at or below a location. */
+  DetachReport detach(1: string dataset, 2: binary location) throws (1: Refusal refusal)
+  /** Copy the bytes of attached chunks into ordinary ones, as purge does with live entries. Returns their number. */
+  i64 copy_attached(1: string dataset, 2: bool is_dry_run) throws (1: Refusal refusal)
   /** Metadata from chunks: all of them, or those made at `since_s` or later; -1: all. */
   RebuildReport rebuild(1: string dataset, 2: i64 since_s) throws (1: Refusal refusal)
   FsckReport fsck(1: string dataset, 2: bool is_deep, 3: bool is_repair) throws (1: Refusal refusal)

@@ -111,6 +111,28 @@ class CopyProgress(NamedTuple):
     total_bytes: int
 
 
+class AttachedRecord(NamedTuple):
+    """A source that chunks are attached to. `files` and `total_bytes` are those that count in the newest generation;
+    `trouble`: why it cannot be read, or empty.
+    """
+
+    location: bytes
+    size_bytes: int
+    mark: str
+    chunks: int
+    files: int
+    total_bytes: int
+    trouble: str
+
+
+class DetachReport(NamedTuple):
+    """The result of a detach: the removed entries, the sources that had them, the generation afterwards."""
+
+    entries: int
+    sources: int
+    generation: int
+
+
 class TagRecord(NamedTuple):
     """A name for a generation that is kept; `updated_ns`: when the generation was made, since 1970."""
 

@@ -37,6 +37,8 @@ from dieselfs_server.users import Caller, UserStore
 log = logging.getLogger(__name__)
 
 _STRUCTS = {
+    records.AttachedRecord: thrift.AttachedInfo,
+    records.DetachReport: thrift.DetachReport,
     DatasetRecord: thrift.DatasetInfo,
     records.CopyReport: thrift.CopyReport,
     records.FsckReport: thrift.FsckReport,
@@ -55,10 +57,11 @@ _STRUCTS = {
 AUDITED = frozenset(
     (
         *("create_dataset", "drop_dataset", "purge", "rebuild", "put_tag", "delete_tag", "copy_entries"),
+        *("detach", "copy_attached"),
         *("add_key", "expire_key", "remove_key", "grant"),
     )
 )
-"""Methods that the audit log has, also refused ones."""
+"""Methods that the audit log has, also refused ones. It has `put_chunk` for the first chunk of an attached source."""
 
 _AUDITED_ARGUMENTS = {
     "name": "dataset",
@@ -111,12 +114,12 @@ class _Noted:
             outcome=outcome,
             ms=round(took_s * 1000, 1),
         )
-        if audit is not None and call.method in AUDITED:
+        if audit is not None and (call.method in AUDITED or call.audited):
             arguments = {
                 shown: _loggable(getattr(call.arguments, name))
                 for name, shown in _AUDITED_ARGUMENTS.items()
                 if getattr(call.arguments, name, None) is not None
-            }
+            } | call.audited
             audit.write(
                 call.method,
                 call.caller.name,

@@ -2,9 +2,10 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from zlib import crc32
 
 from dieselfs_tools.importing.formats import AUTO, format_of
-from dieselfs_tools.importing.inputs import Input
+from dieselfs_tools.importing.inputs import Input, is_url
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.output import Output
 
@@ -19,8 +20,20 @@ def read_all(source: Path | str, format_name: str = AUTO, into: list[Record] | N
         for record in format_of(opened, format_name).reader()(opened):
             if not record.fault:
                 record.load()
+                assert_placed(record)
             found.append(record)
     return found
+
+
+def assert_placed(record: Record) -> None:
+    """Where a record says that its source has its content, it is."""
+    if record.place is None or record.content is None or is_url(record.place.file):
+        return
+    with open(record.place.file, "rb") as file:
+        file.seek(record.place.offset)
+        assert file.read(record.size) == record.content, record.name
+    if record.place.crc32 is not None:
+        assert record.place.crc32 == crc32(record.content)
 
 
 def contents(source: Path | str, format_name: str = AUTO) -> dict[str, bytes]:

@@ -42,6 +42,8 @@ VERBS = {
     "sync": "Make a stored folder equal to a local one.",
     "get": "Write files of a dataset to this machine.",
     "import": "Store the records of archives and of other data formats.",
+    "attach": "Make archives part of a dataset, without copying.",
+    "detach": "Remove the files of attached archives.",
     "export": "Write a dataset as an image (EROFS), tar, WebDataset or LMDB.",
     "ls": "List datasets, or the content of a folder.",
     "stat": "Show type, size, mode and time of an entry.",

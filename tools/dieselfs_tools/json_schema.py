@@ -100,12 +100,16 @@ FIELDS: Mapping[str, Field] = {
     "written_bytes": Field(WHOLE, "Their bytes."),
     "skipped": Field(WHOLE, "Entries that were there already; of an epoch: skipped files."),
     "skipped_bytes": Field(WHOLE, "Their bytes."),
-    "sources": Field(WHOLE, "Number of sources of a copy; `old`, `new`: of the first."),
+    "sources": Field(WHOLE, "Number of sources; of a copy, `old` and `new` are of the first."),
     "copied": Field(WHOLE, "Entries copied by this command."),
     "copied_bytes": Field(WHOLE, "Their bytes."),
     "deleted": Field(WHOLE, "Deleted entries."),
     "failed": Field(WHOLE, "Failed items."),
     "is_damaged": Field(YES_NO, "Whether stored bytes are corrupt."),
+    "attached": Field(WHOLE, "Files attached by this command."),
+    "attached_bytes": Field(WHOLE, "Their bytes."),
+    "unreadable": Field(WHOLE, "Sources that are not what they were."),
+    "mark": Field(TEXT, "Version of a source."),
     "added": Field(WHOLE, "Entries that are only in the second tree."),
     "removed": Field(WHOLE, "Entries that are only in the first tree."),
     "changed": Field(WHOLE, "Entries with other content, type or target."),
@@ -133,6 +137,7 @@ FIELDS: Mapping[str, Field] = {
     "problems": Field(WHOLE, "Number of problems."),
     "unmended": Field(WHOLE, "Number of problems that are left."),
     "removed_chunks": Field(WHOLE, "Chunks removed."),
+    "copied_chunks": Field(WHOLE, "Attached chunks whose bytes were copied."),
     "rewritten_chunks": Field(WHOLE, "Chunks rewritten without their holes."),
     "waiting_chunks": Field(WHOLE, "Dead chunks within the grace time."),
     "freed_bytes": Field(WHOLE, "Bytes freed."),
@@ -153,7 +158,7 @@ FIELDS: Mapping[str, Field] = {
     "restarts": Field(WHOLE, "Daemons started after one died."),
     "upgrades": Field(WHOLE, "Daemons replaced on request."),
     "resends": Field(YES_NO, "Whether readers survive the death of the daemon."),
-    "trouble": Field(TEXT, "The last failure of its processes, or empty."),
+    "trouble": Field(TEXT, "The last failure of its processes, or why a source cannot be read; or empty."),
     "last_error": Field(TEXT, "The last failed read, or empty."),
     "job": Field(TEXT, "Name of the job, or empty.", is_nullable=True),
     "node": Field(TEXT, "Name of this node in the job."),
@@ -270,6 +275,16 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "sync": _UPLOAD,
     "get": {"entry": [_TO_GET], "summary": [_GOT, "dry_run entries bytes skipped"]},
     "import": _UPLOAD,
+    "attach": {
+        "entry": ["*source *path size"],
+        "source": ["*source size mark chunks files bytes trouble"],
+        "summary": [
+            "dataset generation attached attached_bytes copied copied_bytes failed seconds",
+            "dry_run entries bytes failed",
+            "dataset sources unreadable",
+        ],
+    },
+    "detach": {"summary": ["dataset entries sources generation"]},
     "export": {
         "summary": [
             "image entries image_bytes seconds? dry_run?",
@@ -319,7 +334,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "cache": {"summary": ["dataset generation dry_run process? job? node? nodes? members?"]},
     "purge": {
         "summary": [
-            "dry_run dataset removed_chunks rewritten_chunks waiting_chunks freed_bytes grace_s held_by"
+            "dry_run dataset removed_chunks copied_chunks rewritten_chunks waiting_chunks freed_bytes grace_s held_by"
         ]
     },
     "tag": {

@@ -9,9 +9,12 @@ import trio
 from dieselfs import __version__
 from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.auth import check_key_id, check_verifier
 from dieselfs.rpc.records import (
+    AttachedRecord,
+    DetachReport,
     FsckReport,
     KeyRecord,
     PurgeReport,
@@ -20,6 +23,7 @@ from dieselfs.rpc.records import (
     TagRecord,
     UserRecord,
 )
+from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
@@ -130,6 +134,48 @@ async def purge(call: Call) -> PurgeReport:
             arguments.grace_s,
             arguments.is_dry_run,
             proceed,
+        ),
+    )
+
+
+async def list_attached(call: Call) -> Sequence[AttachedRecord]:
+    service, after = call.service, call.arguments.after
+    dataset = await call.dataset(Right.WRITE)  # it names files of the server
+    return await service.maintenance.run(
+        dataset.dataset_id,
+        f"list of the sources of {dataset.name}",
+        lambda proceed: attachments.list_attached(
+            service.store,
+            service.metadata,
+            dataset.dataset_id,
+            after,
+            lambda source: service.sources.open(source).close(),
+            proceed,
+        ),
+    )
+
+
+async def detach(call: Call) -> DetachReport:
+    service, location = call.service, call.arguments.location
+    call.audited["source"] = printable(location)
+    dataset = await call.dataset(Right.WRITE)
+    return await service.maintenance.run(
+        dataset.dataset_id,
+        f"detach from {dataset.name}",
+        lambda proceed: attachments.detach(
+            service.store, service.metadata, dataset, location, service.now_ns(), service.ids, proceed
+        ),
+    )
+
+
+async def copy_attached(call: Call) -> int:
+    service, is_dry_run = call.service, call.arguments.is_dry_run
+    dataset = await call.dataset(Right.WRITE if is_dry_run else Right.ADMIN)
+    return await service.maintenance.run(
+        dataset.dataset_id,
+        f"purge --copy of {dataset.name}",
+        lambda proceed: purging.copy_attached(
+            service.store, service.metadata, dataset, service.now_ns(), is_dry_run, proceed
         ),
     )
 

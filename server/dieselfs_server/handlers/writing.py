@@ -14,6 +14,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs_server.datasets.commit import commit_chunk
 from dieselfs_server.service import Call, Service
+from dieselfs_server.store.attached import source_of
 from dieselfs_server.users import Right
 
 
@@ -34,7 +35,15 @@ async def put_chunk(call: Call) -> int:
     if len(chunk_id) != CHUNK_ID_BYTES:
         raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")
     dataset = await call.dataset(Right.WRITE)
-    return await _commit(call.service, dataset, chunk_id, call.bulk)
+    source = source_of(call.bulk)
+    if source is None:
+        return await _commit(call.service, dataset, chunk_id, call.bulk)
+    attached, last = (call.caller.name, source.location), call.service.last_attached
+    if last.get(dataset.dataset_id) != attached:  # the audit log has one line for the chunks of a source
+        call.audited["source"] = source.name
+    generation = await _commit(call.service, dataset, chunk_id, call.bulk)
+    last[dataset.dataset_id] = attached
+    return generation
 
 
 async def _commit(service: Service, dataset: DatasetRecord, chunk_id: bytes, data: bytes | bytearray) -> int:

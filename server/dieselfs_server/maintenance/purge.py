@@ -7,17 +7,20 @@ the chunks gives the same dataset.
 """
 
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import ChunkHeader, Op
 from dieselfs.chunk.ids import ChunkIdSource, chunk_time_s
+from dieselfs.errors import Damaged, NotFound
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
 from dieselfs_server.datasets.commit import commit_chunk, read_chunk
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.pins import Pin, live_pins
+from dieselfs_server.maintenance.attachments import attached_chunks, is_attached
 from dieselfs_server.maintenance.jobs import Proceed, always
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
@@ -45,28 +48,75 @@ def purge(
     )
     died_before_ns = now_ns - grace_s * 10**9
     expired = removable(dead, pins, set().union(*tagged.values()), died_before_ns)
-    holed = [chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries]
+    # An attached chunk takes no room for what was deleted, so it stays.
+    holed = [
+        chunk
+        for chunk in chunks
+        if 0 < chunk.deleted_entries < chunk.entries
+        and not is_attached(store, dataset.dataset_id, chunk.chunk_id)
+    ]
+    bytes_freed = sum(_stored_bytes(store, dataset.dataset_id, chunk) for chunk in expired)
     if not is_dry_run:
         for chunk in expired:
             proceed()
             store.delete(dataset.dataset_id, chunk.chunk_id)
             metadata.forget_chunk(dataset.dataset_id, chunk.chunk_id)
-        # Of equal versions the larger chunk ID counts, so the copies need larger IDs, even if the clocks of the
-        # original writers were ahead.
-        newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in holed), default=0)
-        ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
-        rewriter = _Rewriter(store, metadata, dataset, now_ns, ids)
-        for chunk in holed:
-            proceed()
-            rewriter.copy_live(chunk)
-        rewriter.write()
+        _rewrite(store, metadata, dataset, now_ns, holed, proceed)
     return PurgeReport(
         chunks_rewritten=len(holed),
         chunks_removed=len(expired),
         chunks_waiting=len(dead) - len(expired) + len(holed),
-        bytes_freed=sum(chunk.header_length + chunk.payload_length for chunk in expired),
+        bytes_freed=bytes_freed,
         held_by=holders([chunk for chunk in dead if chunk.updated_ns <= died_before_ns], pins, tagged),
     )
+
+
+def copy_attached(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset: DatasetRecord,
+    now_ns: int,
+    is_dry_run: bool,
+    proceed: Proceed = always,
+) -> int:
+    """Copy the live entries of attached chunks, with their bytes, into ordinary ones; returns the number of attached
+    chunks. A later purge removes these.
+
+    Raises Damaged at a source that cannot be read; what is copied by then stays.
+    """
+    found = attached_chunks(store, metadata, dataset.dataset_id, proceed)
+    attached = [chunk.record for chunk in found]
+    if not is_dry_run:
+        _rewrite(store, metadata, dataset, now_ns, attached, proceed)
+    return len(attached)
+
+
+def _rewrite(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset: DatasetRecord,
+    now_ns: int,
+    chunks: Sequence[ChunkRecord],
+    proceed: Proceed,
+) -> None:
+    """Copy the live entries of these chunks into new ones."""
+    # Of equal versions the larger chunk ID counts, so the copies need larger IDs, even if the clocks of the original
+    # writers were ahead.
+    newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in chunks), default=0)
+    ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
+    rewriter = _Rewriter(store, metadata, dataset, now_ns, ids)
+    for chunk in chunks:
+        proceed()
+        rewriter.copy_live(chunk)
+    rewriter.write()
+
+
+def _stored_bytes(store: ObjectStore, dataset_id: bytes, chunk: ChunkRecord) -> int:
+    """Of a chunk without its preamble; none, if its object is damaged or was removed before a crash."""
+    with suppress(NotFound, Damaged):
+        payload_length = 0 if is_attached(store, dataset_id, chunk.chunk_id) else chunk.payload_length
+        return chunk.header_length + payload_length
+    return 0
 
 
 def removable(

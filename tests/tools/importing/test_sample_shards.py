@@ -21,7 +21,10 @@ def shard(contents: list[bytes], notes: bytes = b"") -> bytes:
 
 @given(CONTENTS, st.binary(max_size=30))
 def test_samples_in_their_order(contents: list[bytes], notes: bytes) -> None:
-    assert list(samples(io.BytesIO(shard(contents, notes)))) == contents
+    packed = shard(contents, notes)
+    found = list(samples(io.BytesIO(packed)))
+    assert [sample for _, sample in found] == contents
+    assert [packed[begin : begin + len(sample)] for begin, sample in found] == contents
 
 
 @given(st.binary(max_size=60))

@@ -12,6 +12,7 @@ from dieselfs_tools.session import Session
 @options.verb(
     "purge",
     "dlcmd purge -n dl://pets              # only print the space that would be freed",
+    "dlcmd purge --copy dl://pets           # copy the bytes of attached files, so that the sources may go",
     "dlcmd purge --grace 7d dl://pets      # keep files that were deleted within the last week",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
@@ -22,10 +23,20 @@ from dieselfs_tools.session import Session
     default="24h",
     help="Time that deleted files stay readable in older generations. [24h]",
 )
+@options.flag(
+    "--copy",
+    "is_copying",
+    text="First copy the bytes of attached files; their sources may go after the grace time.",
+)
 @options.dry_run
-def purge(session: Session, dataset: str, grace_s: float, is_dry_run: bool) -> int:
-    """Rewrite chunks with holes, and remove chunks whose files were all deleted before the grace time."""
+def purge(session: Session, dataset: str, grace_s: float, is_copying: bool, is_dry_run: bool) -> int:
+    """Rewrite chunks with holes, and remove chunks whose files were all deleted before the grace time.
+
+    Files of attached sources stay there, unless --copy is given. Then they are read, verified and stored as if they
+    had been imported. Tags and older generations still need the sources.
+    """
     grace_s = math.ceil(grace_s)
+    copied = session.client.copy_attached(dataset, is_dry_run) if is_copying else 0
     report = session.client.purge(dataset, grace_s, is_dry_run)
     would, output = "would have " if is_dry_run else "", session.output
     text = (
@@ -33,12 +44,15 @@ def purge(session: Session, dataset: str, grace_s: float, is_dry_run: bool) -> i
         f"{would}rewritten {report.chunks_rewritten:,} with holes; "
         f"{report.chunks_waiting:,} wait for the grace time of {format_duration(grace_s)}"
     )
+    if is_copying:
+        text = f"{would}copied {count(copied, 'attached chunk')}; {text}"
     if report.held_by:
         text += f", or are held by {', '.join(report.held_by)}"
     fields = {
         "dry_run": is_dry_run,
         "dataset": dataset,
         "removed_chunks": report.chunks_removed,
+        "copied_chunks": copied,
         "rewritten_chunks": report.chunks_rewritten,
         "waiting_chunks": report.chunks_waiting,
         "freed_bytes": report.bytes_freed,

@@ -19,6 +19,7 @@ from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
 from dieselfs.names import printable
 from dieselfs_tools.importing.http_stream import HttpStream
 from dieselfs_tools.importing.packages import required
+from dieselfs_tools.importing.record import Place
 from dieselfs_tools.output import Output
 from dieselfs_tools.spool import STANDARD_INPUT, spooled
 
@@ -45,6 +46,7 @@ class Input:
         """
         self.name = name
         self._is_packed = is_packed
+        self._is_compressed = False
         self.is_folder = False
         self.mtime_ns = 0
         self.path = ""
@@ -92,6 +94,7 @@ class Input:
                 )
             unpack = None
         if unpack is not None:
+            self._is_compressed = True
             self.path = ""  # readers of files need the content
             self._stream = io.BufferedReader(_Whole(_unpacked(unpack(self._stream))), BUFFER_BYTES)
         self.head = self._stream.peek(HEAD_BYTES)[:HEAD_BYTES]
@@ -106,6 +109,15 @@ class Input:
             _, path = parse_object(self.name)
         base = os.path.basename(path.rstrip("/")) or "source"
         return _SUFFIX.sub("", base) or base
+
+    def place(self, offset: int, crc32: int | None = None) -> Place | None:
+        """Where a byte of the stream is in the source; None if that is compressed, or standard input."""
+        return Place(self.name, offset, crc32) if self.is_plain else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the source has the bytes of the stream: it is neither compressed nor standard input."""
+        return not self._is_compressed and self.name != STANDARD_INPUT
 
     def stream(self) -> BinaryIO:
         """The bytes, decompressed, from their begin; once."""

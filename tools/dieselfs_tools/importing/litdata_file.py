@@ -57,7 +57,7 @@ def read(source: Input) -> Iterator[Record]:
                 raise Damaged(f"{INDEX}: a chunk has no proper {error}") from None
             shard = open_shard(source, {file: is_packed}, stack)
             found = 0
-            for found, sample in enumerate(samples(shard.stream()), 1):
+            for found, (_, sample) in enumerate(samples(shard.stream()), 1):
                 parts = values(sample, [None] * len(formats))
                 yield from _records(number(first + found - 1), formats, names, parts, mtime_ns)
             if found != expected:

@@ -14,7 +14,7 @@ from dieselfs.errors import Damaged
 from dieselfs.names import path_fault
 from dieselfs_tools.importing.content_types import npy, number, suffix_of
 from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.record import Record
+from dieselfs_tools.importing.record import Place, Record
 from dieselfs_tools.importing.sample_shards import samples, values
 
 INDEX = "index.json"
@@ -60,12 +60,14 @@ def read(source: Input) -> Iterator[Record]:
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Damaged(f"{INDEX}: a shard has no proper description: {error!r}") from None
         with ExitStack() as stack:
-            stream = _Hashed(open_shard(source, files, stack).stream(), hashes)
+            opened = open_shard(source, files, stack)
+            stream = _Hashed(opened.stream(), hashes)
             found = 0
-            for found, sample in enumerate(samples(stream.as_file()), 1):
+            for found, (begin, sample) in enumerate(samples(stream.as_file()), 1):
                 key = number(first + found - 1)
                 parts = values(sample, sizes)
-                yield from _records(key, names, encodings, parts, mtime_ns)
+                begin += len(sample) - sum(map(len, parts))  # behind the sizes
+                yield from _records(key, names, encodings, parts, mtime_ns, begin, opened.place)
             if found != expected:
                 raise Damaged(f"{name}: it has {found} of {expected} samples")
             stream.check(name)
@@ -123,18 +125,27 @@ def open_shard(source: Input, files: Mapping[str, bool], stack: ExitStack) -> In
 
 
 def _records(
-    key: str, names: list[str], encodings: list[str], parts: list[bytes], mtime_ns: int
+    key: str,
+    names: list[str],
+    encodings: list[str],
+    parts: list[bytes],
+    mtime_ns: int,
+    begin: int,
+    place_of: Callable[[int], Place | None],
 ) -> Iterator[Record]:
+    """`begin`: of the first part in the shard; the others follow."""
     files = [*map(_file, encodings, parts)]
     fields = {
         name: _text(encoding, part)
         for name, encoding, part in zip(names, encodings, parts, strict=True)
         if encoding in TEXTS or encoding in _SCALARS or encoding == "int"
     }
-    for name, (suffix, content) in zip(names, files, strict=True):
-        record = Record.of(f"{key}.{name.replace('/', '.')}{suffix}".encode(), content, mtime_ns)
+    for name, part, (suffix, content) in zip(names, parts, files, strict=True):
+        place = place_of(begin) if content is part else None
+        record = Record.of(f"{key}.{name.replace('/', '.')}{suffix}".encode(), content, mtime_ns, place)
         record.fields = fields
         yield record
+        begin += len(part)
 
 
 def _text(encoding: str, part: bytes) -> str:

@@ -3,7 +3,7 @@
 import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.errors import Damaged, InvalidInput
@@ -23,13 +23,24 @@ class Content(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+class Place(NamedTuple):
+    """Where the source has the content of a record, as it is: in `file`, a path or a URL, from `offset` on. `crc32`: of
+    the content, if the source has it, and its reader has not compared it.
+    """
+
+    file: str
+    offset: int
+    crc32: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """A file, folder or link with its `name` in the source. `path` is its path in the dataset, once that is known.
 
     Its content is in memory (`content`), or `opened` opens it until the next record is taken from the source.
     `fields`: what a template can use beside the name. `fault`: why the record cannot be imported. `is_hard_link`: the
-    target is right only if names stay as they are.
+    target is right only if names stay as they are. `place`: for `dlcmd attach`; None if no
+    range of the source has the content as it is.
     """
 
     name: bytes
@@ -44,11 +55,12 @@ class Record:
     is_hard_link: bool = False
     origin: bytes = b""
     path: bytes = b""
+    place: Place | None = None
 
     @classmethod
-    def of(cls, name: bytes, content: bytes, mtime_ns: int) -> "Record":
+    def of(cls, name: bytes, content: bytes, mtime_ns: int, place: Place | None = None) -> "Record":
         """A file whose content is in memory."""
-        return cls(name, mtime_ns, len(content), content)
+        return cls(name, mtime_ns, len(content), content, place=place)
 
     @property
     def source(self) -> bytes:

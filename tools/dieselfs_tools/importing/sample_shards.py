@@ -16,8 +16,8 @@ SKIP_BYTES = 1 << 20
 _COUNT = struct.Struct("<I")
 
 
-def samples(stream: BinaryIO) -> Iterator[bytes]:
-    """The samples of a shard. Raises Damaged if its table makes no sense, or it is cut off."""
+def samples(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The samples of a shard, and where they begin. Raises Damaged if its table makes no sense, or it is cut off."""
     (count,) = _COUNT.unpack(_exactly(stream, _COUNT.size))
     if count > SAMPLES_MAX:
         raise Damaged(f"its table says {count} samples")
@@ -29,7 +29,7 @@ def samples(stream: BinaryIO) -> Iterator[bytes]:
             raise Damaged(f"its table has a sample from {begin} to {end}, after {position}")
         while position < begin:  # notes of the writer
             position += len(_exactly(stream, min(begin - position, SKIP_BYTES)))
-        yield _exactly(stream, end - begin)
+        yield begin, _exactly(stream, end - begin)
         position = end
 
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.record import LINK_MODE, PERMISSIONS, Content, Record
+from dieselfs_tools.importing.record import LINK_MODE, PERMISSIONS, Content, Place, Record
 
 SKIP_BYTES = 1 << 20
 
@@ -51,7 +51,7 @@ def read(source: Input) -> Iterator[Record]:
             members = cast(list[tarfile.TarInfo], cast(Any, archive).members)
             while (member := archive.next()) is not None:
                 members.clear()  # or the archive keeps all of them in memory
-                yield _record(archive, member, opened)
+                yield _record(archive, member, opened, source.place(stream.tell()))
     except _BROKEN as error:
         raise Damaged(f"damaged: {error or 'it ends early'}") from None
     if not endings or type(endings[-1]).__name__ != "EOFHeaderError":
@@ -139,14 +139,16 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-def _record(archive: tarfile.TarFile, member: tarfile.TarInfo, opened: Callable[[], Content]) -> Record:
+def _record(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, opened: Callable[[], Content], place: Place | None
+) -> Record:
     name = _encoded(member.name)
     mode = member.mode & PERMISSIONS
     mtime_ns = _mtime_ns(member)
     if member.isreg():
         if member.sparse is not None:
-            opened = partial(_Sparse, archive, member)
-        return Record(name, mtime_ns, member.size, None, opened, stat.S_IFREG | mode)
+            opened, place = partial(_Sparse, archive, member), None
+        return Record(name, mtime_ns, member.size, None, opened, stat.S_IFREG | mode, place=place)
     if member.isdir():
         return Record(name, mtime_ns, mode=stat.S_IFDIR | mode)
     if member.issym():

@@ -29,15 +29,20 @@ def read(source: Input) -> Iterator[Record]:
     Raises Damaged at a wrong checksum, and if the file is cut off.
     """
     parse = _example_parser()
+    offset = 0
     for index, content in enumerate(frames(source.stream())):
-        features = parse(content)
+        features, offset = parse(content), offset + HEAD.size
         if features is None:
-            yield Record.of(number(index).encode(), content, source.mtime_ns)
-            continue
-        for name, value in features:
+            yield Record.of(number(index).encode(), content, source.mtime_ns, source.place(offset))
+        for name, value in features or ():
             for suffix, part in _files(value):
                 file = f"{number(index)}.{name.replace('/', '.')}{suffix}"
-                yield Record.of(file.encode("utf-8", "surrogateescape"), part, source.mtime_ns)
+                at = (
+                    content.find(part) if isinstance(value, list) else -1
+                )  # any equal bytes of the record will do
+                place = source.place(offset + at) if at >= 0 else None
+                yield Record.of(file.encode("utf-8", "surrogateescape"), part, source.mtime_ns, place)
+        offset += len(content) + _TAIL.size
 
 
 def masked_crc(crc: int) -> int:

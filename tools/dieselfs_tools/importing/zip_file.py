@@ -13,9 +13,11 @@ from functools import partial
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.record import FILE_MODE, FOLDER_MODE, LINK_MODE, PERMISSIONS, Record
+from dieselfs_tools.importing.record import FILE_MODE, FOLDER_MODE, LINK_MODE, PERMISSIONS, Place, Record
 
 _ENCRYPTED = 0x1
+_LOCAL = struct.Struct("<4s22xHH")
+_LOCAL_MAGIC = b"PK\x03\x04"
 _UNIX = 3
 _LINK_BYTES_MAX = 4095
 
@@ -36,7 +38,7 @@ def read(source: Input) -> Iterator[Record]:
     path = source.file()
     with _translated(), zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            yield _record(archive, member)
+            yield _record(source, archive, member)
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def _translated() -> Iterator[None]:
         raise Damaged("damaged: a member is outside of the file") from None
 
 
-def _record(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Record:
+def _record(source: Input, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Record:
     name = member.filename.encode("utf-8", "surrogateescape")
     # A zip file has local times without a zone; as UTC, they are the same on all machines.
     mtime_ns = calendar.timegm((*member.date_time, 0, 0, 0)) * 10**9
@@ -72,7 +74,24 @@ def _record(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Record:
             return Record(name, mtime_ns, fault=str(error))
         return Record(name, mtime_ns, mode=LINK_MODE, target=target)
     mode = stat.S_IFREG | (unix & PERMISSIONS or stat.S_IMODE(FILE_MODE))
-    return Record(name, mtime_ns, member.file_size, opened=partial(_Member, archive, member), mode=mode)
+    place = _place(source, archive, member)
+    return Record(
+        name, mtime_ns, member.file_size, opened=partial(_Member, archive, member), mode=mode, place=place
+    )
+
+
+def _place(source: Input, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Place | None:
+    """Behind the name in front of the member, which may have other extra fields than the directory has."""
+    if member.compress_type != zipfile.ZIP_STORED or archive.fp is None or member.header_offset < 0:
+        return None
+    archive.fp.seek(member.header_offset)
+    head = archive.fp.read(_LOCAL.size)
+    if len(head) < _LOCAL.size:
+        return None
+    magic, name_bytes, extra_bytes = _LOCAL.unpack(head)
+    if magic != _LOCAL_MAGIC:
+        return None
+    return source.place(member.header_offset + _LOCAL.size + name_bytes + extra_bytes, member.CRC)
 
 
 class _Member:

@@ -1,0 +1,164 @@
+"""The attached sources of a dataset: their list, their removal, and copies of their bytes. All functions block.
+
+A source is found through the headers of the chunks that are attached to it. To remove it is to delete the entries that
+count in these chunks.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, decode_preamble
+from dieselfs.chunk.ids import ChunkIdSource, chunk_name
+from dieselfs.chunk.source import Source
+from dieselfs.errors import DieselfsError, NotFound
+from dieselfs.limits import ATTACHED_PER_REPLY_MAX
+from dieselfs.names import printable
+from dieselfs.records import ChunkRecord, DatasetRecord
+from dieselfs.rpc.records import AttachedRecord, DetachReport
+from dieselfs_server.datasets.commit import commit_chunk, read_header
+from dieselfs_server.maintenance.jobs import Proceed, always
+from dieselfs_server.maintenance.parallel_reads import read_in_order
+from dieselfs_server.maintenance.rebuild import report_line
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.store.interface import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedChunk:
+    """A chunk with its record, at least one of whose entries counts."""
+
+    record: ChunkRecord
+    header: ChunkHeader
+    source: Source
+
+    def live(self) -> list[int]:
+        """The numbers of the entries that count."""
+        deleted = self.record.deleted
+        return [entry for entry in range(self.record.entries) if not deleted[entry // 8] >> entry % 8 & 1]
+
+
+def attached_chunks(
+    store: ObjectStore, metadata: MetadataStore, dataset_id: bytes, proceed: Proceed = always
+) -> Iterator[AttachedChunk]:
+    """The attached chunks that count. Raises Damaged for a chunk that cannot be read."""
+    records = {
+        chunk.chunk_id: chunk
+        for chunk in metadata.chunks(dataset_id)
+        if chunk.deleted_entries < chunk.entries
+    }
+    with closing(read_in_order(_attached_header, store, dataset_id, records)) as chunks:
+        for chunk_id, found in chunks:
+            proceed()
+            header = found.result()
+            if header is not None and header.source is not None:
+                yield AttachedChunk(records[chunk_id], header, header.source)
+
+
+def is_attached(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> bool:
+    """Raises NotFound, Damaged."""
+    preamble = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
+    return decode_preamble(preamble, f"chunk {chunk_name(chunk_id)}", chunk_id).is_attached
+
+
+def _attached_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> ChunkHeader | None:
+    """None of a chunk that is not attached."""
+    is_one = is_attached(store, dataset_id, chunk_id)
+    return read_header(store, dataset_id, chunk_id)[1] if is_one else None
+
+
+def list_attached(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset_id: bytes,
+    after: bytes,
+    check: Callable[[Source], None],
+    proceed: Proceed = always,
+) -> list[AttachedRecord]:
+    """The sources of a dataset whose locations sort behind `after`: those of ATTACHED_PER_REPLY_MAX locations, ordered.
+
+    `check` raises a DieselfsError for one that is not there as it was.
+    """
+    found: dict[tuple[bytes, int, str], list[int]] = {}
+    for chunk in attached_chunks(store, metadata, dataset_id, proceed):
+        source, live = chunk.source, chunk.live()
+        if source.location <= after:
+            continue
+        totals = found.setdefault((source.location, source.size_bytes, source.mark), [0, 0, 0])
+        files = [entry for entry in live if chunk.header.ops[entry] == Op.FILE]
+        totals[0] += 1
+        totals[1] += sum(int(chunk.header.places[entry]) == 0 for entry in files)
+        totals[2] += sum(int(chunk.header.lengths[entry]) for entry in files)
+    listed: list[AttachedRecord] = []
+    for (location, size_bytes, mark), counts in sorted(found.items()):
+        if len(listed) >= ATTACHED_PER_REPLY_MAX and location != listed[-1].location:
+            break
+        trouble = ""
+        try:
+            check(Source(location, size_bytes, mark))
+        except DieselfsError as error:
+            trouble = report_line(str(error)).removeprefix(f"{printable(location)}: ")
+        listed.append(AttachedRecord(location, size_bytes, mark, counts[0], counts[1], counts[2], trouble))
+    return listed
+
+
+def detach(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset: DatasetRecord,
+    location: bytes,
+    now_ns: int,
+    ids: ChunkIdSource,
+    proceed: Proceed = always,
+) -> DetachReport:
+    """Delete the entries that count and come from a source at, or below, `location`. May be repeated.
+
+    Raises NotFound if there is no such source.
+    """
+    sources: set[bytes] = set()
+    paths: dict[bytes, None] = {}
+    for chunk in attached_chunks(store, metadata, dataset.dataset_id, proceed):
+        found = chunk.source.location
+        if found == location or found.startswith(location.rstrip(b"/") + b"/"):
+            sources.add(found)
+            paths |= dict.fromkeys(chunk.header.paths[entry] for entry in chunk.live())
+    if not sources:
+        raise NotFound(
+            f"{printable(location)}: nothing of {dataset.name} is attached to it; "
+            f"dlcmd attach --list dl://{dataset.name} lists the sources"
+        )
+    deletes, generation = _Deletes(store, metadata, dataset, now_ns, ids), dataset.generation
+    for path in paths:
+        generation = max(generation, deletes.add(path))
+    generation = max(generation, deletes.write())
+    return DetachReport(len(paths), len(sources), generation)
+
+
+@dataclass(eq=False)
+class _Deletes:
+    """Collects deletes into chunks."""
+
+    _store: ObjectStore
+    _metadata: MetadataStore
+    _dataset: DatasetRecord
+    _now_ns: int
+    _ids: ChunkIdSource
+
+    def __post_init__(self) -> None:
+        self._builder = ChunkBuilder()
+
+    def add(self, path: bytes) -> int:
+        """Returns the generation, or 0 if nothing was written."""
+        self._builder.add_delete(path)
+        return self.write() if self._builder.is_full else 0
+
+    def write(self) -> int:
+        """Store and apply the deletes so far; returns the generation."""
+        if not len(self._builder):
+            return 0
+        dataset_id, chunk_id = self._dataset.dataset_id, self._ids.next()
+        first = self._metadata.reserve_versions(dataset_id, len(self._builder), self._now_ns)
+        parts = self._builder.seal().encode(chunk_id, self._dataset.name, dataset_id, first)
+        data = b"".join(parts)
+        return commit_chunk(self._store, self._metadata, dataset_id, chunk_id, data, self._now_ns)

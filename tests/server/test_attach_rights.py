@@ -1,0 +1,83 @@
+"""Who may attach what: the roots of the operator, the rights of users, and what the audit log has of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.ids import ChunkIdSource
+from dieselfs.chunk.source import Source
+from dieselfs.errors import AccessDenied, NotFound
+from dieselfs.rpc.client import ServerClient
+from tests.server.test_logs import audit_of
+from tests.support.server import RunningServer, running_server
+
+IDS = ChunkIdSource()
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("shared", "private"):
+        (folder / name).mkdir()
+        (folder / name / "a.tar").write_bytes(os.urandom(1000))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def attaching(roots: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    options = ("--attach-roots", f"{roots}/shared,{roots}/other")
+    with running_server(tmp_path_factory.mktemp("attaching"), options) as running:
+        yield running
+
+
+def attach(client: ServerClient, dataset: str, path: Path) -> None:
+    """The first 100 bytes of a file as the file `a`."""
+    record, status = client.dataset(dataset), os.stat(path)
+    payload = path.read_bytes()[:100]
+    builder = ChunkBuilder()
+    builder.add_file(b"a", payload, 0o644, 0, offset=0)
+    sealed = builder.seal(
+        payload, Source(os.fsencode(path), status.st_size, f"mtime_ns={status.st_mtime_ns}")
+    )
+    first, chunk_id = client.reserve_versions(dataset, 1), IDS.next()
+    client.put_chunk(dataset, chunk_id, sealed.encode(chunk_id, dataset, record.dataset_id, first))
+
+
+def test_users_attach_what_is_below_the_roots(attaching: RunningServer, roots: Path) -> None:
+    with closing(attaching.client(attaching.user("ann", pets="write"))) as ann:
+        ann.create_dataset("pets")
+        attach(ann, "pets", roots / "shared/a.tar")
+        attach(ann, "pets", roots / "shared/a.tar")
+        content = ann._value("read_file", dataset="pets", path=b"a")
+        assert bytes(content) == (roots / "shared/a.tar").read_bytes()[:100]
+        with pytest.raises(AccessDenied, match="not below attach_roots of this server"):
+            attach(ann, "pets", roots / "private/a.tar")
+        (listed,) = ann.attached_sources("pets")
+        assert listed.location == os.fsencode(roots / "shared/a.tar") and not listed.trouble
+        with pytest.raises(AccessDenied):  # it needs the right to purge
+            ann.copy_attached("pets", False)
+        assert ann.copy_attached("pets", True) == 1
+    with closing(attaching.client(attaching.user("eve", pets="read"))) as eve:
+        for call in (
+            lambda: attach(eve, "pets", roots / "shared/a.tar"),
+            lambda: eve.attached_sources("pets"),
+            lambda: eve.detach("pets", b"/"),
+        ):
+            with pytest.raises(AccessDenied):
+                call()
+    with closing(attaching.client(attaching.user("bob"))) as bob, pytest.raises(NotFound):
+        bob.attached_sources("pets")
+    noted = [
+        (entry["event"], entry["user"], os.path.relpath(str(entry["source"]), roots), entry["outcome"])
+        for entry in audit_of(attaching)
+        if "source" in entry
+    ]
+    assert noted == [
+        ("put_chunk", "ann", "shared/a.tar", "ok"),
+        ("put_chunk", "ann", "private/a.tar", "AccessDenied"),
+        ("detach", "eve", os.path.relpath("/", roots), "AccessDenied"),
+    ]

@@ -1,0 +1,249 @@
+"""dlcmd attach: files of every format's own writer, without their bytes; and sources that are not what they were."""
+
+import os
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_REFUSED, EXIT_USAGE
+from dieselfs_tools.attach_runner import FORMATS
+from dieselfs_tools.commands.attach import FORMATS as FORMAT_NAMES
+from tests.support.dlcmd import Dlcmd
+from tests.support.documents import REPOSITORY
+from tests.support.server import RunningServer
+from tests.tools.commands.test_import_ import tar_of
+
+SAMPLES = REPOSITORY / "tests/samples"
+CONTENT = {f"train/{n:05}.jpg": os.urandom(3000 + n) for n in range(40)}
+
+
+def write_tar(folder: Path) -> str:
+    (folder / "a.tar").write_bytes(tar_of({**CONTENT, "empty": b"", "large": os.urandom(9 << 20)}))
+    return "a.tar"
+
+
+def write_pax_tar(folder: Path) -> str:
+    with tarfile.open(folder / "pax.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for number in range(20):
+            member = tarfile.TarInfo(f"ä{number}" * 40)
+            member.size, member.mtime = 1000, 1.5
+            archive.addfile(member, BytesIO(os.urandom(1000)))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "target"
+        archive.addfile(link)
+    return "pax.tar"
+
+
+def write_zip(folder: Path) -> str:
+    with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_STORED) as archive:
+        for name, content in CONTENT.items():
+            archive.writestr(name, content)
+    return "a.zip"
+
+
+def write_npz(folder: Path) -> str:
+    np.savez(folder / "a.npz", images=np.arange(100_000), labels=np.arange(10))
+    return "a.npz"
+
+
+def write_lmdb(folder: Path) -> str:
+    lmdb = pytest.importorskip("lmdb", reason="the extra 'import' is not installed")
+    with lmdb.open(str(folder / "x.lmdb"), map_size=64 << 20, max_dbs=2, lock=False) as environment:
+        labels = environment.open_db(b"labels")
+        with environment.begin(write=True) as transaction:
+            for number in np.random.default_rng(1).permutation(300).tolist():
+                transaction.put(b"train/%05d.jpg" % number, os.urandom(number * 50))
+                transaction.put(b"%d" % number, b"%d" % (number % 10), db=labels)
+            transaction.delete(b"train/00007.jpg")
+    return "x.lmdb"
+
+
+def write_tfrecord(folder: Path) -> str:
+    pytest.importorskip("google_crc32c", reason="the extra 'import' is not installed")
+    shutil.copy(SAMPLES / "tensorflow.tfrecord", folder / "a.tfrecord")
+    return "a.tfrecord"
+
+
+def write_raw_tfrecord(folder: Path) -> str:
+    pytest.importorskip("google_crc32c", reason="the extra 'import' is not installed")
+    shutil.copy(SAMPLES / "tensorflow-raw.tfrecord", folder / "raw.tfrecord")
+    return "raw.tfrecord"
+
+
+def write_mds(folder: Path) -> str:
+    shutil.copytree(SAMPLES / "mosaicml", folder / "mds")
+    return "mds"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_tar,
+        write_pax_tar,
+        write_zip,
+        write_npz,
+        write_lmdb,
+        write_tfrecord,
+        write_raw_tfrecord,
+        write_mds,
+    ],
+)
+def test_attached_files_are_those_of_an_import(
+    dlcmd: Dlcmd, dataset: str, write: Callable[[Path], str]
+) -> None:
+    source = write(dlcmd.folder)
+    dlcmd("import", source, f"dl://{dataset}-imported/")
+    summary = dlcmd("attach", "--json", source, f"dl://{dataset}/").summary
+    assert summary["attached"] > 0 and summary["failed"] == 0
+    dlcmd("diff", f"dl://{dataset}-imported", f"dl://{dataset}")
+    trees = {}
+    for name in (f"{dataset}-imported", dataset):
+        trees[name] = dlcmd("verify", f"dl://{name}").text.split()[0]
+    assert trees[dataset] == trees[f"{dataset}-imported"]
+    assert dlcmd("fsck", "--deep", f"dl://{dataset}").text.endswith("clean\n")
+    listed = dlcmd("attach", "--list", "--json", f"dl://{dataset}")
+    assert sum(one["files"] for one in listed.objects) == summary["attached"]
+    assert listed.summary["unreadable"] == 0
+
+
+def test_formats_are_those_of_the_help() -> None:
+    assert FORMAT_NAMES == FORMATS
+
+
+def test_nothing_is_copied(dlcmd: Dlcmd, dataset: str) -> None:
+    own = Dlcmd(dlcmd.folder / "own", dlcmd.folder)
+    write_tar(dlcmd.folder)
+    own("attach", "a.tar", f"dl://{dataset}/")
+    stored = sum(path.stat().st_size for path in (own.home / "chunks").rglob("*") if path.is_file())
+    assert stored < 20_000
+
+
+def test_a_dry_run_stores_nothing(dlcmd: Dlcmd, dataset: str) -> None:
+    (dlcmd.folder / "a.tar").write_bytes(tar_of({"a/b.jpg": b"1234", "a/none": b""}))
+    ran = dlcmd("attach", "-n", "--name", "{source}/{index:03}{ext}", "a.tar", f"dl://{dataset}")
+    assert ran.lines == [
+        f"would attach a.tar: a/b.jpg -> dl://{dataset}/a/000.jpg",
+        f"would copy a.tar: a/none -> dl://{dataset}/a/001",
+        "would attach 2 entries (4 B)",
+    ]
+    dlcmd("info", f"dl://{dataset}", exit_code=EXIT_NOT_FOUND)
+
+
+def test_what_has_no_bytes_in_the_source_is_refused_by_name(dlcmd: Dlcmd, dataset: str) -> None:
+    with zipfile.ZipFile(dlcmd.folder / "a.zip", "w") as archive:
+        archive.writestr("stored", b"1" * 10_000, zipfile.ZIP_STORED)
+        archive.writestr("packed", b"2" * 10_000, zipfile.ZIP_DEFLATED)
+    ran = dlcmd("attach", "a.zip", f"dl://{dataset}/", exit_code=EXIT_PARTIAL)
+    assert (
+        "a.zip: packed: the source has it compressed or in another form; store it with dlcmd import"
+        in ran.stderr
+    )
+    assert ran.text.startswith("attached 1 file (9.8 KiB), 1 failed in ")
+    assert dlcmd("cat", f"dl://{dataset}/stored").stdout == b"1" * 10_000
+
+
+def test_a_member_with_a_wrong_checksum_is_refused(dlcmd: Dlcmd, dataset: str) -> None:
+    write_zip(dlcmd.folder)
+    packed = bytearray((dlcmd.folder / "a.zip").read_bytes())
+    name = b"train/00007.jpg"
+    packed[packed.index(name) + len(name) + 5] ^= 1
+    (dlcmd.folder / "a.zip").write_bytes(packed)
+    ran = dlcmd("attach", "a.zip", f"dl://{dataset}/", exit_code=EXIT_DAMAGED)
+    assert "a.zip: train/00007.jpg: damaged: its checksum is wrong" in ran.stderr
+    assert "attached 39 files" in ran.text
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "-", "https://x.org/a.tar", "a.h5", "none.tar"])
+def test_sources_that_cannot_be_attached(dlcmd: Dlcmd, dataset: str, name: str) -> None:
+    with tarfile.open(dlcmd.folder / "a.tar.gz", "w:gz"):
+        pass
+    (dlcmd.folder / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(1000))
+    exit_code = EXIT_NOT_FOUND if name == "none.tar" else EXIT_USAGE
+    ran = dlcmd("attach", name, f"dl://{dataset}/", exit_code=exit_code)
+    assert len(ran.stderr.splitlines()) == 1
+    assert name in ran.stderr and ("dlcmd import" in ran.stderr or name == "none.tar")
+    dlcmd("attach", f"dl://{dataset}/", exit_code=EXIT_USAGE)
+    dlcmd("attach", "--list", "a.tar", f"dl://{dataset}/", exit_code=EXIT_USAGE)
+
+
+def change(file: Path, how: str) -> None:
+    content = file.read_bytes()
+    if how == "removed":
+        file.unlink()
+    elif how == "truncated":
+        os.truncate(file, len(content) // 2)
+    elif how == "replaced":
+        file.unlink()
+        file.write_bytes(content)
+        os.utime(file, ns=(0, 7))
+    else:
+        times = os.stat(file)
+        with file.open("r+b") as opened:
+            for place in range(600, len(content), 500):
+                opened.seek(place)
+                opened.write(b"!")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("how", ["removed", "truncated", "replaced", "changed in secret"])
+def test_a_source_that_changed_fails_for_its_files_only(dlcmd: Dlcmd, dataset: str, how: str) -> None:
+    location = f"dl://{dataset}"
+    names = list(CONTENT)
+    for number in range(2):
+        shard = {name: CONTENT[name] for name in names[number::2]}
+        (dlcmd.folder / f"{number}.tar").write_bytes(tar_of(shard))
+    dlcmd("attach", "0.tar", "1.tar", f"{location}/")
+    change(dlcmd.folder / "0.tar", how)
+    ran = dlcmd("get", "-r", location, "got", exit_code=EXIT_DAMAGED)
+    got = {str(path.relative_to(dlcmd.folder / "got")) for path in (dlcmd.folder / "got").rglob("*.jpg")}
+    assert got == set(names[1::2])
+    assert all(CONTENT[name] == (dlcmd.folder / "got" / name).read_bytes() for name in got)
+    source = str(dlcmd.folder / "0.tar")
+    assert f"{names[0]}: " in ran.stderr and source in ran.stderr
+    assert source in dlcmd("fsck", "--deep", location, exit_code=EXIT_DAMAGED).text
+    if how != "changed in secret":
+        ran = dlcmd("attach", "--list", location, exit_code=EXIT_DAMAGED)
+        assert ran.lines[0].startswith(f"{source}  20 files (")
+        assert "1 cannot be read: attach what has changed again, or dlcmd detach it" in ran.lines[-1]
+        dlcmd("fsck", location, exit_code=EXIT_DAMAGED)
+    shard = {name: CONTENT[name] for name in names[0::2]}
+    (dlcmd.folder / "0.tar").write_bytes(tar_of(shard))
+    dlcmd("attach", "0.tar", f"{location}/")
+    dlcmd("get", "-r", location, "again")
+    for name, content in CONTENT.items():
+        assert (dlcmd.folder / "again" / name).read_bytes() == content
+    dlcmd("rebuild", location)
+    assert dlcmd("cat", f"{location}/{names[0]}").stdout == CONTENT[names[0]]
+
+
+def test_copies_with_purge(dlcmd: Dlcmd, dataset: str) -> None:
+    location = f"dl://{dataset}"
+    write_tar(dlcmd.folder)
+    dlcmd("attach", "a.tar", f"{location}/")
+    before = dlcmd("verify", location).text
+    dlcmd("rm", f"{location}/train/00000.jpg")
+    dlcmd("purge", "--grace", "0s", location)
+    assert dlcmd("attach", "--list", "--json", location).summary["sources"] == 1
+    dlcmd("attach", "a.tar", f"{location}/")
+    assert dlcmd("purge", "--copy", "-n", location).text.startswith("would have copied 4 attached chunks; ")
+    assert dlcmd("purge", "--copy", "--grace", "0s", "--json", location).summary["copied_chunks"] == 4
+    (dlcmd.folder / "a.tar").unlink()
+    assert dlcmd("attach", "--list", "--json", location).summary["sources"] == 0
+    assert dlcmd("verify", location).text == before
+    assert dlcmd("fsck", "--deep", location).text.endswith("clean\n")
+
+
+def test_a_server_attaches_what_its_operator_allows(
+    dlcmd: Dlcmd, dataset: str, server: RunningServer
+) -> None:
+    """This one allows nothing."""
+    (dlcmd.folder / "a.tar").write_bytes(tar_of({"a": b"1234"}))
+    client = Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.unix})
+    ran = client("attach", "a.tar", f"dl://{dataset}/", exit_code=EXIT_REFUSED)
+    assert "this server attaches nothing: see its setting attach_roots" in ran.stderr

@@ -1,0 +1,25 @@
+"""`dlcmd detach`: remove the files of attached archives from a dataset."""
+
+from collections.abc import Sequence
+
+import click
+
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+
+
+@options.verb(
+    "detach",
+    "dlcmd detach shards/0007.tar dl://imagenet",
+    "dlcmd detach /data/shards dl://imagenet         # all sources below a folder",
+)
+@click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET")
+def detach(session: Session, names: Sequence[str]) -> int:
+    """Remove the files that come from attached sources. The sources stay as they are, and need not exist any more.
+
+    Tags and older generations still have the files, while their sources are unchanged. Values that attach has copied
+    stay; remove them with dlcmd rm.
+    """
+    from dieselfs_tools.attached_runner import detach
+
+    return detach(session, names)
