@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dieselfs.errors import DieselfsError, InvalidInput
 from dieselfs.private_file import write_private_file
-from dieselfs.settings import BY_NAME, FILE, FOLDER, Place, Setting, check_known, given_at, stable_path
+from dieselfs.setting_kinds import FILE, FOLDER
+from dieselfs.settings import BY_NAME, Place, Setting, check_known, given_at, stable_path
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 

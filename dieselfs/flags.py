@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.settings import ADDRESSES, FILE, FOLDER, SWITCH, Place, Setting, given_at
+from dieselfs.setting_kinds import ADDRESSES, FILE, FOLDER, SWITCH
+from dieselfs.settings import Place, Setting, given_at
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

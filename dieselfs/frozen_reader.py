@@ -15,7 +15,7 @@ from dieselfs.settings import Settings
 from dieselfs.shuffle.order import Layout
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import SnapshotStore
-from dieselfs.sources.server import ServerSource
+from dieselfs.sources.disk import node_source
 
 if TYPE_CHECKING:  # imported in a job alone
     from dieselfs.cluster.attachment import Attachment
@@ -76,7 +76,8 @@ class FrozenReader:
     def _attach(self, snapshot: Snapshot) -> FileReader:
         """Replace the reader: it uses the daemon of this node, or the memory of the job."""
         self._close_reader()
-        chunks = ServerSource(self._client, snapshot)
+        settings = self._settings
+        chunks = node_source(self._client, snapshot, settings.disk, settings.disk_size_bytes)
         daemon: NodeClient | Attachment
         if self.job is None:
             path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
@@ -90,6 +91,7 @@ class FrozenReader:
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.close()
+            reader.chunks.close()
 
     def refresh(self) -> None:
         """The next `open` reads the newest generation, or that of the tag."""

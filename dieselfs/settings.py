@@ -13,17 +13,37 @@ docs/reference/settings.md.
 """
 
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import EtcdAccess
-from dieselfs.limits import MIB, MOUNT_MEMORY_BYTES, MOUNT_MEMORY_BYTES_MIN, READ_TIMEOUT_S
-from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
+from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
+from dieselfs.setting_kinds import (
+    ADDRESS,
+    ADDRESSES,
+    DISK_SIZE,
+    FILE,
+    FOLDER,
+    HOST,
+    MEMORY,
+    NAME,
+    NUMBER,
+    RATE,
+    ROOTS,
+    SIZE,
+    SWITCH,
+    TIME_LIMIT,
+    URL,
+    YES,
+    YES_OR_NO,
+    Kind,
+    choice,
+)
+from dieselfs.units import format_size
 
 EMBEDDED = "embedded"
 """As a server: the embedded server of the home, even if the configuration names another."""
@@ -37,6 +57,8 @@ IMAGE, OVERLAY, FUSE = "image", "overlay", "fuse"
 VIEWS = AUTO, IMAGE, OVERLAY, FUSE
 
 SYSTEM_CONFIG = Path("/etc/dieselfs/config.toml")
+
+POLICY, DRIVER, VIEW, TLS = (choice(names) for names in (POLICIES, DRIVERS, VIEWS, TLS_CHOICES))
 
 
 class Place(Flag):
@@ -54,71 +76,6 @@ class Place(Flag):
     CLIENT = ENVIRONMENT | CONFIG
     NODE = OPTION | MOUNT | CACHE
     FLAG = VERB | MOUNT | CACHE | DAEMON | SERVER
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of value: its name in help, its parser (raises InvalidInput), the unit at the end of its field's name, and
-    its possible values if they are few.
-    """
-
-    metavar: str
-    parse: Callable[[str], object] = str
-    unit: str = ""
-    choices: tuple[str, ...] = ()
-
-
-def _whole_number(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,18}", text):
-        raise InvalidInput(f"{text[:40]!r} is not a whole number: write for example 8")
-    return int(text)
-
-
-def _memory(text: str) -> int:
-    size_bytes = parse_size(text)
-    if 0 < size_bytes < MOUNT_MEMORY_BYTES_MIN:
-        raise InvalidInput(f"{text} is too small: it must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
-    return size_bytes
-
-
-def _time_limit(text: str) -> float:
-    duration_s = parse_duration(text)
-    if duration_s == 0:
-        raise InvalidInput(f"{text!r} is not a positive duration: write for example 30s")
-    return duration_s
-
-
-def _roots(text: str) -> tuple[str, ...]:
-    roots = tuple(filter(None, text.split(",")))
-    for root in roots:
-        if not root.startswith("/"):
-            raise InvalidInput(f"{root!r} is not the absolute path of a folder")
-    return roots
-
-
-def _choice(names: tuple[str, ...]) -> Kind:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise InvalidInput(f"{text!r} is not one of {', '.join(names)}")
-        return text
-
-    return Kind("|".join(names), parse, choices=names)
-
-
-NAME, ADDRESS, HOST, URL = Kind("NAME"), Kind("ADDRESS"), Kind("HOST"), Kind("URL")
-FILE, FOLDER = Kind("FILE"), Kind("FOLDER")
-NUMBER = Kind("N", _whole_number)
-MEMORY = Kind("SIZE", _memory, "_bytes")
-SIZE = Kind("SIZE", parse_size, "_bytes")
-RATE = Kind("RATE", parse_rate, "_bytes")
-TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
-POLICY, DRIVER, VIEW, TLS = (_choice(names) for names in (POLICIES, DRIVERS, VIEWS, TLS_CHOICES))
-ROOTS = Kind("FOLDER,...", _roots)
-SWITCH = Kind("")
-YES = "yes"
-YES_OR_NO = _choice((YES, "no"))
-ADDRESSES = Kind("ADDRESS")
-"""A list of texts in a file, a flag that may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +153,10 @@ SETTINGS = (
     Setting("policy", POLICY, _P.NODE,
             "Fetch chunks that memory can pin when they are read, or at once.", ON_DEMAND),
     Setting("warm_rate", RATE, _P.NODE, "Limit background prefetch to this many bytes per second.", "no limit"),
+    Setting("disk", FOLDER, _P.CLIENT | _P.NODE,
+            "Keep chunks in this folder of a local disk, for later jobs, mounts and programs of yours.", "no disk"),
+    Setting("disk_size", DISK_SIZE, _P.CLIENT | _P.NODE,
+            "Limit of the chunks on the disk, of all datasets together.", "half of the file system"),
     Setting("driver", DRIVER, _P.OPTION | _P.MOUNT, "FUSE driver.", KERNEL),
     Setting("view", VIEW, _P.OPTION | _P.MOUNT,
             "How the kernel shows the files; auto: the first of image, overlay, fuse that is possible.", AUTO),
@@ -266,8 +227,8 @@ def given_at(places: Place) -> Iterator[Setting]:
 
 
 def stable_path(path: str) -> str:
-    """An absolute path of the same file; a leading `~` stays until the file is opened."""
-    return path if path.startswith("~") else os.path.abspath(path)
+    """An absolute path of the same file; a leading `~` stays until the file is opened. An empty path stays empty."""
+    return path if not path or path.startswith("~") else os.path.abspath(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +289,19 @@ class CacheOptions(JobSettings):
     memory_bytes: int = 0
     policy: str = ON_DEMAND
     warm_rate_bytes: int = 0
+    disk: str | None = None
+    disk_size_bytes: int = 0
+
+    def check(self) -> None:
+        """Raises InvalidInput for a setting that needs another one."""
+        JobSettings.check(self)
+        if self.disk_size_bytes and self.disk is None:
+            raise InvalidInput(
+                "--disk-size belongs to a disk: give --disk FOLDER as well (with -o: disk=FOLDER)"
+            )
+
+
+_CacheOptions = TypeVar("_CacheOptions", bound=CacheOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +317,8 @@ class Settings:
     etcd: EtcdAccess = field(default_factory=EtcdAccess)
     job: JobSettings = field(default_factory=JobSettings)
     job_memory_bytes: int = 0
+    disk: str | None = None
+    disk_size_bytes: int = 0
     is_older_allowed: bool = False
 
     @classmethod
@@ -372,9 +348,18 @@ class Settings:
             etcd=EtcdAccess.of(values),
             job=JobSettings(**{name: values[name] for name in JOB_FIELDS & values.keys()}).absolute(),
             job_memory_bytes=values.get("job_memory_bytes", 0),
+            disk=stable_path(values["disk"]) if "disk" in values else None,
+            disk_size_bytes=values.get("disk_size_bytes", 0),
             is_older_allowed=values.get("allow_older") == YES,
         )
         return replace(settings, server=None) if settings.server == EMBEDDED else settings
+
+    def with_disk(self, options: _CacheOptions) -> _CacheOptions:
+        """The options of a daemon; without a disk, with the configured one. An empty folder means no disk."""
+        if options.disk is not None or not self.disk:
+            return options
+        size_bytes = options.disk_size_bytes or self.disk_size_bytes
+        return replace(options, disk=self.disk, disk_size_bytes=size_bytes)
 
     def in_job(
         self, name: str | None, secret: str | os.PathLike[str] | None, memory_bytes: int | None

@@ -5,6 +5,7 @@ of the training are shared out in the proportion of these times.
 
     server          a chunk or extents are fetched from a server, or from the store through it
     peer            from another node of the job
+    disk            the disk of the node is read
     verification    digests are computed
     push            the daemon of a mount puts files into the page cache
     reading         the rest of reading: memory, the page cache, a mount
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from dieselfs.process.forks import renew_after_fork
 
-CAUSES = ("server", "peer", "verification", "push", "reading", "loading")
+CAUSES = ("server", "peer", "disk", "verification", "push", "reading", "loading")
 STEPS_KEPT = 10_000
 """Limit of the steps whose times are kept one by one."""
 

@@ -83,9 +83,9 @@ async def serve_cache(
     ):
         async with trio.open_nursery() as nursery:
             service.join(lock, memory_bytes, nursery, Foreground())
-            metrics = service.role.metrics if service.role else Registry()
+            metrics = service.metrics
             if listener is not None:
-                _share(snapshot, source, options, memory_bytes, listener, nursery, metrics)
+                _share(snapshot, service.reader or source, options, memory_bytes, listener, nursery, metrics)
             about = {"component": "cache", "dataset": snapshot.dataset} | ({"job": job} if job else {})
             nursery.start_soon(publish, metrics, about)
             if job and is_until_idle:
@@ -98,6 +98,7 @@ async def serve_cache(
             )
             await anext(signals)
             nursery.cancel_scope.cancel()
+    await service.close_source()
     await service.unpin()
     service.raise_refusal()
     _log.info("%s is no longer shared", snapshot.dataset)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dieselfs.disk.space import check_usable
 from dieselfs.errors import MountError, MountNotFound, NotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_location, parse_location
@@ -130,6 +131,8 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
         from dieselfs_client.mount.drivers import driver_class
 
         driver_class(options.driver)
+    if options.disk:
+        check_usable(options.disk)
     granted(options.memory_bytes, *room_bytes())  # a daemon in a smaller control group would be killed
     prepare_mountpoint(place)
     return location.part
@@ -295,6 +298,8 @@ def start_cache(dataset: str, options: CacheOptions, timeout_s: float = MOUNT_ST
     the job refuses the node, and Unavailable if it is not ready within `timeout_s`.
     """
     options.check()
+    if options.disk:
+        check_usable(options.disk)
     log = log_path("cache", dataset, *([options.job] if options.job else []))
     command = python_command(CACHE_DAEMON, dataset, *options.absolute().arguments())
     return launch(

@@ -132,6 +132,7 @@ class _MountService(Service):
                 self._image = None
             if not self._choices:
                 raise self._refused_view
+        await self.close_source()
         await self.unpin()
         self.raise_refusal()
         if refusal is not None:
@@ -253,6 +254,7 @@ class _MountService(Service):
                         self._handover_state(),
                         buffer_pool,
                         self.role,
+                        self.metrics,
                         foreground=foreground,
                         view=Choice(self.layers.view, self.layers.reason),
                         root_mode=0o700 if self._is_private() else None,

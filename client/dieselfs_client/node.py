@@ -109,6 +109,7 @@ class Node:
         handover_state: HandoverState | None = None,
         buffer_pool: BufferPool | None = None,
         job: "JobRole | None" = None,
+        metrics: Registry | None = None,
         clock: Callable[[], float] = trio.current_time,
         foreground: Foreground | None = None,
         view: Choice = FUSE_VIEW,
@@ -120,7 +121,7 @@ class Node:
         `root_mode`: see `MountCore`. `scores_file`: has the scores of the previous daemon, and gets those of this one.
         """
         foreground = foreground or Foreground()
-        self.metrics = metrics = job.metrics if job else Registry()
+        self.metrics = metrics = metrics or Registry()
         self.stats = metrics.as_dict
         counted = CountedSource(source, FetchMetrics(metrics))
         image = pages.image if isinstance(pages, ImagePages) else None

@@ -15,6 +15,7 @@ from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
 from dieselfs.errors import MountError
 from dieselfs.limits import MIB
+from dieselfs.metrics import Registry
 from dieselfs.names import SCHEME, is_location, parse_location
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
@@ -22,6 +23,7 @@ from dieselfs.settings import ONESHOT, CacheOptions
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import stored_subtree
+from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.node_paths import path_of
@@ -84,6 +86,14 @@ class Service:
     client: ServerClient | None
 
     def __post_init__(self) -> None:
+        self.metrics = Registry()
+        self.reader: ServerSource | None = None
+        """The source without the job: the disk of the node, and servers. None without a server."""
+        if self.client is not None:
+            options = self.options
+            self.source = self.reader = node_source(
+                self.client, self.snapshot, options.disk, options.disk_size_bytes, self.metrics
+            )
         self.role: JobRole | None = None
         self.config: PoolConfig | None = None
         if self.options.job is not None and self.client is not None:
@@ -103,7 +113,7 @@ class Service:
         is_resumed: bool = False,
     ) -> None:
         """Take part in the job, if there is one."""
-        if self.config is None or self.client is None:
+        if self.config is None or self.client is None or self.reader is None:
             return
         from dieselfs_client.cluster.pool import PoolHost
         from dieselfs_client.cluster.role import JobRole
@@ -111,7 +121,7 @@ class Service:
         config = replace(self.config, memory_bytes=memory_bytes)
         pace = Pace(rate_bytes=self.options.warm_rate_bytes)
         host = PoolHost(nursery, foreground, pace, handover_chunks)
-        self.role = JobRole(self.snapshot, self.client, config, lock, host)
+        self.role = JobRole(self.reader, self.client, config, lock, host)
         self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
 
     async def keep_pinned(self) -> None:
@@ -131,6 +141,11 @@ class Service:
                 await self._is_pinned.wait()
         if self.role is not None:
             await self.role.gathered.wait()
+
+    async def close_source(self) -> None:
+        """Write what waits for the disk; for DISK_CLOSE_TIMEOUT_S at most."""
+        if self.reader is not None:
+            await trio.to_thread.run_sync(self.reader.close)
 
     def raise_refusal(self) -> None:
         if self.role is not None and self.role.refusal is not None:

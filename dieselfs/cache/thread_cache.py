@@ -27,7 +27,6 @@ from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.limits import SHARED_PAYLOADS_MAX
-from dieselfs.metrics import Registry
 from dieselfs.process.forks import renew_after_fork
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival, RequestMetrics, Source
@@ -91,7 +90,7 @@ class ThreadCache:
         self._expected: set[int] = set()  # those that the look-ahead will load whole
         self._ahead = 0
         self._recent = RecentRequests(LIBRARY_REQUEST_BYTES)
-        self.metrics = metrics = self._job.metrics if self._job else Registry()
+        self.metrics = metrics = self._job.metrics if self._job else reader.metrics
         self._requested = RequestMetrics(metrics)
         self._mapped = metrics.counter(
             "chunk_cache.shared_chunks", "Chunks mapped from the daemon or the server."

@@ -72,7 +72,7 @@ class JobAccess:
         )
         node = NodeClient(path, snapshot.digest)
         credential = JobCredential(self.secret, self.settings.tls != OFF)
-        return Attachment(snapshot, reader, node, self.job.node, credential, daemon)
+        return Attachment(snapshot, reader, node, self.job.node, credential, daemon, metrics=reader.metrics)
 
     def daemon_command(self, snapshot: Snapshot, descriptor: int) -> list[str]:
         """The program that becomes the node master. It gets our snapshot (`open_snapshot`), as the servers may
@@ -88,6 +88,8 @@ class JobAccess:
             home=None if settings.server else str(settings.home),
             generation=snapshot.generation,
             memory_bytes=settings.job_memory_bytes,
+            disk=settings.disk,
+            disk_size_bytes=settings.disk_size_bytes,
         )
         job = replace(options, job=self.job.name, job_rank=self.job.rank, job_node=self.job.node).absolute()
         given = ["--until-idle", "--snapshot", f"/proc/self/fd/{descriptor}"]

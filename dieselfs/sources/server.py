@@ -18,6 +18,7 @@ from dieselfs.chunk.segment import Memory, Segment, map_sealed
 from dieselfs.digests import digest_of, extent_digest_of
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, NotFound
 from dieselfs.limits import KIB
+from dieselfs.metrics import Registry
 from dieselfs.process.forks import renew_after_fork
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
@@ -46,8 +47,11 @@ class SharedMemory(NamedTuple):
 class ServerSource:
     """Fetches and verifies payloads and extents of one snapshot. Blocks; safe to use from several threads."""
 
-    def __init__(self, client: ServerClient, snapshot: Snapshot) -> None:
+    def __init__(self, client: ServerClient, snapshot: Snapshot, metrics: Registry | None = None) -> None:
         self.snapshot = snapshot
+        self.metrics = metrics = metrics or Registry()
+        """What reading this snapshot comes to, in this process."""
+        self._received = metrics.counter("servers.received_bytes", "Bytes of chunks that servers have sent.")
         self._client = client
         self._lock = Lock()
         self._checksums: dict[int, Checksums] = {}  # of blocks, by chunk; the last used at the end
@@ -56,6 +60,18 @@ class ServerSource:
     def after_fork(self) -> None:
         """Threads of the parent may have held the lock."""
         self._lock = Lock()
+
+    @property
+    def disk_bytes(self) -> int:
+        """The limit of the disk tier; 0 without one."""
+        return 0
+
+    def keeps(self, chunk: int) -> bool:
+        """Whether a chunk is on the disk of this node, or would be after a fetch, as far as is known. No I/O."""
+        return False
+
+    def close(self) -> None:
+        """Release what the source has beside the client. May be called again; requests in flight complete."""
 
     def fetch_chunk(self, chunk: int) -> bytearray:
         """As `Source.fetch_chunk`. Raises Damaged, which names the chunk, or Unavailable."""
@@ -71,7 +87,7 @@ class ServerSource:
             digest.reset()
             yield from hashed_parts(destination, digest)
 
-        self._fetch_parts(chunk, parts, digest)
+        self.fetch_parts(chunk, parts, digest)
 
     def fetch_segment(self, chunk: int) -> Segment:
         """The payload of a chunk in sealed memory, to be shared with other processes. Raises as `fetch_chunk`."""
@@ -90,15 +106,17 @@ class ServerSource:
                 segment.write(start, part)
 
         try:
-            self._fetch_parts(chunk, parts, digest)
+            self.fetch_parts(chunk, parts, digest)
             segment.seal()
         except BaseException:
             segment.close()
             raise
         return segment
 
-    def _fetch_parts(self, chunk: int, parts: Callable[[], Iterator[memoryview]], digest: blake3) -> None:
-        """Fetch a payload into `parts()`, which has its `digest` worked out by its end. Raises as `fetch_chunk`."""
+    def fetch_parts(self, chunk: int, parts: Callable[[], Iterator[memoryview]], digest: blake3) -> None:
+        """Fetch a payload into `parts()`, which has its `digest` worked out by its end. All methods for whole payloads
+        come here. Raises as `fetch_chunk`.
+        """
         chunk_id, length_bytes = self.snapshot.chunk_id(chunk), self.snapshot.chunk_payload_length(chunk)
         for number in range(FETCHES_MAX):
             # A local file may be damaged where the server has another copy.
@@ -106,6 +124,7 @@ class ServerSource:
                 self._client.payload_in_parts(
                     self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0
                 )
+            self.metrics.add(self._received, length_bytes)
             if digest.digest() == self.snapshot.chunk_digest(chunk):
                 return
         raise Damaged(
@@ -139,7 +158,7 @@ class ServerSource:
 
     def fetch_extents(self, chunk: int, extents: Sequence[ExtentRef]) -> list[bytes]:
         """The bytes of extents of one chunk. Raises Damaged or Unavailable."""
-        return [*map(bytes, self._fetch_joined(chunk, extents))]
+        return [*map(bytes, self.fetch_joined(chunk, extents))]
 
     def fetch_many(
         self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
@@ -147,7 +166,7 @@ class ServerSource:
         """As `Source.fetch_many`, one request after the other."""
         for chunk, extents in wanted.items():
             try:
-                yield {chunk: self._fetch_joined(chunk, extents)}
+                yield {chunk: self.fetch_joined(chunk, extents)}
             except DieselfsError as error:
                 yield {chunk: error}
 
@@ -159,6 +178,7 @@ class ServerSource:
         for _ in range(FETCHES_MAX):
             with METER.timed("server"):
                 content = self._client.ranges(dataset, chunk_id, ranges)
+            self.metrics.add(self._received, len(content))
             with METER.timed("verification"):
                 is_right = np.array_equal(block_checksums(content), checksums)
             if is_right:
@@ -170,29 +190,40 @@ class ServerSource:
 
     def _checksums_of(self, chunk: int) -> Checksums:
         """Of all blocks of a chunk. Two threads may fetch them at the same time."""
-        with self._lock:
-            checksums = self._checksums.pop(chunk, None)
+        checksums = self.known_checksums(chunk)
         if checksums is None:
             _, blocks = block_range(0, self.snapshot.chunk_payload_length(chunk))
             chunk_id = self.snapshot.chunk_id(chunk)
             checksums = self._client.block_checksums(self.snapshot.dataset, chunk_id, blocks)
+        self.keep_checksums(chunk, checksums)
+        return checksums
+
+    def known_checksums(self, chunk: int) -> Checksums | None:
+        """Of all blocks of a chunk, if they are in memory."""
         with self._lock:
+            return self._checksums.get(chunk)
+
+    def keep_checksums(self, chunk: int, checksums: Checksums) -> None:
+        """Keep the checksums of all blocks of a chunk, as the last ones to be used."""
+        with self._lock:
+            self._checksums.pop(chunk, None)
             self._checksums[chunk] = checksums
             while len(self._checksums) > CHECKSUMS_KEPT:
                 del self._checksums[next(iter(self._checksums))]
-        return checksums
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         """Each chunk by itself: a request to a server is for extents of one chunk."""
         return [[chunk] for chunk in chunks]
 
-    def _fetch_joined(self, chunk: int, extents: Sequence[ExtentRef]) -> Slices:
+    def fetch_joined(self, chunk: int, extents: Sequence[ExtentRef]) -> Slices:
+        """Extents of one chunk, verified. All methods for extents come here. Raises as `fetch_extents`."""
         chunk_id = self.snapshot.chunk_id(chunk)
         ranges = np.array([(extent.offset, extent.length) for extent in extents], np.uint32).reshape(-1, 2)
         bad = extents[0] if extents else None
         for _ in range(FETCHES_MAX):
             with METER.timed("server"):
                 joined = memoryview(self._client.ranges(self.snapshot.dataset, chunk_id, ranges))
+            self.metrics.add(self._received, len(joined))
             slices = Slices.joined(joined, extents)
             with METER.timed("verification"):
                 bad = first_damaged(extents, slices)

@@ -167,3 +167,20 @@ def test_settings_and_flags_are_cheap_to_import() -> None:
     program = f"import sys, dieselfs.flags; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_configured_disk_is_used_unless_another_or_none_is_named(tmp_path: Path) -> None:
+    loaded = settings(tmp_path, 'disk = "/nvme/own"\ndisk_size = "500GiB"\n')
+    assert loaded.with_disk(CacheOptions()) == CacheOptions(disk="/nvme/own", disk_size_bytes=500 * GIB)
+    assert loaded.with_disk(CacheOptions(disk_size_bytes=GIB)).disk_size_bytes == GIB
+    for named in (CacheOptions(disk="/other"), CacheOptions(disk="")):
+        assert loaded.with_disk(named) == named
+    assert settings(tmp_path).with_disk(CacheOptions()) == CacheOptions()
+    assert CacheOptions(disk="").absolute().disk == ""
+    assert CacheOptions(disk="tier").absolute().disk == str(Path("tier").absolute())
+
+
+def test_a_size_of_the_disk_without_a_disk_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="--disk FOLDER"):
+        CacheOptions(disk_size_bytes=GIB).check()
+    CacheOptions(disk="/nvme", disk_size_bytes=GIB).check()

@@ -18,10 +18,15 @@ JOB = "training"
 
 @contextmanager
 def job_mounts(
-    server: RunningServer, dataset: str, folder: Path, nodes: Sequence[str], **more: Any
+    server: RunningServer,
+    dataset: str,
+    folder: Path,
+    nodes: Sequence[str],
+    disks: Sequence[Path] = (),
+    **more: Any,
 ) -> Iterator[list[Path]]:
-    """A mount for each of these nodes, in `folder`, which is empty; mounts wait for each other. `more`: options; with
-    a `key_file`, over TCP.
+    """A mount for each of these nodes, in `folder`, which is empty; mounts wait for each other. `disks`: that
+    of each mount. `more`: options; with a `key_file`, over TCP.
     """
     secret = folder / "secret"
     secret.touch(0o600)
@@ -39,6 +44,7 @@ def job_mounts(
             job_rank=number,
             job_host="127.0.0.1",
             job_secret=str(secret),
+            disk=str(disks[number]) if disks else None,
             **{"memory_bytes": 128 * MIB, **more},
         )
         control.mount(dataset, places[number], options)

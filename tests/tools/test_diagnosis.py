@@ -42,6 +42,7 @@ SERVER = ServerActivity(2, {}, 5.0, 0.2, 50, 0, 1e8, 0, 1e8, 0.02, 0.01, 0.1, 3)
         (replace(SLOW, spent={"verification": 1.0, "server": 0.2}), [], "cpu", "processor"),
         (replace(SLOW, spent={"push": 1.0}), [], "push", "page helper"),
         (replace(SLOW, spent={"peer": 1.0}), [], "peers", "network"),
+        (replace(SLOW, spent={"disk": 1.0}), [], "disk", "faster disk"),
         (SLOW, [replace(SERVER, busy=1.2)], "store", "tiered:"),
         (SLOW, [replace(SERVER, cpu=0.9)], "server", "more servers"),
         (SLOW, [SERVER], "server", "more memory"),

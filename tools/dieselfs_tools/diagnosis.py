@@ -85,6 +85,12 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Di
             f"{text}.",
             "Give the page helper a processor of its own, or store samples in larger files.",
         )
+    if cause == "disk":
+        return Diagnosis(
+            "disk",
+            f"{text}.",
+            "Use a faster disk for --disk, or give the mount more memory; see disk.failures in .dieselfs/stats.",
+        )
     if cause == "peer":
         return Diagnosis(
             "peers",

@@ -20,7 +20,7 @@ def mount_options(session: Session, given: Mapping[str, Any], others: Iterable[s
     for text in others:
         chosen = parse_options(text, chosen)
     settings = session.settings()
-    chosen = with_configured(chosen, settings.job, os.environ)
+    chosen = with_configured(settings.with_disk(chosen), settings.job, os.environ)
     if chosen.job is not None and not chosen.memory_bytes:
         chosen = replace(chosen, memory_bytes=settings.job_memory_bytes)
     return chosen

@@ -134,7 +134,7 @@ class PeerService:
             if segment is not None:
                 self._node_cache.hits.value += 1
                 payloads[each.chunk] = segment.view
-            elif self._node_cache.is_worth_fetching(each.chunk, each.length_bytes, each.is_shared_plan):
+            elif self._node_cache.is_worth_sending(each.chunk, each.length_bytes, each.is_shared_plan):
                 payloads[each.chunk] = ChunkAvailability.LATER
                 missing.append(each.chunk)
             else:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import trio
 
 from dieselfs.address import EtcdAddress, ServerList, Servers, TcpAddress
@@ -24,16 +25,14 @@ from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
 from dieselfs.host_names import addresses
 from dieselfs.limits import CONNECT_TIMEOUT_S, JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
-from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.settings import OFF, JobSettings
-from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
-from dieselfs_client.memory.budget import node_cache_evictable_bytes
+from dieselfs_client.memory.budget import node_cache_evictable_bytes, offered_bytes
 from dieselfs_client.memory.fd_limits import usable_bytes
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.node_cache import NodeCache
@@ -89,20 +88,24 @@ class Pool:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        reader: ServerSource,
         client: ServerClient,
         config: PoolConfig,
         host: PoolHost,
         on_change: Callable[[Members], None] = lambda members: None,
-        metrics: Registry | None = None,
     ) -> None:
-        """`on_change` gets each new list of `members`, within `run`."""
-        self.metrics = metrics = metrics or Registry()
-        reader = ServerSource(client, snapshot)
+        """`reader`: the source of chunks that no node has. `on_change` gets each new list of `members`, within `run`.
+
+        The pool counts in the registry of `reader`.
+        """
+        self.metrics = metrics = reader.metrics
+        snapshot = reader.snapshot
         memory_bytes = usable_bytes(config.memory_bytes, snapshot)
         self._config = config
         self._client = client
         self._snapshot = snapshot
+        lengths = snapshot.column("chunk_payload_lengths")
+        dataset_bytes = int(lengths.sum(dtype=np.int64))
         credential = JobCredential(config.secret, client.settings.tls != OFF)
         self.peers = PeerClient(credential, snapshot.digest, metrics=metrics)
         """Sends requests to the other nodes."""
@@ -110,7 +113,7 @@ class Pool:
             config.job.node,
             config.job.rank,
             TcpAddress(config.host or own_address(client.address), 0),  # `run` sets the port
-            memory_bytes,
+            offered_bytes(memory_bytes, reader.disk_bytes, dataset_bytes, config.nodes),
             os.urandom(INCARNATION_BYTES),
             credential.fingerprint,
         )
@@ -126,6 +129,7 @@ class Pool:
             keeper=host.handover_chunks,
             metrics=metrics,
             owns=lambda chunk: self._ownership.owner(chunk) is None,
+            is_on_disk=reader.keeps,
         )
         """The chunks of this node, also for its other processes."""
         self._warming = Warming(

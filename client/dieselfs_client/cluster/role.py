@@ -25,7 +25,6 @@ from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_PATIENCE_S, MASTER_POLL
 from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import OFF
-from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.job_warmth import JobWarmth, job_fields
@@ -92,7 +91,7 @@ class JobRole:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        reader: ServerSource,
         client: ServerClient,
         config: PoolConfig,
         lock: NodeLock,
@@ -102,15 +101,15 @@ class JobRole:
         """As `Pool`, which is made when this daemon becomes the master: at once, if there is no other one. `lock`: see
         `lock_of`; it is closed at the end. `silence_s`: a master that does not answer for this time is killed.
         """
-        self._snapshot = snapshot
+        self._snapshot = snapshot = reader.snapshot
         self._client = client
         self._config = config
         self._host = host
         self._socket = path_of(snapshot, config)
         self._watch = MasterWatch(self._socket, snapshot.digest, silence_s)
         self._election = Election(lock, config.job.rank)
-        self._reader = ServerSource(client, snapshot)
-        self.metrics = Registry()
+        self._reader = reader
+        self.metrics = reader.metrics
         self._alone = CountedSource(lambda: self._reader, _ServerMetrics(self.metrics))
         self._attachment: Attachment | None = None
         self._pool: Pool | None = None
@@ -216,9 +215,7 @@ class JobRole:
     # -- master ------------------------------------------------------------------------------------------
 
     def _make_pool(self) -> None:
-        self._pool = Pool(
-            self._snapshot, self._client, self._config, self._host, self._share_members, self.metrics
-        )
+        self._pool = Pool(self._reader, self._client, self._config, self._host, self._share_members)
 
     async def _run_master(self, pool: Pool) -> None:
         async with trio.open_nursery() as nursery:

@@ -103,6 +103,15 @@ def node_cache_evictable_bytes(node_cache_bytes: int, nodes: int) -> int:
     return min(int(node_cache_bytes * NODE_CACHE_EVICTABLE_SHARE), int(chunks * CHUNK_TARGET_BYTES))
 
 
+def offered_bytes(memory_bytes: int, disk_bytes: int, dataset_bytes: int, nodes: int) -> int:
+    """What a node offers to its job: its memory for chunks, and its disk if the memory of `nodes` like this one cannot
+    hold the dataset. Otherwise a node with a larger disk would own chunks that the memory of others has room for.
+    """
+    if memory_bytes * max(nodes, 1) >= dataset_bytes:
+        return memory_bytes
+    return memory_bytes + min(disk_bytes, dataset_bytes)
+
+
 def span_bytes(allotment: Allotment, plans: int) -> int:
     """The limit for shares of several groups that are fetched together, while `plans` share the window. 0 without a
     node cache.

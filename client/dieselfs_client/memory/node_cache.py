@@ -51,11 +51,16 @@ class NodeCache(TrioCache[int, Segment]):
         keeper: HandoverChunks | None = None,
         metrics: Registry | None = None,
         owns: Callable[[int], bool] = lambda chunk: True,
+        is_on_disk: Callable[[int], bool] = lambda chunk: False,
     ) -> None:
-        """`owns`: whether this node owns a chunk at the moment."""
+        """`owns`: whether this node owns a chunk at the moment; `is_on_disk`: whether a chunk is on its disk, or would
+        be after a fetch.
+        """
         self.metrics = metrics = metrics or Registry()
-        self._fetched = metrics.counter("node_cache.fetched_chunks", "Chunks fetched from servers.")
-        self._fetched_bytes = metrics.counter("node_cache.fetched_bytes", "Bytes fetched from servers.")
+        self._fetched = metrics.counter(
+            "node_cache.fetched_chunks", "Chunks fetched from servers or the disk."
+        )
+        self._fetched_bytes = metrics.counter("node_cache.fetched_bytes", "Bytes of these chunks.")
         self.hits = metrics.counter("node_cache.hits", "Requests for a chunk that was in the cache.")
         self._inherited = metrics.counter("node_cache.inherited_chunks", "Chunks left by the daemon before.")
         metrics.gauge("node_cache.pinned_bytes", "Pinned bytes.", lambda: policy.pinned_bytes)
@@ -63,6 +68,7 @@ class NodeCache(TrioCache[int, Segment]):
         self._requested = RequestMetrics(metrics)
         self._fetches = FetchMetrics(metrics)
         self.owns = owns
+        self._is_on_disk = is_on_disk
         self._snapshot = snapshot
         self._recent = RecentRequests()
         self._keeper = keeper
@@ -158,6 +164,12 @@ class NodeCache(TrioCache[int, Segment]):
             or self.policy.would_pin(chunk)
             or self._recent.is_worth_whole(chunk, wanted_bytes, self._snapshot.chunk_payload_length(chunk))
         )
+
+    def is_worth_sending(self, chunk: int, wanted_bytes: int, is_shared_plan: bool = False) -> bool:
+        """As `is_worth_fetching`, for another node. That one cannot read the disk of this node, so a chunk on it is
+        always worth it.
+        """
+        return self.is_worth_fetching(chunk, wanted_bytes, is_shared_plan) or self._is_on_disk(chunk)
 
     def chunks(self) -> list[int]:
         """The pinned chunks."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import READ_TIMEOUT_S
-from dieselfs.settings import AUTO, KERNEL, SWITCH, CacheOptions, Place, given_at
+from dieselfs.setting_kinds import SWITCH
+from dieselfs.settings import AUTO, KERNEL, CacheOptions, Place, given_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dieselfs.cluster.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.sources.interface import Slices
-from dieselfs.sources.server import is_intact
+from dieselfs.sources.server import ServerSource, is_intact
 from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
 from dieselfs_client.memory import fd_limits
 from tests.support.server import RunningServer, running_server
@@ -67,7 +67,7 @@ async def start(
         with leaves:
             await pool.run()
 
-    pool = Pool(data.snapshot, data.client, terms, PoolHost(nursery))
+    pool = Pool(ServerSource(data.client, data.snapshot), data.client, terms, PoolHost(nursery))
     nursery.start_soon(run, pool)
     return Node(data, pool, leaves)
 

@@ -22,7 +22,7 @@ from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_SILENCE_S, MIB
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.settings import CacheOptions
 from dieselfs.sources.interface import Slices
-from dieselfs.sources.server import is_intact
+from dieselfs.sources.server import ServerSource, is_intact
 from dieselfs_client import control
 from dieselfs_client.cluster.node_paths import lock_of, path_of
 from dieselfs_client.cluster.pool import PoolConfig, PoolHost
@@ -97,7 +97,14 @@ class Machine:
             try:
                 async with trio.open_nursery() as nursery:
                     lock = lock_of(data.snapshot, terms)
-                    part = JobRole(data.snapshot, data.client, terms, lock, PoolHost(nursery), silence_s)
+                    part = JobRole(
+                        ServerSource(data.client, data.snapshot),
+                        data.client,
+                        terms,
+                        lock,
+                        PoolHost(nursery),
+                        silence_s,
+                    )
                     part.start()
                     task_status.started(Daemon(data, part, nursery, ended))
             finally:

@@ -9,6 +9,7 @@ from dieselfs_client.memory.budget import (
     allot,
     node_cache_bytes_for,
     node_cache_evictable_bytes,
+    offered_bytes,
     span_bytes,
 )
 
@@ -74,3 +75,11 @@ def test_what_cannot_hold_two_chunks_is_refused_with_what_would_do() -> None:
     with pytest.raises(InvalidInput, match="give at least --memory 18MiB"):
         allot(16 * MIB, 10 * MIB, 0, 500 * MIB, CHUNK)
     allot(18 * MIB, 10 * MIB, 0, 500 * MIB, CHUNK)
+
+
+def test_a_disk_counts_where_the_memory_of_the_job_is_too_small() -> None:
+    assert offered_bytes(64 * GIB, 500 * GIB, 256 * GIB, 4) == 64 * GIB
+    assert offered_bytes(64 * GIB, 500 * GIB, 256 * GIB + 1, 4) == 64 * GIB + 256 * GIB + 1
+    assert offered_bytes(64 * GIB, 100 * GIB, 1000 * GIB, 4) == 164 * GIB
+    assert offered_bytes(64 * GIB, 100 * GIB, 65 * GIB, 0) == 64 * GIB + 65 * GIB, "nodes unknown"
+    assert offered_bytes(64 * GIB, 0, 1000 * GIB, 4) == 64 * GIB

@@ -44,7 +44,7 @@ def cache(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, gi
 
     settings = session.settings()
     chosen = CacheOptions(server=session.server, key_file=session.key_file, **given)
-    chosen = with_configured(chosen, settings.job, os.environ)
+    chosen = with_configured(settings.with_disk(chosen), settings.job, os.environ)
     data = session.dataset(dataset, chosen.generation, job="")
     fields: dict[str, object] = {"dataset": dataset, "generation": data.generation, "dry_run": is_dry_run}
     terms = None

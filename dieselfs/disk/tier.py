@@ -1,0 +1,390 @@
+"""Chunks of one dataset on the disk of this node. This module runs threads, which read and write files.
+
+Readers find a chunk by the name of its file; there is no index in memory. One thread writes what was fetched, behind
+the readers. The content of a file is not trusted: who reads it verifies it, and drops it if it is damaged. So files
+need no fsync: what a power cut leaves torn is found at the first use.
+
+The tier makes reads faster, and never makes one fail. While the disk fails, hangs or is full, readers do without it;
+that is counted, and logged once.
+"""
+
+import errno
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from dieselfs.disk.direct_io import bypass_page_cache, new_buffer, read_at, write_all
+from dieselfs.disk.space import (
+    FORMAT_FOLDER,
+    DatasetHold,
+    DiskSpace,
+    NewFile,
+    check_folder,
+    default_size_bytes,
+)
+from dieselfs.disk.write_behind import Parts, WriteBehind
+from dieselfs.errors import DieselfsError
+from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
+from dieselfs.metrics import Registry
+from dieselfs.process.forks import renew_after_fork
+
+DISK_READ_TIMEOUT_S = 3.0
+"""A reader that has no bytes of the disk after this time asks a server."""
+DISK_RETRY_S = 60.0
+"""After a failure the disk is not used for this time; after it was found full, nothing is stored for it."""
+GAP_BYTES = 64 * KIB
+"""Ranges with smaller gaps between them are one read."""
+
+Range = tuple[int, int]
+"""Offset in the payload, and length; both in bytes."""
+
+_CHUNK = re.compile("[0-9a-f]{32}")
+
+ReadFile = Callable[[Path, int, Sequence[Range]], memoryview | None]
+"""As `read_ranges_of`."""
+
+_log = logging.getLogger(__name__)
+
+
+class Torn(Exception):
+    """The file cannot be the payload."""
+
+
+class _Threads(NamedTuple):
+    readers: ThreadPoolExecutor
+    writer: WriteBehind
+
+
+class DiskTier:
+    """Thread-safe, also after a fork. Threads and files are made at the first use."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        size_bytes: int,
+        dataset_id: bytes,
+        current: Callable[[], Container[str]],
+        metrics: Registry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        read_timeout_s: float = DISK_READ_TIMEOUT_S,
+        read_file: ReadFile | None = None,
+        on_open: Callable[[list[str]], object] = lambda names: None,
+    ) -> None:
+        """`path`: the folder of the user; `size_bytes`: the limit, 0 for half of the file system. `current`: the chunks
+        of the snapshot, their IDs in hexadecimal; wanted only when the disk is full.
+        `on_open` gets the names of the chunks on the disk, in a thread, when that is first used.
+        """
+        self._path = Path(path).expanduser()
+        self._size_bytes = size_bytes
+        self._dataset = dataset_id.hex()
+        self._current = current
+        self._clock = clock
+        self._read_timeout_s = read_timeout_s
+        self._read_file = read_file or read_ranges_of
+        self._on_open = on_open
+        self.metrics = metrics = metrics or Registry()
+        self._hits = metrics.counter("disk.hits", "Requests that the disk of the node answered.")
+        self._hit_bytes = metrics.counter("disk.hit_bytes", "Bytes of these requests.")
+        self._misses = metrics.counter("disk.misses", "Requests for chunks that were not on the disk.")
+        self._written = metrics.counter("disk.written_chunks", "Chunks written to the disk.")
+        self._written_bytes = metrics.counter("disk.written_bytes", "Bytes of these chunks.")
+        self._damaged = metrics.counter("disk.damaged_chunks", "Damaged chunks that were dropped.")
+        self._skipped = metrics.counter("disk.skipped_chunks", "Chunks not stored: no room, or a slow disk.")
+        self._failures = metrics.counter("disk.failures", "Failures and timeouts of the disk.")
+        self._evicted = metrics.counter("disk.evicted_chunks", "Chunks that this process evicted.")
+        metrics.gauge("disk.used_bytes", "Bytes in the tier, of all datasets.", lambda: self._used_bytes)
+        metrics.gauge("disk.size_bytes", "Limit of the tier.", lambda: self._limit_bytes)
+        self._used_bytes = self._limit_bytes = 0
+        self._hold: DatasetHold | None = None  # both are used by the writer thread
+        self._space: DiskSpace | None = None
+        self._reported = ""
+        self._is_checked = self._is_closed = False
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Threads belong to the parent, and so do its locks on files."""
+        self._release()
+        self._lock = Lock()  # guards all below, and `_is_closed`
+        self._threads: _Threads | None = None
+        self._hanging: list[Future[memoryview | None]] = []
+        self._off_until_s = self._full_until_s = float("-inf")
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The limit, as far as it is known without the disk; 0 if that fails."""
+        try:
+            return self._size_bytes or default_size_bytes(self._path)
+        except OSError:
+            return 0
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def read(self, chunk_id: bytes, length_bytes: int) -> memoryview | None:
+        """The unverified payload of a chunk, of this length; None without it."""
+        return self.read_ranges(chunk_id, length_bytes, [(0, length_bytes)])
+
+    def read_ranges(self, chunk_id: bytes, length_bytes: int, ranges: Sequence[Range]) -> memoryview | None:
+        """Unverified ranges of a payload of `length_bytes`, joined; None without the chunk. Waits for
+        DISK_READ_TIMEOUT_S at most.
+        """
+        threads = self._in_use()
+        if threads is None or not length_bytes:
+            return None
+        waiting = threads.writer.waiting(chunk_id)
+        if waiting is not None:
+            payload = memoryview(b"".join(waiting))
+            return _joined([payload[start : start + length] for start, length in ranges])
+        if threads.writer.is_removing(chunk_id):
+            return None
+        file = self._path / FORMAT_FOLDER / self._dataset / chunk_id.hex()
+        try:
+            with suppress(RuntimeError):  # it is being closed
+                return self._within_time(
+                    threads.readers.submit(self._read_checked, file, length_bytes, ranges)
+                )
+        except Torn:
+            self.drop(chunk_id)
+        except OSError as error:
+            if error.errno == errno.EIO:  # a bad sector: else the next read of it would fail, too
+                self.drop(chunk_id)
+            self._fail(f"{file}: {error.strerror or error}")
+        except DieselfsError as error:
+            self._fail(str(error))
+        return None
+
+    def _read_checked(self, file: Path, length_bytes: int, ranges: Sequence[Range]) -> memoryview | None:
+        """As `read_ranges_of`, in a folder of this user alone. Raises AccessDenied, too."""
+        if not self._is_checked:
+            check_folder(self._path)
+            self._is_checked = True
+        return self._read_file(file, length_bytes, ranges)
+
+    def _within_time(self, reading: Future[memoryview | None]) -> memoryview | None:
+        """Raises OSError, also if the file system hangs, and Torn."""
+        try:
+            return reading.result(self._read_timeout_s)
+        except TimeoutError:
+            if not reading.cancel():
+                with self._lock:
+                    self._hanging.append(reading)
+            raise OSError(f"no bytes within {self._read_timeout_s:g} s") from None
+
+    def count_hit(self, length_bytes: int) -> None:
+        """Count a request that was answered with verified bytes of this tier."""
+        with self.metrics.lock:
+            self._hits.value += 1
+            self._hit_bytes.value += length_bytes
+
+    def count_miss(self) -> None:
+        """Count a request that a server had to answer."""
+        self.metrics.add(self._misses)
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a chunk would be stored, as far as is known."""
+        return self._in_use() is not None and self._clock() >= self._full_until_s
+
+    def store(self, chunk_id: bytes, parts: Parts) -> None:
+        """Write a verified payload soon. Waits DISK_QUEUE_WAIT_S at most."""
+        threads = self._in_use() if parts else None
+        if threads is not None and not threads.writer.put(chunk_id, parts):
+            self.metrics.add(self._skipped)
+
+    def drop(self, chunk_id: bytes) -> None:
+        """Remove a chunk that is damaged; from now on, readers do without it."""
+        threads = self._in_use()
+        if threads is not None:
+            threads.writer.remove(chunk_id)
+            self.metrics.add(self._damaged)
+            _log.warning("disk tier %s: chunk %s is damaged: dropped", self._path, chunk_id.hex())
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is written; whether it is."""
+        threads = self._threads
+        return threads is None or threads.writer.flush(timeout_s)
+
+    def close(self) -> None:
+        """Write what waits, for DISK_CLOSE_TIMEOUT_S at most, and end the threads. May be called again; afterwards
+        readers find nothing.
+        """
+        with self._lock:
+            self._is_closed = True
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.readers.shutdown(wait=False)
+            threads.writer.close()
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def _in_use(self) -> _Threads | None:
+        """The threads, started at the first use; None while the disk is not used."""
+        with self._lock:
+            self._hanging = [each for each in self._hanging if not each.done()]
+            if self._is_closed or self._hanging or self._clock() < self._off_until_s:
+                return None
+            if self._threads is None:
+                self._threads = _Threads(
+                    ThreadPoolExecutor(FETCHES_AT_ONCE_MAX, "disk-reader"),
+                    WriteBehind(self._write, self._remove, self._open, self._release),
+                )
+            return self._threads
+
+    def _fail(self, what: str) -> None:
+        """Do without the disk for DISK_RETRY_S."""
+        with self._lock:
+            self._off_until_s = self._clock() + DISK_RETRY_S
+        self.metrics.add(self._failures)
+        self._report(f"{what}; continuing without the disk, next try in {DISK_RETRY_S:g} s")
+
+    def _report(self, what: str) -> None:
+        """Log a trouble once, until something was written."""
+        if not self._reported:
+            self._reported = what
+            _log.warning("disk tier %s: %s", self._path, what)
+
+    # -- in the writer thread --------------------------------------------------------------------------------
+
+    def _open(self) -> DiskSpace | None:
+        """Hold the dataset, and open the space; None if that fails, which is reported."""
+        try:
+            if self._space is None:
+                folder = check_folder(self._path)
+                self._hold = DatasetHold(folder, self._dataset)
+                self._space = DiskSpace(folder, self._size_bytes)
+                self._note(self._space)
+                names = os.listdir(self._hold.folder)
+                self._on_open([name for name in names if _CHUNK.fullmatch(name)])
+            return self._space
+        except DieselfsError as error:
+            self._fail(str(error))
+        except BlockingIOError:
+            pass  # another process counts the files
+        except OSError as error:
+            self._fail(f"{error.filename or 'opening'}: {error.strerror or error}")
+        self._release()
+        return None
+
+    def _release(self) -> None:
+        space, hold = self._space, self._hold
+        self._space = self._hold = None
+        if space is not None:
+            space.close()
+        if hold is not None:
+            hold.close()
+
+    def _note(self, space: DiskSpace) -> None:
+        self._used_bytes, self._limit_bytes = space.used_bytes, space.size_bytes
+        self.metrics.add(self._evicted, space.evicted_chunks)
+        space.evicted_chunks = 0
+
+    def _write(self, chunk_id: bytes, parts: Parts) -> None:
+        is_used = self._clock() >= max(self._full_until_s, self._off_until_s)
+        space, hold = self._open() if is_used else None, self._hold
+        if space is None or hold is None:
+            self.metrics.add(self._skipped)
+            return
+        length_bytes = sum(map(len, parts))
+        try:
+            if (hold.folder / chunk_id.hex()).exists():
+                return
+            new = space.create(hold, length_bytes, self._current)
+            self._note(space)
+            if new is None:
+                self._full_until_s = self._clock() + DISK_RETRY_S
+                self.metrics.add(self._skipped)
+                self._report(f"full: {space.used_bytes} of {space.size_bytes} bytes are in use")
+                return
+            _write_file(space, new, parts, length_bytes, chunk_id.hex())
+        except BlockingIOError:
+            self.metrics.add(self._skipped)
+        except OSError as error:
+            self._fail(f"{error.filename or 'writing'}: {error.strerror or error}")
+            self._release()  # somebody may have removed the folder
+        else:
+            self._reported = ""
+            with self.metrics.lock:
+                self._written.value += 1
+                self._written_bytes.value += length_bytes
+
+    def _remove(self, chunk_id: bytes) -> None:
+        space, hold = self._open(), self._hold
+        if space is not None and hold is not None:
+            try:
+                space.remove(hold.folder / chunk_id.hex())
+                self._note(space)
+            except OSError as error:
+                self._fail(f"{error.filename or 'removing'}: {error.strerror or error}")
+
+
+def _write_file(space: DiskSpace, new: NewFile, parts: Parts, length_bytes: int, name: str) -> None:
+    """Write a payload, and give the file its name. Raises OSError; then the file is removed."""
+    try:
+        try:
+            buffer = new_buffer(length_bytes)
+            start = 0
+            for part in parts:
+                buffer[start : start + len(part)] = part
+                start += len(part)
+            bypass_page_cache(new.descriptor)
+            write_all(new.descriptor, buffer)
+            os.ftruncate(new.descriptor, length_bytes)
+        finally:
+            os.close(new.descriptor)
+        space.publish(new, name)
+    except BaseException:
+        with suppress(OSError):
+            space.abandon(new)
+        raise
+
+
+def read_ranges_of(file: Path, length_bytes: int, ranges: Sequence[Range]) -> memoryview | None:
+    """Ranges of a file of this length, joined; None without the file. Raises Torn, OSError."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != length_bytes:
+            raise Torn
+        bypass_page_cache(descriptor)
+        found = []
+        for start, length, inner in merged(ranges):
+            content = read_at(descriptor, length, start)
+            if len(content) != length:
+                raise Torn
+            found += [content[first - start : first - start + size] for first, size in inner]
+        return _joined(found)
+    finally:
+        os.close(descriptor)
+
+
+def merged(ranges: Sequence[Range], gap_bytes: int = GAP_BYTES) -> list[tuple[int, int, list[Range]]]:
+    """Reads that cover ranges in their order: offset, length, and the ranges within. Neighbours with a small gap are
+    one read.
+    """
+    reads: list[tuple[int, int, list[Range]]] = []
+    for offset, length in ranges:
+        if reads:
+            start, read_bytes, inner = reads[-1]
+            if offset >= start and offset - start - read_bytes <= gap_bytes:
+                inner.append((offset, length))
+                reads[-1] = start, max(read_bytes, offset + length - start), inner
+                continue
+        reads.append((offset, length, [(offset, length)]))
+    return reads
+
+
+def _joined(views: Sequence[memoryview]) -> memoryview:
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))

@@ -1,0 +1,113 @@
+"""A bounded queue of chunks to be written, and its thread. This module runs a thread."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Condition, Thread
+
+from dieselfs.limits import MIB
+
+DISK_QUEUE_BYTES = 32 * MIB
+"""Memory for chunks that wait to be written; the daemon's own memory, not a part of the mount's."""
+DISK_QUEUE_WAIT_S = 0.2
+"""A fetch waits this long for room in the queue; then its chunk is not stored."""
+DISK_CLOSE_TIMEOUT_S = 5.0
+"""Chunks in the queue are written for this long at the end."""
+
+Parts = Sequence[bytes]
+"""A payload in consecutive parts."""
+
+
+class WriteBehind:
+    """Thread-safe. The functions are called in the thread, one at a time, in the order of the requests; they do not
+    raise. A chunk that is removed and put again is removed first.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes, Parts], None],
+        remove: Callable[[bytes], None],
+        begin: Callable[[], object],
+        end: Callable[[], object],
+    ) -> None:
+        """`begin` and `end` are the first and the last call."""
+        self._write, self._remove, self._begin, self._end = write, remove, begin, end
+        self._changed = Condition()  # guards all below
+        self._queue: deque[tuple[bytes, Parts]] = deque()  # without parts: to be removed
+        self._waiting: dict[bytes, Parts] = {}  # to be written
+        self._removing: set[bytes] = set()
+        self._bytes = 0
+        self._is_busy = True
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name="disk-writer", daemon=True)
+        self._thread.start()
+
+    def waiting(self, chunk_id: bytes) -> Parts | None:
+        """The parts of a chunk that is not written yet."""
+        with self._changed:
+            return self._waiting.get(chunk_id)
+
+    def is_removing(self, chunk_id: bytes) -> bool:
+        """Whether a chunk is to be removed, and still there."""
+        with self._changed:
+            return chunk_id in self._removing
+
+    def put(self, chunk_id: bytes, parts: Parts) -> bool:
+        """Write a chunk soon; False if the queue was full for DISK_QUEUE_WAIT_S."""
+        length_bytes = sum(map(len, parts))
+        with self._changed:
+            if chunk_id in self._waiting:
+                return True
+            has_room = self._changed.wait_for(
+                lambda: not self._bytes or self._bytes + length_bytes <= DISK_QUEUE_BYTES, DISK_QUEUE_WAIT_S
+            )
+            if not has_room or self._is_closed:
+                return False
+            self._waiting[chunk_id] = parts
+            self._bytes += length_bytes
+            self._queue.append((chunk_id, parts))
+            self._changed.notify_all()
+            return True
+
+    def remove(self, chunk_id: bytes) -> None:
+        """Remove a chunk soon."""
+        with self._changed:
+            self._removing.add(chunk_id)
+            self._queue.append((chunk_id, ()))
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is done; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and not self._is_busy, timeout_s)
+
+    def close(self) -> None:
+        """Do what is in the queue, for DISK_CLOSE_TIMEOUT_S at most, and end the thread."""
+        self.flush(DISK_CLOSE_TIMEOUT_S)
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        self._thread.join(DISK_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        self._begin()
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue or self._is_closed)
+                if not self._queue:
+                    break
+                chunk_id, parts = self._queue.popleft()
+                self._is_busy = True
+            if parts:
+                self._write(chunk_id, parts)
+            else:
+                self._remove(chunk_id)
+            with self._changed:
+                if parts:
+                    del self._waiting[chunk_id]
+                    self._bytes -= sum(map(len, parts))
+                else:
+                    self._removing.discard(chunk_id)
+        self._end()

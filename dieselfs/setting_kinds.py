@@ -1,0 +1,83 @@
+"""The kinds of values that settings have: their names, parsers and units. No I/O."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, MIB, MOUNT_MEMORY_BYTES_MIN
+from dieselfs.units import parse_duration, parse_rate, parse_size
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value: its name in help, its parser (raises InvalidInput), the unit at the end of its field's name, and
+    its possible values if they are few.
+    """
+
+    metavar: str
+    parse: Callable[[str], object] = str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise InvalidInput(f"{text[:40]!r} is not a whole number: write for example 8")
+    return int(text)
+
+
+def _memory(text: str) -> int:
+    size_bytes = parse_size(text)
+    if 0 < size_bytes < MOUNT_MEMORY_BYTES_MIN:
+        raise InvalidInput(f"{text} is too small: it must be at least {MOUNT_MEMORY_BYTES_MIN // MIB}MiB")
+    return size_bytes
+
+
+def _disk_size(text: str) -> int:
+    size_bytes = parse_size(text)
+    if size_bytes < CHUNK_PAYLOAD_BYTES_MAX:
+        raise InvalidInput(f"{text} is too small: it must be at least {CHUNK_PAYLOAD_BYTES_MAX // MIB}MiB")
+    return size_bytes
+
+
+def _time_limit(text: str) -> float:
+    duration_s = parse_duration(text)
+    if duration_s == 0:
+        raise InvalidInput(f"{text!r} is not a positive duration: write for example 30s")
+    return duration_s
+
+
+def _roots(text: str) -> tuple[str, ...]:
+    roots = tuple(filter(None, text.split(",")))
+    for root in roots:
+        if not root.startswith("/"):
+            raise InvalidInput(f"{root!r} is not the absolute path of a folder")
+    return roots
+
+
+def choice(names: tuple[str, ...]) -> Kind:
+    """One of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise InvalidInput(f"{text!r} is not one of {', '.join(names)}")
+        return text
+
+    return Kind("|".join(names), parse, choices=names)
+
+
+NAME, ADDRESS, HOST, URL = Kind("NAME"), Kind("ADDRESS"), Kind("HOST"), Kind("URL")
+FILE, FOLDER = Kind("FILE"), Kind("FOLDER")
+NUMBER = Kind("N", _whole_number)
+MEMORY = Kind("SIZE", _memory, "_bytes")
+SIZE = Kind("SIZE", parse_size, "_bytes")
+DISK_SIZE = Kind("SIZE", _disk_size, "_bytes")
+RATE = Kind("RATE", parse_rate, "_bytes")
+TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
+ROOTS = Kind("FOLDER,...", _roots)
+SWITCH = Kind("")
+YES = "yes"
+YES_OR_NO = choice((YES, "no"))
+ADDRESSES = Kind("ADDRESS")
+"""A list of texts in a file, a flag that may be repeated."""

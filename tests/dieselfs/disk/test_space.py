@@ -1,0 +1,226 @@
+"""The limit holds, with several processes too, and what leaves first is what nobody needs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from dieselfs.disk.direct_io import ALIGNMENT_BYTES
+from dieselfs.disk.space import (
+    RESCAN_S,
+    DatasetHold,
+    DiskSpace,
+    check_folder,
+    check_usable,
+    default_size_bytes,
+)
+from dieselfs.errors import AccessDenied, InvalidInput
+from tests.support.descriptors import descriptor_count
+
+CHUNK = ALIGNMENT_BYTES
+A, B, C = ("a" * 32, "b" * 32, "c" * 32)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return check_folder(tmp_path / "tier")
+
+
+@contextmanager
+def opened(folder: Path, size_bytes: int, clock: Clock | None = None) -> Iterator[DiskSpace]:
+    with closing(DiskSpace(folder, size_bytes, clock or Clock())) as space:
+        yield space
+
+
+def add(space: DiskSpace, dataset: DatasetHold, name: str, kept: frozenset[str] | None = None) -> bool:
+    """`kept`: the current chunks of the dataset; None for all."""
+
+    def current() -> frozenset[str]:
+        return frozenset(names(space.folder, dataset.name)) if kept is None else kept
+
+    new = space.create(dataset, CHUNK - 7, current)
+    if new is None:
+        return False
+    os.truncate(new.path, CHUNK - 7)
+    os.close(new.descriptor)
+    space.publish(new, name)
+    return True
+
+
+def names(folder: Path, dataset: str) -> list[str]:
+    return sorted(path.name for path in (folder / dataset).iterdir() if path.name != "lock")
+
+
+def used_bytes(folder: Path) -> int:
+    """What the files take, whole sectors."""
+    return sum(-(-path.stat().st_size // CHUNK) * CHUNK for path in folder.glob("*/*") if path.name != "lock")
+
+
+def fill(folder: Path, dataset: str, count: int, size_bytes: int, used_s: float) -> None:
+    """Chunks of an earlier job, last used at this time."""
+    with opened(folder, size_bytes) as space, closing(DatasetHold(folder, dataset)) as hold:
+        for number in range(count):
+            assert add(space, hold, f"{number:02}")
+    os.utime(folder / dataset / "lock", (used_s, used_s))
+
+
+def test_the_least_recently_used_dataset_leaves_first(folder: Path) -> None:
+    fill(folder, A, 2, 8 * CHUNK, used_s=200)
+    fill(folder, B, 2, 8 * CHUNK, used_s=100)
+    with opened(folder, 5 * CHUNK) as space, closing(DatasetHold(folder, C)) as own:
+        assert add(space, own, "0") and add(space, own, "1")
+        assert len(names(folder, A)) == 2 and len(names(folder, B)) == 1
+        assert add(space, own, "2") and add(space, own, "3")
+        assert len(names(folder, A)) == 1 and len(names(folder, B)) == 0
+        assert space.evicted_chunks == 3 and space.used_bytes == used_bytes(folder) == 5 * CHUNK
+
+
+def test_a_job_evicts_nothing_of_its_own_dataset_and_nothing_of_a_running_one(folder: Path) -> None:
+    fill(folder, A, 2, 8 * CHUNK, used_s=100)
+    with (
+        opened(folder, 4 * CHUNK) as space,
+        closing(DatasetHold(folder, B)) as own,
+        closing(DatasetHold(folder, A)),
+    ):
+        assert [add(space, own, f"{number}") for number in range(4)] == [True, True, False, False]
+        assert len(names(folder, A)) == 2 and names(folder, B) == ["0", "1"]
+
+
+def test_chunks_of_older_generations_leave_unless_another_process_reads_the_dataset(folder: Path) -> None:
+    fill(folder, A, 3, 3 * CHUNK, used_s=100)
+    with opened(folder, 3 * CHUNK) as space, closing(DatasetHold(folder, A)) as own:
+        with closing(DatasetHold(folder, A)):
+            assert not add(space, own, "new", frozenset({"01"}))
+        assert add(space, own, "new", frozenset({"01"}))
+        assert {"01", "new"} < set(names(folder, A))
+        with opened(folder, 3 * CHUNK) as other, closing(DatasetHold(folder, B)) as hold:
+            assert not add(other, hold, "0"), "the dataset is still held"
+
+
+def test_a_smaller_limit_is_in_force_at_once(folder: Path) -> None:
+    fill(folder, A, 4, 8 * CHUNK, used_s=100)
+    with opened(folder, 2 * CHUNK) as space:
+        assert space.used_bytes == used_bytes(folder) <= 2 * CHUNK
+
+
+def test_the_first_process_counts_again_and_removes_what_a_crash_left(folder: Path) -> None:
+    fill(folder, A, 2, 8 * CHUNK, used_s=100)
+    with opened(folder, 8 * CHUNK) as space, closing(DatasetHold(folder, A)) as hold:
+        new = space.create(hold, CHUNK, frozenset)  # this process "dies" here
+        assert new is not None
+        os.close(new.descriptor)
+        with opened(folder, 8 * CHUNK) as second:  # it may be written still
+            assert second.used_bytes == 3 * CHUNK and new.path.exists()
+    (folder / "space").write_bytes(b"\xff" * 8)  # after a power cut
+    with opened(folder, 8 * CHUNK) as space:
+        assert space.used_bytes == used_bytes(folder) == 2 * CHUNK and not new.path.exists()
+
+
+def test_files_that_somebody_has_removed_are_noticed_after_a_time(folder: Path) -> None:
+    clock = Clock()
+    with opened(folder, 2 * CHUNK, clock) as space, closing(DatasetHold(folder, A)) as own:
+        assert add(space, own, "0") and add(space, own, "1") and not add(space, own, "2")
+        (folder / A / "0").unlink()
+        assert not add(space, own, "2")
+        clock.now_s += RESCAN_S
+        assert add(space, own, "2") and space.used_bytes == used_bytes(folder)
+
+
+def test_one_of_two_writers_of_a_chunk_gives_way(folder: Path) -> None:
+    with opened(folder, 8 * CHUNK) as space, closing(DatasetHold(folder, A)) as own:
+        assert add(space, own, "0") and add(space, own, "0")
+        assert names(folder, A) == ["0"] and space.used_bytes == CHUNK
+        space.remove(folder / A / "0")
+        space.remove(folder / A / "0")
+        assert space.used_bytes == used_bytes(folder) == 0
+
+
+def test_clear_leaves_what_a_process_holds(folder: Path) -> None:
+    fill(folder, A, 2, 8 * CHUNK, used_s=100)
+    fill(folder, B, 2, 8 * CHUNK, used_s=100)
+    with opened(folder, 8 * CHUNK) as space, closing(DatasetHold(folder, A)):
+        assert space.clear() == 2 * CHUNK
+    assert len(names(folder, A)) == 2 and names(folder, B) == []
+
+
+_WRITER = """
+import os, sys
+from pathlib import Path
+from dieselfs.disk.space import DatasetHold, DiskSpace
+folder, dataset, size_bytes, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+space, hold = DiskSpace(folder, size_bytes), DatasetHold(folder, dataset)
+for number in range(count):
+    new = space.create(hold, 4096, frozenset)
+    if new is not None:
+        os.close(new.descriptor)
+        space.publish(new, f"{os.getpid()}-{number}")
+    used = sum(path.stat().st_size for path in folder.glob("*/*") if path.name != "lock")
+    assert used <= size_bytes, used
+"""
+
+
+def test_the_limit_holds_with_several_processes_at_once(folder: Path) -> None:
+    size_bytes = 40 * CHUNK
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _WRITER, str(folder), dataset, str(size_bytes), "60"],
+                    env=environment,
+                )
+            )
+            for dataset in (A, A, B)
+        ]
+        assert [writer.wait(120) for writer in writers] == [0, 0, 0]
+    assert 0 < used_bytes(folder) <= size_bytes
+    with opened(folder, size_bytes) as space:
+        assert space.used_bytes == used_bytes(folder)
+
+
+def test_no_descriptor_is_left(folder: Path) -> None:
+    before = descriptor_count()
+    fill(folder, A, 3, 3 * CHUNK, used_s=100)
+    fill(folder, B, 3, 3 * CHUNK, used_s=100)
+    assert descriptor_count() == before
+
+
+def test_the_default_is_half_of_the_file_system(tmp_path: Path) -> None:
+    system = os.statvfs(tmp_path)
+    assert default_size_bytes(tmp_path / "not" / "there") == system.f_blocks * system.f_frsize // 2
+
+
+def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="a folder of your own on a local disk"):
+        check_usable(str(tmp_path / "not" / "there"))
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match="file"):
+        check_usable(str(tmp_path / "file"))
+    check_usable(str(tmp_path / "own"))
+    (tmp_path / "own" / "dieselfs-1").chmod(0o755)
+    with pytest.raises(AccessDenied, match="0700"):
+        check_usable(str(tmp_path / "own"))
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may give a folder away")
+    folder = check_folder(tmp_path / "tier")
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(AccessDenied):
+        check_folder(tmp_path / "tier")
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AccessDenied):
+        check_folder(tmp_path / "tier")

@@ -1,0 +1,227 @@
+"""The disk tier of a node: the second job, mount or program reads nothing from the server."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.limits import MIB
+from dieselfs.transfer.upload import TreeUpload, walk_source
+from dieselfs_client import control
+from dieselfs_client.mount.options import MountOptions
+from lab.network import clear
+from tests.support.dlcmd import wait_until
+from tests.support.job_daemons import end_job_daemons
+from tests.support.job_mounts import job_mounts, stats_of
+from tests.support.server import RunningServer, running_server
+
+CHUNKS = 64
+FILES_PER_CHUNK = 4
+FILES = CHUNKS * FILES_PER_CHUNK
+FILE_BYTES = 100_000
+DATASET_BYTES = FILES * FILE_BYTES
+SMALL_MEMORY_BYTES = 8 * MIB
+"""Of a mount: a third of the dataset."""
+
+needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+
+
+def content(number: int) -> bytes:
+    return number.to_bytes(4, "little") * (FILE_BYTES // 4)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as server:
+        with Dataset(server.settings(), "disk", is_created=False) as data:
+            folder = tmp_path_factory.mktemp("files")
+            for number in range(FILES):
+                (folder / f"{number}").write_bytes(content(number))
+            chunk_bytes = FILES_PER_CHUNK * FILE_BYTES
+            upload = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=chunk_bytes)
+            assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures
+        server.user("reader", disk="read")
+        yield server
+
+
+def key_file(server: RunningServer) -> str:
+    """Over TCP: on one machine, a server passes descriptors of its files and of its memory."""
+    return str(server.folder / "reader.key")
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+def sent_bytes(server: RunningServer) -> int:
+    """What the server has sent of chunks since it started."""
+    client = server.client()
+    try:
+        return int(client.status().metrics["payloads.sent_bytes"])
+    finally:
+        client.close()
+
+
+def read_all(place: Path, seed: int = 0) -> None:
+    for number in random.Random(seed).sample(range(FILES), FILES):
+        assert (place / f"{number}").read_bytes() == content(number)
+
+
+def is_written(places: Sequence[Path]) -> bool:
+    return sum(int(stats_of(place)["disk"]["written_bytes"]) for place in places) >= DATASET_BYTES
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "mount"
+    place.mkdir()
+    yield place
+    clear(place)
+
+
+def mount(server: RunningServer, place: Path, disk: Path, **more: Any) -> None:
+    options: dict[str, Any] = {"memory_bytes": SMALL_MEMORY_BYTES, **more}
+    log_file = str(place.parent / "mount.log")
+    options |= {"server": server.tcp, "key_file": key_file(server), "disk": str(disk), "log_file": log_file}
+    control.mount("disk", place, MountOptions(**options))
+
+
+@needs_fuse
+def test_the_second_mount_reads_nothing_from_the_server(
+    server: RunningServer, tmp_path: Path, place: Path
+) -> None:
+    before = sent_bytes(server)
+    mount(server, place, tmp_path / "disk")
+    read_all(place)
+    assert stats_of(place)["servers"]["received_bytes"] == DATASET_BYTES
+    control.unmount(place)
+    between = sent_bytes(server)
+    assert between - before <= DATASET_BYTES
+    mount(server, place, tmp_path / "disk")
+    read_all(place, seed=1)
+    stats = stats_of(place)
+    assert stats["servers"]["received_bytes"] == 0 and stats["disk"]["hit_bytes"] >= DATASET_BYTES
+    assert stats["work"]["spent_s"]["disk"] > 0
+    assert sent_bytes(server) == between
+
+
+@needs_fuse
+def test_a_disk_that_is_lost_while_it_is_used_costs_no_read(
+    server: RunningServer, tmp_path: Path, place: Path
+) -> None:
+    mount(server, place, tmp_path / "disk")
+    for number in range(0, FILES, 16):
+        assert (place / f"{number}").read_bytes() == content(number)
+    (tmp_path / "disk").rename(tmp_path / "gone")
+    (tmp_path / "disk").write_bytes(b"no folder")
+    read_all(place, seed=1)
+    assert stats_of(place)["disk"]["failures"] >= 1
+    log = (tmp_path / "mount.log").read_text()
+    assert log.count("continuing without the disk") == 1
+
+
+@needs_fuse
+def test_wrong_folders_are_refused_before_anything_is_mounted(
+    server: RunningServer, tmp_path: Path, place: Path
+) -> None:
+    with pytest.raises(InvalidInput, match="a folder of your own on a local disk"):
+        mount(server, place, tmp_path / "not" / "there")
+    with pytest.raises(InvalidInput, match="--disk-size belongs to a disk"):
+        control.mount("disk", place, MountOptions(server=server.unix, disk_size_bytes=MIB))
+    (tmp_path / "disk" / "dieselfs-1").mkdir(parents=True, mode=0o755)
+    with pytest.raises(AccessDenied, match="0700"):
+        mount(server, place, tmp_path / "disk")
+
+
+def read_job(places: Sequence[Path], seed: int) -> None:
+    """One epoch by plan, and reads of all files at random, on all nodes at once."""
+
+    def read(rank: int) -> None:
+        name = f"seed={seed},group=8,rank={rank},world={len(places)}"
+        for path in (places[rank] / ".dieselfs/shuffle" / name).read_text().splitlines():
+            assert (places[rank] / path).read_bytes() == content(int(path))
+        read_all(places[rank], seed + rank)
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        list(threads.map(read, range(len(places))))
+
+
+@needs_fuse
+@pytest.mark.parametrize("memory_bytes", [SMALL_MEMORY_BYTES, 128 * MIB])
+def test_the_second_job_on_the_same_nodes_reads_nothing_from_the_server(
+    server: RunningServer, tmp_path: Path, memory_bytes: int
+) -> None:
+    nodes = ["node-0", "node-1"]
+    disks = [tmp_path / f"disk-{number}" for number in range(len(nodes))]
+    received = []
+    for job in range(2):
+        folder = tmp_path / f"job-{job}"
+        folder.mkdir()
+        before = sent_bytes(server)
+        more = {"memory_bytes": memory_bytes, "key_file": key_file(server)}
+        with job_mounts(server, "disk", folder, nodes, disks, **more) as places:
+            read_job(places, job)
+            stats = [stats_of(place) for place in places]
+            assert [each["requested"]["failed"] for each in stats] == [0, 0]
+            if not job:
+                wait_until(partial(is_written, places))
+            for each in places:
+                control.unmount(each)
+        received.append(sent_bytes(server) - before)
+    assert received[0] >= DATASET_BYTES and received[1] == 0
+
+
+_PROGRAM = """
+import json, sys
+import dieselfs
+with dieselfs.connect("disk", memory_bytes=1 << 20, **json.loads(sys.argv[1])) as data:
+    for number in range(int(sys.argv[2])):
+        assert data.get(f"{number}") == number.to_bytes(4, "little") * (int(sys.argv[3]) // 4)
+    print(json.dumps(data.statistics()))
+"""
+
+
+def run_program(server: RunningServer, disk: Path, **connection: str) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+        "DIESELFS_SERVER": server.tcp,
+        "DIESELFS_KEY_FILE": key_file(server),
+        "DIESELFS_DISK": str(disk),
+        "DIESELFS_DISK_SIZE": "1GiB",
+    }
+    words = [json.dumps(connection), str(FILES), str(FILE_BYTES)]
+    subprocess.run([sys.executable, "-c", _PROGRAM, *words], env=environment, check=True, timeout=120)
+
+
+def test_programs_without_a_job_use_the_disk(server: RunningServer, tmp_path: Path) -> None:
+    run_program(server, tmp_path / "disk")
+    before = sent_bytes(server)
+    run_program(server, tmp_path / "disk")
+    assert sent_bytes(server) == before
+
+
+def test_the_daemon_that_programs_of_a_job_start_uses_the_disk(server: RunningServer, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    try:
+        run_program(server, tmp_path / "disk", job="first", job_secret=str(secret))
+        stored = list((tmp_path / "disk").glob("dieselfs-1/*/" + "[0-9a-f]" * 32))
+        before = sent_bytes(server)
+        run_program(server, tmp_path / "disk", job="second", job_secret=str(secret))
+        assert len(stored) == CHUNKS and sent_bytes(server) == before
+    finally:
+        end_job_daemons(tmp_path / "run")
