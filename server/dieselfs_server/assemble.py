@@ -134,9 +134,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
                 stack.enter_context(locked(settings.lock, LOCK_TIMEOUT_S))
             except BlockingIOError:
                 raise Unavailable(f"another server holds {settings.lock}") from None
-        store = await trio.to_thread.run_sync(
-            open_store, settings.store, settings.is_new, settings.request_path.bounds
-        )
+        store = await trio.to_thread.run_sync(open_store, settings.store, settings.is_new, settings.bounds)
         stack.callback(store.close)
         metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
         stack.callback(metadata.close)

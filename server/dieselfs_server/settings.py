@@ -5,7 +5,7 @@ All three use the same names; `docs/reference/settings.md` lists them, with the 
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -25,6 +25,7 @@ from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
 from dieselfs.settings import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
 from dieselfs.urls import split
 from dieselfs_server.reading.request_path import RequestPath
+from dieselfs_server.store.limited import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,14 @@ class ServerSettings:
     metrics: TcpAddress | None = None
     shared_memory_bytes: int | None = None
     attach_roots: Sequence[str] | None = ()
+    large_reads: int | None = None
     request_path: RequestPath = field(default_factory=RequestPath)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The limits of the store."""
+        usual = self.request_path.bounds
+        return usual if self.large_reads is None else replace(usual, large_reads_max=self.large_reads)
 
     @classmethod
     def embedded(
@@ -126,8 +134,18 @@ class ServerSettings:
             metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
             shared_memory_bytes=values.get("shared_memory_bytes"),
             attach_roots=values.get("attach_roots", ()),
+            large_reads=_large_reads(values),
             registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
         )
+
+
+def _large_reads(values: Mapping[str, Any]) -> int | None:
+    """Raises InvalidInput."""
+    found: int | None = values.get("large_reads")
+    reads_max = Bounds().reads_max
+    if found is not None and not 1 <= found <= reads_max:
+        raise InvalidInput(f"large_reads is {found}: give a number from 1 to {reads_max}")
+    return found
 
 
 _EXAMPLES = {"store": "posix:///data/dieselfs/chunks", "metadata": "sqlite:///data/dieselfs/metadata.db"}

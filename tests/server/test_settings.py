@@ -12,6 +12,7 @@ from dieselfs.etcd.keys import CONFIG_PREFIX, SERVERS_PREFIX
 from dieselfs.limits import SERVER_LEASE_S
 from dieselfs.settings import Place, given_at
 from dieselfs_server.settings import RegistrySettings, ServerSettings, advertised
+from dieselfs_server.store.limited import Bounds
 from tests.support.documents import REPOSITORY
 from tests.support.etcd import running_etcd
 from tests.support.server import free_port
@@ -76,6 +77,16 @@ def test_mistakes_in_the_file_are_named(tmp_path: Path, line: str) -> None:
     path.write_text(line)
     with pytest.raises(InvalidInput, match=str(path)):
         ServerSettings.load(path, dict(STORES))
+
+
+def test_large_reads_of_the_store_are_limited(tmp_path: Path) -> None:
+    assert ServerSettings.load(None, STORES).bounds == Bounds()
+    of_file = ServerSettings.load(written(tmp_path / "server.toml", large_reads="2", **STORES), {})
+    assert of_file.bounds == Bounds(large_reads_max=2)
+    assert ServerSettings.load(None, {**STORES, "large_reads": 1}).bounds.large_reads_max == 1
+    for wrong in (0, 17):
+        with pytest.raises(InvalidInput, match=f"^large_reads is {wrong}: give a number from 1 to 16$"):
+            ServerSettings.load(None, {**STORES, "large_reads": wrong})
 
 
 def test_what_is_registered() -> None:

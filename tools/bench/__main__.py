@@ -24,7 +24,7 @@ from lab.network import Unsuitable
 BENCHMARKS = ["upload", "snapshot", "listing", "reading", "calls", "programs", "batches", "misses", "idle"]
 BENCHMARKS += ["cores", "resilience", "rebuild", "stores", "requests"]
 BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "pool_simulation", "accuracy"]
-BENCHMARKS += ["importance", "deepio", "paper_training", "exposed_io", "lmdbio", "workers"]
+BENCHMARKS += ["importance", "deepio", "paper_training", "exposed_io", "lmdbio", "lmdbio_disk", "workers"]
 """Each is a function of the module of its name."""
 
 
