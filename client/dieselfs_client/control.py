@@ -46,7 +46,7 @@ UNMOUNT_BUSY_TIMEOUT_S = 1.0
 """A mount whose files are open for longer than this is not unmounted, unless lazily."""
 CACHE_STOP_TIMEOUT_S = 10.0
 
-_STATS, _ERRORS = Path(".dieselfs/stats"), Path(".dieselfs/errors")
+_STATS, _ERRORS, _INFO = (Path(".dieselfs", name) for name in ("stats", "errors", "info"))
 _POLL_S = 0.02
 LOG_TAIL_BYTES = 16 << 10
 """The last line of a log is searched in this much of it."""
@@ -202,6 +202,14 @@ def job_of(place: str) -> Mapping[str, Any] | None:
     except (OSError, ValueError, KeyError):  # a dataset may have a folder of its own under that name
         return None
     return job
+
+
+def generation_of(place: str) -> int | None:
+    """The generation in `.dieselfs/info` of a mount (`mounted_place`); None if it cannot be read."""
+    try:
+        return int(json.loads(Path(place, _INFO).read_bytes())["generation"])
+    except (OSError, ValueError, KeyError):  # as in `job_of`
+        return None
 
 
 def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEOUT_S) -> Mount:

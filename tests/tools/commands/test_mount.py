@@ -125,7 +125,8 @@ def test_an_older_generation_can_be_mounted(dlcmd: Dlcmd, pets: str, place: Path
     generation = dlcmd("info", "--json", f"dl://{pets}").objects[0]["generation"]
     dlcmd("ls", "-R", f"dl://{pets}")
     dlcmd("rm", "-ry", f"dl://{pets}/")
-    dlcmd("mount", "--generation", str(generation), f"dl://{pets}/", place)
+    mounted = dlcmd("mount", "--json", "--generation", str(generation), f"dl://{pets}/", place)
+    assert mounted.summary["generation"] == generation
     assert (place / "train" / "cat.txt").read_bytes() == b"xxxxx"
     dlcmd("umount", "--lazy", place)
 

@@ -45,21 +45,23 @@ def mount(
 
     chosen = mount_options(session, given, others)
     place = resolved_mountpoint(mountpoint)
-    data = session.dataset(dataset.state, job="")
     shown = f"{SCHEME}{dataset.state}" + (f"/{printable(dataset.path)}" if dataset.path else "")
-    fields = {
+    fields: dict[str, Any] = {
         "dataset": dataset.state,
         "folder": printable(dataset.path),
         "mountpoint": place,
-        "generation": chosen.generation or data.generation,
     }
     if is_dry_run:
+        data = session.dataset(dataset.state, job="")
+        fields["generation"] = chosen.generation or data.generation
         prepare_mountpoint(place)
         return session.output.summary(f"would mount {shown} on {place}", {"dry_run": True, **fields})
     if chosen.job is not None:
         job_progress.announce(session.output, chosen, os.environ)
+    # Its processes find the dataset: to connect here as well would take as long as they take.
     process = control.mount(dataset.part, mountpoint, chosen)
-    if job := control.job_of(place):
+    fields["generation"] = control.generation_of(place)
+    if chosen.job is not None and (job := control.job_of(place)):
         nodes = expected_nodes(chosen, os.environ)
         fields |= job_progress.report(session.output, job["name"], nodes, job["members"])
         fields["node"] = job["node"]
