@@ -18,6 +18,7 @@ from dieselfs.process.metrics_socket import publish
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
 from dieselfs.rpc.auth import Key
+from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.rpc.tls import ServerTls
 from dieselfs.settings import OFF
@@ -80,7 +81,7 @@ def open_tls(settings: ServerSettings, identity: Identity) -> Callable[[], Serve
     return lambda: made
 
 
-def write_admin_key(users: UserStore, path: Path, pin: bytes) -> None:
+def write_admin_key(users: UserStore, path: Path, pin: bytes, audit: AuditLog | None = None) -> None:
     """If the server has no users, create an administrator and write the key to `path`."""
     if users.current() or path.exists():
         return
@@ -101,6 +102,17 @@ def write_admin_key(users: UserStore, path: Path, pin: bytes) -> None:
 
     users.change(edit)
     log.info("created user 'admin'; the key is in %s", path)
+    if audit is not None:
+        audit.write(
+            "add_key",
+            LOCAL_USER,
+            "",
+            has_changed=True,
+            outcome="ok",
+            of="admin",
+            key=key.key_id,
+            right="admin",
+        )
 
 
 def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | None:
@@ -141,8 +153,9 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         identity = await trio.to_thread.run_sync(store_identity, store)
         tls = open_tls(settings, identity)
         users = UserStore(store)
+        audit = _open_audit(stack, settings)
         if settings.admin_key:
-            write_admin_key(users, Path(settings.admin_key), identity.pin)
+            write_admin_key(users, Path(settings.admin_key), identity.pin, audit)
         applied = await trio.to_thread.run_sync(catch_up, store, metadata, int(time.time() * 10**9))
         if applied:
             log.info("applied %d chunks that were stored, but not applied", applied)
@@ -157,7 +170,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             settings.state / "scratch",
             names=(settings.store, settings.metadata),
             metrics=metrics,
-            audit=_open_audit(stack, settings),
+            audit=audit,
             shared_bytes=_shared_bytes(settings),
             segments_max=allow_descriptors(),
             request_path=settings.request_path,

@@ -89,7 +89,7 @@ class _Noted:
     started_s: float = field(default_factory=time.monotonic)
     has_ended: bool = False
 
-    def end(self, outcome: str) -> None:
+    def end(self, outcome: str, is_refused: bool = False) -> None:
         """Write the logs and count, before the reply; later calls do nothing."""
         if self.has_ended:
             return
@@ -124,6 +124,7 @@ class _Noted:
                 call.method,
                 call.caller.name,
                 self.peer,
+                has_changed=not is_refused,
                 key_used=call.caller.key_id,
                 request=self.request,
                 outcome=outcome,
@@ -203,7 +204,7 @@ class Dispatcher:
         except ProtocolError:
             raise
         except DieselfsError as error:
-            noted.end(type(error).__name__)
+            noted.end(type(error).__name__, is_refused=True)
             await connection.send(encode_refusal(method, sequence, error))
         except (trio.TooSlowError, trio.BrokenResourceError):
             raise

@@ -5,14 +5,19 @@ This module writes files. Values from clients are written as JSON strings, so th
 
 import json
 import logging
+import math
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from threading import Lock
 
 from dieselfs.limits import MIB
+from dieselfs_server.audit_budget import AuditBudget
 
 TEXT, JSON = "text", "json"
 FORMATS = (TEXT, JSON)
@@ -22,10 +27,15 @@ AUDIT_FILE_BYTES_MAX = 16 * MIB
 AUDIT_FILES_MAX = 8
 """Older audit logs that are kept."""
 
+_VALUE_CHARACTERS_MAX = 300
+"""Of a text of a client in the audit log."""
+
 _FIELDS = "fields"
 _TEXT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 Value = str | int | float | None
+
+_log = logging.getLogger(__name__)
 
 
 def configure(is_verbose: bool, log_format: str) -> None:
@@ -81,30 +91,63 @@ def _shown(value: Value) -> str:
 class _PrivateFile(RotatingFileHandler):
     """Creates its files with mode 0600."""
 
+    has_failed = False
+
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(
             self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
         return open(descriptor, "a", encoding="utf-8")
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say it once: the server continues to serve."""
+        if not self.has_failed:
+            self.has_failed = True
+            _log.error("the audit log %s cannot be written: %s", self.baseFilename, sys.exc_info()[1])
+
 
 class AuditLog:
     """Logins, refusals, and changes of users, rights, datasets and tags: one JSON object a line. Thread-safe.
 
-    The file survives restarts, and is rotated. Raises OSError if it cannot be opened.
+    The file survives restarts, and is rotated. What was done is always written; of logins and refusals, which anybody
+    can cause, as many as `AuditBudget` allows, and then their number. Raises OSError if the file cannot be opened.
     """
 
     def __init__(
-        self, path: Path, bytes_max: int = AUDIT_FILE_BYTES_MAX, files_max: int = AUDIT_FILES_MAX
+        self,
+        path: Path,
+        bytes_max: int = AUDIT_FILE_BYTES_MAX,
+        files_max: int = AUDIT_FILES_MAX,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = _PrivateFile(path, maxBytes=bytes_max, backupCount=files_max)
+        self._clock = clock
+        self._lock = Lock()  # guards the budget
+        self._budget = AuditBudget()
 
-    def write(self, what: str, user: str, address: str, **fields: Value) -> None:
-        entry = {"time": round(time.time(), 6), "event": what, "user": user, "address": address, **fields}
+    def write(self, what: str, user: str, address: str, has_changed: bool = False, **fields: Value) -> None:
+        """`has_changed`: the user has changed something, so the entry is always written."""
+        with self._lock:
+            omitted = self._budget.begin(self._clock())
+            is_written = has_changed or self._budget.take(what, user, address)
+        if omitted:
+            self._write("omitted", "", "", omitted)
+        if is_written:
+            self._write(what, user, address, fields)
+
+    def _write(self, what: str, user: str, address: str, fields: Mapping[str, Value]) -> None:
+        shown = {
+            name: value[:_VALUE_CHARACTERS_MAX] if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
+        entry = {"time": round(time.time(), 6), "event": what, "user": user, "address": address, **shown}
         self._file.handle(
             logging.LogRecord("audit", logging.INFO, "", 0, "%s", (json.dumps(entry),), exc_info=None)
         )
 
     def close(self) -> None:
-        self._file.close()
+        if omitted := self._budget.begin(math.inf):
+            self._write("omitted", "", "", omitted)
+        with suppress(OSError):  # of a disk without room, which `handleError` has said
+            self._file.close()

@@ -1,18 +1,23 @@
 """Logs: events as text and JSON, who did what in the audit log, and the request ID of a call on both sides."""
 
+import errno
 import io
 import json
 import logging
+import os
 import re
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dieselfs.errors import AccessDenied
+from dieselfs_server.audit_budget import WINDOW_S
 from dieselfs_server.logs import AuditLog, JsonFormatter, TextFormatter, event
 from lab.namespace import wait_for
 from tests.support.server import RunningServer, running_server
+from tests.support.small_disk import small_disk
 
 
 def lines_of(formatter: logging.Formatter) -> tuple[logging.Logger, io.StringIO]:
@@ -45,7 +50,7 @@ def test_the_audit_log_is_private_rotated_and_continued(tmp_path: Path) -> None:
     path = tmp_path / "new" / "audit.log"
     for number in range(40):
         with closing(AuditLog(path, bytes_max=1000, files_max=2)) as audit:
-            audit.write("grant", "admin\n", "10.0.0.7", dataset=f"d{number}")
+            audit.write("grant", "admin\n", "10.0.0.7", has_changed=True, dataset=f"d{number}")
     files = sorted(path.parent.iterdir())
     assert [file.name for file in files] == ["audit.log", "audit.log.1", "audit.log.2"]
     assert all(file.stat().st_mode & 0o777 == 0o600 and file.stat().st_size <= 1000 for file in files)
@@ -56,6 +61,38 @@ def test_the_audit_log_is_private_rotated_and_continued(tmp_path: Path) -> None:
         "10.0.0.7",
         "d39",
     )
+
+
+def test_nobody_can_push_out_what_was_done(tmp_path: Path) -> None:
+    path, now_s = tmp_path / "audit.log", 0.0
+    with closing(AuditLog(path, bytes_max=100_000, files_max=1, clock=lambda: now_s)) as audit:
+        audit.write("drop_dataset", "eve", "10.0.0.7", has_changed=True, outcome="ok", dataset="seen")
+        for _ in range(2000):
+            audit.write("refused", "", "10.0.0.8", reason="\u20ac" * 10_000)
+            audit.write("grant", "eve", "10.0.0.7", outcome="AccessDenied", of="x" * 10_000)
+        now_s = WINDOW_S
+        audit.write("login", "ann", "10.0.0.9")
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert entries[0]["event"] == "drop_dataset" and entries[-1]["user"] == "ann"
+    omitted = entries[-2]
+    counts = Counter(entry["event"] for entry in entries)
+    assert omitted["event"] == "omitted"
+    assert [omitted[what] + counts[what] for what in ("refused", "grant")] == [2000, 2000]
+
+
+def test_changes_are_never_omitted(tmp_path: Path) -> None:
+    with closing(AuditLog(tmp_path / "audit.log")) as audit:
+        for number in range(200):
+            audit.write("grant", "eve", "10.0.0.7", has_changed=True, outcome="ok", dataset=f"d{number}")
+    assert len((tmp_path / "audit.log").read_text().splitlines()) == 200
+
+
+def test_an_audit_log_without_room_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk(tmp_path / "small", "64k") as disk, closing(AuditLog(disk / "audit.log")) as audit:
+        for _ in range(1000):
+            audit.write("grant", "admin", "10.0.0.7", has_changed=True, outcome="ok", of="x" * 200)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "the audit log" in line and line.endswith(os.strerror(errno.ENOSPC))
 
 
 def audit_of(server: RunningServer) -> list[dict[str, object]]:

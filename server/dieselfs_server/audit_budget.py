@@ -1,0 +1,48 @@
+"""How many entries of the audit log others can cause. No I/O.
+
+The log keeps a bounded number of bytes. Without a limit, a stranger that is refused some hundred times a second, or a
+user that logs in as often, would push out all that was written before.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+WINDOW_S = 60.0
+ENTRIES_PER_SOURCE = 30
+"""In a window, of one event of one user from one address."""
+ENTRIES_OF_STRANGERS = 60
+"""In a window, of callers that have not proved a key."""
+SOURCES_MAX = 4096
+"""In a window; then all further entries are omitted."""
+
+
+class AuditBudget:
+    """For one thread at a time. Times are in seconds, and do not fall."""
+
+    def __init__(self) -> None:
+        self._ends_s = 0.0
+        self._written: Counter[tuple[str, str, str]] = Counter()
+        self._strangers = 0
+        self._omitted: Counter[str] = Counter()
+
+    def take(self, what: str, user: str, address: str) -> bool:
+        """Whether an event is written; `user` is empty for a stranger."""
+        source = (what, user, address)
+        is_written = self._written[source] < ENTRIES_PER_SOURCE and len(self._written) < SOURCES_MAX
+        if not user:
+            is_written = is_written and self._strangers < ENTRIES_OF_STRANGERS
+            self._strangers += is_written
+        if is_written:
+            self._written[source] += 1
+        else:
+            self._omitted[what] += 1
+        return is_written
+
+    def begin(self, now_s: float) -> Mapping[str, int]:
+        """Begin a window if the last one has ended; returns how many entries that one has omitted, by event."""
+        if now_s < self._ends_s:
+            return {}
+        self._ends_s, self._strangers = now_s + WINDOW_S, 0
+        self._written.clear()
+        omitted, self._omitted = self._omitted, Counter()
+        return omitted
