@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,7 @@ def serve(
     """Serve datasets: chunks in an object store, metadata in a metadata store."""
     configure(verbose, log_format)
     os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would have the identity and the keys of users
     report = Report(ready_fd)
     try:
         if embedded is not None:

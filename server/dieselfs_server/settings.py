@@ -37,12 +37,12 @@ class RegistrySettings:
     addresses: Sequence[TcpAddress]
 
     def danger(self) -> str:
-        """What other hosts can do at etcd; empty if nothing, or if it is on loopback only."""
-        if all(member.is_loopback for member in self.etcd.members):
-            return ""
+        """What others can do at etcd, on the network or on this machine; empty if nothing."""
+        is_local = all(member.is_loopback for member in self.etcd.members)
         if not self.access.user and not self.access.tls_certificate:
-            return "has no users: each host that can connect can send clients to other servers, and stop new ones"
-        if not (self.access.tls_ca or self.access.tls_certificate):
+            who = "user of this machine" if is_local else "host that can connect"
+            return f"has no users: every {who} can send clients to other servers, and stop new ones"
+        if not is_local and not (self.access.tls_ca or self.access.tls_certificate):
             return "is used without TLS: hosts on the way can read the password, and act as this server there"
         return ""
 

@@ -1,4 +1,6 @@
-"""systemd accepts the units of `deploy/`, and what it makes of the line of fstab there."""
+"""systemd accepts the units of `deploy/`, and what it makes of the line of fstab there; and where the job of Slurm
+mounts.
+"""
 
 import os
 import re
@@ -16,7 +18,7 @@ GENERATOR = Path("/usr/lib/systemd/system-generators/systemd-fstab-generator")
 PROGRAMS = "/opt/dieselfs/bin/"
 TIMEOUT_S = 60
 
-pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 
 
 def complaints(unit: Path) -> str:
@@ -31,6 +33,7 @@ def complaints(unit: Path) -> str:
     return "\n".join(lines) if ran.returncode == 0 else ran.stderr or "refused"
 
 
+@needs_systemd
 @pytest.mark.parametrize("unit", sorted(DEPLOY.glob("*.service")), ids=lambda unit: unit.name)
 def test_units_are_valid(unit: Path, tmp_path: Path) -> None:
     """A template is tried with a name, and any program stands for ours, which is not installed there."""
@@ -42,6 +45,7 @@ def test_units_are_valid(unit: Path, tmp_path: Path) -> None:
     assert complaints(copy) == ""
 
 
+@needs_systemd
 @pytest.mark.skipif(not GENERATOR.exists(), reason="needs systemd-fstab-generator")
 def test_the_line_of_fstab_is_a_mount_of_the_network(tmp_path: Path) -> None:
     """After the network, and with our helper (`Type`)."""
@@ -57,3 +61,34 @@ def test_the_line_of_fstab_is_a_mount_of_the_network(tmp_path: Path) -> None:
     )
     assert (units / "remote-fs.target.requires" / unit.name).exists()
     assert complaints(unit) == ""
+
+
+_PROGRAMS = {
+    "scontrol": "echo localhost",
+    "srun": 'exec "$@"',
+    "torchrun": "true",
+    "dlcmd": 'for place; do :; done; stat -c "%a %U $1 $place" "$place" "${place%/*}" >> "$CALLS"',
+}
+
+
+def test_others_cannot_make_the_folder_in_which_a_job_mounts(tmp_path: Path) -> None:
+    """deploy/job.sbatch, with programs that note what they are called with."""
+    for name, script in _PROGRAMS.items():
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    (tmp_path / "tmp").mkdir(mode=0o777)
+    variables = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_ID": "7",
+    }
+    subprocess.run(["bash", DEPLOY / "job.sbatch"], env=variables, timeout=TIMEOUT_S, check=True)
+    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    assert [verb for _, _, verb, _ in calls] == ["mount", "mount", "umount", "umount"]
+    for mode, _, _, place in calls[1::2]:  # the folder around the mount point
+        assert mode == "700" and place.startswith(f"{tmp_path}/tmp/tmp.")
+    assert os.listdir(tmp_path / "tmp") == []

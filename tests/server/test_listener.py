@@ -226,6 +226,12 @@ def test_unix_sockets_are_private(server: RunningServer) -> None:
     assert os.stat(path).st_mode & 0o077 == 0
 
 
+def test_a_server_writes_no_core_file(server: RunningServer) -> None:
+    limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+    [core] = [line for line in limits.splitlines() if line.startswith("Max core file size")]
+    assert core.split()[4:6] == ["0", "0"], "it would have keys"
+
+
 def test_a_server_does_not_take_over_a_living_servers_socket(server: RunningServer) -> None:
     with (
         pytest.raises(AssertionError, match="listening there already"),

@@ -169,6 +169,28 @@ def test_fsck_names_a_damaged_chunk_and_its_files(
             assert data.get(path) == content
 
 
+def test_fsck_finds_every_altered_byte(server: RunningServer, data: Dataset) -> None:
+    """In the preamble, the header and the payload, and one that is missing or too many."""
+    for path in chunk_files(server):
+        whole = path.read_bytes()
+        step = max(len(whole) // 60, 1)
+        altered = [whole[:-1], whole + b"\0"]
+        for place in {*range(0, len(whole), step), *range(0, min(len(whole), 400), 7), len(whole) - 1}:
+            changed = bytearray(whole)
+            changed[place] ^= 1 << place % 8
+            altered.append(bytes(changed))
+        for content in altered:
+            spoiled(path, content)
+            assert data.client.fsck("data", is_deep=True, is_repair=False).problem_count > 0
+        spoiled(path, whole)
+    assert data.client.fsck("data", is_deep=True, is_repair=False).problem_count == 0
+
+
+def spoiled(path: Path, content: bytes) -> None:
+    path.chmod(0o600)
+    path.write_bytes(content)
+
+
 def test_fsck_names_a_missing_chunk(server: RunningServer, data: Dataset) -> None:
     data.ls()
     largest = max(chunk_files(server), key=lambda path: path.stat().st_size)

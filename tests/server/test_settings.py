@@ -100,7 +100,8 @@ def test_what_is_registered() -> None:
 @pytest.mark.parametrize(
     ("etcd", "access", "danger"),
     [
-        ("127.0.0.1,localhost", EtcdAccess(), ""),
+        ("127.0.0.1,localhost", EtcdAccess(), "every user of this machine"),
+        ("127.0.0.1,localhost", EtcdAccess("dieselfs", "/password"), ""),
         ("127.0.0.1,10.0.0.1", EtcdAccess(), "no users"),
         ("10.0.0.1", EtcdAccess("dieselfs", "/password"), "without TLS"),
         ("10.0.0.1", EtcdAccess("dieselfs", "/password", tls_ca="/ca"), ""),

@@ -60,12 +60,14 @@ class RedisLocation:
         return self.socket_path or ",".join(f"{host}:{port}" for host, port in self.nodes)
 
     def danger(self) -> str:
-        """What hosts on the network between can do; empty if nothing, or if Redis is on this machine."""
-        if all(_is_loopback(host) for host, _ in self.nodes):
+        """What others can do, on the network or on this machine; empty if nothing. Modes protect a Unix socket."""
+        if not self.nodes:
             return ""
+        is_local = all(_is_loopback(host) for host, _ in self.nodes)
         if self.password is None:
-            return "has no password: every host that can connect can read, change and delete all metadata"
-        if self.tls is None:
+            who = "user of this machine" if is_local else "host that can connect"
+            return f"has no password: every {who} can read, change and delete all metadata"
+        if self.tls is None and not is_local:
             return "is used without TLS: hosts on the way can read the password, and read and change all metadata"
         return ""
 

@@ -76,7 +76,8 @@ def test_the_password_comes_from_a_file_of_ours_alone(tmp_path: Path) -> None:
         ("rediss://10.0.0.5", "no password"),
         ("redis://10.0.0.5?password_file={}", "without TLS"),
         ("rediss://10.0.0.5?password_file={}", ""),
-        ("redis://localhost", ""),
+        ("redis://localhost", "every user of this machine"),
+        ("redis://localhost?password_file={}", ""),
         ("redis+unix:///run/redis.sock", ""),
     ],
 )
