@@ -11,7 +11,7 @@ TIME    ?= 60
 ONLY    ?=
 SEED    ?= 1
 
-.PHONY: test check docs bench fuzz demo venv system system-demo clean
+.PHONY: test check docs bench fuzz release demo venv system system-demo clean
 
 # Tests of real daemons have real timeouts, which an overloaded machine can exceed. So tests that fail beside others (exit
 # code 1 of pytest) are repeated, alone, and must pass then. The first failure stays in the output: examine it.
@@ -34,6 +34,9 @@ bench: $(VENV)/installed-bench  ## the figures of docs/internals/performance.md 
 fuzz: $(VENV)/installed-test  ## mutate inputs of all parsers (TIME=3600 seconds, ONLY=chunk, SEED=7)
 	PYTHONPATH=.:client:server:tools $(PYTHON) -m fuzz --time $(TIME) --only "$(ONLY)" --seed $(SEED)
 
+release: $(VENV)/installed-release  ## wheel, sdist, SBOM and checksums in dist/, tried in new environments; publishes nothing
+	$(PYTHON) tools/release.py
+
 demo: $(VENV)/installed  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
 	$(PYTHON) -m dieselfs_tools.demo $(DATA)
 
@@ -53,6 +56,10 @@ $(VENV)/installed-test: $(VENV)/installed | system
 
 $(VENV)/installed-bench: $(VENV)/installed-test
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test,bench]'
+	touch $@
+
+$(VENV)/installed-release: $(VENV)/installed
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[release]'
 	touch $@
 
 define INSTALL_MISSING
@@ -95,4 +102,4 @@ system: system-demo  # and what the tests need
 	$(INSTALL_MISSING)
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

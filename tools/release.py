@@ -1,0 +1,119 @@
+"""Builds and tests what a release consists of, without publishing it: `make release`. This module runs programs.
+
+    dist/*.whl, dist/*.tar.gz      the wheel and the source distribution
+    dist/sbom.json                 what an installation consists of, as CycloneDX
+    dist/SHA256SUMS                of all of them
+
+The wheel is installed into a new environment of each Python that is there, with the newest packages, and for the first
+one also with the lowest that `pyproject.toml` allows of numpy. There dlcmd stores, lists, reads back and verifies
+files.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+STEP_TIMEOUT_S = 900.0
+"""For one program: an installation downloads packages."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    out: Path = parser.parse_args().out
+    shutil.rmtree(out, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--outdir", str(out), str(ROOT))
+    (wheel,) = out.glob("*.whl")
+    run(sys.executable, "-m", "twine", "check", "--strict", *map(str, out.iterdir()))
+    pythons = list(available())
+    for number, (version, python) in enumerate(pythons):
+        with tempfile.TemporaryDirectory() as folder:
+            own = environment(python, Path(folder), str(wheel))
+            try_out(own, Path(folder))
+            print(f"release: {wheel.name} works with Python {version}", flush=True)
+            if number == 0:
+                write_sbom(own, out / "sbom.json")
+                run(str(own), "-m", "pip", "install", "--quiet", f"numpy=={lowest('numpy')}.*")
+                try_out(own, Path(folder))
+                print(f"release: and with numpy {lowest('numpy')}", flush=True)
+    sums = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())
+    ]
+    (out / "SHA256SUMS").write_text("".join(sums))
+    print(f"release: {out} is complete; nothing is published", flush=True)
+
+
+def run(*words: str, **variables: str) -> None:
+    subprocess.run(words, check=True, timeout=STEP_TIMEOUT_S, env={**os.environ, **variables})
+
+
+def available() -> Iterator[tuple[str, str]]:
+    """Version and program of each supported Python that runs here."""
+    for version in VERSIONS:
+        program = shutil.which(f"python{version}")
+        if program is None:
+            continue
+        tried = subprocess.run(
+            [program, "-c", "import ensurepip"], capture_output=True, timeout=STEP_TIMEOUT_S
+        )
+        if tried.returncode == 0:
+            yield version, program
+
+
+def lowest(package: str) -> str:
+    """The lowest version that the project allows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (line,) = (each for each in project["dependencies"] if each.startswith(f"{package}>="))
+    return str(line.partition(">=")[2])
+
+
+def environment(python: str, folder: Path, wheel: str) -> Path:
+    """The Python of a new environment with the wheel."""
+    run(python, "-m", "venv", str(folder / "venv"))
+    own = folder / "venv/bin/python"
+    run(str(own), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    return own
+
+
+def write_sbom(python: Path, path: Path) -> None:
+    """Describe an environment, without its places on this machine."""
+    words = ("environment", "--output-reproducible", "--of", "JSON", "-o", str(path), str(python))
+    run(sys.executable, "-m", "cyclonedx_py", *words)
+    found = json.loads(path.read_text())
+    for component in found["components"]:
+        references = component.get("externalReferences", [])
+        component["externalReferences"] = [each for each in references if not each["url"].startswith("file:")]
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def try_out(python: Path, folder: Path) -> None:
+    """Store, list, read back and verify some files with the installed dlcmd. Raises CalledProcessError."""
+    source, home, target = folder / "source", folder / "home", folder / "target"
+    shutil.rmtree(target, ignore_errors=True)
+    source.mkdir(exist_ok=True)
+    for number in range(100):
+        (source / f"{number}.bin").write_bytes(os.urandom(1000))
+    dlcmd = str(python.with_name("dlcmd"))
+    for words in (
+        ("put", "-q", "-r", f"{source}/", "dl://x/"),
+        ("get", "-q", "-r", "dl://x/", str(target)),
+        ("verify", "dl://x"),
+        ("check", "-q", f"{source}/", "dl://x/"),
+        ("doctor", "-q"),
+    ):
+        run(dlcmd, *words, DIESELFS_HOME=str(home))
+    run("diff", "-r", str(source), str(target))
+
+
+if __name__ == "__main__":
+    main()
