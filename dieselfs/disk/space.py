@@ -198,14 +198,6 @@ class DiskSpace:
         with self._changed(), suppress(FileNotFoundError):
             self._remove(path, aligned_bytes(path.lstat().st_size))
 
-    def clear(self) -> int:
-        """Remove the chunks of all datasets that no process holds; returns the bytes that this has freed."""
-        with self._changed():
-            before_bytes = self.used_bytes
-            for _ in self._evictions(None, frozenset):
-                pass
-            return before_bytes - self.used_bytes
-
     # -- under the lock ------------------------------------------------------------------------------------
 
     @contextmanager

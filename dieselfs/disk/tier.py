@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from dieselfs.disk.direct_io import bypass_page_cache, new_buffer, read_at, write_all
+from dieselfs.disk.direct_io import bypass_page_cache, read_at, write_all
 from dieselfs.disk.space import (
     FORMAT_FOLDER,
     DatasetHold,
@@ -30,7 +30,7 @@ from dieselfs.disk.space import (
     check_folder,
     default_size_bytes,
 )
-from dieselfs.disk.write_behind import Parts, WriteBehind
+from dieselfs.disk.write_behind import Payload, WriteBehind
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
 from dieselfs.metrics import Registry
@@ -141,8 +141,7 @@ class DiskTier:
             return None
         waiting = threads.writer.waiting(chunk_id)
         if waiting is not None:
-            payload = memoryview(b"".join(waiting))
-            return _joined([payload[start : start + length] for start, length in ranges])
+            return _joined([waiting[start : start + length] for start, length in ranges])
         if threads.writer.is_removing(chunk_id):
             return None
         file = self._path / FORMAT_FOLDER / self._dataset / chunk_id.hex()
@@ -195,10 +194,12 @@ class DiskTier:
         """Whether a chunk would be stored, as far as is known."""
         return self._in_use() is not None and self._clock() >= self._full_until_s
 
-    def store(self, chunk_id: bytes, parts: Parts) -> None:
-        """Write a verified payload soon. Waits DISK_QUEUE_WAIT_S at most."""
-        threads = self._in_use() if parts else None
-        if threads is not None and not threads.writer.put(chunk_id, parts):
+    def store(self, chunk_id: bytes, buffer: memoryview, length_bytes: int) -> None:
+        """Write a verified payload soon: the first bytes of `buffer` (`direct_io.new_buffer`), which is not changed any
+        more. Waits DISK_QUEUE_WAIT_S at most.
+        """
+        threads = self._in_use() if length_bytes else None
+        if threads is not None and not threads.writer.put(chunk_id, Payload(buffer, length_bytes)):
             self.metrics.add(self._skipped)
 
     def drop(self, chunk_id: bytes) -> None:
@@ -288,24 +289,23 @@ class DiskTier:
         self.metrics.add(self._evicted, space.evicted_chunks)
         space.evicted_chunks = 0
 
-    def _write(self, chunk_id: bytes, parts: Parts) -> None:
+    def _write(self, chunk_id: bytes, payload: Payload) -> None:
         is_used = self._clock() >= max(self._full_until_s, self._off_until_s)
         space, hold = self._open() if is_used else None, self._hold
         if space is None or hold is None:
             self.metrics.add(self._skipped)
             return
-        length_bytes = sum(map(len, parts))
         try:
             if (hold.folder / chunk_id.hex()).exists():
                 return
-            new = space.create(hold, length_bytes, self._current)
+            new = space.create(hold, payload.length_bytes, self._current)
             self._note(space)
             if new is None:
                 self._full_until_s = self._clock() + DISK_RETRY_S
                 self.metrics.add(self._skipped)
                 self._report(f"full: {space.used_bytes} of {space.size_bytes} bytes are in use")
                 return
-            _write_file(space, new, parts, length_bytes, chunk_id.hex())
+            _write_file(space, new, payload, chunk_id.hex())
         except BlockingIOError:
             self.metrics.add(self._skipped)
         except OSError as error:
@@ -315,7 +315,7 @@ class DiskTier:
             self._reported = ""
             with self.metrics.lock:
                 self._written.value += 1
-                self._written_bytes.value += length_bytes
+                self._written_bytes.value += payload.length_bytes
 
     def _remove(self, chunk_id: bytes) -> None:
         space, hold = self._open(), self._hold
@@ -327,18 +327,13 @@ class DiskTier:
                 self._fail(f"{error.filename or 'removing'}: {error.strerror or error}")
 
 
-def _write_file(space: DiskSpace, new: NewFile, parts: Parts, length_bytes: int, name: str) -> None:
+def _write_file(space: DiskSpace, new: NewFile, payload: Payload, name: str) -> None:
     """Write a payload, and give the file its name. Raises OSError; then the file is removed."""
     try:
         try:
-            buffer = new_buffer(length_bytes)
-            start = 0
-            for part in parts:
-                buffer[start : start + len(part)] = part
-                start += len(part)
             bypass_page_cache(new.descriptor)
-            write_all(new.descriptor, buffer)
-            os.ftruncate(new.descriptor, length_bytes)
+            write_all(new.descriptor, payload.buffer)
+            os.ftruncate(new.descriptor, payload.length_bytes)
         finally:
             os.close(new.descriptor)
         space.publish(new, name)

@@ -1,8 +1,9 @@
 """A bounded queue of chunks to be written, and its thread. This module runs a thread."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Condition, Thread
+from typing import NamedTuple
 
 from dieselfs.limits import MIB
 
@@ -13,8 +14,12 @@ DISK_QUEUE_WAIT_S = 0.2
 DISK_CLOSE_TIMEOUT_S = 5.0
 """Chunks in the queue are written for this long at the end."""
 
-Parts = Sequence[bytes]
-"""A payload in consecutive parts."""
+
+class Payload(NamedTuple):
+    """A payload at the beginning of a `direct_io.new_buffer`. Not changed any more once it is put."""
+
+    buffer: memoryview
+    length_bytes: int
 
 
 class WriteBehind:
@@ -24,7 +29,7 @@ class WriteBehind:
 
     def __init__(
         self,
-        write: Callable[[bytes, Parts], None],
+        write: Callable[[bytes, Payload], None],
         remove: Callable[[bytes], None],
         begin: Callable[[], object],
         end: Callable[[], object],
@@ -32,8 +37,8 @@ class WriteBehind:
         """`begin` and `end` are the first and the last call."""
         self._write, self._remove, self._begin, self._end = write, remove, begin, end
         self._changed = Condition()  # guards all below
-        self._queue: deque[tuple[bytes, Parts]] = deque()  # without parts: to be removed
-        self._waiting: dict[bytes, Parts] = {}  # to be written
+        self._queue: deque[tuple[bytes, Payload | None]] = deque()  # None: to be removed
+        self._waiting: dict[bytes, Payload] = {}  # to be written
         self._removing: set[bytes] = set()
         self._bytes = 0
         self._is_busy = True
@@ -41,19 +46,20 @@ class WriteBehind:
         self._thread = Thread(target=self._run, name="disk-writer", daemon=True)
         self._thread.start()
 
-    def waiting(self, chunk_id: bytes) -> Parts | None:
-        """The parts of a chunk that is not written yet."""
+    def waiting(self, chunk_id: bytes) -> memoryview | None:
+        """The payload of a chunk that is not written yet."""
         with self._changed:
-            return self._waiting.get(chunk_id)
+            payload = self._waiting.get(chunk_id)
+        return None if payload is None else payload.buffer[: payload.length_bytes]
 
     def is_removing(self, chunk_id: bytes) -> bool:
         """Whether a chunk is to be removed, and still there."""
         with self._changed:
             return chunk_id in self._removing
 
-    def put(self, chunk_id: bytes, parts: Parts) -> bool:
+    def put(self, chunk_id: bytes, payload: Payload) -> bool:
         """Write a chunk soon; False if the queue was full for DISK_QUEUE_WAIT_S."""
-        length_bytes = sum(map(len, parts))
+        length_bytes = payload.length_bytes
         with self._changed:
             if chunk_id in self._waiting:
                 return True
@@ -62,9 +68,9 @@ class WriteBehind:
             )
             if not has_room or self._is_closed:
                 return False
-            self._waiting[chunk_id] = parts
+            self._waiting[chunk_id] = payload
             self._bytes += length_bytes
-            self._queue.append((chunk_id, parts))
+            self._queue.append((chunk_id, payload))
             self._changed.notify_all()
             return True
 
@@ -72,7 +78,7 @@ class WriteBehind:
         """Remove a chunk soon."""
         with self._changed:
             self._removing.add(chunk_id)
-            self._queue.append((chunk_id, ()))
+            self._queue.append((chunk_id, None))
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
@@ -98,16 +104,16 @@ class WriteBehind:
                 self._changed.wait_for(lambda: self._queue or self._is_closed)
                 if not self._queue:
                     break
-                chunk_id, parts = self._queue.popleft()
+                chunk_id, payload = self._queue.popleft()
                 self._is_busy = True
-            if parts:
-                self._write(chunk_id, parts)
+            if payload is not None:
+                self._write(chunk_id, payload)
             else:
                 self._remove(chunk_id)
             with self._changed:
-                if parts:
+                if payload is not None:
                     del self._waiting[chunk_id]
-                    self._bytes -= sum(map(len, parts))
+                    self._bytes -= payload.length_bytes
                 else:
                     self._removing.discard(chunk_id)
         self._end()

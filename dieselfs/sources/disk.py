@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from dieselfs.chunk.blocks import block_checksums, bytes_of
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.disk.direct_io import new_buffer
 from dieselfs.disk.tier import DiskTier
 from dieselfs.errors import Damaged
 from dieselfs.metrics import Registry
@@ -98,19 +99,21 @@ class DiskSource(ServerSource):
                 return
             self._is_used(chunk, 0, False)
         self._tier.count_miss()
-        if not self._tier.has_room:
+        length_bytes = self.snapshot.chunk_payload_length(chunk)
+        if not length_bytes or not self._tier.has_room:
             super().fetch_parts(chunk, parts, digest)
             return
-        copies: list[bytes] = []
+        copy = new_buffer(length_bytes)
 
         def copied() -> Iterator[memoryview]:
-            copies.clear()
+            start = 0
             for part in parts():
                 yield part
-                copies.append(bytes(part))
+                copy[start : start + len(part)] = part
+                start += len(part)
 
         super().fetch_parts(chunk, copied, digest)
-        self._tier.store(chunk_id, copies)
+        self._tier.store(chunk_id, copy, length_bytes)
         self._is_on_disk[chunk] = True
 
     def fetch_joined(self, chunk: int, extents: Sequence[ExtentRef]) -> Slices:

@@ -110,8 +110,10 @@ def test_chunks_of_older_generations_leave_unless_another_process_reads_the_data
 
 def test_a_smaller_limit_is_in_force_at_once(folder: Path) -> None:
     fill(folder, A, 4, 8 * CHUNK, used_s=100)
-    with opened(folder, 2 * CHUNK) as space:
+    fill(folder, B, 1, 8 * CHUNK, used_s=200)
+    with closing(DatasetHold(folder, B)), opened(folder, 2 * CHUNK) as space:
         assert space.used_bytes == used_bytes(folder) <= 2 * CHUNK
+        assert names(folder, B) == ["00"], "it is in use"
 
 
 def test_the_first_process_counts_again_and_removes_what_a_crash_left(folder: Path) -> None:
@@ -144,14 +146,6 @@ def test_one_of_two_writers_of_a_chunk_gives_way(folder: Path) -> None:
         space.remove(folder / A / "0")
         space.remove(folder / A / "0")
         assert space.used_bytes == used_bytes(folder) == 0
-
-
-def test_clear_leaves_what_a_process_holds(folder: Path) -> None:
-    fill(folder, A, 2, 8 * CHUNK, used_s=100)
-    fill(folder, B, 2, 8 * CHUNK, used_s=100)
-    with opened(folder, 8 * CHUNK) as space, closing(DatasetHold(folder, A)):
-        assert space.clear() == 2 * CHUNK
-    assert len(names(folder, A)) == 2 and names(folder, B) == []
 
 
 _WRITER = """

@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 
-from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, Parts, WriteBehind
+from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, Payload, WriteBehind
 
 PATIENCE_S = 60.0
+
+
+def of(content: bytes) -> Payload:
+    return Payload(memoryview(content), len(content))
 
 
 class Files:
@@ -18,10 +22,10 @@ class Files:
         if not is_held:
             self.release.set()
 
-    def write(self, chunk_id: bytes, parts: Parts) -> None:
+    def write(self, chunk_id: bytes, payload: Payload) -> None:
         self.is_writing.set()
         assert self.release.wait(PATIENCE_S)
-        self.done.append(f"write {chunk_id.decode()} {b''.join(parts)[:9].decode()}")
+        self.done.append(f"write {chunk_id.decode()} {bytes(payload.buffer[:9]).decode()}")
 
     def remove(self, chunk_id: bytes) -> None:
         self.done.append(f"remove {chunk_id.decode()}")
@@ -42,20 +46,20 @@ def queue(files: Files) -> Iterator[WriteBehind]:
 def test_everything_is_done_in_order_and_before_the_end() -> None:
     files = Files(is_held=False)
     with queue(files) as writer:
-        assert writer.put(b"a", [b"one", b"two"])
+        assert writer.put(b"a", of(b"onetwo"))
         writer.remove(b"b")
-        assert writer.put(b"b", [b"three"])
+        assert writer.put(b"b", of(b"three"))
     assert files.done == ["begin", "write a onetwo", "remove b", "write b three", "end"]
 
 
 def test_what_waits_can_be_read() -> None:
     files = Files(is_held=True)
     with queue(files) as writer:
-        assert writer.put(b"a", [b"one"])
+        assert writer.put(b"a", of(b"one"))
         writer.remove(b"b")
-        assert writer.waiting(b"a") == [b"one"] and writer.waiting(b"b") is None
+        assert bytes(writer.waiting(b"a") or b"") == b"one" and writer.waiting(b"b") is None
         assert writer.is_removing(b"b") and not writer.is_removing(b"a")
-        assert writer.put(b"a", [b"again"]), "it waits already"
+        assert writer.put(b"a", of(b"again")), "it waits already"
         files.release.set()
         assert writer.flush(PATIENCE_S)
         assert writer.waiting(b"a") is None and not writer.is_removing(b"b")
@@ -63,19 +67,19 @@ def test_what_waits_can_be_read() -> None:
 
 
 def test_a_full_queue_refuses_after_a_moment_and_takes_more_later() -> None:
-    half = bytes(DISK_QUEUE_BYTES // 2 + 1)
+    half = of(bytes(DISK_QUEUE_BYTES // 2 + 1))
     files = Files(is_held=True)
     with queue(files) as writer:
-        assert writer.put(b"a", [half])
-        assert not writer.put(b"b", [half])
-        assert writer.put(b"c", [b"small"])
+        assert writer.put(b"a", half)
+        assert not writer.put(b"b", half)
+        assert writer.put(b"c", of(b"small"))
         files.release.set()
         assert writer.flush(PATIENCE_S)
-        assert writer.put(b"b", [half])
+        assert writer.put(b"b", half)
 
 
 def test_a_chunk_larger_than_the_queue_is_written_alone() -> None:
     files = Files(is_held=False)
     with queue(files) as writer:
-        assert writer.put(b"a", [bytes(DISK_QUEUE_BYTES + 1)])
+        assert writer.put(b"a", of(bytes(DISK_QUEUE_BYTES + 1)))
     assert len(files.done) == 3
