@@ -26,6 +26,7 @@ from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import Extents, ExtentTable
 from dieselfs.prefetch.window import PlanWindow, Span
 from dieselfs.process.forks import renew_after_fork
+from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Share, ShuffledPaths
 from dieselfs.shuffle.spec import ReaderSpec
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
@@ -167,6 +168,9 @@ class LookAhead:
             following = next((each for each in self._plans if each.share is share), None)
             if following is None or (is_reader and not following.is_reader):
                 following = self._begin(share, position, is_reader)
+                if is_reader and isinstance(share.plan, ListedPlan):
+                    # At once: else the reader fetches what will come, and chunks whole because it needs them again.
+                    self._plan_more()
             elif following is not self._plans[-1]:
                 self._plans.remove(following)
                 self._plans.append(following)

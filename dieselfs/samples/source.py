@@ -53,15 +53,25 @@ class LibrarySource:
         """All bytes of each file, in this order. Raises DieselfsError."""
         self._reader = os.getpid()
         with self.times.timed("reading"):
-            self._follow(nodes)
-            return self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
+            self._follow(nodes, 0)
+            contents = self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
+            if not self._knows_list:  # now it is known whether they were in memory of the node
+                self._follow(nodes, len(nodes))
+            return contents
 
-    def _follow(self, nodes: Sequence[int]) -> None:
-        """Load ahead what this process reads after these files, if it does not hear from the sampler where it is."""
-        if self._list.version and self._reading_of != (os.getpid(), self._list.version):
+    @property
+    def _knows_list(self) -> bool:
+        version = self._list.version
+        return not version or self._reading_of == (os.getpid(), version)
+
+    def _follow(self, nodes: Sequence[int], read: int) -> None:
+        """Load ahead what this process reads after these files, of which it has read the first `read`, if it does not
+        hear from the sampler where it is.
+        """
+        if not self._knows_list:
             self._join_readers()
         if self._reading is not None and (place := self._reading.place(nodes)) is not None:
-            self.dataset.look_ahead.follow(self._reading.share, place, is_reader=True)
+            self.dataset.look_ahead.follow(self._reading.share, place + read, is_reader=True)
 
     def _join_readers(self) -> None:
         """Find what this process, a worker of a loader, will read. Workers that find chunks in memory of the node, as

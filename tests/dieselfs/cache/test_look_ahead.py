@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import pytest
 
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.errors import Unavailable
 from dieselfs.metrics import Registry
+from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import ExtentRef
@@ -268,3 +270,11 @@ def test_paths_are_the_same_along_a_plan(rig: Rig) -> None:
     paths = rig.share(world=1).paths
     assert [*rig.look_ahead.along(paths[3:])] == [*paths[3:]]
     assert [*rig.look_ahead.along(paths[::2])] == [*paths[::2]]
+
+
+def test_the_next_files_of_a_list_are_expected_at_once(rig: Rig) -> None:
+    """Else a reader of the next batch, which has the same chunks, would fetch them whole."""
+    rig.chunks.gate.clear()
+    files = rig.share(world=1).nodes().astype(np.int64)
+    rig.look_ahead.follow(ListedPlan(rig.packed.snapshot, files).share(), 0, is_reader=True)
+    assert len(rig.chunks.expected) == FILES // FILES_PER_CHUNK // 2, "those of half of the memory"

@@ -29,7 +29,7 @@ class Data:
     """The part of a dataset that a source uses; records what is followed: the files to come, and whether by reads."""
 
     def __init__(self) -> None:
-        self.snapshot = PACKED.snapshot
+        self.snapshot, self.fetches_next = PACKED.snapshot, 0
         self.followed: list[tuple[list[int], bool]] = []
         self.look_ahead = SimpleNamespace(follow=self._follow, fetches=0)
 
@@ -37,6 +37,7 @@ class Data:
         self.followed.append((share.nodes()[position:].tolist(), is_reader))
 
     def get_nodes(self, nodes: Any, is_shared_plan: bool) -> list[bytes]:
+        self.look_ahead.fetches += self.fetches_next
         return [b""] * len(nodes)
 
     def __reduce__(self) -> tuple[type["Data"], tuple[()]]:
@@ -166,7 +167,9 @@ def test_workers_of_a_loader_follow_what_nobody_loads_for_them(
     source.read_many(NODES[3:6].tolist())
     own = NODES[[3, 4, 5, 9, 10, 11]].tolist()
     assert data.taken() == ([(own, True)] if is_tracked else []), "all may be in the memory of the node"
-    data.look_ahead.fetches = 1
+    data.fetches_next = 3
+    source.read_many(NODES[9:12].tolist())
+    assert data.taken() == [(own[3:] if is_tracked else [], True)], "what is left after the first fetch"
     source.read_many(NODES[9:12].tolist())
     assert data.taken() == [(own[3:], True)]
     announce(samples, np.arange(12, 24), np.array([6, 12]), is_tracked, 0, 1)
