@@ -10,10 +10,9 @@ import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock, Thread
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.errors import Damaged, InvalidInput, SourceChanged
@@ -82,9 +81,11 @@ class UploadEntry(Protocol):
         """The bytes of some ranges of a file, as (place, length), in the order of their places."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceEntry:
-    """An entry of the local file system: its path here, its path in the dataset, and its `lstat`."""
+class SourceEntry(NamedTuple):
+    """An entry of the local file system: its path here, its path in the dataset, and its `lstat`.
+
+    A named tuple, because it is made in half the time of a frozen data class.
+    """
 
     source: bytes
     path: bytes

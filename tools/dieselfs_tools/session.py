@@ -1,10 +1,15 @@
-"""The output and the server of one run of dlcmd. This module opens connections."""
+"""The output and the server of one run of dlcmd. This module opens connections and starts
+processes.
+"""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import dieselfs
+from dieselfs.errors import DieselfsError
 from dieselfs_tools.output import Output
 
 if TYPE_CHECKING:  # imported when a verb needs a server: help and completion start without
@@ -39,6 +44,15 @@ class Session:
             self._closing.callback(self._client.close)
         return self._client
 
+    def expect_server(self) -> None:
+        """Start the embedded server, if it is the one of this session, while the command imports what it needs.
+
+        Does not wait or raise: the first call does.
+        """
+        settings = self.settings()
+        if settings.server is None:
+            Thread(target=_start_embedded, args=(settings.home,), name="dieselfs-start", daemon=True).start()
+
     def dataset(self, name: str, generation: int = 0, job: str | None = None) -> "dieselfs.Dataset":
         """A dataset that exists; `generation` and `job` as for `dieselfs.connect`. Raises NotFound."""
         dataset = dieselfs.connect(
@@ -52,3 +66,10 @@ class Session:
         """Close connections and datasets; `error` is the one that ended the verb."""
         kind = type(error) if error is not None else None
         self._closing.__exit__(kind, error, None)
+
+
+def _start_embedded(home: Path) -> None:
+    from dieselfs.process.embedded_server import connect_embedded
+
+    with suppress(DieselfsError, OSError):
+        connect_embedded(home).close()

@@ -61,6 +61,7 @@ def cp(session: Session, names: Sequence[str], **chosen: Any) -> int:
 
 
 def _put(session: Session, names: Sequence[str], copying: "CopyOptions") -> int:
+    session.expect_server()
     from dieselfs_tools.put_runner import PutOptions, run_put
 
     put = PutOptions(

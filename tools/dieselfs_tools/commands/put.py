@@ -36,6 +36,7 @@ def put(session: Session, **chosen: Any) -> int:
     Files that are already stored (same size, time and mode) are skipped, so the same command continues an interrupted
     upload. Unreadable files are listed at the end, and the rest is stored (exit code 2).
     """
+    session.expect_server()
     from dieselfs_tools.put_runner import PutOptions, run_put
 
     return run_put(session, PutOptions(**chosen))

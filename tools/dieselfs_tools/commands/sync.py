@@ -37,6 +37,7 @@ def sync(
     Excluded entries are neither stored nor deleted. Nothing is deleted if a source cannot be read (exit code 2). An
     empty FOLDER, perhaps a file system that is not mounted, needs a confirmation, or -y.
     """
+    session.expect_server()
     from dieselfs_tools.put_runner import PutOptions, run_put
 
     chosen = PutOptions(
