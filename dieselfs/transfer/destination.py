@@ -25,6 +25,7 @@ PERMISSIONS_KEPT = 0o777
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -88,6 +89,26 @@ class Destination:
     def finish_folder(self, path: bytes, status: Stat) -> None:
         """Set mode and time of a folder, when all of its content is written."""
         self._finish(self._folder(path), status)
+
+    def set_status(self, path: bytes, status: Stat) -> None:
+        """Set mode and time of an existing file or folder, never through a link."""
+        folder, name = split_path(check_path(path))
+        file = os.open(name, _OLD_FILE, dir_fd=self._folder(folder))
+        try:
+            self._finish(file, status)
+        finally:
+            os.close(file)
+
+    def remove(self, path: bytes) -> None:
+        """Remove a file, a link, or an empty folder. No error if there is none."""
+        folder, name = split_path(check_path(path))
+        status = self.status(path)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            if path in self._open:
+                os.close(self._open.pop(path))
+            os.rmdir(name, dir_fd=self._folder(folder))
+        elif status is not None:
+            os.unlink(name, dir_fd=self._folder(folder))
 
     def _finish(self, file: int, status: Stat) -> None:
         os.fchmod(file, status.mode & self._permissions)

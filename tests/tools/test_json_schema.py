@@ -52,6 +52,8 @@ RUNS: Sequence[tuple[str, int]] = (
     ("put gone dl://D/", EXIT_NOT_FOUND),
     ("sync --delete pets/ dl://D/", 0),
     ("sync -n --delete empty/ dl://D/", 0),
+    ("sync dl://D/ synced", 0),
+    ("sync -n --delete dl://D/train/ synced", 0),
     ("import a.tar dl://D/in/", 0),
     ("import -n a.tar dl://D/other/", 0),
     ("attach -n a.tar dl://D/at/", 0),

@@ -272,7 +272,11 @@ _SETTING = "name value origin where"
 
 VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "put": _UPLOAD,
-    "sync": _UPLOAD,
+    "sync": {
+        "entry": [*_UPLOAD["entry"], _TO_GET],
+        "deletion": [*_UPLOAD["deletion"], "*destination"],
+        "summary": [*_UPLOAD["summary"], f"{_GOT} deleted"],
+    },
     "get": {"entry": [_TO_GET], "summary": [_GOT, "dry_run entries bytes skipped"]},
     "import": _UPLOAD,
     "attach": {

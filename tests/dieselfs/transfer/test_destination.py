@@ -47,6 +47,25 @@ def test_a_file_is_whole_with_mode_and_time(destination: Destination, root: Path
     assert os.listdir(root / "a") == ["f"]
 
 
+def test_status_and_removal(destination: Destination, root: Path) -> None:
+    destination.make_folder(b"a")
+    destination.write_file(b"a/f", b"abc", FILE)
+    destination.make_link(b"a/link", b"/etc/passwd", 5)
+    destination.set_status(b"a/f", FILE._replace(mode=stat.S_IFREG | 0o4400, mtime_ns=7))
+    destination.set_status(b"a", FOLDER)
+    assert stat.S_IMODE((root / "a/f").stat().st_mode) == 0o400 and (root / "a/f").stat().st_mtime_ns == 7
+    assert stat.S_IMODE((root / "a").stat().st_mode) == 0o750
+    with pytest.raises(OSError, match="symbolic links"):
+        destination.set_status(b"a/link", FILE)
+    with pytest.raises(OSError, match="not empty"):
+        destination.remove(b"a")
+    for path in (b"a/f", b"a/link", b"a", b"a", b"none"):
+        destination.remove(path)
+    assert os.listdir(root) == [] and Path("/etc/passwd").exists()
+    destination.make_folder(b"a")
+    destination.write_file(b"a/f", b"abc", FILE)
+
+
 def test_set_user_id_is_dropped(destination: Destination, root: Path) -> None:
     destination.write_file(b"f", b"abc", FILE._replace(mode=stat.S_IFREG | 0o6755))
     assert stat.S_IMODE((root / "f").stat().st_mode) == 0o755
