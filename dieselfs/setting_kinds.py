@@ -51,8 +51,8 @@ def _time_limit(text: str) -> float:
 def _roots(text: str) -> tuple[str, ...]:
     roots = tuple(filter(None, text.split(",")))
     for root in roots:
-        if not root.startswith("/"):
-            raise InvalidInput(f"{root!r} is not the absolute path of a folder")
+        if not root.startswith(("/", "s3://", "gs://", "az://")):
+            raise InvalidInput(f"{root!r} is neither the absolute path of a folder nor s3://BUCKET/FOLDER")
     return roots
 
 

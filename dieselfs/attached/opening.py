@@ -1,19 +1,29 @@
-"""Opens a source by its location. This module opens files."""
+"""Opens a source by its location. This module opens files and sends requests."""
 
 from collections.abc import Callable
 
 from dieselfs.attached.interface import OpenSource
 from dieselfs.attached.local_file import LocalFile
+from dieselfs.chunk.source import OBJECT_SCHEMES, Source
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 
 
-def open_source(location: bytes, check_allowed: Callable[[bytes], None]) -> OpenSource:
-    """The present version of the object at an absolute path; the caller closes it.
+def open_source(
+    location: bytes, check_allowed: Callable[[bytes], None], known: Source | None = None
+) -> OpenSource:
+    """The present version of the file at an absolute path, or of the object at a URL; the caller closes it. With a
+    `known` version, that of an object is not looked up, but compared at each read.
 
     `check_allowed` raises AccessDenied for a location, without symbolic links, that must not be read. Raises NotFound,
     Unavailable, InvalidInput for no regular file.
     """
     if location.startswith(b"/"):
         return LocalFile(location, check_allowed)
-    raise InvalidInput(f"{printable(location)}: only files can be attached; name an absolute path")
+    if location.startswith(OBJECT_SCHEMES):
+        from dieselfs.attached.bucket_object import BucketObject  # which needs the extra s3
+
+        return BucketObject(location, check_allowed, known)
+    raise InvalidInput(
+        f"{printable(location)}: only files and objects can be attached; name an absolute path"
+    )

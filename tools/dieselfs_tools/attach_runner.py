@@ -20,7 +20,7 @@ from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.upload import Failed
 from dieselfs.units import count, format_duration, format_size
 from dieselfs_tools.attaching import SORTED_AT_ONCE, Attaching, is_copied
-from dieselfs_tools.import_runner import records_of
+from dieselfs_tools.import_runner import expanded_source, records_of
 from dieselfs_tools.importing.formats import format_of
 from dieselfs_tools.importing.inputs import Input, is_url
 from dieselfs_tools.importing.naming import Names, Template
@@ -82,7 +82,7 @@ def run_attach(session: Session, options: AttachOptions) -> int:
     started_s = time.monotonic()
     if not 0 < options.chunk_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
         raise InvalidInput(f"--chunk-size: a chunk takes 1 byte to {format_size(CHUNK_PAYLOAD_BYTES_MAX)}")
-    sources = options.names[:-1]
+    sources = [one for name in options.names[:-1] for one in expanded_source(name)]
     if not sources or not is_location(options.names[-1]):
         raise InvalidInput("name sources and a destination: dlcmd attach SOURCE... dl://DATASET/")
     destination = changeable_location(options.names[-1])
@@ -113,8 +113,10 @@ def run_attach(session: Session, options: AttachOptions) -> int:
 
 def _check(name: str, format_name: str, output: Output) -> None:
     """Raise InvalidInput for a source that cannot be attached, NotFound if there is none."""
-    if name == STANDARD_INPUT or is_url(name) or is_object_url(name):
-        raise InvalidInput(f"{name}: only files can be attached; store its records with dlcmd import")
+    if name == STANDARD_INPUT or is_url(name):
+        raise InvalidInput(
+            f"{name}: only files and objects can be attached; store its records with dlcmd import"
+        )
     with ExitStack() as stack:
         source = Input(name, stack, output)
         found = format_of(source, format_name)
@@ -164,7 +166,7 @@ def _counted(records: Iterator[Record], report: TransferReport) -> Iterator[Reco
 
 
 def _opened(file: str) -> OpenSource:
-    return open_source(os.fsencode(os.path.abspath(file)), lambda _: None)
+    return open_source(os.fsencode(file if is_object_url(file) else os.path.abspath(file)), lambda _: None)
 
 
 def _show(output: Output, destination: Location, records: Iterator[Record], report: TransferReport) -> int:

@@ -45,7 +45,7 @@ def run_import(session: Session, options: ImportOptions) -> int:
     started_s = time.monotonic()
     if not 0 < options.chunk_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
         raise InvalidInput(f"--chunk-size: a chunk takes 1 byte to {format_size(CHUNK_PAYLOAD_BYTES_MAX)}")
-    sources = [one for name in options.names[:-1] for one in _expanded(name)]
+    sources = [one for name in options.names[:-1] for one in expanded_source(name)]
     if not sources or not is_location(options.names[-1]):
         raise InvalidInput("name sources and a destination: dlcmd import SOURCE... dl://DATASET/")
     if sources.count(STANDARD_INPUT) > 1:
@@ -79,7 +79,7 @@ def run_import(session: Session, options: ImportOptions) -> int:
     return upload.run(options.is_dry_run)
 
 
-def _expanded(name: str) -> list[str]:
+def expanded_source(name: str) -> list[str]:
     """The sources that a name stands for: those of a bucket, or itself."""
     if not is_object_url(name):
         return [name]

@@ -112,7 +112,7 @@ class AttachedStore(StoreWrapper):
         name = payload_name(preamble, source)
         if offset + length > preamble.payload_length:
             raise Damaged(f"{name}: {length} bytes at {offset} of a payload of {preamble.payload_length}")
-        with closing(self._sources.open_attached(source)) as opened:
+        with closing(self._sources.open_attached(source, is_to_read=length > 0)) as opened:
             if attached.is_verified or not length:
                 content = opened.read(source.offset + offset, length)
                 opened.check()

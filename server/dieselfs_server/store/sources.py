@@ -1,4 +1,4 @@
-"""The sources of attached chunks, as this server may read them. This module opens files.
+"""The sources of attached chunks, as this server may read them. This module opens files and sends requests.
 
 Which sources may be read is the operator's decision (`attach_roots`): the server can read more than its users.
 """
@@ -22,18 +22,21 @@ _OUTSIDE = "it is not below attach_roots of this server; dlcmd import copies the
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """`roots`: the folders whose files may be read, as absolute paths; None: all that the server's user may read."""
+    """`roots`: what may be read: folders, as absolute paths, and URLs of folders of buckets; None: all that the user of
+    the server may read.
+    """
 
     roots: Sequence[str] | None = ()
 
-    def open(self, source: Source) -> OpenSource:
-        """The version of the object that `source` names; the caller closes it.
+    def open(self, source: Source, is_to_read: bool = False) -> OpenSource:
+        """The version of the object that `source` names; the caller closes it. `is_to_read`: it may be compared at the
+        first read, instead of now.
 
         Raises AccessDenied, NotFound, Unavailable, InvalidInput for no regular file; Damaged if the object has changed.
         """
         if self.roots is not None and not self.roots:
             raise AccessDenied(f"{source.name}: {_REFUSED}")
-        opened = open_source(source.location, self._check_allowed)
+        opened = open_source(source.location, self._check_allowed, source if is_to_read else None)
         found = opened.source
         if found.version != source.version:
             opened.close()
@@ -43,10 +46,10 @@ class Sources:
             )
         return opened
 
-    def open_attached(self, source: Source) -> OpenSource:
+    def open_attached(self, source: Source, is_to_read: bool = True) -> OpenSource:
         """As `open`, for a chunk that is attached: Damaged, or Unavailable if a later try can succeed."""
         try:
-            return self.open(source)
+            return self.open(source, is_to_read)
         except (AccessDenied, InvalidInput, NotFound) as error:
             raise Damaged(f"attached source {error}") from error
 
@@ -73,10 +76,20 @@ class Sources:
         """Raise AccessDenied for a location, without symbolic links, that is not below a root."""
         if self.roots is None:
             return
-        # At each call: a root may become another folder while the server runs.
-        roots = (os.path.realpath(os.fsencode(root)).rstrip(b"/") + b"/" for root in self.roots)
-        if not any(location.startswith(root) for root in roots):
+        if not any(_is_below(location, root) for root in self.roots):
             raise AccessDenied(f"{Source(location, 0, '').name}: {_OUTSIDE}")
+
+
+def _is_below(location: bytes, root: str) -> bool:
+    is_file = location.startswith(b"/")
+    if is_file != root.startswith("/"):
+        return False
+    if is_file:
+        # At each call: a root may become another folder while the server runs.
+        return location.startswith(os.path.realpath(os.fsencode(root)).rstrip(b"/") + b"/")
+    from dieselfs.attached.bucket_object import is_below  # which needs the extra s3
+
+    return is_below(location, root)
 
 
 def payload_name(preamble: Preamble, source: Source) -> str:
