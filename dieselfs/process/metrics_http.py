@@ -1,14 +1,14 @@
 """Serves metrics over HTTP, for Prometheus. This module opens sockets, and starts a thread.
 
 `GET /metrics` gives OpenMetrics or the older text format of Prometheus, as the request accepts. Requests are answered
-one after the other, each within METRICS_HTTP_TIMEOUT_S, so many slow clients cost one thread.
+one after the other, each within METRICS_HTTP_REQUEST_S, so many slow clients cost one thread, and the server can stop.
 """
 
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -21,12 +21,28 @@ from dieselfs.openmetrics import registry_of
 
 METRICS_HTTP_TIMEOUT_S = 5.0
 """A client that neither asks nor reads for this time is disconnected."""
+METRICS_HTTP_REQUEST_S = 10.0
+"""So is one whose request takes longer, however often it sends or takes a byte."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Handler(WSGIRequestHandler):
     timeout = METRICS_HTTP_TIMEOUT_S
+    request_s = METRICS_HTTP_REQUEST_S
+
+    def handle(self) -> None:
+        ending = threading.Timer(self.request_s, self._disconnect)
+        ending.daemon = True
+        ending.start()
+        try:
+            super().handle()
+        finally:
+            ending.cancel()
+
+    def _disconnect(self) -> None:
+        with suppress(OSError):  # it has ended
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug("%s: " + format, self.address_string(), *args)

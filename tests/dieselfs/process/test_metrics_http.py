@@ -43,6 +43,25 @@ def test_a_client_that_says_nothing_gives_way_to_the_next(monkeypatch: pytest.Mo
         assert answer.status == 200
 
 
+def test_a_client_that_sends_single_bytes_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http._Handler, "request_s", 0.5)
+    with serving(LOCAL, list) as url, socket.create_connection(("127.0.0.1", port_of(url))) as slow:
+        slow.settimeout(0.05)
+        for _ in range(600):
+            try:
+                slow.sendall(b"G")
+                assert not slow.recv(1)
+                break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        else:
+            raise AssertionError("it was answered, or is connected")
+        with urlopen(url, timeout=30) as answer:
+            assert answer.status == 200
+
+
 def test_an_address_that_is_taken_is_refused() -> None:
     with (
         serving(LOCAL, list) as url,
