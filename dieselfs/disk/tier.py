@@ -192,7 +192,8 @@ class DiskTier:
     @property
     def has_room(self) -> bool:
         """Whether a chunk would be stored, as far as is known."""
-        return self._in_use() is not None and self._clock() >= self._full_until_s
+        threads = self._in_use()
+        return threads is not None and self._clock() >= self._full_until_s and not threads.writer.is_stalled
 
     def store(self, chunk_id: bytes, buffer: memoryview, length_bytes: int) -> None:
         """Write a verified payload soon: the first bytes of `buffer` (`direct_io.new_buffer`), which is not changed any
@@ -237,7 +238,7 @@ class DiskTier:
             if self._threads is None:
                 self._threads = _Threads(
                     ThreadPoolExecutor(FETCHES_AT_ONCE_MAX, "disk-reader"),
-                    WriteBehind(self._write, self._remove, self._open, self._release),
+                    WriteBehind(self._write, self._remove, self._open, self._release, self._clock),
                 )
             return self._threads
 

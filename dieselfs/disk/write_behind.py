@@ -1,5 +1,6 @@
 """A bounded queue of chunks to be written, and its thread. This module runs a thread."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
@@ -11,6 +12,8 @@ DISK_QUEUE_BYTES = 32 * MIB
 """Memory for chunks that wait to be written; the daemon's own memory, not a part of the mount's."""
 DISK_QUEUE_WAIT_S = 0.2
 """A fetch waits this long for room in the queue; then its chunk is not stored."""
+DISK_WRITE_TIMEOUT_S = 5.0
+"""Nothing is put while one chunk takes longer than this: the disk hangs, and each fetch would wait for the queue."""
 DISK_CLOSE_TIMEOUT_S = 5.0
 """Chunks in the queue are written for this long at the end."""
 
@@ -33,6 +36,7 @@ class WriteBehind:
         remove: Callable[[bytes], None],
         begin: Callable[[], object],
         end: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`begin` and `end` are the first and the last call."""
         self._write, self._remove, self._begin, self._end = write, remove, begin, end
@@ -41,7 +45,9 @@ class WriteBehind:
         self._waiting: dict[bytes, Payload] = {}  # to be written
         self._removing: set[bytes] = set()
         self._bytes = 0
+        self._clock = clock
         self._is_busy = True
+        self._busy_since_s = clock()
         self._is_closed = False
         self._thread = Thread(target=self._run, name="disk-writer", daemon=True)
         self._thread.start()
@@ -56,6 +62,12 @@ class WriteBehind:
         """Whether a chunk is to be removed, and still there."""
         with self._changed:
             return chunk_id in self._removing
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the function that runs has taken more than DISK_WRITE_TIMEOUT_S."""
+        with self._changed:
+            return self._is_busy and self._clock() - self._busy_since_s > DISK_WRITE_TIMEOUT_S
 
     def put(self, chunk_id: bytes, payload: Payload) -> bool:
         """Write a chunk soon; False if the queue was full for DISK_QUEUE_WAIT_S."""
@@ -105,7 +117,7 @@ class WriteBehind:
                 if not self._queue:
                     break
                 chunk_id, payload = self._queue.popleft()
-                self._is_busy = True
+                self._is_busy, self._busy_since_s = True, self._clock()
             if payload is not None:
                 self._write(chunk_id, payload)
             else:

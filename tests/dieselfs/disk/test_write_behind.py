@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 
-from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, Payload, WriteBehind
+from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, DISK_WRITE_TIMEOUT_S, Payload, WriteBehind
 
 PATIENCE_S = 60.0
 
@@ -83,3 +83,19 @@ def test_a_chunk_larger_than_the_queue_is_written_alone() -> None:
     with queue(files) as writer:
         assert writer.put(b"a", of(bytes(DISK_QUEUE_BYTES + 1)))
     assert len(files.done) == 3
+
+
+def test_a_write_that_hangs_is_noticed_and_its_end_too() -> None:
+    now_s = [0.0]
+    files = Files(is_held=True)
+    writer = WriteBehind(files.write, files.remove, lambda: None, lambda: None, lambda: now_s[0])
+    try:
+        assert writer.put(b"a", of(b"one")) and files.is_writing.wait(PATIENCE_S)
+        assert not writer.is_stalled
+        now_s[0] += DISK_WRITE_TIMEOUT_S + 1
+        assert writer.is_stalled
+        files.release.set()
+        assert writer.flush(PATIENCE_S) and not writer.is_stalled
+    finally:
+        files.release.set()
+        writer.close()
