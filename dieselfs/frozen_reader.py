@@ -39,7 +39,7 @@ class FrozenReader:
         """The open reader; None before the first `open`. Changed under the lock."""
         self.tag, self.memory_bytes, self.job = tag, memory_bytes, job
         self._client, self._settings, self._name = client, settings, name
-        self._store = SnapshotStore(settings.cache / "snapshots", settings.is_older_allowed)
+        self._store = SnapshotStore.of(settings)
         self._lock = RLock()  # guards `reader` and the three below
         self._generation = self._requested = generation
         self._is_closed = False

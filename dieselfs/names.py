@@ -129,6 +129,11 @@ def is_location(text: str) -> bool:
     return text.startswith(SCHEME)
 
 
+def is_file_path(text: str) -> bool:
+    """Whether a text where a dataset may stand is the path of a saved snapshot: it says so by its beginning."""
+    return text.startswith(("/", "./", "../", "~/"))
+
+
 def parse_location(text: str) -> Location:
     """Parse `dl://dataset[@tag][/path]`. Raises InvalidInput, which names the invalid part."""
     if not is_location(text):

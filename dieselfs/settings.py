@@ -139,6 +139,8 @@ SETTINGS = (
             "Folder for embedded data.", "~/.local/share/dieselfs"),
     Setting("allow_older", YES_OR_NO, _P.ENVIRONMENT,
             "yes: accept a snapshot that is older than the newest one on this machine.", "no"),
+    Setting("snapshots", FOLDER, _P.CLIENT,
+            "Folder of saved snapshots, often shared: they are taken from there, not from the server."),
     Setting("config", FILE, _P.ENVIRONMENT,
             "The configuration file.", "~/.config/dieselfs/config.toml, else /etc/dieselfs/config.toml"),
     Setting("etcd_user", NAME, _P.CLIENT | _P.SERVER, "User name at etcd."),
@@ -322,6 +324,7 @@ class Settings:
     disk: str | None = None
     disk_size_bytes: int = 0
     is_older_allowed: bool = False
+    snapshots: str | None = None
 
     @classmethod
     def load(
@@ -353,6 +356,7 @@ class Settings:
             disk=stable_path(values["disk"]) if "disk" in values else None,
             disk_size_bytes=values.get("disk_size_bytes", 0),
             is_older_allowed=values.get("allow_older") == YES,
+            snapshots=values.get("snapshots"),
         )
         return replace(settings, server=None) if settings.server == EMBEDDED else settings
 

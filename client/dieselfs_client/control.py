@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dieselfs.disk.space import check_usable
 from dieselfs.errors import MountError, MountNotFound, NotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
-from dieselfs.names import SCHEME, is_location, parse_location
+from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.launch import ProcessHandle, launch, module_environment, python_command, wait_for_end
 from dieselfs.process.state_dirs import log_path
 from dieselfs.process.system_limits import room_bytes
@@ -87,7 +87,8 @@ def mount(
     timeout_s: float = MOUNT_START_TIMEOUT_S,
     owner: int | None = None,
 ) -> int:
-    """Mount a dataset or a folder of it (`name[@tag][/folder]`, with or without `dl://`).
+    """Mount a dataset or a folder of it (`name[@tag][/folder]`, with or without `dl://`), or a saved snapshot: a path
+    that begins with a slash, "./" or "../".
 
     Returns the process ID of its supervisor, once the mount can be used. `owner`: the read end of a pipe; the mount
     ends when the other end is closed.
@@ -125,7 +126,10 @@ def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options:
 
 def _checked(dataset: str, place: str, options: MountOptions) -> str:
     """The dataset, with its tag and folder. Raises the errors that are known before a process is started."""
-    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
+    if is_file_path(dataset):
+        name = os.path.abspath(os.path.expanduser(dataset))
+    else:
+        name = parse_location(dataset if is_location(dataset) else SCHEME + dataset).part
     options.check()
     if options.driver != KERNEL:
         from dieselfs_client.mount.drivers import driver_class
@@ -135,7 +139,7 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
         check_usable(options.disk)
     granted(options.memory_bytes, *room_bytes())  # a daemon in a smaller control group would be killed
     prepare_mountpoint(place)
-    return location.part
+    return name
 
 
 def supervisor_command(

@@ -16,13 +16,13 @@ from dieselfs.dataset import connect as connect_dataset
 from dieselfs.errors import MountError
 from dieselfs.limits import MIB
 from dieselfs.metrics import Registry
-from dieselfs.names import SCHEME, is_location, parse_location
+from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import ONESHOT, CacheOptions
+from dieselfs.settings import ONESHOT, CacheOptions, Settings
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import stored_subtree
+from dieselfs.snapshot.store import SnapshotStore, stored_subtree
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
@@ -57,6 +57,8 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
 
     Raises what `dieselfs.connect` raises, and Damaged for a broken file.
     """
+    if is_file_path(dataset):
+        return _open_saved(dataset, options, snapshot_file)
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
     opened = connect_dataset(
         location.state,
@@ -74,6 +76,23 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
     else:
         return Opened(opened.snapshot, opened.chunks, opened.client)
     return Opened(snapshot, ServerSource(opened.client, snapshot), opened.client)
+
+
+def _open_saved(path: str, options: CacheOptions, snapshot_file: str | None) -> Opened:
+    """As `open_dataset`, for a saved snapshot. No request to the server is needed, so its metadata may be away."""
+    snapshot = Snapshot.open(snapshot_file or path)
+    client = connect_dataset(
+        snapshot.dataset,
+        server=options.server,
+        key_file=options.key_file,
+        home=options.home,
+        job="",
+        create=True,
+    ).client
+    if snapshot_file is None:
+        settings = Settings.load(options.server, options.key_file, home=options.home)
+        snapshot = SnapshotStore.of(settings).adopt(path, client.servers_pin)
+    return Opened(snapshot, ServerSource(client, snapshot), client)
 
 
 @dataclass(eq=False)

@@ -167,9 +167,11 @@ class ServerClient(ServerConnections):
         named = {"dataset": dataset, "tag": tag, "generation": generation}
         return _copy(TagRecord, self._value("put_tag", work_s=SNAPSHOT_BUILD_TIMEOUT_S, **named))
 
-    def tags(self, dataset: str) -> list[TagRecord]:
-        """Ordered by name. Raises NotFound."""
-        return [_copy(TagRecord, tag) for tag in self._value("list_tags", dataset=dataset)]
+    def tags(self, dataset: str, with_kept: bool = False) -> list[TagRecord]:
+        """By name; first, on request, the generations that the server keeps without a name. Raises NotFound."""
+        return [
+            _copy(TagRecord, tag) for tag in self._value("list_tags", dataset=dataset, with_kept=with_kept)
+        ]
 
     def delete_tag(self, dataset: str, tag: str) -> None:
         """Raises NotFound."""

@@ -266,7 +266,8 @@ service ChunkServer extends Handshake {
   FsckReport fsck(1: string dataset, 2: bool is_deep, 3: bool is_repair) throws (1: Refusal refusal)
   /** Keep a generation (0: the newest) under a name. */
   TagInfo put_tag(1: string dataset, 2: string tag, 3: i64 generation) throws (1: Refusal refusal)
-  list<TagInfo> list_tags(1: string dataset) throws (1: Refusal refusal)
+  /** `with_kept`: also, with empty names, the generations whose snapshots this server has. */
+  list<TagInfo> list_tags(1: string dataset, 2: bool with_kept) throws (1: Refusal refusal)
   void delete_tag(1: string dataset, 2: string tag) throws (1: Refusal refusal)
   /** Protect the chunks of a snapshot from purges for `lease_s`; 0: end the pin. */
   void pin(1: string dataset, 2: string holder, 3: i64 generation, 4: i64 updated_ns, 5: i64 lease_s)

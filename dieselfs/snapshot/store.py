@@ -1,6 +1,8 @@
 """Local snapshot files: fetched from the server once and verified. This module opens files."""
 
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from dieselfs.digests import digest_of
@@ -10,12 +12,15 @@ from dieselfs.limits import SNAPSHOT_BASES_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteSnapshot
+from dieselfs.settings import Settings
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
 from dieselfs.snapshot.subtree import subtree_snapshot
+
+_log = logging.getLogger(__name__)
 
 GENERATIONS_KEPT = 4
 SIGNER_FILE = "signer"
@@ -31,9 +36,17 @@ class SnapshotStore:
     snapshot with another signer is refused. With a key file, the signer is also the one that the key file names.
     """
 
-    def __init__(self, folder: Path, is_older_allowed: bool = False) -> None:
+    def __init__(self, folder: Path, is_older_allowed: bool = False, shared: Path | None = None) -> None:
+        """`shared`: a folder of the same form, in which others save snapshots; copies of these are used."""
         self._folder = folder
         self._is_older_allowed = is_older_allowed
+        self._shared = shared
+
+    @classmethod
+    def of(cls, settings: Settings) -> "SnapshotStore":
+        """The store of this user."""
+        shared = Path(settings.snapshots).expanduser() if settings.snapshots else None
+        return cls(settings.cache / "snapshots", settings.is_older_allowed, shared)
 
     def get(
         self, client: ServerClient, dataset: DatasetRecord, generation: int = 0, tag: str = ""
@@ -60,6 +73,8 @@ class SnapshotStore:
         folder = self._folder / dataset.dataset_id.hex()
         is_newest = not generation and not tag
         known = self._known(folder, dataset, generation) if not tag else None
+        if known is None and not is_whole:
+            known = self._adopted(dataset, 0 if tag else generation, client.servers_pin)
         held = [] if is_whole else self._held(folder)[:SNAPSHOT_BASES_MAX]
         bases = {snapshot.digest: snapshot for snapshot in held}
         remote = client.snapshot(
@@ -95,9 +110,52 @@ class SnapshotStore:
     def _known(self, folder: Path, dataset: DatasetRecord, generation: int) -> Snapshot | None:
         """The local snapshot of a generation, 0 for the newest; the server decides whether it is current."""
         if not generation:
-            return self._open(folder / _file_name(dataset.updated_ns, dataset.generation))
+            return self._open(folder / _file_name(*_state(dataset)))
         here = max(folder.glob(f"*-{generation:x}.snapshot"), default=None)
         return None if here is None else self._open(here)
+
+    def _adopted(self, dataset: DatasetRecord, generation: int, pin: bytes | None) -> Snapshot | None:
+        """A copy of a snapshot in the shared folder. If there is none of the generation, the newest one is taken: a
+        delta from it may be enough.
+        """
+        if self._shared is None:
+            return None
+        folder = self._shared / dataset.dataset_id.hex()
+        pattern = f"*-{generation:x}.snapshot" if generation else _file_name(*_state(dataset))
+        found = sorted(folder.glob(pattern)) or sorted(folder.glob("*.snapshot"))
+        try:
+            adopted = self.adopt(found[-1], pin) if found else None
+        except DieselfsError as error:
+            _log.warning("%s; it is not used", error)
+            return None
+        # Of another dataset: the file has been put into the wrong folder.
+        return adopted if adopted is not None and adopted.header.dataset_id == dataset.dataset_id else None
+
+    def adopt(self, path: str | os.PathLike[str], pin: bytes | None = None) -> Snapshot:
+        """A copy of a saved snapshot, verified as one from a server. `pin`: of the servers, from the key file.
+
+        Raises NotFound, InvalidInput, Damaged, StorageFull.
+        """
+        saved = Snapshot.open(path)
+        folder = self._folder / saved.header.dataset_id.hex()
+        known = self._open(folder / _file_name(*_state(saved.header)))
+        if known is not None and known.digest == saved.digest:
+            return known
+        return self._put(folder, Snapshot(bytes(saved.content), saved.source), pin)
+
+    def stored(self) -> list[Snapshot]:
+        """The stored snapshots of all datasets, by name, the newest first."""
+        held = [self._held(folder) for folder in self._folder.glob("*")]
+        return [
+            snapshot
+            for one in sorted(held, key=lambda one: one[0].dataset if one else "")
+            for snapshot in one
+        ]
+
+    @staticmethod
+    def remove(snapshot: Snapshot) -> int:
+        """Remove a stored snapshot with what was made from it; returns the bytes. Readers keep what they have open."""
+        return _remove(Path(snapshot.source))
 
     def _newest(self, folder: Path) -> Snapshot | None:
         return next(iter(self._held(folder)), None)
@@ -124,26 +182,32 @@ class SnapshotStore:
         content: bytes | bytearray,
         pin: bytes | None,
     ) -> Snapshot:
-        """Verify and store the snapshot file `content`. `pin`: of the servers, from the key file; None without one."""
+        """Verify and store the snapshot file `content`, which the server has announced as `remote`."""
         arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
-        arrived.verify()
         header = arrived.header
         promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id, dataset.name)
         sent = (header.digest, header.generation, header.updated_ns, header.dataset_id, header.dataset)
         if sent != promised:
+            arrived.verify()  # damaged, rather than another one
             raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
+        return self._put(folder, arrived, pin)
+
+    def _put(self, folder: Path, arrived: Snapshot, pin: bytes | None) -> Snapshot:
+        """Verify and store a snapshot. `pin`: of the servers, from the key file; None without one."""
+        arrived.verify()
+        header = arrived.header
         check_snapshot_signature(header, arrived.source)
         if pin is not None and pin_of(header.signer) != pin:
             raise Damaged(f"{arrived.source}: signed by other servers than those that your key file names")
         self.check_signer(header)
-        path = folder / _file_name(header.updated_ns, header.generation)
+        path = folder / _file_name(*_state(header))
         try:
-            _write_aside(path, content)
+            _write_aside(path, arrived.content)
         except OSError as error:
             raise _cannot_store(folder, error) from None
         for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
-            for kept in folder.glob(f"{old.stem}.*"):  # with its images
-                kept.unlink(missing_ok=True)
+            if old != path:  # older than all others, but requested
+                _remove(old)
         return Snapshot.open(path)
 
 
@@ -168,7 +232,7 @@ def stored_subtree(snapshot: Snapshot, folder: bytes) -> Snapshot:
     return Snapshot.open(path, folder)
 
 
-def _write_aside(path: Path, content: bytes | bytearray) -> None:
+def _write_aside(path: Path, content: bytes | memoryview) -> None:
     """Write a private file aside, and rename it into place. Raises OSError."""
     aside = path.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -180,6 +244,15 @@ def _write_aside(path: Path, content: bytes | bytearray) -> None:
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _remove(path: Path) -> int:
+    """Remove a stored snapshot with its images and folders; returns the bytes."""
+    removed_bytes = 0
+    for each in path.parent.glob(f"{path.stem}.*"):
+        removed_bytes += each.stat().st_size
+        each.unlink(missing_ok=True)
+    return removed_bytes
 
 
 def _cannot_store(folder: Path, error: OSError) -> StorageFull:
@@ -202,14 +275,26 @@ def _check_signer(path: Path, dataset: str, signer: bytes) -> None:
         aside.rename(path)
 
 
+def _state(state: DatasetRecord | SnapshotHeader) -> tuple[int, int]:
+    return state.updated_ns, state.generation
+
+
 def _file_name(updated_ns: int, generation: int) -> str:
     """Files sort by age. The name has the time, because generations may restart after a loss of the metadata."""
     return f"{updated_ns:016x}-{generation:x}.snapshot"
 
 
-def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
-    """Save a snapshot to a file, atomically. Raises DieselfsError if it cannot be written."""
+def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> str:
+    """Save a snapshot to a file, atomically; returns its path. Raises DieselfsError if it cannot be written.
+
+    In a folder, it gets the place where the setting `snapshots` looks for it.
+    """
     target = os.fspath(path)
+    if os.path.isdir(target):
+        folder = os.path.join(target, snapshot.header.dataset_id.hex())
+        target = os.path.join(folder, _file_name(*_state(snapshot.header)))
+        with suppress(OSError):  # reported below
+            os.makedirs(folder, exist_ok=True)
     aside = f"{target}.{os.getpid()}.tmp"
     try:
         with open(aside, "wb") as file:
@@ -217,6 +302,7 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
         os.replace(aside, target)
     except OSError as error:
         raise DieselfsError(f"cannot save the snapshot to {target}: {error.strerror}") from None
+    return target
 
 
 def load_snapshot(path: str | os.PathLike[str], current: DatasetRecord, is_stale_allowed: bool) -> Snapshot:

@@ -93,6 +93,7 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "rb": ["rb", "-y", "dl://d"],
     "purge": ["purge", "dl://d"],
     "tag": ["tag", "ls", "d"],
+    "snapshot": ["snapshot", "log", "dl://d"],
     "fsck": ["fsck", "dl://d"],
     "rebuild": ["rebuild", "dl://d"],
     "shuffle": ["shuffle", "dl://d"],

@@ -66,6 +66,7 @@ VERBS = {
     "cache": "Share a dataset's chunks in memory on this node.",
     "purge": "Free the space of deleted files.",
     "tag": "Manage the tags of a dataset: named generations.",
+    "snapshot": "Save, list and compare the metadata of generations.",
     "fsck": "Check the chunks, metadata and snapshot of a dataset.",
     "check": "Compare a local folder with what is stored.",
     "diff": "Compare two datasets, tags or folders.",

@@ -237,7 +237,10 @@ FIELDS: Mapping[str, Field] = {
     "origin": Field(TEXT, "`option`, `environment`, `file` or `default`."),
     "where": Field(TEXT, "The option, variable or file.", is_nullable=True),
     "settings": Field(WHOLE, "Number of settings."),
-    "file": Field(TEXT, "The configuration file."),
+    "file": Field(TEXT, "The configuration file, or that of a snapshot."),
+    "file_bytes": Field(WHOLE, "Bytes of the file of a snapshot, or of several."),
+    "snapshots": Field(WHOLE, "Number of snapshots."),
+    "generations": Field(WHOLE, "Number of generations."),
     "found": Field(TEXT, "What the step found."),
     "steps": Field(WHOLE, "Number of steps."),
     "shell": Field(TEXT, "Name of the shell."),
@@ -261,6 +264,7 @@ _COPIED = (
 )
 _ENTRY = "*path kind size mode mtime_ns *target?"
 _DATASET = "dataset files bytes chunks generation updated_ns"
+_GENERATION = "dataset generation updated_ns files bytes"
 _TAG = "dataset tag generation updated_ns files bytes digest"
 _COMPARED = {
     "difference": ["change *path kind"],
@@ -344,6 +348,17 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "tag": {
         "tag": [_TAG],
         "summary": [_TAG, "dataset tag dry_run", "tags"],
+    },
+    "snapshot": {
+        "snapshot": [f"{_GENERATION} digest file file_bytes"],
+        "generation": [f"{_GENERATION} tags"],
+        "difference": ["change *path kind"],
+        "summary": [
+            "dataset generation file dry_run?",
+            "snapshots file_bytes dry_run?",
+            "generations",
+            "entries added removed changed attributes failed",
+        ],
     },
     "fsck": {
         "problem": ["kind what is_mended"],

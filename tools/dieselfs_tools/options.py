@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -10,7 +11,7 @@ import click
 from dieselfs.errors import InvalidInput
 from dieselfs.flags import attributes
 from dieselfs.limits import CHUNK_TARGET_BYTES
-from dieselfs.names import SCHEME, Location, check_dataset_name, is_location, parse_location
+from dieselfs.names import SCHEME, Location, check_dataset_name, is_file_path, is_location, parse_location
 from dieselfs.settings import BY_NAME, Place
 from dieselfs.units import format_size, parse_duration, parse_size
 from dieselfs_tools.patterns import Patterns
@@ -88,6 +89,14 @@ def changeable_location(text: str) -> Location:
 LOCATION = Parsed("dl://DATASET/PATH", location, "location")
 CHANGEABLE = Parsed("dl://DATASET/PATH", changeable_location, "location")
 FOLDER = Parsed("dl://DATASET[@TAG][/FOLDER]", dataset_folder, "location")
+
+
+def mountable(text: str) -> Location | Path:
+    """A location, or the path of a saved snapshot. Raises InvalidInput."""
+    return Path(text).expanduser().absolute() if is_file_path(text) else location(text)
+
+
+MOUNTABLE = Parsed("dl://DATASET[@TAG][/FOLDER]", mountable, "location")
 PART = Parsed("dl://DATASET[@TAG][/FOLDER]", location, "location")
 STATE = Parsed("dl://DATASET[@TAG]", dataset_state, "dataset")
 DATASET = Parsed("dl://DATASET", dataset_name, "dataset")

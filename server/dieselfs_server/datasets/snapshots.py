@@ -4,12 +4,14 @@ import errno
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trio
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.records import DatasetRecord
+from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import encode_delta
@@ -118,6 +120,24 @@ class SnapshotCache:
             if len(self._deltas) > DELTAS_KEPT:
                 self._deltas.pop(next(iter(self._deltas)), None)
         return (base.digest, encoded) if encoded else None
+
+    def generations(self, dataset_id: bytes) -> list[TagRecord]:
+        """The generations whose snapshots are kept, oldest first; records without names. Blocks."""
+        found = []
+        for path in sorted(self._folder.glob(f"{dataset_id.hex()}-*.snapshot")):
+            with suppress(Damaged, NotFound):
+                header = Snapshot.open(path).header
+                found.append(
+                    TagRecord(
+                        "",
+                        header.generation,
+                        header.updated_ns,
+                        header.files,
+                        header.total_bytes,
+                        header.digest,
+                    )
+                )
+        return found
 
     def _base(self, dataset_id: bytes, bases: frozenset[bytes]) -> Snapshot | None:
         for path in sorted(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"), reverse=True):

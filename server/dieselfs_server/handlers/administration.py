@@ -105,8 +105,11 @@ async def put_tag(call: Call) -> TagRecord:
 
 async def list_tags(call: Call) -> Sequence[TagRecord]:
     dataset_id, service = await call.dataset_id(Right.READ), call.service
+    kept: list[TagRecord] = []
+    if call.arguments.with_kept:
+        kept = await trio.to_thread.run_sync(service.snapshots.generations, dataset_id)
     async with service.tag_reads:
-        return await trio.to_thread.run_sync(service.tags.all, call.arguments.dataset, dataset_id)
+        return kept + await trio.to_thread.run_sync(service.tags.all, call.arguments.dataset, dataset_id)
 
 
 async def delete_tag(call: Call) -> None:

@@ -2,10 +2,12 @@
 
 import os
 import shlex
+from pathlib import Path
 from typing import Any
 
 import click
 
+from dieselfs.errors import InvalidInput
 from dieselfs.flags import settings_options
 from dieselfs.names import SCHEME, Location, printable
 from dieselfs.settings import Place
@@ -23,20 +25,22 @@ from dieselfs_tools.session import Session
     "dlcmd mount imagenet@v3/train /mnt/train",
     "dlcmd mount imagenet /mnt/imagenet --memory 64GiB --job resnet --job-nodes 8 --job-secret ~/job.secret",
 )
-@click.argument("dataset", type=options.PART, metavar="DATASET[@TAG][/FOLDER]")
+@click.argument("dataset", type=options.MOUNTABLE, metavar="DATASET[@TAG][/FOLDER]|FILE")
 @click.argument("mountpoint", metavar="FOLDER")
 @settings_options(Place.MOUNT)
 @click.option("-o", "others", multiple=True, metavar="OPTIONS", help="Mount options, as in fstab.")
 @options.dry_run
 def mount(
     session: Session,
-    dataset: Location,
+    dataset: Location | Path,
     mountpoint: str,
     others: tuple[str, ...],
     is_dry_run: bool,
     given: dict[str, Any],
 ) -> int:
     """Mount a dataset, or a folder of it, on an empty folder, read-only. The mount stays at the current generation.
+
+    FILE is a saved snapshot ('dlcmd snapshot save'), given as a path with a slash: ./imagenet.snapshot.
 
     The command returns when the mount is ready; 'dlcmd umount' ends it.
     """
@@ -45,21 +49,18 @@ def mount(
 
     chosen = mount_options(session, given, others)
     place = resolved_mountpoint(mountpoint)
-    shown = f"{SCHEME}{dataset.state}" + (f"/{printable(dataset.path)}" if dataset.path else "")
-    fields: dict[str, Any] = {
-        "dataset": dataset.state,
-        "folder": printable(dataset.path),
-        "mountpoint": place,
-    }
+    name, shown, fields = _described(dataset, chosen.generation)
+    fields["mountpoint"] = place
     if is_dry_run:
-        data = session.dataset(dataset.state, job="")
-        fields["generation"] = chosen.generation or data.generation
+        if isinstance(dataset, Location):
+            data = session.dataset(dataset.state, job="")
+            fields["generation"] = chosen.generation or data.generation
         prepare_mountpoint(place)
         return session.output.summary(f"would mount {shown} on {place}", {"dry_run": True, **fields})
     if chosen.job is not None:
         job_progress.announce(session.output, chosen, os.environ)
     # Its processes find the dataset: to connect here as well would take as long as they take.
-    process = control.mount(dataset.part, mountpoint, chosen)
+    process = control.mount(name, mountpoint, chosen)
     fields["generation"] = control.generation_of(place)
     if chosen.job is not None and (job := control.job_of(place)):
         nodes = expected_nodes(chosen, os.environ)
@@ -67,3 +68,18 @@ def mount(
         fields["node"] = job["node"]
     text = f"{shown} is mounted on {place}; to end it: dlcmd umount {shlex.quote(mountpoint)}"
     return session.output.summary(text, {**fields, "process": process})
+
+
+def _described(dataset: Location | Path, generation: int) -> tuple[str, str, dict[str, Any]]:
+    """What is mounted: for the daemon, for people, and as fields. Raises NotFound, InvalidInput, Damaged."""
+    if isinstance(dataset, Path):
+        from dieselfs.snapshot.reader import Snapshot
+
+        if generation:
+            raise InvalidInput("a saved snapshot has one generation: leave out --generation")
+        saved = Snapshot.open(dataset)
+        fields = {"dataset": saved.dataset, "folder": "", "generation": saved.generation}
+        return str(dataset), f"{SCHEME}{saved.dataset} (generation {saved.generation})", fields
+    folder = printable(dataset.path)
+    shown = f"{SCHEME}{dataset.state}" + (f"/{folder}" if folder else "")
+    return dataset.part, shown, {"dataset": dataset.state, "folder": folder}
