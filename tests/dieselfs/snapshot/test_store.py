@@ -21,6 +21,7 @@ from dieselfs.snapshot.store import (
     SIGNER_FILE,
     SnapshotStore,
     load_snapshot,
+    save_snapshot,
     stored_subtree,
 )
 from dieselfs_server.datasets.snapshots import signed
@@ -289,3 +290,54 @@ def test_the_snapshot_of_a_folder_is_made_once_and_goes_with_its_generation(tmp_
     for generation in range(8, 8 + GENERATIONS_KEPT):
         offered(cache, offer_of(content_of(generation)))
     assert not list(tmp_path.rglob("*.subtree"))
+
+
+def saved(folder: Path, content: bytearray) -> Path:
+    """A snapshot in the place where the setting `snapshots` looks for it."""
+    folder.mkdir(exist_ok=True)
+    return Path(save_snapshot(Snapshot(bytes(content), "saved"), folder))
+
+
+def test_the_newest_is_taken_from_the_shared_folder(tmp_path: Path) -> None:
+    saved(tmp_path / "shared", content_of(7))
+    server = OfferingServer(offer_of(content_of(7)))
+    cache = SnapshotStore(tmp_path / "own", shared=tmp_path / "shared")
+    snapshot = cache.get(server.client(), record_at(7))
+    assert server.known_digests == [server.offer.digest]  # so the server sent nothing
+    assert Path(snapshot.source).is_relative_to(tmp_path / "own")
+
+
+def test_a_delta_brings_what_the_shared_folder_lacks(tmp_path: Path) -> None:
+    saved(tmp_path / "shared", content_of(7))
+    server = delta_offer(content_of(7), content_of(8, MORE))
+    cache = SnapshotStore(tmp_path / "own", shared=tmp_path / "shared")
+    assert cache.get(server.client(), record_at(8)).content == content_of(8, MORE)
+    assert len(server.bases) == 1
+
+
+@pytest.mark.parametrize("fault", ["damaged", "other signer", "cut short"])
+def test_a_bad_file_in_the_shared_folder_is_not_used(tmp_path: Path, fault: str) -> None:
+    own = SnapshotStore(tmp_path / "own", shared=tmp_path / "shared")
+    offered(SnapshotStore(tmp_path / "own"), offer_of(content_of(6)))  # the signer is known
+    path = saved(tmp_path / "shared", content_of(7))
+    if fault == "other signer":
+        path.write_bytes(content_of(7, identity=OTHER_IDENTITY))
+    elif fault == "damaged":
+        damaged = content_of(7)
+        damaged[-1] ^= 1
+        path.write_bytes(damaged)
+    else:
+        path.write_bytes(content_of(7)[:-1])
+    server = OfferingServer(offer_of(content_of(7)))
+    assert own.get(server.client(), record_at(7)).content == content_of(7)
+
+
+def test_an_old_saved_snapshot_stays_while_it_is_used(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path / "own")
+    path = saved(tmp_path / "shared", content_of(1))
+    for generation in range(2, 2 + GENERATIONS_KEPT):
+        offered(cache, offer_of(content_of(generation)))
+    assert cache.adopt(path).content == content_of(1)
+    assert [one.generation for one in cache.stored()] == [5, 4, 3, 2, 1]
+    assert SnapshotStore.remove(cache.stored()[-1]) == len(content_of(1))
+    assert [one.generation for one in cache.stored()] == [5, 4, 3, 2]
