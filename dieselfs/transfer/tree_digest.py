@@ -49,6 +49,8 @@ class TreeDigest:
     total_bytes: int = 0
     skipped: list[bytes] = field(default_factory=list)
     """Paths of local devices, pipes and sockets, which a dataset cannot have."""
+    read_bytes: int = 0
+    """So far, for any thread."""
 
     def __post_init__(self) -> None:
         self._hash = blake3(_CONTEXT)
@@ -72,9 +74,11 @@ class TreeDigest:
         return self._hash.hexdigest()
 
 
-def digest_of_folder(root: str) -> TreeDigest:
-    """The digest of a folder of the local file system. Raises NotFound, InvalidInput if something cannot be read."""
-    tree = TreeDigest()
+def digest_of_folder(root: str, tree: TreeDigest | None = None) -> TreeDigest:
+    """The digest of a folder of the local file system, in `tree`, which is new. Raises NotFound, and InvalidInput if
+    something cannot be read.
+    """
+    tree = tree or TreeDigest()
     if os.path.exists(root) and not os.path.isdir(root):
         raise InvalidInput(f"{printable(os.fsencode(root))}: not a folder")
     try:
@@ -101,31 +105,35 @@ def _add_local(tree: TreeDigest, root: bytes, below: bytes) -> None:
             names = sorted(os.listdir(place), reverse=True)
             ahead += [path + b"/" + name if path else name for name in names]
         elif stat.S_ISREG(status.st_mode):
-            tree.add_file(path, *_digest_of_file(place))
+            tree.add_file(path, *_digest_of_file(place, tree))
         elif stat.S_ISLNK(status.st_mode):
             tree.add_link(path, os.readlink(place))
         else:
             tree.skipped.append(path)
 
 
-def _digest_of_file(place: bytes) -> tuple[int, bytes]:
+def _digest_of_file(place: bytes, tree: TreeDigest) -> tuple[int, bytes]:
     """Size and digest of a file. Raises OSError."""
     content, size = blake3(), 0
     with open(place, "rb", buffering=0) as file:
         while part := file.read(_READ_BYTES):
             content.update(part)
             size += len(part)
+            tree.read_bytes += len(part)
     return size, content.digest(EXTENT_DIGEST_BYTES)
 
 
-def digest_of_snapshot(snapshot: Snapshot, chunks: ChunkReader, is_quick: bool = False) -> TreeDigest:
-    """The digest of a dataset. Raises Damaged if a byte differs from what the snapshot says, Unavailable.
+def digest_of_snapshot(
+    snapshot: Snapshot, chunks: ChunkReader, is_quick: bool = False, tree: TreeDigest | None = None
+) -> TreeDigest:
+    """The digest of a dataset, in `tree`, which is new. Raises Damaged if a byte differs from what the snapshot says,
+    Unavailable.
 
     Every chunk is read, and each extent compared with its digest in the snapshot. With `is_quick` only files that span
     chunks are read; for the others, the snapshot is believed.
     """
-    spanning = _spanning_digests(snapshot, chunks) if is_quick else _checked_digests(snapshot, chunks)
-    tree = TreeDigest()
+    tree = tree or TreeDigest()
+    spanning = _spanning_digests(snapshot, chunks) if is_quick else _checked_digests(snapshot, chunks, tree)
     for node in snapshot.walk():
         path, mode = snapshot.path(node), snapshot.mode(node)
         if stat.S_ISDIR(mode):
@@ -170,7 +178,7 @@ class _Growing:
     size: int = 0
 
 
-def _checked_digests(snapshot: Snapshot, chunks: ChunkReader) -> dict[int, bytes]:
+def _checked_digests(snapshot: Snapshot, chunks: ChunkReader, tree: TreeDigest) -> dict[int, bytes]:
     """Check every extent; the digests of the files that span chunks. Raises Damaged."""
     growing = {node: _Growing(blake3()) for node in _spanning_nodes(snapshot)}
     for chunk, owners, extents in _by_chunk(snapshot):
@@ -183,6 +191,7 @@ def _checked_digests(snapshot: Snapshot, chunks: ChunkReader) -> dict[int, bytes
                     f"{extent.offset}: digest of {printable(snapshot.path(node))!r} does not match"
                 )
             file = growing.get(node)
+            tree.read_bytes += extent.length
             if file is not None and file.size == extent.place:
                 file.content.update(content)
                 file.size += extent.length

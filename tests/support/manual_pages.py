@@ -98,7 +98,7 @@ def _verbs(group: click.Group, context: click.Context, is_dlcmd: bool) -> Iterat
         below = click.Context(command, parent=context, info_name=name)
         yield f".SS {_plain(command.get_usage(below).removeprefix('Usage: '))}"
         yield from _help(command)
-        common = {parameter.name for parameter in group.params}
+        common: set[str | None] = {parameter.name for parameter in group.params}
         yield from _options(command, below, common)
         yield from _epilog(command, is_nested=True)
 

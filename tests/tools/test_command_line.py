@@ -40,7 +40,10 @@ def test_every_help_page_has_two_examples_and_the_common_options(
     page = capsys.readouterr().out
     examples = page.partition("Examples:\n")[2].splitlines()
     assert sum(line.strip().startswith(("dlcmd ", "tar ")) for line in examples) >= 2
-    assert all(name in page for name in ("--server", "--key-file", "--json", "--quiet", "--bytes", "--debug"))
+    assert all(
+        name in page
+        for name in ("--server", "--key-file", "--json", "--quiet", "--progress", "--bytes", "--debug")
+    )
     assert max(map(len, page.splitlines())) <= 120
 
 

@@ -57,8 +57,21 @@ def test_a_narrow_terminal_keeps_what_matters_most(columns: int) -> None:
 
 
 def test_bytes_alone_count_where_there_are_no_files() -> None:
-    reading = Reading(0, 2048, 0, 2048, is_total_known=False, noun="")
+    reading = Reading(0, 2048, 0, 2048, None, is_total_known=False, noun="")
     assert progress_line("read", reading, 2048, 2) == "read: 2.0 KiB, 1.0 KiB/s"
+    reading = Reading(0, 2048, 0, 8192, None, noun="")
+    assert (
+        progress_line("verify", reading, 2048, 2) == "verify: 25%, 2.0 KiB of 8.0 KiB, 1.0 KiB/s, 6.0 s left"
+    )
+
+
+def test_chunks_alone_count_where_bytes_are_not_known() -> None:
+    reading = Reading(10, 0, 40, 0, None, noun="chunk", has_bytes=False)
+    assert progress_line("fsck", reading, 0, 2) == "fsck: 25%, 10 of 40 chunks, 6.0 s left"
+    assert (
+        progress_line("fsck", Reading(0, 0, 0, 0, None, noun="chunk", has_bytes=False), 0, 2)
+        == "fsck: 0 of 0 chunks"
+    )
 
 
 def test_a_terminal_that_does_not_know_its_size_shows_progress() -> None:
@@ -76,15 +89,19 @@ def test_a_terminal_that_does_not_know_its_size_shows_progress() -> None:
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_something_is_shown_soon(is_terminal: bool) -> None:
     stream = Stream(is_terminal)
-    with shown(Output(), "get", lambda: Reading(1, 2048, 3, 4096), stream):
+    with shown(Output(is_progress=True), "get", lambda: Reading(1, 2048, 3, 4096), stream):
         assert stream.written.wait(30)
     assert "get: " in stream.getvalue()
     assert ("\n" in stream.getvalue()) is not is_terminal
 
 
-def test_quiet_shows_nothing() -> None:
-    stream = Stream(True)
-    with shown(Output(is_quiet=True), "get", lambda: pytest.fail("asked"), stream):
+@pytest.mark.parametrize(
+    ("output", "is_terminal"),
+    [(Output(is_quiet=True), True), (Output(is_quiet=True, is_progress=True), False), (Output(), False)],
+)
+def test_quiet_and_pipes_show_nothing(output: Output, is_terminal: bool) -> None:
+    stream = Stream(is_terminal)
+    with shown(output, "get", lambda: pytest.fail("asked"), stream):
         pass
     assert stream.getvalue() == ""
 

@@ -4,9 +4,11 @@ import os
 
 from dieselfs.errors import InvalidInput
 from dieselfs.names import Location
+from dieselfs.transfer.report import TransferReport
 from dieselfs_tools.differences import differences, print_differences
 from dieselfs_tools.local_trees import LocalTree
 from dieselfs_tools.patterns import Patterns
+from dieselfs_tools.progress import Reading, shown
 from dieselfs_tools.session import Session
 from dieselfs_tools.sources import find_sources
 from dieselfs_tools.stored_trees import StoredTree
@@ -29,13 +31,21 @@ def run_check(
     snapshot = session.dataset(location.state).snapshot
     stored, local = StoredTree(snapshot, source.path), LocalTree(source, patterns)
 
-    def has_same_content(path: bytes) -> bool:
-        return is_quick or local.has_content(path, snapshot.extents(stored.nodes[path]))
+    wanted, report = stored.selected(patterns), TransferReport(is_all_found=True)
+    for path in local.entries.keys() & wanted.keys() if not is_quick else ():
+        here = local.entries[path]
+        if (here.type, here.size) == ("file", wanted[path].size):
+            report.find(here.size, is_folder=False)
 
-    wanted = stored.selected(patterns)
-    different = (
-        one
-        for one in differences(wanted, local.entries, has_same_content)
-        if local.place(one.entry.path) not in local.unread
-    )
+    def has_same_content(path: bytes) -> bool:
+        if is_quick:
+            return True
+        is_same = local.has_content(path, snapshot.extents(stored.nodes[path]))
+        report.done_files += 1
+        report.done_bytes += wanted[path].size
+        return is_same
+
+    with shown(session.output, "check", lambda: Reading.of(report)):
+        found = list(differences(wanted, local.entries, has_same_content))
+    different = (one for one in found if local.place(one.entry.path) not in local.unread)
     return print_differences(session.output, different, len(wanted), local.failures)

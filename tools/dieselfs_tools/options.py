@@ -129,6 +129,11 @@ def common_options() -> list[click.Parameter]:
             "--json", of_output="is_json", text="Print one JSON object per line; the last is the summary."
         ),
         switch("--quiet", "-q", of_output="is_quiet", text="Print errors and results only."),
+        switch(
+            "--progress",
+            of_output="is_progress",
+            text="Print the progress on standard error also where that is no terminal.",
+        ),
         switch("--bytes", of_output="is_exact", text="Print sizes as exact numbers of bytes."),
         switch("--debug", "is_debug", text="Print a traceback with an error."),
     ]

@@ -36,13 +36,15 @@ def write_bytes(content: bytes) -> None:
 class Output:
     """The form of the output. With `is_json` stdout carries objects only: records, and last the summary.
 
-    `is_exact`: sizes in bytes. `is_stdout_taken`: stdout carries the content of files, so text goes to stderr.
+    `is_exact`: sizes in bytes. `is_progress`: the progress is printed also where stderr is no terminal.
+    `is_stdout_taken`: stdout carries the content of files, so text goes to stderr.
     """
 
     is_json: bool = False
     is_quiet: bool = False
     is_exact: bool = False
     is_stdout_taken: bool = False
+    is_progress: bool = False
 
     def size(self, size_bytes: int) -> str:
         return str(size_bytes) if self.is_exact else format_size(size_bytes)

@@ -1,4 +1,4 @@
-"""The progress of a command: one changing line on a terminal, otherwise a line every 10 s.
+"""The progress of a command: one changing line on a terminal; elsewhere, with `--progress`, a line every 10 s.
 
 This module writes to stderr and starts a thread.
 """
@@ -27,17 +27,19 @@ DEFAULT_COLUMNS = 80
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The state of some work. `skipped_bytes` are done without work. `is_total_known` false: the totals still grow.
-    `noun`: what `files` counts; empty if only bytes count.
+    `noun`: what `files` counts; empty if only bytes count. `failed_files`: None where nothing fails alone. `has_bytes`
+    false: only what `noun` says is counted.
     """
 
     done_files: int
     done_bytes: int
     total_files: int
     total_bytes: int
-    failed_files: int = 0
+    failed_files: int | None = 0
     is_total_known: bool = True
     noun: str = "file"
     skipped_bytes: int = 0
+    has_bytes: bool = True
 
     @classmethod
     def of(cls, report: TransferReport) -> "Reading":
@@ -52,6 +54,14 @@ class Reading:
         )
 
     @property
+    def share(self) -> float | None:
+        """What is done, from 0 to 1; None if there is nothing to do."""
+        done, total = (
+            (self.done_bytes, self.total_bytes) if self.has_bytes else (self.done_files, self.total_files)
+        )
+        return min(done / total, 1) if total else None
+
+    @property
     def worked_bytes(self) -> int:
         return self.done_bytes - self.skipped_bytes
 
@@ -61,23 +71,31 @@ def progress_line(
 ) -> str:
     """One line, as long as `columns` allow. Rate and time left come from `worked_bytes`, done in this run."""
     rate = worked_bytes / elapsed_s if elapsed_s > 0 else 0.0
-    growing = "" if reading.is_total_known else " found so far"
-    if not reading.noun:
-        return f"{verb}: {format_size(reading.done_bytes)}, {format_size(rate)}/s"[:columns]
-    parts = [
-        f"{reading.done_files:,} of {count(reading.total_files, reading.noun)}",
-        f"{format_size(reading.done_bytes)} of {format_size(reading.total_bytes)}{growing}",
-        f"{format_size(rate)}/s",
-    ]
-    if reading.is_total_known and rate > 0:
-        left_bytes = max(reading.total_bytes - reading.done_bytes, 0)
-        parts.append(f"{format_duration(left_bytes / rate)} left")
-    parts.append(f"{reading.failed_files} failed")
-    if reading.is_total_known and reading.total_bytes:
-        parts[0] = f"{min(reading.done_bytes / reading.total_bytes, 1):.0%}, {parts[0]}"
+    is_known, parts = reading.is_total_known, []
+    if reading.noun:
+        parts.append(f"{reading.done_files:,} of {count(reading.total_files, reading.noun)}")
+    if reading.has_bytes:
+        total = f" of {format_size(reading.total_bytes)}" if is_known or reading.noun else ""
+        growing = " found so far" if reading.noun and not is_known else ""
+        parts += [f"{format_size(reading.done_bytes)}{total}{growing}", f"{format_size(rate)}/s"]
+    if is_known and (left_s := _left_s(reading, rate, elapsed_s)) is not None:
+        parts.append(f"{format_duration(left_s)} left")
+    if reading.failed_files is not None:
+        parts.append(f"{reading.failed_files} failed")
+    if is_known and (share := reading.share) is not None:
+        parts[0] = f"{share:.0%}, {parts[0]}"
     while columns is not None and len(parts) > 1 and len(f"{verb}: {', '.join(parts)}") > columns:
         parts.pop()
     return f"{verb}: {', '.join(parts)}"[:columns]
+
+
+def _left_s(reading: Reading, rate: float, elapsed_s: float) -> float | None:
+    """The time left: by bytes, or without them by what `files` counts."""
+    if reading.has_bytes:
+        return max(reading.total_bytes - reading.done_bytes, 0) / rate if rate > 0 else None
+    if not reading.done_files:
+        return None
+    return elapsed_s / reading.done_files * max(reading.total_files - reading.done_files, 0)
 
 
 @contextmanager
@@ -85,10 +103,10 @@ def shown(
     output: Output, verb: str, read: Callable[[], Reading], stream: TextIO | None = None
 ) -> Iterator[None]:
     """Show the progress of the `with` block; another thread calls `read`."""
-    if output.is_quiet:
+    stream = stream or sys.stderr
+    if output.is_quiet or not (output.is_progress or stream.isatty()):
         yield
         return
-    stream = stream or sys.stderr
     over = Event()
     thread = Thread(target=_show, args=(verb, read, stream, over), name="dieselfs-progress", daemon=True)
     thread.start()

@@ -44,4 +44,4 @@ def spooled(stream: BinaryIO, output: Output, name: str = STANDARD_INPUT) -> Ite
 
 def _reading(descriptor: int) -> Reading:
     size_bytes = os.fstat(descriptor).st_size
-    return Reading(0, size_bytes, 0, size_bytes, is_total_known=False, noun="")
+    return Reading(0, size_bytes, 0, size_bytes, None, is_total_known=False, noun="")

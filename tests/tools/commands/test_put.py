@@ -253,10 +253,11 @@ progress.progress_line, ServerClient.put_chunk = show, wait
 
 def test_progress_goes_to_stderr_and_quiet_prints_nothing(dlcmd: Dlcmd, dataset: str) -> None:
     (dlcmd.folder / "file").write_bytes(bytes(MIB))
-    loud = dlcmd.changed(SHOW_BEFORE_IT_IS_STORED, "put", "file", f"dl://{dataset}/")
+    loud = dlcmd.changed(SHOW_BEFORE_IT_IS_STORED, "put", "--progress", "file", f"dl://{dataset}/")
     assert loud.stderr.startswith("put: ") and "/s" in loud.stderr
     assert loud.returncode == 0 and loud.stdout.count("\n") == 1
-    quiet = dlcmd("put", "-q", "-f", "file", f"dl://{dataset}/")
+    assert dlcmd("put", "-f", "file", f"dl://{dataset}/").stderr == ""
+    quiet = dlcmd("put", "--progress", "-q", "-f", "file", f"dl://{dataset}/")
     assert (quiet.text, quiet.stderr) == ("", "")
 
 
@@ -264,7 +265,7 @@ def test_standard_input_is_named_and_its_reading_is_shown_and_timed(dlcmd: Dlcmd
     shown = "from dieselfs_tools import progress; progress.FIRST_LINE_S = 0.01"
     command = [sys.executable, "-c", f"{shown}; from dieselfs_tools.dlcmd import main; main()"]
     with subprocess.Popen(
-        [*command, "put", "-", f"dl://{dataset}/log"],
+        [*command, "put", "--progress", "-", f"dl://{dataset}/log"],
         cwd=dlcmd.folder,
         env={**dlcmd.environment(), "TMPDIR": str(dlcmd.folder)},
         stdin=subprocess.PIPE,

@@ -8,6 +8,7 @@ from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
 from dieselfs.names import SCHEME, is_location, printable
 from dieselfs.units import count
 from dieselfs_tools import options
+from dieselfs_tools.progress import Reading, shown
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
@@ -28,18 +29,25 @@ def verify(session: Session, source: str, is_quick: bool) -> int:
     Equal trees have equal digests, however their files are stored; modes and times do not count. Exit code 0: all
     bytes are those that were stored; 5: some are not; 2: a local folder has devices, pipes or sockets, left out here.
     """
-    from dieselfs.transfer.tree_digest import digest_of_folder, digest_of_snapshot
+    from dieselfs.transfer.tree_digest import TreeDigest, digest_of_folder, digest_of_snapshot
 
-    output = session.output
+    output, tree = session.output, TreeDigest()
     fields: dict[str, object]
     if is_location(source):
         state = options.dataset_state(source)
         dataset = session.dataset(state)
-        tree = digest_of_snapshot(dataset.snapshot, dataset.chunks, is_quick)
+        total_bytes = int(dataset.snapshot.column("extent_lengths").sum())
+
+        def reading() -> Reading:
+            return Reading(0, tree.read_bytes, 0, total_bytes, None, not is_quick, "")
+
+        with shown(output, "verify", reading):
+            digest_of_snapshot(dataset.snapshot, dataset.chunks, is_quick, tree)
         name = f"{SCHEME}{state}"
         fields = {"dataset": state, "generation": dataset.snapshot.generation, "quick": is_quick}
     else:
-        tree = digest_of_folder(source)
+        with shown(output, "verify", lambda: Reading(0, tree.read_bytes, 0, 0, None, False, "")):
+            digest_of_folder(source, tree)
         name, fields = source, {"folder": source}
     output.record("digest", f"{tree.hex()}  {name}", {"digest": tree.hex(), **fields})
     for path in tree.skipped:
