@@ -39,6 +39,8 @@ def test_images_of_hugging_face(tmp_path: Path) -> None:
     assert json.loads(found.pop("00000001.json")) == {"label": 1, "text": "ä"}
     assert len(found) == 3
     template = Template("{label}/{path}")
+    beside = next(record for record in read_all(path) if record.name == b"00000001.json")
+    assert beside.fields["path"] == "1.json"
     record = next(record for record in read_all(path) if record.name == b"00000001.JPEG")
     assert template.fill(record.name, b"", 0, record.fields) == b"dog/1.JPEG"
 

@@ -59,6 +59,7 @@ class _Rows:
             label = values.get(name)
             if isinstance(label, int) and 0 <= label < len(classes):
                 fields[name] = classes[label]
+        beside = ""  # the path of an image, without its suffix, for the other columns
         for name in self._contents:
             value = values[name]
             content, path = (
@@ -73,11 +74,12 @@ class _Rows:
             suffix = posixpath.splitext(path or "")[1] or suffix_of(content)
             record = Record.of((key + suffix).encode(), content, self._mtime_ns)
             record.fields = {**fields, "path": path} if path else fields
+            beside = beside or posixpath.splitext(path or "")[0]
             yield record
         if rest:
             text = json.dumps(rest, ensure_ascii=False, default=_jsonable).encode()
             record = Record.of(f"{number(index)}.json".encode(), text, self._mtime_ns)
-            record.fields = fields
+            record.fields = {**fields, "path": f"{beside}.json"} if beside else fields
             yield record
 
 
