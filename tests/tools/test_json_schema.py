@@ -128,6 +128,7 @@ RUNS: Sequence[tuple[str, int]] = (
 IN_OTHER_TESTS = {"mount", "upgrade", "warm", "cache", "run"}
 
 
+@pytest.mark.timeout(1200)  # more than sixty processes, one after the other
 def test_every_verb_prints_what_is_documented(dlcmd: Dlcmd, dataset: str) -> None:
     for name, size in (("train/cat.txt", 5), ("train/more/dog.bin", 4096), ("none", 0)):
         place = dlcmd.folder / "pets" / name

@@ -362,7 +362,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "fsck": {
         "problem": ["kind what is_mended"],
-        "summary": ["dataset deep repair chunks entries bytes problems unmended"],
+        "summary": ["dataset deep repair dry_run chunks entries bytes problems unmended"],
     },
     "check": _COMPARED,
     "diff": _COMPARED,

@@ -16,12 +16,13 @@ from dieselfs_tools.session import Session
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 @click.option("--deep", "is_deep", is_flag=True, help="Read every byte of every chunk.")
 @click.option("--repair", "is_repair", is_flag=True, help="Repair metadata and snapshot from the chunks.")
-def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
-    """Compare chunks, metadata and snapshot with each other.
+@options.dry_run
+def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool, is_dry_run: bool) -> int:
+    """Compare chunks, metadata and snapshot with each other. Without --repair, or with -n, nothing is changed.
 
     Exit code 0: clean; 2: all problems are repaired; 5: some problems are not repaired.
     """
-    report, output = session.client.fsck(dataset, is_deep, is_repair), session.output
+    report, output = session.client.fsck(dataset, is_deep, is_repair and not is_dry_run), session.output
     for problem in report.problems:
         repaired = "repaired: " if problem.is_mended else ""
         output.record("problem", f"{repaired}{problem.what}", problem._asdict())
@@ -34,7 +35,8 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
     fields = {
         "dataset": dataset,
         "deep": is_deep,
-        "repair": is_repair,
+        "repair": is_repair and not is_dry_run,
+        "dry_run": is_dry_run or not is_repair,
         "chunks": report.chunks,
         "entries": report.entries,
         "bytes": report.total_bytes,
@@ -44,7 +46,7 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> int:
     exit_code = EXIT_OK
     if unmended:
         exit_code = EXIT_DAMAGED
-        hint = "" if is_repair else "; --repair restores metadata and snapshot"
+        hint = "" if is_repair and not is_dry_run else "; --repair restores metadata and snapshot"
         output.error(f"dl://{dataset}: {count(unmended, 'problem')} not repaired{hint}")
     elif found:
         exit_code = EXIT_PARTIAL
