@@ -2,7 +2,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.limits import KIB, MIB
-from dieselfs_client.mount.read_around import ANSWERED_BYTES_MAX, SCATTERED_MIN, ReadAround
+from dieselfs_client.mount.read_around import (
+    ANSWERED_BYTES_MAX,
+    RANGES_REMEMBERED_MAX,
+    SCATTERED_MIN,
+    ReadAround,
+)
 
 INODE = 7
 PAGE = 4 * KIB
@@ -62,3 +67,15 @@ def test_what_was_refused_is_answered_when_it_is_requested_again(requests: list[
             for first, last in ((offset, end), (middle, middle + 1), (offset, offset + 96 * KIB)):
                 around.requested(INODE, first, last)
                 assert not around.is_unwanted(INODE, first, last)
+
+
+def test_a_range_is_remembered_until_some_of_it_is_requested_again() -> None:
+    """A thread may be slow, and its kernel may request the whole range again."""
+    around = ReadAround()
+    refusals(around, 1 * MIB, PAGE, SCATTERED_MIN)
+    places = [number * APART for number in range(SCATTERED_MIN, SCATTERED_MIN + 2 * RANGES_REMEMBERED_MAX)]
+    refused = [place for place in places if around.is_unwanted(INODE, place, place + MIB)]
+    assert refused == places[:RANGES_REMEMBERED_MAX]
+    for place in refused:
+        around.requested(INODE, place, place + MIB)
+        assert not around.is_unwanted(INODE, place, place + MIB)
