@@ -18,6 +18,9 @@ from tests.support.documents import DOCUMENTS, REPOSITORY
 COMPLETIONS = {"bash": "dlcmd", "zsh": "_dlcmd", "fish": "dlcmd.fish"}
 """The name under which each shell looks for the script."""
 
+HELP_NAMES = ["-h", "--help"]
+"""As those of the commands. A command keeps the option that is made first, also for later contexts."""
+
 _ESCAPES = {"\\": "\\e", "-": "\\-", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha", "'": "\\(aq"}
 _LITERAL = re.compile(r"`([^`]+)`|\[([^\]]+)\]\([^)]*\)|\*\*([^*]+)\*\*")
 
@@ -55,7 +58,7 @@ def _lines(name: str, command: click.Command, guide: Mapping[str, str]) -> Itera
     words = name.replace("-", " ", 1) if name.startswith("dlcmd-") else name
     verb = name.removeprefix("dlcmd-")
     brief = VERBS.get(verb) or command.get_short_help_str(200)
-    context = click.Context(command, info_name=words, obj=Session())
+    context = click.Context(command, info_name=words, obj=Session(), help_option_names=HELP_NAMES)
     yield f'.TH "{name.upper()}" "1" "" "dieselfs" "User Commands"'
     yield from (".SH NAME", f"{_plain(name)} \\- {_text(brief[0].lower() + brief[1:].rstrip('.'))}")
     yield from (".SH SYNOPSIS", f".B {_plain(words)}")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "put": "Store files and folders in a dataset.",
-    "sync": "Make a stored folder equal to a local one, or a local to a stored one.",
+    "sync": "Make a folder equal to another: one stored, one local.",
     "get": "Write files of a dataset to this machine.",
     "import": "Store the records of archives and of other data formats.",
     "attach": "Make archives part of a dataset, without copying.",

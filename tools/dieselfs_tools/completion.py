@@ -147,6 +147,12 @@ def _locations(context: click.Context, incomplete: str) -> Iterable[str]:
     ]
 
 
+def _mountables(context: click.Context, incomplete: str) -> Iterable[str]:
+    """A dataset as it is typed; folders of it once there is a slash."""
+    is_dataset = "/" not in incomplete.removeprefix(SCHEME)
+    return _datasets(context, incomplete) if is_dataset else _locations(context, incomplete)
+
+
 def _tags(context: click.Context, incomplete: str) -> Iterable[str]:
     dataset = context.params.get("dataset")
     tags = _client(context).tags(dataset) if dataset else []
@@ -168,6 +174,7 @@ def _settings(_: click.Context, incomplete: str) -> Iterable[str]:
 _KINDS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "dataset": _datasets,
     "location": _locations,
+    "mountable": _mountables,
     "source": _locations,
     "tag": _tags,
     "mountpoint": _mountpoints,

@@ -96,7 +96,7 @@ def mountable(text: str) -> Location | Path:
     return Path(text).expanduser().absolute() if is_file_path(text) else location(text)
 
 
-MOUNTABLE = Parsed("dl://DATASET[@TAG][/FOLDER]", mountable, "location")
+MOUNTABLE = Parsed("dl://DATASET[@TAG][/FOLDER]", mountable, "mountable")
 PART = Parsed("dl://DATASET[@TAG][/FOLDER]", location, "location")
 STATE = Parsed("dl://DATASET[@TAG]", dataset_state, "dataset")
 DATASET = Parsed("dl://DATASET", dataset_name, "dataset")

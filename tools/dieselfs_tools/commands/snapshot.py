@@ -65,7 +65,7 @@ def ls(session: Session) -> int:
     )
 
 
-@options.verb("log", "dlcmd snapshot log dl://pets", group=snapshot)
+@options.verb("log", "dlcmd snapshot log dl://pets", "dlcmd snapshot log --json pets", group=snapshot)
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
 def log(session: Session, dataset: str) -> int:
     """List the generations that can be read: those with a tag, and those whose snapshots the server still has."""
