@@ -4,6 +4,7 @@ A daemon listens on a Unix socket of its own in the private folder of the user's
 object with its metrics, and the connection ends. So no daemon needs a port, and tools find all of them.
 """
 
+import errno
 import json
 import logging
 import os
@@ -57,7 +58,11 @@ async def publish(metrics: Registry, about: Mapping[str, str], folder: Path | No
                 _log.warning("cannot answer a tool that reads metrics: %s", error)
                 await trio.sleep(METRICS_TIMEOUT_S)
                 continue
-            with connection, trio.move_on_after(METRICS_TIMEOUT_S), suppress(OSError):
+            with (
+                connection,
+                trio.move_on_after(METRICS_TIMEOUT_S),
+                suppress(OSError, trio.BrokenResourceError),
+            ):
                 if peer_user(connection) == os.getuid():
                     content = json.dumps(asdict(metrics.report(about)))
                     await trio.SocketStream(connection).send_all(content.encode())
@@ -67,10 +72,12 @@ async def publish(metrics: Registry, about: Mapping[str, str], folder: Path | No
 
 
 def _remove_dead(folder: Path) -> None:
-    """Remove the sockets that killed processes have left."""
+    """Remove the sockets that killed processes have left: nobody listens there."""
     for path in folder.glob("*.sock"):
-        if not Path("/proc", path.stem).exists():
-            path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as probe, reachable_path(str(path)) as reachable:
+            probe.setblocking(False)
+            if probe.connect_ex(reachable) == errno.ECONNREFUSED:
+                path.unlink(missing_ok=True)
 
 
 def _listening(path: Path) -> socket.socket:

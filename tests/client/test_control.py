@@ -127,7 +127,6 @@ def test_a_dataset_by_its_location(options: MountOptions, mountpoint: Path) -> N
     [
         ("numbers", {}, NotFound, "numbers"),
         ("no name", {}, InvalidInput, "is not allowed"),
-        ("letters/train", {}, InvalidInput, "mount letters"),
         ("letters", {"generation": 99}, NotFound, "generation"),
         ("letters", {"server": "unix:/nowhere/at/all.sock"}, Unavailable, "/nowhere/at/all.sock"),
         ("letters", {"log_file": "/proc/no/log"}, MountError, "/proc/no/log"),

@@ -139,7 +139,7 @@ def test_a_mount_waits_for_servers_that_are_all_away(cluster: Cluster, tree: Pat
 def test_the_library_reads_on_and_comes_back_to_a_server(
     cluster: Cluster, node: Host, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dieselfs.rpc.client.SERVER_SILENCE_S", 1.0)
+    monkeypatch.setattr("dieselfs.rpc.server_connections.SERVER_SILENCE_S", 1.0)
     for fault in (cut_off, stop):
         lost: list[Storage] = []
 
@@ -169,7 +169,7 @@ def test_a_server_that_was_killed_comes_back(cluster: Cluster, node: Host) -> No
 def test_the_only_server_left_may_take_its_time(
     cluster: Cluster, node: Host, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dieselfs.rpc.client.SERVER_SILENCE_S", 0.2)
+    monkeypatch.setattr("dieselfs.rpc.server_connections.SERVER_SILENCE_S", 0.2)
     one, other = cluster.storages
     with ExitStack() as stack:
         with one.host.inside():

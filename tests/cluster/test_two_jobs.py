@@ -22,8 +22,8 @@ READS = 50
 
 
 def files_of(folder: Path) -> dict[str, int]:
-    """The modes of what lies in a folder, by name."""
-    return {path.name: stat.S_IMODE(path.lstat().st_mode) for path in folder.iterdir()}
+    """The modes of the files and sockets in a folder, by name."""
+    return {path.name: stat.S_IMODE(path.lstat().st_mode) for path in folder.iterdir() if not path.is_dir()}
 
 
 def has_lost(node: JobNode, lost: JobNode) -> bool:

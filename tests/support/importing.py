@@ -5,7 +5,7 @@ from pathlib import Path
 from zlib import crc32
 
 from dieselfs_tools.importing.formats import AUTO, format_of
-from dieselfs_tools.importing.inputs import Input, is_url
+from dieselfs_tools.importing.inputs import Input
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.output import Output
 
@@ -27,7 +27,7 @@ def read_all(source: Path | str, format_name: str = AUTO, into: list[Record] | N
 
 def assert_placed(record: Record) -> None:
     """Where a record says that its source has its content, it is."""
-    if record.place is None or record.content is None or is_url(record.place.file):
+    if record.place is None or record.content is None or "://" in record.place.file:
         return
     with open(record.place.file, "rb") as file:
         file.seek(record.place.offset)

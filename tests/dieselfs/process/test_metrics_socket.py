@@ -47,6 +47,21 @@ async def test_tools_get_what_a_daemon_counts_until_it_ends(folder: Path) -> Non
     assert [*folder.iterdir()] == [] and [*published(folder)] == []
 
 
+async def test_a_tool_that_leaves_early_does_no_harm(folder: Path) -> None:
+    metrics = registry()
+    metrics.info("large", "More than a socket takes at once.", lambda: "x" * 1_000_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publish, metrics, ABOUT, folder)
+        while not (path := folder / f"{os.getpid()}.sock").exists():
+            await trio.sleep(0.001)
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as hasty:
+                hasty.connect(str(path))
+        found = await trio.to_thread.run_sync(lambda: [*published(folder)])
+        nursery.cancel_scope.cancel()
+    assert len(found) == 1
+
+
 async def test_a_socket_of_an_earlier_process_is_replaced(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / f"{os.getpid()}.sock"))

@@ -36,7 +36,7 @@ from dieselfs.rpc.records import CopyProgress, CopyRequest
 NOBODY = 65534
 TIMEOUT_S = 30.0
 NAMED: dict[str, dict[str, object]] = {
-    "get_snapshot": {"dataset": "d", "generation": 0, "known_digest": b"", "tag": ""},
+    "get_snapshot": {"dataset": "d", "generation": 0, "known_digest": b"", "tag": "", "bases": b""},
     "join_job": {
         "dataset": "d",
         "job": "j",
@@ -85,7 +85,9 @@ def liar(*replies: Callable[[str, int], bytes]) -> Iterator[Connection]:
 
 
 def _snapshot(length: int, sent: bytes = b"") -> Callable[[str, int], bytes]:
-    info = thrift.SnapshotInfo(generation=1, updated_ns=1, digest=bytes(32), bulk_length=length)
+    info = thrift.SnapshotInfo(
+        generation=1, updated_ns=1, digest=bytes(32), bulk_length=length, base_digest=b""
+    )
     return lambda method, sequence: frame(encode_reply(method, sequence, info)) + sent
 
 
