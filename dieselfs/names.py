@@ -130,7 +130,7 @@ def is_location(text: str) -> bool:
 
 
 def is_file_path(text: str) -> bool:
-    """Whether a text where a dataset may stand is the path of a saved snapshot: it says so by its beginning."""
+    """Whether a text where a dataset may stand is the path of a saved snapshot: it begins as a path does."""
     return text.startswith(("/", "./", "../", "~/"))
 
 

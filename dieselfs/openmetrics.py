@@ -13,7 +13,7 @@ from dieselfs.metrics import Report
 
 
 class Collector:
-    """Gives the metrics of `reports` to a registry of prometheus-client, anew for each request."""
+    """Gives a registry of prometheus-client the metrics that `reports` returns at each request."""
 
     def __init__(self, reports: Callable[[], Iterable[Report]]) -> None:
         self._reports = reports

@@ -1,7 +1,7 @@
 """Serves metrics over HTTP, for Prometheus. This module opens sockets, and starts a thread.
 
-`GET /metrics` gives OpenMetrics or the older text format of Prometheus, as the request accepts. Requests are answered
-one after the other, each within METRICS_HTTP_REQUEST_S, so many slow clients cost one thread, and the server can stop.
+`GET /metrics` gives OpenMetrics or the older text format of Prometheus, as the request accepts. One thread
+answers the requests in turn, each within METRICS_HTTP_REQUEST_S. So slow clients take one thread at most.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The metrics of each daemon, for the tools of the same user on the same machine. This module opens sockets.
 
-A daemon listens on a Unix socket of its own in the private folder of the user's daemons; whoever connects gets one JSON
-object with its metrics, and the connection ends. So no daemon needs a port, and tools find all of them.
+A daemon listens on a Unix socket of its own, in the private folder of the user's daemons. It answers each connection
+with one JSON object that has its metrics, and closes it. So no daemon needs a port, and tools find all of them.
 """
 
 import errno
@@ -64,11 +64,19 @@ async def publish(metrics: Registry, about: Mapping[str, str], folder: Path | No
                 suppress(OSError, trio.BrokenResourceError),
             ):
                 if peer_user(connection) == os.getuid():
-                    content = json.dumps(asdict(metrics.report(about)))
-                    await trio.SocketStream(connection).send_all(content.encode())
+                    await trio.SocketStream(connection).send_all(_content(metrics, about))
     finally:
         listener.close()
         path.unlink(missing_ok=True)
+
+
+def _content(metrics: Registry, about: Mapping[str, str]) -> bytes:
+    """The answer; empty if a metric cannot be read, which must not end the daemon. Tools leave it out then."""
+    try:
+        return json.dumps(asdict(metrics.report(about))).encode()
+    except Exception:
+        _log.exception("metrics cannot be read")
+        return b""
 
 
 def _remove_dead(folder: Path) -> None:

@@ -21,6 +21,7 @@ from dieselfs.settings import OFF, Settings
 
 EMBEDDED_TRIES_MAX = 3
 EMBEDDED_PAUSE_S = 0.05
+"""Before such a retry; clients are threads, so they may sleep."""
 
 POOL_CONNECTIONS_MAX = 16
 """Limit of idle connections; if more threads call, more connections open, and close afterwards."""

@@ -1,8 +1,8 @@
 """The difference of two snapshots of a dataset, and its application. Arithmetic on columns, no I/O.
 
 A snapshot is a function of its entries, so a few changed entries are enough to make the next generation from the last
-one, to the byte. The digest and the signature of the result are those of the server's snapshot; whoever applies a delta
-checks both.
+one, to the byte. The digest and the signature of the result are those of the server's snapshot; a reader that applies a
+delta checks both.
 
 Nodes that are in both generations have the same order in both: it depends on their paths alone.
 """

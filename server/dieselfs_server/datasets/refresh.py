@@ -68,6 +68,8 @@ class Refresh:
                 await self._build(dataset)
             except DieselfsError as error:
                 log.info("the snapshot of %s is not built ahead: %s", dataset, error)
+            except Exception:  # the server must not end with a task that only saves time
+                log.exception("building the snapshot of %s ahead failed with an internal error", dataset)
             now_s = trio.current_time()
             self._pauses = {name: until_s for name, until_s in self._pauses.items() if until_s > now_s}
             self._pauses[dataset] = now_s + PAUSE_FACTOR * (now_s - started_s)

@@ -47,6 +47,15 @@ async def test_tools_get_what_a_daemon_counts_until_it_ends(folder: Path) -> Non
     assert [*folder.iterdir()] == [] and [*published(folder)] == []
 
 
+async def test_a_metric_that_cannot_be_read_ends_no_daemon(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = registry()
+    metrics.gauge("broken", "It fails.", lambda: 1 // 0)
+    assert await read_while_published(folder, metrics) == []
+    assert "metrics cannot be read" in caplog.text
+
+
 async def test_a_tool_that_leaves_early_does_no_harm(folder: Path) -> None:
     metrics = registry()
     metrics.info("large", "More than a socket takes at once.", lambda: "x" * 1_000_000)

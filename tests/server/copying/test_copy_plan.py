@@ -21,8 +21,10 @@ def tree(**files: bytes) -> Snapshot:
     return pack_entries(entries).snapshot
 
 
-def request(path: bytes, new: bytes, **changes: object) -> CopyRequest:
-    return CopyRequest("a", path, "b", new)._replace(**changes)  # type: ignore[arg-type]  # of several fields
+def request(
+    path: bytes, new: bytes, is_move: bool = False, is_merged: bool = False, existing: int = Existing.REFUSE
+) -> CopyRequest:
+    return CopyRequest("a", path, "b", new, is_move=is_move, is_merged=is_merged, existing=existing)
 
 
 def copied(plan: CopyPlan) -> set[bytes]:

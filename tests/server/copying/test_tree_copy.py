@@ -1,7 +1,7 @@
 """Copies and moves through the handler, over SQLite and Redis: contents, kills at each step, concurrent writers."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.own_service import call, called, own_service
 from tests.support.redis import needs_redis, running_redis
@@ -217,12 +218,12 @@ class DyingStore(MemoryStore):
         self.__dict__ = whole.__dict__
         self._own = (number, is_after, [0], error)
 
-    def put(self, *arguments: object) -> None:
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         number, is_after, counter, error = self._own
         counter[0] += 1
         if counter[0] == number and not is_after:
             raise error("just here")
-        MemoryStore.put(self, *arguments)  # type: ignore[arg-type]  # passed on as they came
+        MemoryStore.put(self, dataset_id, chunk_id, parts)
         if counter[0] == number:
             raise error("just here")
 
@@ -298,10 +299,10 @@ class WatchedStore(MemoryStore):
         self.__dict__ = whole.__dict__
         self._own = [act]
 
-    def put(self, *arguments: object) -> None:
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         if self._own:
             self._own.pop()()
-        MemoryStore.put(self, *arguments)  # type: ignore[arg-type]  # passed on as they came
+        MemoryStore.put(self, dataset_id, chunk_id, parts)
 
 
 def test_damaged_bytes_are_not_copied(world: World) -> None:
@@ -331,8 +332,8 @@ def test_a_cancelled_copy_ends_at_a_chunk_and_keeps_the_source(
                     def __init__(self) -> None:
                         self.__dict__ = world.store.__dict__
 
-                    def put(self, *arguments: object) -> None:
-                        MemoryStore.put(self, *arguments)  # type: ignore[arg-type]  # passed on as they came
+                    def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
+                        MemoryStore.put(self, dataset_id, chunk_id, parts)
                         trio.from_thread.run_sync(scope.cancel)
 
                 service = own_service(tmp_path, CancellingStore(), metadata)

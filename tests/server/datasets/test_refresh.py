@@ -1,5 +1,6 @@
 """Snapshots are built in the background once a put has ended, and at intervals while it lasts."""
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -61,6 +62,9 @@ async def test_a_chunk_during_a_build_is_in_the_next_one(autojump_clock: MockClo
     assert [name for name, _ in built] == ["a", "a"]
 
 
-async def test_a_failed_build_is_tried_after_the_next_put(autojump_clock: MockClock) -> None:
-    failing = Builds(error=Unavailable("no metadata"))
+@pytest.mark.parametrize("error", [Unavailable("no metadata"), OSError("a bug")])
+async def test_a_failed_build_is_tried_after_the_next_put(
+    error: Exception, autojump_clock: MockClock
+) -> None:
+    failing = Builds(error=error)
     assert len(await failing.after((0, "a"), (100, "a"))) == 2

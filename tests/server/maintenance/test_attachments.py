@@ -43,10 +43,12 @@ class World:
             self.attach(name, 1000, 2000)
         self.put({b"plain": b"ordinary"})
 
-    def write(self, builder: ChunkBuilder, *source: object) -> None:
+    def write(
+        self, builder: ChunkBuilder, payload: bytes | None = None, source: Source | None = None
+    ) -> None:
         version = self.metadata.reserve_versions(DATASET, 100, NOW_NS)
         chunk_id = self.ids.next()
-        parts = builder.seal(*source).encode(chunk_id, "data", DATASET, version)  # type: ignore[arg-type]  # spelled out below
+        parts = builder.seal(payload, source).encode(chunk_id, "data", DATASET, version)
         commit_chunk(self.store, self.metadata, DATASET, chunk_id, b"".join(parts), NOW_NS)
 
     def put(self, files: dict[bytes, bytes]) -> None:

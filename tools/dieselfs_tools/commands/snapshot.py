@@ -133,7 +133,11 @@ def diff(session: Session, first: Location | Path, second: Location | Path, patt
 
 @options.verb("prune", "dlcmd snapshot prune", "dlcmd snapshot prune -n --keep 2", group=snapshot)
 @click.option(
-    "--keep", type=click.IntRange(0), default=KEPT, help="Leave so many of each dataset.", show_default=True
+    "--keep",
+    type=click.IntRange(0),
+    default=KEPT,
+    help="Number of snapshots to keep of each dataset.",
+    show_default=True,
 )
 @options.dry_run
 def prune(session: Session, keep: int, is_dry_run: bool) -> int:
