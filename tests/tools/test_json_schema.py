@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
 from dieselfs_tools.command_line import VERBS
-from dieselfs_tools.json_schema import FIELDS, VERB_LINES, fields_of, page, schema, text
+from dieselfs_tools.json_fields import FIELDS
+from dieselfs_tools.json_schema import VERB_LINES, fields_of, page, schema, text
 from tests.support.dlcmd import Dlcmd, check_json_line
 from tests.support.documents import REPOSITORY
 

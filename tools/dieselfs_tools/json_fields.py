@@ -1,0 +1,242 @@
+"""The fields of the lines that `--json` prints: the type and the meaning of each. No I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TEXT, WHOLE, NUMBER, YES_NO = "string", "integer", "number", "boolean"
+TEXTS = "array of strings"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`type`: of the value, as the page says it; `schema`: of a value with parts."""
+
+    type: str
+    meaning: str
+    is_nullable: bool = False
+    schema: Mapping[str, Any] = field(default_factory=dict)
+
+    def json_schema(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict(self.schema)
+        if self.type == TEXTS:
+            found = {"type": "array", "items": {"type": "string"}}
+        elif not found:
+            found = {"type": self.type}
+        if self.is_nullable:
+            found["type"] = [found["type"], "null"]
+        return {**found, "description": self.meaning}
+
+
+def _object(**properties: str) -> dict[str, Any]:
+    types = {name: {"type": kind} for name, kind in properties.items()}
+    return {"type": "object", "properties": types, "required": list(types), "additionalProperties": False}
+
+
+def _array(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _map(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": kind}
+
+
+_EXTENT = _object(place=WHOLE, length=WHOLE, chunk=TEXT, offset=WHOLE, blake3=TEXT)
+_KEY = _object(key_id=TEXT, created_s=WHOLE, expires_s=WHOLE)
+_WARMTH = _object(pinned_bytes=WHOLE, wanted_bytes=WHOLE, damaged_chunks=WHOLE, share=NUMBER)
+
+FIELDS: Mapping[str, Field] = {
+    # -- all verbs
+    "type": Field(TEXT, "The kind of line."),
+    "exit_code": Field(WHOLE, "The exit code of the command."),
+    "error": Field(TEXT, "The error that ended the command."),
+    "reason": Field(TEXT, "Why an item failed."),
+    "dry_run": Field(YES_NO, "Whether nothing was changed."),
+    "seconds": Field(NUMBER, "Duration, in seconds."),
+    # -- names
+    "dataset": Field(TEXT, "Name of a dataset, or NAME@TAG."),
+    "target_dataset": Field(TEXT, "Name of the dataset that is copied to."),
+    "path": Field(TEXT, "Path in the dataset; of a failure also a local one."),
+    "source": Field(TEXT, "Local path, or source and record; of a copy its path before."),
+    "destination": Field(TEXT, "Local path."),
+    "target": Field(TEXT, "Target of a link; of an export, its file or folder."),
+    "old": Field(TEXT, "Path before."),
+    "new": Field(TEXT, "Path after."),
+    "first_source": Field(TEXT, "Source of the first entry."),
+    "first_path": Field(TEXT, "Path of the first entry."),
+    "folder": Field(TEXT, "A folder: local, or in the dataset."),
+    "image": Field(TEXT, "Path of the image."),
+    "format": Field(TEXT, "Format of the export."),
+    # -- entries
+    "kind": Field(TEXT, "`file`, `folder` or `link`; of a problem: `chunk`, `file`, `metadata`, `snapshot`, `clock`."),
+    "size": Field(WHOLE, "Bytes of a file, or of the target of a link."),
+    "mode": Field(TEXT, "Permissions, as octal text."),
+    "mtime_ns": Field(WHOLE, "Time of change, in nanoseconds since 1970."),
+    "change": Field(TEXT, "`added`, `removed`, `changed` or `attributes`."),
+    "position": Field(WHOLE, "Position in the epoch, from 0."),
+    "extents": Field(
+        "array of objects",
+        "Parts of a file: `place` in the file, `length`, `chunk`, `offset` in it, `blake3`.",
+        schema=_array(_EXTENT),
+    ),
+    # -- totals
+    "entries": Field(WHOLE, "Number of files, folders and links."),
+    "files": Field(WHOLE, "Number of files."),
+    "folders": Field(WHOLE, "Number of folders."),
+    "bytes": Field(WHOLE, "Bytes of contents."),
+    "image_bytes": Field(WHOLE, "Bytes of the image."),
+    "chunks": Field(WHOLE, "Number of chunks."),
+    "datasets": Field(WHOLE, "Number of datasets."),
+    "locations": Field(WHOLE, "Number of locations shown."),
+    "stored": Field(WHOLE, "Entries stored by this command."),
+    "stored_bytes": Field(WHOLE, "Their bytes."),
+    "written": Field(WHOLE, "Entries written by this command."),
+    "written_bytes": Field(WHOLE, "Their bytes."),
+    "skipped": Field(WHOLE, "Entries that were there already; of an epoch: skipped files."),
+    "skipped_bytes": Field(WHOLE, "Their bytes."),
+    "sources": Field(WHOLE, "Number of sources; of a copy, `old` and `new` are of the first."),
+    "copied": Field(WHOLE, "Entries copied by this command."),
+    "copied_bytes": Field(WHOLE, "Their bytes."),
+    "deleted": Field(WHOLE, "Deleted entries."),
+    "failed": Field(WHOLE, "Failed items."),
+    "is_damaged": Field(YES_NO, "Whether stored bytes are corrupt."),
+    "attached": Field(WHOLE, "Files attached by this command."),
+    "attached_bytes": Field(WHOLE, "Their bytes."),
+    "unreadable": Field(WHOLE, "Sources that are not what they were."),
+    "mark": Field(TEXT, "Version of a source."),
+    "added": Field(WHOLE, "Entries that are only in the second tree."),
+    "removed": Field(WHOLE, "Entries that are only in the first tree."),
+    "changed": Field(WHOLE, "Entries with other content, type or target."),
+    "attributes": Field(WHOLE, "Entries with another mode or time."),
+    # -- datasets and tags
+    "generation": Field(WHOLE, "Generation of the dataset."),
+    "updated_ns": Field(WHOLE, "Time of the generation, in nanoseconds since 1970."),
+    "dataset_id": Field(TEXT, "ID of the dataset, hexadecimal."),
+    "server": Field(TEXT, "Address of the server."),
+    "lost": Field(TEXTS, "Datasets whose metadata is lost."),
+    "tag": Field(TEXT, "Name of a tag."),
+    "tags": Field(
+        f"{TEXTS}, or integer",
+        "Names of tags; of `tag ls`: their number.",
+        schema={"anyOf": [{"type": WHOLE}, _array({"type": TEXT})]},
+    ),
+    "digest": Field(TEXT, "Digest, hexadecimal."),
+    "readers": Field(TEXTS, "Mounts and cache daemons that read the dataset."),
+    "quick": Field(YES_NO, "Whether digests of the snapshot were believed."),
+    # -- maintenance
+    "what": Field(TEXT, "The problem."),
+    "is_mended": Field(YES_NO, "Whether it was repaired."),
+    "deep": Field(YES_NO, "Whether every byte was read."),
+    "repair": Field(YES_NO, "Whether problems were repaired."),
+    "problems": Field(WHOLE, "Number of problems."),
+    "unmended": Field(WHOLE, "Number of problems that are left."),
+    "removed_chunks": Field(WHOLE, "Chunks removed."),
+    "copied_chunks": Field(WHOLE, "Attached chunks whose bytes were copied."),
+    "rewritten_chunks": Field(WHOLE, "Chunks rewritten without their holes."),
+    "waiting_chunks": Field(WHOLE, "Dead chunks within the grace time."),
+    "freed_bytes": Field(WHOLE, "Bytes freed."),
+    "grace_s": Field(WHOLE, "Grace time, in seconds."),
+    "held_by": Field(TEXTS, "Readers and tags that hold chunks."),
+    "damaged_chunks": Field(WHOLE, "Chunks with corrupt bytes."),
+    "since_s": Field(WHOLE, "Only chunks since this time, in seconds since 1970.", is_nullable=True),
+    # -- mounts and caches
+    "mountpoint": Field(TEXT, "Folder of a mount."),
+    "mounts": Field(WHOLE, "Number of mounts."),
+    "caches": Field(WHOLE, "Number of cache daemons."),
+    "process": Field(WHOLE, "Process ID.", is_nullable=True),
+    "daemon": Field(WHOLE, "Process ID of the daemon that serves the mount.", is_nullable=True),
+    "options": Field(TEXTS, "Mount options."),
+    "view": Field(TEXT, "How the kernel shows the files."),
+    "view_reason": Field(TEXT, "Why no better view is possible, or empty."),
+    "is_stale": Field(YES_NO, "Whether the mount is dead."),
+    "restarts": Field(WHOLE, "Daemons started after one died."),
+    "upgrades": Field(WHOLE, "Daemons replaced on request."),
+    "resends": Field(YES_NO, "Whether readers survive the death of the daemon."),
+    "trouble": Field(TEXT, "The last failure of its processes, or why a source cannot be read; or empty."),
+    "last_error": Field(TEXT, "The last failed read, or empty."),
+    "job": Field(TEXT, "Name of the job, or empty.", is_nullable=True),
+    "node": Field(TEXT, "Name of this node in the job."),
+    "nodes": Field(
+        "integer, or object",
+        "Number of nodes of the job; of `warm`: the warmth of each, by name.",
+        schema={"anyOf": [{"type": WHOLE}, _map(_WARMTH)]},
+    ),
+    "members": Field(TEXTS, "Nodes of the job that are here; null if unknown.", is_nullable=True),
+    "unknown": Field(TEXTS, "Nodes that do not answer."),
+    "pinned_bytes": Field(WHOLE, "Bytes in memory."),
+    "wanted_bytes": Field(WHOLE, "Bytes that memory has room for."),
+    "dataset_bytes": Field(WHOLE, "Bytes of the dataset.", is_nullable=True),
+    "share": Field(NUMBER, "Share in memory, from 0 to 1."),
+    # -- orders
+    "seed": Field(WHOLE, "Seed of the epochs."),
+    "epoch": Field(WHOLE, "Number of the epoch."),
+    "group_chunks": Field(WHOLE, "Chunks that are mixed with each other."),
+    "positions": Field(WHOLE, "Positions in the epoch."),
+    "rank": Field(WHOLE, "The reader."),
+    "world": Field(WHOLE, "Number of readers."),
+    "batch": Field(WHOLE, "Files of a step, of all readers."),
+    "start": Field(WHOLE, "First position."),
+    "cursor": Field(TEXT, "Cursor to continue from."),
+    "groups": Field(WHOLE, "Number of groups."),
+    "entropy_ratio": Field(NUMBER, "Entropy of the order, relative to a full shuffle."),
+    "mean_distance": Field(NUMBER, "Mean distance moved, relative to all positions."),
+    "folder_repeats": Field(NUMBER, "Share of files that follow one of their folder."),
+    "folder_repeats_expected": Field(NUMBER, "The same for a full shuffle."),
+    "group_bytes_max": Field(WHOLE, "Bytes of the largest group."),
+    "group_bytes_mean": Field(NUMBER, "Bytes of a group on average."),
+    "buffered_bytes_max": Field(WHOLE, "Most bytes that waited to be drawn."),
+    # -- users and servers
+    "user": Field(TEXT, "Name of a user."),
+    "users": Field(WHOLE, "Number of users."),
+    "key": Field(TEXT, "The text of a key, which is secret."),
+    "key_id": Field(TEXT, "ID of a key."),
+    "old_key_id": Field(TEXT, "ID of the replaced key."),
+    "key_file": Field(TEXT, "Path of the key file."),
+    "out": Field(TEXT, "File of the new key.", is_nullable=True),
+    "keys": Field("array of objects", "`key_id`, `created_s`, `expires_s` (0: never).", schema=_array(_KEY)),
+    "grants": Field("object", "Right by dataset.", schema=_map({"type": TEXT})),
+    "right": Field(TEXT, "`read`, `write`, `admin` or `none`."),
+    "servers": Field(WHOLE, "Number of servers."),
+    "address": Field(TEXT, "Address of a server."),
+    "version": Field(TEXT, "Version of dieselfs."),
+    "started_s": Field(NUMBER, "Time of start, in seconds since 1970."),
+    "store": Field(TEXT, "Object store."),
+    "metadata": Field(TEXT, "Metadata store."),
+    "metrics": Field("object", "[Counters](counters.md) by name.", schema=_map({"type": NUMBER})),
+    # -- checks
+    "state": Field(TEXT, "`ok`, `warning` or `failure`."),
+    "fix": Field(TEXT, "What to change, or empty."),
+    "ok": Field(WHOLE, "Checks without a fault."),
+    "warnings": Field(WHOLE, "Checks that cost speed or comfort."),
+    "failures": Field(WHOLE, "Checks that must be mended."),
+    # -- what daemons do
+    "about": Field("object", "Which process it is: labels of its metrics.", schema=_map({"type": TEXT})),
+    "families": Field(
+        "array of objects",
+        "Metrics: `kind`, `name` in OpenMetrics, `help`, `unit`, `labels`; `samples` have labels and a value.",
+        schema=_array({"type": "object"}),
+    ),
+    "processes": Field(WHOLE, "Number of daemons and servers."),
+    "activity": Field(
+        "object",
+        "What it does: `seconds` watched, rates for a second, times in seconds.",
+        schema={"type": "object"},
+    ),
+    "limit": Field(TEXT, "What limits the training, in one word."),
+    "text": Field(TEXT, "What was seen or found."),
+    "advice": Field(TEXT, "The one thing to change."),
+    # -- settings and completion
+    "name": Field(TEXT, "Name of a setting, or of a step."),
+    "value": Field(TEXT, "Value of a setting.", is_nullable=True),
+    "origin": Field(TEXT, "`option`, `environment`, `file` or `default`."),
+    "where": Field(TEXT, "The option, variable or file.", is_nullable=True),
+    "settings": Field(WHOLE, "Number of settings."),
+    "file": Field(TEXT, "The configuration file, or that of a snapshot."),
+    "file_bytes": Field(WHOLE, "Bytes of the file of a snapshot, or of several."),
+    "snapshots": Field(WHOLE, "Number of snapshots."),
+    "generations": Field(WHOLE, "Number of generations."),
+    "found": Field(TEXT, "What the step found."),
+    "steps": Field(WHOLE, "Number of steps."),
+    "shell": Field(TEXT, "Name of the shell."),
+    "script": Field(TEXT, "Its completion script."),
+}  # fmt: skip
