@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from itertools import islice
 
+from dieselfs.activity import ServerActivity
 from dieselfs.metrics import Registry, Report
-from dieselfs_tools.activity import ServerActivity
 from dieselfs_tools.watching import watched
 
 

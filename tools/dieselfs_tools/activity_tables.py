@@ -7,9 +7,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from dieselfs.activity import Activity, PlanProgress, ServerActivity
 from dieselfs.names import SCHEME
 from dieselfs.units import format_duration, format_size
-from dieselfs_tools.activity import Activity, PlanProgress, ServerActivity
 
 _DAEMONS = ("daemon", "fetched/s", "reads/s", "waiting", "in time", "memory", "CPU", "most time on", "plan")
 _SERVERS = ("server", "calls/s", "failed/s", "sent/s", "answer", "store", "CPU", "clients")

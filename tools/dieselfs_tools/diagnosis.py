@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dieselfs.activity import Activity, ServerActivity
 from dieselfs.units import format_size
-from dieselfs_tools.activity import Activity, ServerActivity
 
 WAITING_MIN = 0.05
 """Reads that wait on the average; below that, nobody notices them."""

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Iterator
 
+from dieselfs.activity import Activity, ServerActivity, activity
 from dieselfs.metrics import Report
 from dieselfs.process.metrics_socket import published
-from dieselfs_tools.activity import Activity, ServerActivity, activity
 
 Seen = list[Activity | ServerActivity]
 

@@ -21,7 +21,7 @@ WHY_S = 5.0
 @click.option("--since-start", is_flag=True, help="Take everything since the daemon was started.")
 def why(session: Session, mountpoint: str, duration_s: float, since_start: bool) -> int:
     """Say in one paragraph what limits the training that reads a mount now, and the one thing to change."""
-    from dieselfs_tools.activity import Activity, ServerActivity
+    from dieselfs.activity import Activity, ServerActivity
     from dieselfs_tools.diagnosis import diagnosis
     from dieselfs_tools.watching import watched
 

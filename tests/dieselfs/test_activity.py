@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from dieselfs.activity import Activity, PlanProgress, ServerActivity, activity
 from dieselfs.metrics import Registry, Report
-from dieselfs_tools.activity import Activity, PlanProgress, ServerActivity, activity
 
 PLAN = {
     "epoch": 3,
