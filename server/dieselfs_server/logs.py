@@ -16,8 +16,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from threading import Lock
 
+from dieselfs.event_budget import EventBudget
 from dieselfs.limits import MIB
-from dieselfs_server.audit_budget import AuditBudget
 
 TEXT, JSON = "text", "json"
 FORMATS = (TEXT, JSON)
@@ -110,7 +110,7 @@ class AuditLog:
     """Logins, refusals, and changes of users, rights, datasets and tags: one JSON object a line. Thread-safe.
 
     The file survives restarts, and is rotated. What was done is always written; of logins and refusals, which anybody
-    can cause, as many as `AuditBudget` allows, and then their number. Raises OSError if the file cannot be opened.
+    can cause, as many as `EventBudget` allows, and then their number. Raises OSError if the file cannot be opened.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class AuditLog:
         self._file = _PrivateFile(path, maxBytes=bytes_max, backupCount=files_max)
         self._clock = clock
         self._lock = Lock()  # guards the budget
-        self._budget = AuditBudget()
+        self._budget = EventBudget()
 
     def write(self, what: str, user: str, address: str, has_changed: bool = False, **fields: Value) -> None:
         """`has_changed`: the user has changed something, so the entry is always written."""

@@ -16,6 +16,7 @@ from dieselfs.address import parse_address
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AccessDenied, Damaged, NotFound, ProtocolError, Unavailable
+from dieselfs.event_budget import ENTRIES_PER_SOURCE
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, FRAME_BYTES_MAX, STRANGERS_MAX
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.client import ServerClient
@@ -219,6 +220,17 @@ def test_strangers_cannot_keep_users_out(server: RunningServer) -> None:
         finally:
             for sock in held:
                 sock.close()
+
+
+def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
+    with running_server(tmp_path / "server") as server:
+        before = len(server.log())
+        for _ in range(2 * ENTRIES_PER_SOURCE):
+            with raw_socket(server.tcp) as sock:
+                sock.sendall(b"\xff" * 100)
+                assert is_hung_up(sock)
+        lines = server.log()[before:].splitlines()
+    assert len([line for line in lines if "connection ended" in line]) == ENTRIES_PER_SOURCE
 
 
 def test_unix_sockets_are_private(server: RunningServer) -> None:

@@ -1,7 +1,7 @@
 """Listens on sockets, and runs one task per client. This module opens sockets.
 
 An unauthenticated client costs little: such connections have places of their own (`places.py`), the handshake is
-limited in bytes and time. An error of a client is logged and ends only its own connection.
+limited in bytes and time. An error of a client ends only its own connection, and is logged as often as a budget allows.
 """
 
 import errno
@@ -18,6 +18,7 @@ import trio
 
 from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, ProtocolError, Unavailable
+from dieselfs.event_budget import EventBudget
 from dieselfs.limits import (
     CONNECTIONS_MAX,
     FRAME_BYTES_MAX,
@@ -34,6 +35,7 @@ from dieselfs.sockets import peer_user, reachable_path
 
 LISTEN_BACKLOG = 512
 _OUT_OF_DESCRIPTORS_PAUSE_S = 0.1
+_ENDED = "connection ended"
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ class RpcServer:
         self._tls = tls
         self._role = role
         self._places = Places(clients_max, trio.current_time)  # changed only between checkpoints
+        self._told = EventBudget()  # as well
         metrics.gauge("rpc.connections", "Connections of clients.", lambda: self.client_count)
         self._received = metrics.counter("rpc.received_bytes", "Bulk bytes received over closed connections.")
         self._sent = metrics.counter("rpc.sent_bytes", "Bulk bytes sent over closed connections.")
@@ -143,7 +146,7 @@ class RpcServer:
         is_local = stream.socket.family == socket.AF_UNIX
         place = self._places.enter(peer, scope.cancel, is_local)
         if isinstance(place, str):
-            log.warning("%s: connection refused: %s", peer, place)
+            self._tell(logging.WARNING, "connection refused", peer, place)
             stream.socket.close()
             return
         connection = ClientConnection(stream)
@@ -158,7 +161,7 @@ class RpcServer:
                 is_secured = True
                 await self._answer_calls(connection, place, peer, _is_own_user(stream))
             if scope.cancelled_caught:
-                log.info("%s: connection ended: it gave way to others before it had proved a key", peer)
+                self._tell(logging.INFO, _ENDED, peer, "it gave way to others before it had proved a key")
         except (ProtocolError, trio.TooSlowError, trio.BrokenResourceError, OSError) as error:
             reason = str(error) or str(error.__cause__ or "") or type(error).__name__
             hint = (
@@ -167,7 +170,7 @@ class RpcServer:
                 else "; the client speaks no TLS 1.3, or refuses the certificate: "
                 "tls must be off at both ends or at neither"
             )
-            log.info("%s: connection ended: %s%s", peer, reason, hint)
+            self._tell(logging.INFO, _ENDED, peer, reason + hint, is_known=place.is_known)
         except Exception:
             log.exception("%s: connection ended by an internal error", peer)
         finally:
@@ -176,12 +179,20 @@ class RpcServer:
             self._sent.value += connection.bulk_bytes_sent
             stream.socket.close()
 
+    def _tell(self, level: int, event: str, peer: str, reason: str, is_known: bool = False) -> None:
+        """Log what a client has caused, as often as `EventBudget` allows. `is_known`: it has proved a key."""
+        omitted = sum(self._told.begin(trio.current_time()).values())
+        if omitted:
+            log.warning("%d further connections were refused or ended with an error", omitted)
+        if self._told.take(event, "known" if is_known else "", peer):
+            log.log(level, "%s: %s: %s", peer, event, reason)
+
     async def _answer_calls(
         self, connection: ClientConnection, place: Place, peer: str, is_trusted: bool
     ) -> None:
         caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted)
         if isinstance(caller, str):
-            log.warning("%s: handshake failed: %s", peer, caller)
+            self._tell(logging.WARNING, "handshake failed", peer, caller)
             self._handler.refused(connection, caller)
             return
         if not place.is_known and not self._places.prove(place):

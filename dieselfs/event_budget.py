@@ -1,7 +1,7 @@
-"""How many entries of the audit log others can cause. No I/O.
+"""How many entries of a log others can cause. No I/O.
 
-The log keeps a bounded number of bytes. Without a limit, a stranger that is refused some hundred times a second, or a
-user that logs in as often, would push out all that was written before.
+A log keeps a bounded number of bytes, or fills a disk. Without a limit, a stranger that is refused some hundred times a
+second, or a user that logs in as often, would push out all that was written before.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ SOURCES_MAX = 4096
 """In a window; then all further entries are omitted."""
 
 
-class AuditBudget:
+class EventBudget:
     """For one thread at a time. Times are in seconds, and do not fall."""
 
     def __init__(self) -> None:

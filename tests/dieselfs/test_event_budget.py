@@ -1,16 +1,16 @@
 """The bounds of what others can write into the audit log."""
 
-from dieselfs_server.audit_budget import (
+from dieselfs.event_budget import (
     ENTRIES_OF_STRANGERS,
     ENTRIES_PER_SOURCE,
     SOURCES_MAX,
     WINDOW_S,
-    AuditBudget,
+    EventBudget,
 )
 
 
 def test_a_source_has_so_many_entries_in_a_window() -> None:
-    budget = AuditBudget()
+    budget = EventBudget()
     assert budget.begin(0.0) == {}
     taken = [budget.take("login", "ann", "10.0.0.1") for _ in range(ENTRIES_PER_SOURCE + 5)]
     assert taken == [True] * ENTRIES_PER_SOURCE + [False] * 5
@@ -22,12 +22,12 @@ def test_a_source_has_so_many_entries_in_a_window() -> None:
 
 
 def test_strangers_share_entries_whatever_their_addresses() -> None:
-    budget = AuditBudget()
+    budget = EventBudget()
     taken = sum(budget.take("refused", "", f"10.0.{n >> 8}.{n & 255}") for n in range(1000))
     assert taken == ENTRIES_OF_STRANGERS and budget.take("login", "ann", "10.0.0.1")
     assert budget.begin(WINDOW_S) == {"refused": 1000 - ENTRIES_OF_STRANGERS}
 
 
 def test_sources_are_bounded() -> None:
-    budget = AuditBudget()
+    budget = EventBudget()
     assert sum(budget.take("login", "ann", str(n)) for n in range(SOURCES_MAX + 9)) == SOURCES_MAX
