@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import tarfile
+import tracemalloc
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -102,6 +103,65 @@ def test_a_header_that_would_fill_memory_is_refused(tmp_path: Path, kind: bytes)
         read_all(tmp_path / "a.tar")
 
 
+def old_sparse(extended_blocks: int) -> bytes:
+    """A file with holes in the old format of GNU tar, whose map has so many further blocks; no end mark."""
+    header = tarfile.TarInfo("a")
+    header.type = tarfile.GNUTYPE_SPARSE
+    block = bytearray(header.tobuf(tarfile.GNU_FORMAT))
+    block[386:482] = b"%011o\0%011o\0" % (1 << 20, 0) * 4
+    block[482:483] = b"\1"
+    block[483:495] = b"%011o\0" % (1 << 20)
+    block[148:156] = b"%06o\0 " % (sum(block) - sum(block[148:156]) + 8 * ord(" "))
+    extended = (b"%011o\0%011o\0" % (512, 512) * 21 + b"\1").ljust(512, b"\0")
+    last = (b"%011o\0%011o\0" % (512, 512) * 21).ljust(512, b"\0")
+    return bytes(block) + extended * (extended_blocks - 1) + last
+
+
+def new_sparse(map_of_holes: bytes) -> bytes:
+    """In the format 1.0, whose map is text before the content."""
+    file = tarfile.TarInfo("a")
+    file.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+    return file.tobuf(tarfile.PAX_FORMAT) + map_of_holes
+
+
+def headers_of_headers(count: int) -> bytes:
+    """Each of which belongs to the next one."""
+    file = tarfile.TarInfo("a")
+    file.pax_headers = {"comment": "x"}
+    return file.tobuf(tarfile.PAX_FORMAT)[:1024] * count
+
+
+def archive_headers(count: int) -> bytes:
+    return b"".join(
+        tarfile.TarInfo.create_pax_global_header({f"comment{number}": "x" * 9000}) for number in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (old_sparse(1 << 13), "2097152 bytes of headers"),
+        (new_sparse(b"999999999\n" + b"1234567\n" * (1 << 19)), "2097152 bytes of headers"),
+        (headers_of_headers(1000), "recursion"),
+        (archive_headers(1000), "headers"),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_many_headers_do_not_fill_memory(content: bytes, message: str, is_first: bool) -> None:
+    before = b"" if is_first else tarfile.TarInfo("first").tobuf(tarfile.GNU_FORMAT)
+    tracemalloc.start()
+    with pytest.raises(Damaged, match=message):
+        _of_bytes(before + content + bytes(1024))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 80 << 20
+
+
+def test_a_map_of_many_holes_is_read() -> None:
+    (record,) = _of_bytes(old_sparse(2000) + bytes(1024))
+    assert record.size == 1 << 20
+
+
 def test_what_is_not_loaded_is_skipped(tmp_path: Path) -> None:
     with ExitStack() as stack:
         for record in read(Input(str(write(tmp_path / "a.tar", CONTENT)), stack, QUIET)):
@@ -151,6 +211,9 @@ def _of_bytes(content: bytes) -> list[Record]:
     class Source:
         def stream(self) -> io.BytesIO:
             return io.BytesIO(content)
+
+        def place(self, start: int) -> None:
+            return None
 
     return list(read(Source()))  # type: ignore[arg-type]  # all that `read` needs of it
 

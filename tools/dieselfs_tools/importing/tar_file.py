@@ -3,6 +3,7 @@
 import posixpath
 import stat
 import struct
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +20,11 @@ SKIP_BYTES = 1 << 20
 HEADER_BYTES_MAX = 1 << 20
 """Of a long name, or of the fields of a pax header: `tarfile` reads it into memory."""
 
+HEADERS_BYTES_MAX = 2 << 20
+"""Of all headers of one member, with the map of a file with holes, of which `tarfile` makes lists: 86,000 parts in the
+old format of GNU tar. Also of all headers for the whole archive, which `tarfile` keeps.
+"""
+
 _TIME_S_MAX = 1 << 40
 _HEADER_TYPES = (
     tarfile.GNUTYPE_LONGNAME,
@@ -28,7 +34,8 @@ _HEADER_TYPES = (
     tarfile.SOLARIS_XHDTYPE,
 )
 
-_BROKEN = (tarfile.TarError, EOFError, IndexError, OverflowError, ValueError)
+_BROKEN = (tarfile.TarError, EOFError, IndexError, OverflowError, ValueError, RecursionError)
+"""`tarfile` calls itself for each header that belongs to the next one."""
 
 
 def read(source: Input) -> Iterator[Record]:
@@ -49,7 +56,7 @@ def read(source: Input) -> Iterator[Record]:
             errors="surrogateescape",
         ) as archive:
             members = cast(list[tarfile.TarInfo], cast(Any, archive).members)
-            while (member := archive.next()) is not None:
+            while (member := stream.of_headers(archive.next)) is not None:
                 members.clear()  # or the archive keeps all of them in memory
                 yield _record(archive, member, opened, source.place(stream.tell()))
     except _BROKEN as error:
@@ -60,14 +67,35 @@ def read(source: Input) -> Iterator[Record]:
         )
 
 
+_Found = TypeVar("_Found")
+
+
 class ForwardStream:
     """A stream for `tarfile`, which seeks forwards only: skipped bytes are read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._read = stream.read
         self._position = 0
+        self._left_bytes = HEADERS_BYTES_MAX  # `tarfile.open` reads the first headers
+
+    def of_headers(self, read_next: Callable[[], _Found]) -> _Found:
+        """What `read_next` returns. It may read HEADERS_BYTES_MAX, besides what it seeks over; then it gets a
+        `tarfile.ReadError`.
+        """
+        self._left_bytes = HEADERS_BYTES_MAX
+        try:
+            return read_next()
+        finally:
+            self._left_bytes = sys.maxsize
 
     def read(self, size: int, /) -> bytes:
+        content = self._skip(size)
+        self._left_bytes -= len(content)
+        if self._left_bytes < 0:
+            raise tarfile.ReadError(f"more than {HEADERS_BYTES_MAX} bytes of headers of one file")
+        return content
+
+    def _skip(self, size: int) -> bytes:
         content = self._read(size)
         self._position += len(content)
         return content
@@ -77,7 +105,7 @@ class ForwardStream:
 
     def seek(self, position: int) -> int:
         """Stops at the end of the stream."""
-        while self._position < position and self.read(min(position - self._position, SKIP_BYTES)):
+        while self._position < position and self._skip(min(position - self._position, SKIP_BYTES)):
             pass
         if self._position > position:
             raise tarfile.StreamError("seeking backwards is not allowed")
@@ -87,13 +115,20 @@ class ForwardStream:
 def _member_type(ended: Callable[[Exception], None]) -> type[tarfile.TarInfo]:
     """A type of members that passes each header that is none to `ended`: `tarfile` takes damage for the end."""
 
+    global_bytes = 0
+
     class Member(tarfile.TarInfo):
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Member":
+            nonlocal global_bytes
             try:
                 member = _plain_member(cls, buf) or super().frombuf(buf, encoding, errors)
                 if member.type in _HEADER_TYPES and member.size > HEADER_BYTES_MAX:
                     raise tarfile.HeaderError(f"a header of {member.size} bytes")
+                if member.type == tarfile.XGLTYPE:
+                    global_bytes += member.size
+                    if global_bytes > HEADERS_BYTES_MAX:
+                        raise tarfile.HeaderError(f"{global_bytes} bytes of headers of the whole archive")
                 return member
             except tarfile.HeaderError as error:
                 ended(error)
