@@ -14,6 +14,8 @@ component holds while it takes a lock of its own. Metrics may be declared and re
 called without the lock. A forked child begins at zero.
 """
 
+import json
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +23,14 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any, TypeVar
 
+from dieselfs.errors import InvalidInput
 from dieselfs.process.forks import renew_after_fork
 
 _UNITS = {"bytes": "bytes", "s": "seconds", "share": "ratio"}
 """By the last word of a name."""
+
+_EXPORTED = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+"""Names of metrics and labels."""
 
 LATENCY_BOUNDS_S = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Bounds of histograms of latencies."""
@@ -111,6 +117,38 @@ class Report:
     about: Mapping[str, str]
     families: Sequence[Mapping[str, Any]]
     infos: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Report":
+        """A report as JSON, of a process of any version. Raises InvalidInput unless its fields are as `families` makes
+        them.
+        """
+        try:
+            found = json.loads(content)
+            report = cls(found["about"], found["families"], found.get("infos", {}))
+            names = [*report.about]
+            texts = [*report.about.values()]
+            numbers: list[Any] = []
+            for family in report.families:
+                is_histogram = family["kind"] == "histogram"
+                if family["kind"] not in ("counter", "gauge") and not is_histogram:
+                    raise ValueError(family["kind"])
+                names += family["name"], *family["labels"]
+                texts += family["help"], family["unit"]
+                for labels, value in family["samples"]:
+                    texts += [text for _, text in zip(family["labels"], labels, strict=True)]
+                    numbers += (
+                        (value["sum"], value["count"], *value["le"].values()) if is_histogram else (value,)
+                    )
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidInput(f"not a report of metrics: {error!r}") from None
+        if not (
+            all(isinstance(name, str) and _EXPORTED.fullmatch(name) for name in names)
+            and all(isinstance(text, str) for text in texts)
+            and all(isinstance(number, int | float) for number in numbers)
+        ):
+            raise InvalidInput("not a report of metrics: a name, a text or a number is none")
+        return report
 
     def values(self, name: str) -> Iterator[tuple[dict[str, str], Any]]:
         """Labels and value of each sample of a metric, which is known by its exported name."""

@@ -40,6 +40,8 @@ class BucketUrl:
     def parse(cls, url: str) -> "BucketUrl":
         """Raises InvalidInput. The message never repeats what may be a secret."""
         parts = split(url)
+        if parts.scheme not in OPTIONS:
+            raise InvalidInput(f"URLs of buckets begin with {', '.join(f'{kind}://' for kind in OPTIONS)}")
         place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         if "@" in parts.netloc:
             raise InvalidInput(

@@ -6,7 +6,6 @@ An order stays as it is from its first request on. Losses that come later count 
 
 import io
 import stat
-import zipfile
 import zlib
 from collections import OrderedDict
 from threading import Lock
@@ -139,7 +138,7 @@ class ScoredFiles:
         """Continue from what `encode` made. Raises InvalidInput for anything else."""
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as found:
-                scores = found["scores"]
+                scores = found["scores"].astype(np.uint32)
                 smoothing, loss, loss_sum, losses = found["numbers"].tolist()
                 keys = zip(found["folders"].tolist(), found["keys"].tolist(), strict=True)
                 orders = {
@@ -147,12 +146,14 @@ class ScoredFiles:
                     for number, (folder, (seed, epoch)) in enumerate(keys)
                 }
                 epoch = int(found["epoch"][0])
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+                schedule = Schedule(1.0, smoothing, None if np.isnan(loss) else loss)
+                losses = int(losses)
+        except Exception as error:  # zipfile and NumPy raise many kinds for a file that was written in part
             raise InvalidInput(f"not the scores of files: {error}") from None
         if scores.shape != self._scores.shape:
             raise InvalidInput(f"scores of {len(scores)} files; the snapshot has {len(self._scores)}")
         with self._lock:
-            self._scores, self._epoch = scores.astype(np.uint32), epoch
-            self._schedule = Schedule(1.0, smoothing, None if np.isnan(loss) else loss)
-            self._loss_sum, self._losses = loss_sum, int(losses)
+            self._scores, self._epoch = scores, epoch
+            self._schedule = schedule
+            self._loss_sum, self._losses = loss_sum, losses
             self._orders = OrderedDict(orders)

@@ -112,10 +112,10 @@ def published(folder: Path | None = None) -> Iterator[tuple[int, Report]]:
     check_private(folder)
     for path in sorted(folder.glob("*.sock"), key=lambda path: path.name.zfill(16)):
         try:
-            yield int(path.stem), Report(**json.loads(_answer(path)))
+            yield int(path.stem), Report.parse(_answer(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             _log.info("%s gives no metrics: %s", path, error)
 
 

@@ -136,9 +136,12 @@ def match_files(snapshot: Snapshot, folder: bytes, patterns: list[str] | None) -
     links = snapshot.column("link_nodes").astype(np.int64)
     paths, link_paths = snapshot.path_many(nodes), snapshot.path_many(links)
     start = len(folder) + 1 if folder else 0
-    is_match = re.compile(
-        b"|".join(map(_glob, patterns)) if patterns is not None else b".*", re.DOTALL
-    ).fullmatch
+    try:
+        is_match = re.compile(
+            b"|".join(map(_glob, patterns)) if patterns is not None else b".*", re.DOTALL
+        ).fullmatch
+    except re.error as error:
+        raise InvalidInput(f"a pattern in {patterns} is not possible: {error}") from None
     for path in link_paths:
         if path.startswith(folder) and is_match(path[start:]) and _file_at(snapshot, path) >= 0:
             raise InvalidInput(

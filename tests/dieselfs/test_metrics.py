@@ -2,13 +2,15 @@ import json
 import os
 import re
 from bisect import bisect_right
+from dataclasses import asdict
 from threading import Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dieselfs.metrics import Family, Registry
+from dieselfs.errors import InvalidInput
+from dieselfs.metrics import Family, Registry, Report
 from tests.support import counters_page
 
 WORDS = st.text("abcdefgh", min_size=1, max_size=4)
@@ -97,6 +99,25 @@ def test_a_forked_child_begins_at_zero_though_a_thread_held_the_lock() -> None:
     assert metrics.as_dict() == {"reads": {"files": 0}}
     counter.value += 1
     assert metrics.as_dict() == {"reads": {"files": 1}}
+
+
+def test_a_report_of_another_process_is_checked() -> None:
+    metrics = Registry()
+    metrics.counter("node_cache.hits", "Hits.", node="n1").value = 3
+    metrics.histogram("rpc.call_s", "Times.", (0.1, 1.0)).observe(0.5)
+    sent = json.dumps(asdict(metrics.report({"process": "7"})))
+    assert Report.parse(sent.encode()).total("dieselfs_node_cache_hits_total") == 3
+    for right, wrong in (
+        ('"counter"', '"clock"'),
+        ('[["n1"], 3]', '[["n1", "n2"], 3]'),
+        ('[["n1"], 3]', '[["n1"], "3"]'),
+        ('"process"', '"a b"'),
+        ('"le"', '"lt"'),
+        ("{", "["),
+    ):
+        assert right in sent
+        with pytest.raises(InvalidInput, match="not a report of metrics"):
+            Report.parse(sent.replace(right, wrong).encode())
 
 
 def test_under_the_lock_threads_lose_no_counts() -> None:

@@ -59,6 +59,12 @@ def test_a_pattern_that_is_none_is_named(pattern: str) -> None:
         Pattern(pattern)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("pattern", ["[a-c--]", "[a&&b]", "{{[[a]}}"])
+def test_doubled_signs_in_a_set_stand_for_themselves(pattern: str) -> None:
+    assert Pattern(pattern).matches(b"a")
+
+
 @pytest.mark.parametrize("line", ["*.jpg", "+", "* a", "+*.jpg"])
 def test_a_rule_without_its_sign_is_refused(line: str) -> None:
     with pytest.raises(InvalidInput, match="filter rule"):

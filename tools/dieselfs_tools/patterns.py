@@ -7,6 +7,7 @@ regular expression. A slash at the end matches folders only. What matches a fold
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 
 from dieselfs.errors import InvalidInput
@@ -121,7 +122,11 @@ def _rules(lines: Iterable[str]) -> Iterator[tuple[bool, Pattern]]:
 
 def _compiled(is_anchored: bool, expression: str, end: str) -> "re.Pattern[bytes]":
     start = "" if is_anchored else "(?:.*/)?"
-    return re.compile(f"{start}(?:{expression}){end}".encode("latin-1"), re.DOTALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # of doubled signs in a set, which stand for themselves here
+        return re.compile(f"{start}(?:{expression}){end}".encode("latin-1"), re.DOTALL)
 
 
 _TOKEN = re.compile(

@@ -29,16 +29,14 @@ from dieselfs.chunk.ids import parse_chunk_name
 from dieselfs.chunk.source import Source
 from dieselfs.cluster import node_messages
 from dieselfs.cluster.member import Member
-from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, digest_of
+from dieselfs.digests import DIGEST_BYTES, digest_of
 from dieselfs.names import check_path, parse_location
-from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns, Op
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.members import decode_members, encode_members
 from dieselfs.rpc.messages import decode_call, decode_reply, encode_call, encode_reply
 from dieselfs.settings import Place, read_config
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
-from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import apply_delta, delta_between
 from dieselfs.snapshot.delta_format import COLUMN_TYPES, decode_delta, encode_delta
 from dieselfs.snapshot.erofs_image import Ownership, Serving
@@ -59,11 +57,12 @@ from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import tier_options
 from dieselfs_server.users import decode_users
 from fuzz.imports import IMPORT_TARGETS
+from fuzz.local import LOCAL_TARGETS
+from fuzz.small_snapshot import DATASET_ID, small_snapshot
 from fuzz.target import Target, of_text
 
 SOURCE = "fuzzed"
 _CHUNK_ID = bytes.fromhex("65920080 0242ac110002 00002a 000007".replace(" ", ""))
-_DATASET_ID = bytes(range(16))
 
 
 @cache
@@ -74,7 +73,7 @@ def _chunk() -> bytes:
     builder.add_file(b"train/empty", b"", 0o600, 3)
     builder.add_symlink(b"latest", b"train/cat.txt", 0o777, -1)
     builder.add_delete(b"train/dog.txt")
-    return b"".join(builder.seal().encode(_CHUNK_ID, "pets", _DATASET_ID, 1 << 60))
+    return b"".join(builder.seal().encode(_CHUNK_ID, "pets", DATASET_ID, 1 << 60))
 
 
 @cache
@@ -84,7 +83,7 @@ def _attached_chunk() -> bytes:
     builder.add_file(b"train/cat.txt", b"meow\n", 0o644, 2, offset=512)
     source = Source(b"/data/pets.tar", 10240, "mtime_ns=1600000000000000000")
     sealed = builder.seal(bytes(512) + b"meow\n", source)
-    return b"".join(sealed.encode(_CHUNK_ID, "pets", _DATASET_ID, 1 << 60))
+    return b"".join(sealed.encode(_CHUNK_ID, "pets", DATASET_ID, 1 << 60))
 
 
 def _attached_header() -> bytes:
@@ -108,37 +107,6 @@ def _parse_chunk_header(data: bytes) -> object:
     return decode_header(preamble, data, SOURCE)
 
 
-@cache
-def _snapshot() -> bytes:
-    """A folder, a file in one chunk, one in two, a link."""
-    table = EntryTable(
-        DatasetRecord(_DATASET_ID, "pets", 7, 8, 2, 15, 2),
-        [
-            ChunkRecord(bytes([number]) * 16, 1, 100, 10, bytes(DIGEST_BYTES), 2, 0, b"\0")
-            for number in (1, 2)
-        ],
-        [b"", b"", b"train", b"train"],
-        [b"latest", b"train", b"cat.txt", b"video"],
-        np.array([Op.SYMLINK, Op.DIRECTORY, Op.FILE, Op.FILE], np.uint8),
-        np.array([0o777, 0o755, 0o644, 0o644], np.uint32),
-        np.array([1, 2, 3, 4], np.int64),
-        np.array([0, 0, 5, 10], np.uint64),
-        np.array([-1, -1, 0, -1], np.int64),
-        np.zeros(4, np.uint32),
-        np.zeros(4, EXTENT_DIGESTS),
-        {0: b"train/cat.txt"},
-        ExtentColumns(
-            np.array([3, 3], np.int64),
-            np.array([0, 5], np.uint64),
-            np.array([0, 1], np.int64),
-            np.array([5, 0], np.uint32),
-            np.array([5, 5], np.uint32),
-            np.zeros(2, EXTENT_DIGESTS),
-        ),
-    )
-    return build_snapshot(table)
-
-
 def _parse_snapshot(data: bytes) -> object:
     snapshot = Snapshot(data, SOURCE)
     snapshot.verify()
@@ -160,16 +128,16 @@ def _parse_resealed_snapshot(data: bytes) -> object:
 
 @cache
 def _delta() -> bytes:
-    """From a generation without anything to that of `_snapshot`."""
-    delta = delta_between(Snapshot(_emptied(), SOURCE), Snapshot(_snapshot(), SOURCE))
+    """From a generation without anything to that of `small_snapshot`."""
+    delta = delta_between(Snapshot(_emptied(), SOURCE), Snapshot(small_snapshot(), SOURCE))
     assert delta is not None
     return encode_delta(delta)
 
 
 @cache
 def _emptied() -> bytes:
-    """`_snapshot` without its video."""
-    snapshot = Snapshot(_snapshot(), SOURCE)
+    """`small_snapshot` without its video."""
+    snapshot = Snapshot(small_snapshot(), SOURCE)
     shorter = delta_between(snapshot, snapshot)
     assert shorter is not None
     removed = np.array([snapshot.require(b"train/video")])
@@ -216,7 +184,7 @@ def _record(name: str, read: Callable[[MemoryStore], object]) -> Callable[[bytes
 @cache
 def _name_record() -> tuple[str, bytes]:
     store = MemoryStore()
-    DatasetNames(store).claim("pets", _DATASET_ID)
+    DatasetNames(store).claim("pets", DATASET_ID)
     (name,) = store.list_records("dataset-")
     return name, store.get_record(name) or b""
 
@@ -230,8 +198,8 @@ def _parse_config(data: bytes) -> object:
 
 @cache
 def _image() -> bytes:
-    """The stored image of `_snapshot`."""
-    snapshot = Snapshot(_snapshot(), SOURCE)
+    """The stored image of `small_snapshot`."""
+    snapshot = Snapshot(small_snapshot(), SOURCE)
     is_guarded = np.zeros(len(snapshot), np.bool_)
     descriptor = stored_image(snapshot, Ownership(0, 0), Serving(b".dieselfs", is_guarded))
     try:
@@ -266,11 +234,11 @@ TARGETS = (
     Target("attached-chunk", lambda data: decode_stored(data, SOURCE), [_attached_chunk(), _chunk()]),
     Target("attached-chunk-header", _parse_attached_header, [_attached_header()]),
     Target("chunk-name", of_text(parse_chunk_name), [b"OO7-V-81f03--V--9V--0k"]),
-    Target("snapshot", _parse_snapshot, [_snapshot()]),
-    Target("snapshot-resealed", _parse_resealed_snapshot, [_snapshot()]),
+    Target("snapshot", _parse_snapshot, [small_snapshot()]),
+    Target("snapshot-resealed", _parse_resealed_snapshot, [small_snapshot()]),
     Target("snapshot-delta", _parse_delta, [_delta()]),
     Target("snapshot-delta-columns", _parse_delta_columns, [_joined_columns()]),
-    Target("snapshot-signature", _parse_signature, [_snapshot()]),
+    Target("snapshot-signature", _parse_signature, [small_snapshot()]),
     Target(
         "call",
         decode_call,
@@ -345,5 +313,6 @@ TARGETS = (
     Target("image-resealed", _parse_resealed_image, [_image()]),
     Target("handover", parse_handover, [b'{"readings": [], "pinned": [1, 2], "files": []}']),
     Target("supervisor-status", parse_status, [b'{"pid": 1, "mountpoint": "/mnt"}']),
+    *LOCAL_TARGETS,
     *IMPORT_TARGETS,
 )

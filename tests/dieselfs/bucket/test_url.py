@@ -112,7 +112,9 @@ def test_a_key_has_any_characters(url: str, bucket: str, key: str) -> None:
     assert is_object_url(url) and not is_object_url(f"./{url}")
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://data/a?password=x", "s3://k:s@data/a"])
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3:///key", "http://data/a", "s3://data/a?password=x", "s3://k:s@data/a"]
+)
 def test_a_wrong_url_of_an_object_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
         parse_object(url)

@@ -66,7 +66,12 @@ def test_the_next_daemon_has_the_same_orders(scored: ScoredFiles) -> None:
     other.load(scored.encode())
     assert other.order(key(1, folder=b"f"), FILES).tolist() == mine and other.orders() == scored.orders()
     assert other.order(key(2), FILES).tolist() == scored.order(key(2), FILES).tolist()
-    for content in (b"", b"PK", scored.encode()[:-50]):
+    for content in (
+        b"",
+        b"PK",
+        scored.encode()[:-50],
+        scored.encode().replace(b"PK\x03\x04", b"PK\x03\x04\xff"),
+    ):
         with pytest.raises(InvalidInput, match="not the scores"):
             other.load(content)
     with pytest.raises(InvalidInput, match="the snapshot has"):

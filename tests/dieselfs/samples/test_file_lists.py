@@ -42,6 +42,11 @@ def test_patterns(root: Path, patterns: str | list[str] | None, expected: list[s
         assert list(samples.samples) == list(samples.imgs) == [str(root / name) for name in expected]
 
 
+def test_a_pattern_with_a_reversed_range_is_refused(root: Path) -> None:
+    with pytest.raises(InvalidInput, match="is not possible"):
+        FileSamples(root, "[z-a].jpg")
+
+
 def test_a_list_has_its_own_order_and_may_repeat(root: Path) -> None:
     (root / "link.jpg").symlink_to("sub/c.jpg")
     names = ["sub/c.jpg", "a.jpg", str(root / "b.JPG"), "sub/c.jpg", "link.jpg"]
