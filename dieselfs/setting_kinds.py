@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dieselfs.attached.web_url import check_root, is_web_url
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, MIB, MOUNT_MEMORY_BYTES_MIN
 from dieselfs.units import parse_duration, parse_rate, parse_size
@@ -51,8 +52,12 @@ def _time_limit(text: str) -> float:
 def _roots(text: str) -> tuple[str, ...]:
     roots = tuple(filter(None, text.split(",")))
     for root in roots:
-        if not root.startswith(("/", "s3://", "gs://", "az://")):
-            raise InvalidInput(f"{root!r} is neither the absolute path of a folder nor s3://BUCKET/FOLDER")
+        if is_web_url(root):
+            check_root(root)
+        elif not root.startswith(("/", "s3://", "gs://", "az://")):
+            raise InvalidInput(
+                f"{root!r} is neither the absolute path of a folder nor s3://BUCKET/FOLDER nor https://HOST/FOLDER"
+            )
     return roots
 
 

@@ -207,7 +207,8 @@ SETTINGS = (
     Setting("metrics", Kind("HOST:PORT"), _P.SERVER | _P.ETCD,
             "Serve metrics over HTTP there, for Prometheus; everybody who can connect reads them.", "not served"),
     Setting("attach_roots", ROOTS, _P.SERVER | _P.ETCD,
-            "Folders, also s3://BUCKET/FOLDER, whose files `dlcmd attach` may make part of datasets.", "none"),
+            "Folders, also s3://BUCKET/FOLDER and https://HOST/FOLDER, whose files `dlcmd attach` may make part of "
+            "datasets.", "none"),
     Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD,
             "PEM chain of an authority, for clients with tls_ca.", "made from the identity of the store"),
     Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),

@@ -6,10 +6,9 @@ from functools import cache
 
 from dieselfs.bucket.client import Bucket, ObjectVersion
 from dieselfs.bucket.url import BucketUrl, parse_object
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import ETAG, MODIFIED, Source
 from dieselfs.errors import InvalidInput
 
-TAG, MODIFIED = "etag=", "modified_ns="
 _UNSAFE = frozenset(("", ".", ".."))
 
 
@@ -29,13 +28,17 @@ class BucketObject:
             )
         check_allowed(location)
         self._bucket = opened(str(url), tuple(url.options.items()))
-        if known is not None and known.mark.startswith(TAG):
-            self._version = ObjectVersion(key, known.size_bytes, 0, known.mark.removeprefix(TAG))
+        if known is not None and known.mark.startswith(ETAG):
+            self._version = ObjectVersion(key, known.size_bytes, 0, known.mark.removeprefix(ETAG))
         else:
             self._version = self._bucket.find(key)
         tag, mtime_ns = self._version.tag, self._version.mtime_ns
-        mark = f"{MODIFIED}{mtime_ns}" if tag is None else TAG + tag
+        mark = f"{MODIFIED}{mtime_ns}" if tag is None else ETAG + tag
         self._source = Source(location, self._version.size, mark)
+
+    @property
+    def mtime_ns(self) -> int:
+        return self._version.mtime_ns
 
     @property
     def source(self) -> Source:

@@ -15,6 +15,10 @@ class OpenSource(Protocol):
     def source(self) -> Source: ...
 
     @property
+    def mtime_ns(self) -> int:
+        """The time of this version; 0 if it is not known."""
+
+    @property
     def descriptor(self) -> int | None:
         """Of a local file; None of other objects. It is closed by `close`."""
 

@@ -47,6 +47,10 @@ class LocalFile:
         return self._source
 
     @property
+    def mtime_ns(self) -> int:
+        return int(self._source.mark.removeprefix(MARK))
+
+    @property
     def descriptor(self) -> int:
         return self._descriptor
 

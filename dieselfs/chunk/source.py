@@ -20,15 +20,19 @@ SOURCE_FIELDS: dict[str, type] = {
 """Fields of the header of an attached chunk, beside those of all chunks."""
 
 OBJECT_SCHEMES = (b"s3://", b"gs://", b"az://")
+WEB_SCHEMES = (b"https://", b"http://")
+
+ETAG, MODIFIED = "etag=", "modified_ns="
+"""How marks of objects and of files on the web begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A version of an object, and a place in it.
 
-    `location`: an absolute path, or a URL of OBJECT_SCHEMES. `size_bytes`: of the whole object. `mark`: what the
-    storage says about its version: `mtime_ns=N` of a file, `etag=TEXT` or `modified_ns=N` of an object. `offset`: where
-    in the object the payload begins.
+    `location`: an absolute path, or a URL of OBJECT_SCHEMES or WEB_SCHEMES. `size_bytes`: of the whole object. `mark`:
+    what the storage says about its version: `mtime_ns=N` of a file, `etag=TEXT` or `modified_ns=N` of others. `offset`:
+    where in the object the payload begins.
     """
 
     location: bytes
@@ -76,8 +80,8 @@ class Source:
         if self.is_file:
             if any(part in (b"", b".", b"..") for part in location[1:].split(b"/")):
                 return "its path has an empty part, or one of . and .."
-        elif not location.startswith(OBJECT_SCHEMES):
-            return "it is neither an absolute path nor the URL of an object"
+        elif not location.startswith(OBJECT_SCHEMES + WEB_SCHEMES):
+            return "it is neither an absolute path nor a URL"
         if not 0 <= self.size_bytes <= FILE_BYTES_MAX:
             return f"a size of {self.size_bytes} bytes is out of range"
         if not 0 < len(self.mark.encode("utf-8", "surrogatepass")) <= TEXT_BYTES_MAX:

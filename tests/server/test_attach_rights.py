@@ -36,13 +36,16 @@ def attaching(roots: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def attach(client: ServerClient, dataset: str, path: Path) -> None:
     """The first 100 bytes of a file as the file `a`."""
-    record, status = client.dataset(dataset), os.stat(path)
-    payload = path.read_bytes()[:100]
+    status = os.stat(path)
+    source = Source(os.fsencode(path), status.st_size, f"mtime_ns={status.st_mtime_ns}")
+    attach_source(client, dataset, source, path.read_bytes()[:100])
+
+
+def attach_source(client: ServerClient, dataset: str, source: Source, payload: bytes) -> None:
+    record = client.dataset(dataset)
     builder = ChunkBuilder()
     builder.add_file(b"a", payload, 0o644, 0, offset=0)
-    sealed = builder.seal(
-        payload, Source(os.fsencode(path), status.st_size, f"mtime_ns={status.st_mtime_ns}")
-    )
+    sealed = builder.seal(payload, source)
     first, chunk_id = client.reserve_versions(dataset, 1), IDS.next()
     client.put_chunk(dataset, chunk_id, sealed.encode(chunk_id, dataset, record.dataset_id, first))
 
@@ -61,6 +64,10 @@ def test_users_attach_what_is_below_the_roots(attaching: RunningServer, roots: P
         with pytest.raises(AccessDenied):  # it needs the right to purge
             ann.copy_attached("pets", False)
         assert ann.copy_attached("pets", True) == 1
+        with pytest.raises(AccessDenied, match="not below attach_roots of this server"):
+            attach_source(
+                ann, "pets", Source(b"http://169.254.169.254/latest/meta-data", 100, "etag=x"), bytes(100)
+            )
     with closing(attaching.client(attaching.user("eve", pets="read"))) as eve:
         for call in (
             lambda: attach(eve, "pets", roots / "shared/a.tar"),
@@ -72,12 +79,13 @@ def test_users_attach_what_is_below_the_roots(attaching: RunningServer, roots: P
     with closing(attaching.client(attaching.user("bob"))) as bob, pytest.raises(NotFound):
         bob.attached_sources("pets")
     noted = [
-        (entry["event"], entry["user"], os.path.relpath(str(entry["source"]), roots), entry["outcome"])
+        (entry["event"], entry["user"], str(entry["source"]).removeprefix(f"{roots}/"), entry["outcome"])
         for entry in audit_of(attaching)
         if "source" in entry
     ]
     assert noted == [
         ("put_chunk", "ann", "shared/a.tar", "ok"),
         ("put_chunk", "ann", "private/a.tar", "AccessDenied"),
-        ("detach", "eve", os.path.relpath("/", roots), "AccessDenied"),
+        ("put_chunk", "ann", "http://169.254.169.254/latest/meta-data", "AccessDenied"),
+        ("detach", "eve", "/", "AccessDenied"),
     ]

@@ -1,56 +1,101 @@
-"""A web server with one file, which closes connections early if it is asked to."""
+"""A web server with one file, which fails as it is asked to."""
 
+import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+TIMEOUT_S = 30.0
 
 
 @dataclass
 class WebFile:
     """`sends`: how many bytes each request sends before its connection is closed; later ones send all. `statuses`: of
-    the first requests, without a body. `ranges`: the Range header of each request.
+    the first requests, without a body. `ranges`: the Range header of each request. `redirects`: where a path leads.
+    `silent`: how many of the first requests get no answer.
     """
 
     content: bytes
     sends: list[int] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
     ranges: list[str | None] = field(default_factory=list)
-    etag: str = '"1"'
+    etag: str | None = '"1"'
+    modified: str | None = "Sun, 13 Sep 2020 12:26:40 GMT"
+    has_ranges: bool = True
+    redirects: dict[str, str] = field(default_factory=dict)
+    silent: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
 
 @contextmanager
-def web_file(content: bytes, name: str = "a.tar") -> Iterator[WebFile]:
+def web_file(
+    content: bytes, name: str = "a.tar", certificate: tuple[Path, Path] | None = None
+) -> Iterator[WebFile]:
+    """`certificate`: the files of a certificate and its key, for https."""
     file = WebFile(content)
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = TIMEOUT_S
+
         def do_GET(self) -> None:
             file.ranges.append(self.headers["Range"])
-            if file.statuses:
+            if file.silent:
+                file.silent -= 1
+                file.ended.wait(TIMEOUT_S)
+                self.close_connection = True
+            elif file.statuses:
                 self.send_error(file.statuses.pop(0))
-                return
-            start = 0
-            if self.headers["Range"] and self.headers["If-Range"] in (None, file.etag):
-                start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(file.content) - start))
-            self.send_header("ETag", file.etag)
-            self.send_header("Last-Modified", "Sun, 13 Sep 2020 12:26:40 GMT")
+            elif target := file.redirects.get(self.path):
+                self.send_response(302)
+                self.send_header("Location", target)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            else:
+                self._send()
+
+        def _send(self) -> None:
+            start, end = 0, len(file.content)
+            wanted = self.headers["Range"] if self.headers["If-Range"] in (None, file.etag) else None
+            if wanted and file.has_ranges:
+                first, _, last = wanted.removeprefix("bytes=").partition("-")
+                start, end = int(first), min(int(last or end) + 1, end)
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(file.content)}")
+            else:
+                self.send_response(200)
+            self.send_header("Content-Length", str(end - start))
+            for header, value in (("ETag", file.etag), ("Last-Modified", file.modified)):
+                if value is not None:
+                    self.send_header(header, value)
             self.end_headers()
-            end = start + file.sends.pop(0) if file.sends else len(file.content)
-            self.wfile.write(file.content[start:end])
+            if file.sends:
+                end = min(start + file.sends.pop(0), end)
+                self.close_connection = True
+            with suppress(ConnectionError):
+                self.wfile.write(file.content[start:end])
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        file.url = f"http://127.0.0.1:{server.server_address[1]}/data/{name}"
+        scheme = "http"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            scheme = "https"
+        server.daemon_threads = True
+        file.url = f"{scheme}://127.0.0.1:{server.server_address[1]}/data/{name}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield file
         finally:
+            file.ended.set()
             server.shutdown()
             thread.join()

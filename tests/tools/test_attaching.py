@@ -1,6 +1,8 @@
 """Which ranges of sources become chunks: every byte of a record is in one, and chunks keep their size."""
 
 import os
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from zlib import crc32
 
@@ -34,19 +36,28 @@ class Rig:
         self.file.write_bytes(CONTENT)
         self.chunks: list[SealedChunk] = []
         self.failures: list[tuple[bytes, str, bool]] = []
+        self.sources: dict[str, LocalFile] = {}
         self.attaching = Attaching(
             lambda chunk: self.chunks.append(chunk) if chunk.entries else None,
             lambda: 77,
-            lambda name: LocalFile(os.fsencode(folder / name), lambda _: None),
+            self.opened,
             lambda source, reason, is_damaged=False: self.failures.append((source, reason, is_damaged)),
             CHUNK_BYTES,
         )
+
+    def opened(self, name: str) -> LocalFile:
+        if name not in self.sources:
+            self.sources[name] = LocalFile(os.fsencode(self.file.parent / name), lambda _: None)
+        return self.sources[name]
+
+    def close(self) -> None:
+        for source in self.sources.values():
+            source.close()
 
     def attach(self, *records: Record) -> dict[bytes, bytes]:
         """What the chunks have of each path, with the payloads from where the chunks say that they are."""
         self.attaching.add(records)
         self.attaching.finish()
-        self.attaching.close()
         found: dict[bytes, bytes] = {}
         for chunk in self.chunks:
             head, payload = chunk.encode(CHUNK_ID, "pets", DATASET_ID, 1)
@@ -60,8 +71,9 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with closing(Rig(tmp_path)) as rig:
+        yield rig
 
 
 @given(
@@ -136,5 +148,4 @@ def test_a_source_that_changes_meanwhile_ends_it(rig: Rig) -> None:
     rig.attaching.add([record(b"a", 0, 100)])
     os.utime(rig.file, ns=(0, 1))
     with pytest.raises(Damaged, match="changed while it was read"):
-        rig.attaching.add([record(b"b", 100, 100)])
-    rig.attaching.close()
+        rig.attaching.finish()

@@ -2,15 +2,12 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain
 from threading import Lock
 
-from dieselfs.attached.interface import OpenSource
-from dieselfs.attached.opening import open_source
-from dieselfs.bucket.url import is_object_url
 from dieselfs.chunk.builder import SealedChunk
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
@@ -19,10 +16,11 @@ from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.upload import Failed
 from dieselfs.units import count, format_duration, format_size
-from dieselfs_tools.attaching import SORTED_AT_ONCE, Attaching, is_copied
+from dieselfs_tools.attach_sources import AttachSources
+from dieselfs_tools.attaching import Attaching, batches, is_copied
 from dieselfs_tools.import_runner import expanded_source, records_of
 from dieselfs_tools.importing.formats import format_of
-from dieselfs_tools.importing.inputs import Input, is_url
+from dieselfs_tools.importing.inputs import Input
 from dieselfs_tools.importing.naming import Names, Template
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.options import changeable_location
@@ -82,43 +80,49 @@ def run_attach(session: Session, options: AttachOptions) -> int:
     started_s = time.monotonic()
     if not 0 < options.chunk_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
         raise InvalidInput(f"--chunk-size: a chunk takes 1 byte to {format_size(CHUNK_PAYLOAD_BYTES_MAX)}")
-    sources = [one for name in options.names[:-1] for one in expanded_source(name)]
-    if not sources or not is_location(options.names[-1]):
+    names = [one for name in options.names[:-1] for one in expanded_source(name)]
+    if not names or not is_location(options.names[-1]):
         raise InvalidInput("name sources and a destination: dlcmd attach SOURCE... dl://DATASET/")
     destination = changeable_location(options.names[-1])
     template = None if options.template is None else Template(options.template)
-    for name in sources:  # all of them, before the first one is attached
-        _check(name, options.format_name, session.output)
-    target = find_target(session.client, replace(destination, is_folder_form=True))
+    placed = Names(destination.path, options.is_renaming)
     report = TransferReport()
+    target = find_target(session.client, replace(destination, is_folder_form=True))
 
     def failed(source: bytes, reason: str, is_damaged: bool = False) -> None:
         report.fail(printable(source), reason)
         report.is_damaged |= is_damaged
 
-    def records() -> Iterator[Record]:
-        names = Names(destination.path, options.is_renaming)
-        for source in sources:
-            yield from records_of(
-                source, options.format_name, template, names, options.patterns, session.output, failed
+    with closing(AttachSources()) as sources:
+
+        def records(name: str) -> Iterator[Record]:
+            return records_of(
+                name,
+                options.format_name,
+                template,
+                placed,
+                options.patterns,
+                session.output,
+                failed,
+                sources.stream,
             )
 
-    if options.is_dry_run:
-        return _show(session.output, destination, records(), report)
-    totals = _Totals(report)
-    with shown(session.output, "attach", lambda: Reading.of(report)):
-        _attach(session, target, records(), totals, failed, options.chunk_bytes)
-    return _summary(session.output, destination, sources, totals, time.monotonic() - started_s)
+        for name in names:  # all of them, before the first one is attached
+            _check(name, options.format_name, session.output, sources)
+        if options.is_dry_run:
+            return _show(session.output, destination, chain.from_iterable(map(records, names)), report)
+        totals = _Totals(report)
+        with shown(session.output, "attach", lambda: Reading.of(report)):
+            _attach(session, target, map(records, names), sources, totals, failed, options.chunk_bytes)
+    return _summary(session.output, destination, names, totals, time.monotonic() - started_s)
 
 
-def _check(name: str, format_name: str, output: Output) -> None:
+def _check(name: str, format_name: str, output: Output, sources: AttachSources) -> None:
     """Raise InvalidInput for a source that cannot be attached, NotFound if there is none."""
-    if name == STANDARD_INPUT or is_url(name):
-        raise InvalidInput(
-            f"{name}: only files and objects can be attached; store its records with dlcmd import"
-        )
+    if name == STANDARD_INPUT:
+        raise InvalidInput("-: standard input is no file that stays; store its records with dlcmd import")
     with ExitStack() as stack:
-        source = Input(name, stack, output)
+        source = Input(name, stack, output, open_remote=sources.stream)
         found = format_of(source, format_name)
         shown_name = printable(os.fsencode(name))
         if found.name not in FORMATS:
@@ -133,18 +137,20 @@ def _check(name: str, format_name: str, output: Output) -> None:
 def _attach(
     session: Session,
     target: Target,
-    records: Iterator[Record],
+    found: Iterable[Iterator[Record]],
+    sources: AttachSources,
     totals: _Totals,
     failed: Failed,
     chunk_bytes: int,
 ) -> None:
-    """Raises the first error of the server. What is attached by then stays; the same command attaches all."""
+    """`found`: the records of each source. Raises the first error of the server. What is attached by then stays; the
+    same command attaches all.
+    """
     sender = ChunkSender(session.client, target.made(), totals.add)
     try:
-        attaching = Attaching(sender.submit, sender.reserve_version, _opened, failed, chunk_bytes)
-        with closing(attaching):
-            found = _counted(records, totals.report)
-            while batch := list(islice(found, SORTED_AT_ONCE)):
+        attaching = Attaching(sender.submit, sender.reserve_version, sources.opened, failed, chunk_bytes)
+        for records in found:
+            for batch in batches(_counted(records, totals.report)):
                 attaching.add(batch)
             attaching.finish()
         totals.report.is_all_found = True
@@ -163,10 +169,6 @@ def _counted(records: Iterator[Record], report: TransferReport) -> Iterator[Reco
         elif not record.size and not record.is_folder and not record.target:
             record.content = b""
         yield record
-
-
-def _opened(file: str) -> OpenSource:
-    return open_source(os.fsencode(file if is_object_url(file) else os.path.abspath(file)), lambda _: None)
 
 
 def _show(output: Output, destination: Location, records: Iterator[Record], report: TransferReport) -> int:

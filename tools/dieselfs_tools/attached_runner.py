@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput
 from dieselfs.names import is_location, printable
@@ -44,7 +45,10 @@ def detach(session: Session, names: Sequence[str]) -> int:
     if len(names) < 2 or not is_location(names[-1]):
         raise InvalidInput("name sources and a dataset: dlcmd detach SOURCE... dl://DATASET")
     dataset = dataset_name(names[-1])
-    locations = [os.fsencode(name if is_object_url(name) else os.path.realpath(name)) for name in names[:-1]]
+    locations = [
+        os.fsencode(name if is_object_url(name) or is_web_url(name) else os.path.realpath(name))
+        for name in names[:-1]
+    ]
     removed = [session.client.detach(dataset, location) for location in locations]
     entries, sources = sum(each.entries for each in removed), sum(each.sources for each in removed)
     return session.output.summary(

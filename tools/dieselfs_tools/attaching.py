@@ -4,7 +4,7 @@ This module reads the sources.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dieselfs.attached.interface import OpenSource
@@ -15,6 +15,7 @@ from dieselfs.limits import (
     CHUNK_PATH_BYTES_MAX,
     CHUNK_PAYLOAD_BYTES_MAX,
     KIB,
+    MIB,
     PATH_BYTES_MAX,
 )
 from dieselfs.transfer.upload import Failed
@@ -28,6 +29,9 @@ COPIED_BYTES_MAX = 4 * KIB
 
 SORTED_AT_ONCE = 1 << 17
 """Records that are sorted by their places, because an LMDB file has them in another order than their keys."""
+
+BATCH_BYTES = 32 * MIB
+"""Of records that are in the order of their places: they are attached soon after they were read."""
 
 _REFUSED = "the source has it compressed or in another form; store it with dlcmd import"
 
@@ -79,7 +83,7 @@ def runs(placed: Iterable[tuple[Record, Place]], chunk_bytes: int) -> Iterator[R
 
 
 class Attaching:
-    """Makes the chunks of one attach; for one thread. Close it at the end."""
+    """Makes the chunks of one attach; for one thread."""
 
     def __init__(
         self,
@@ -89,22 +93,26 @@ class Attaching:
         failed: Failed,
         chunk_bytes: int,
     ) -> None:
-        """`submit` stores a chunk; `failed` gets records that cannot be attached."""
+        """`submit` stores a chunk; `open_source` is called for each use of a source; `failed` gets records that cannot
+        be attached.
+        """
         self._submit = submit
         self._reserve_version = reserve_version
         self._open_source = open_source
         self._failed = failed
         self._chunk_bytes = chunk_bytes
         self._copied = ChunkBuilder(chunk_bytes)
-        self._open: tuple[str, OpenSource] | None = None
+        self._waiting: list[tuple[Record, Place]] = []
         self._crc32 = 0  # of the extents of a record so far
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Attach records; those that have no bytes, and small converted ones, are stored in ordinary chunks."""
-        placed = []
+    def add(self, records: Iterable[Record]) -> None:
+        """Attach records; those that have no bytes, and small converted ones, are stored in ordinary chunks. The last
+        ones wait for those that follow, because their chunk may have room.
+        """
+        placed = self._waiting
         for record in records:
             if record.place is not None and record.size:
-                if record.place.offset + record.size > self._opened(record.place.file).source.size_bytes:
+                if record.place.offset + record.size > self._open_source(record.place.file).source.size_bytes:
                     self._failed(record.source, "damaged: the source ends before its end", True)
                 else:
                     placed.append((record, record.place))
@@ -114,20 +122,20 @@ class Attaching:
                     self._submit(self._copied.seal())
             else:
                 self._failed(record.source, _REFUSED)
-        for run in runs(placed, self._chunk_bytes):
+        found = list(runs(placed, self._chunk_bytes))
+        self._waiting = found.pop().records if found else []
+        for run in found:
             self._attach(run)
 
     def finish(self) -> None:
-        """Submit what is left. Call it once."""
+        """Submit what is left of a source."""
+        for run in runs(self._waiting, self._chunk_bytes):
+            self._attach(run)
+        self._waiting = []
         self._submit(self._copied.seal())
 
-    def close(self) -> None:
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
-
     def _attach(self, run: Run) -> None:
-        source = self._opened(run.file)
+        source = self._open_source(run.file)
         record = run.records[0][0]
         if record.size > self._chunk_bytes:
             version = self._reserve_version()
@@ -169,11 +177,22 @@ class Attaching:
         self._crc32 = zlib.crc32(content, self._crc32 if place else 0)
         return place + len(content) == record.size and self._crc32 != record.place.crc32
 
-    def _opened(self, file: str) -> OpenSource:
-        if self._open is None or self._open[0] != file:
-            self.close()
-            self._open = (file, self._open_source(file))
-        return self._open[1]
+
+def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records to attach at once: SORTED_AT_ONCE of them, or BATCH_BYTES in the order of their places."""
+    batch: list[Record] = []
+    size_bytes, is_ordered, end = 0, True, ("", 0)
+    for record in records:
+        batch.append(record)
+        size_bytes += record.size
+        if record.place is not None:
+            is_ordered &= record.place.file != end[0] or record.place.offset >= end[1]
+            end = record.place.file, record.place.offset
+        if len(batch) >= SORTED_AT_ONCE or (is_ordered and size_bytes >= BATCH_BYTES):
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def is_copied(record: Record) -> bool:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count as counted
 
+from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
@@ -14,7 +15,7 @@ from dieselfs.names import is_location, printable
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
 from dieselfs_tools.importing.formats import Format, format_of
-from dieselfs_tools.importing.inputs import Input, is_url
+from dieselfs_tools.importing.inputs import Input, OpenRemote
 from dieselfs_tools.importing.naming import Names, Template, cleaned
 from dieselfs_tools.importing.record import Record
 from dieselfs_tools.options import changeable_location
@@ -53,7 +54,7 @@ def run_import(session: Session, options: ImportOptions) -> int:
     destination = changeable_location(options.names[-1])
     template = None if options.template is None else Template(options.template)
     for name in sources:
-        if not is_url(name) and not is_object_url(name) and name != STANDARD_INPUT:
+        if not is_web_url(name) and not is_object_url(name) and name != STANDARD_INPUT:
             with ExitStack() as stack:  # all sources are looked at before the first byte is stored
                 format_of(Input(name, stack, session.output), options.format_name).reader()
     target = find_target(session.client, replace(destination, is_folder_form=True))
@@ -96,12 +97,15 @@ def records_of(
     patterns: Patterns,
     output: Output,
     failed: Failed,
+    open_remote: OpenRemote | None = None,
 ) -> Iterator[Record]:
-    """The selected records of one source that can be stored. Its failures, and those of records, go to `failed`."""
+    """The selected records of one source that can be stored. Its failures, and those of records, go to `failed`.
+    `open_remote` opens what is at a URL.
+    """
     origin = os.fsencode(name)
     try:
         with ExitStack() as stack:
-            source = Input(name, stack, output)
+            source = Input(name, stack, output, open_remote=open_remote)
             chosen = format_of(source, format_name)
             namer = _Namer(chosen, template, names, os.fsencode(source.label))
             for record in chosen.reader()(source):

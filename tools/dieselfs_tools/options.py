@@ -179,6 +179,29 @@ yes = flag("-y", "--yes", "is_confirmed", text="Do not ask for confirmation.")
 human = flag("-h", "--human", expose_value=False, text="Print sizes as 4.0 MiB (the default).")
 
 
+def records(formats: Sequence[str], template: str) -> Callable[[Function], Function]:
+    """The options of verbs that read records of sources. `template`: the help of --name."""
+
+    def decorate(function: Function) -> Function:
+        chosen = click.option(
+            "--format",
+            "format_name",
+            type=click.Choice(["auto", *formats]),
+            default="auto",
+            show_default=True,
+            help="Format of the sources; auto looks at their first bytes.",
+        )
+        named = click.option("--name", "template", metavar="TEMPLATE", help=template)
+        return chosen(named(_renaming(function)))
+
+    return decorate
+
+
+_renaming = flag(
+    "--rename", "is_renaming", text="Replace unsafe names, and number duplicates, instead of refusing."
+)
+
+
 JOBS = 2
 """Threads of an upload or a download."""
 

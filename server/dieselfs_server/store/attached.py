@@ -21,7 +21,7 @@ from dieselfs.chunk.format import (
 )
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.source import Source
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.store.sources import Sources, payload_name
 from dieselfs_server.store.wrapper import StoreWrapper
@@ -112,13 +112,16 @@ class AttachedStore(StoreWrapper):
         name = payload_name(preamble, source)
         if offset + length > preamble.payload_length:
             raise Damaged(f"{name}: {length} bytes at {offset} of a payload of {preamble.payload_length}")
+        is_whole = length > 0 and not attached.is_verified
+        begin, read_bytes = (0, preamble.payload_length) if is_whole else (offset, length)
         with closing(self._sources.open_attached(source, is_to_read=length > 0)) as opened:
-            if attached.is_verified or not length:
-                content = opened.read(source.offset + offset, length)
-                opened.check()
-                return content
-            content = opened.read(source.offset, preamble.payload_length)
+            try:
+                content = opened.read(source.offset + begin, read_bytes)
+            except (AccessDenied, InvalidInput, NotFound) as error:
+                raise Damaged(f"attached source {error}") from error
             opened.check()
+        if not is_whole:
+            return content
         check_payload(preamble, content, name)
         attached.is_verified = True
         return content if len(content) == length else content[offset : offset + length]

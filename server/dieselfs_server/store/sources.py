@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from dieselfs.attached import web_url
 from dieselfs.attached.interface import OpenSource
 from dieselfs.attached.opening import open_source
+from dieselfs.attached.web_url import is_web_url
 from dieselfs.chunk.format import Preamble
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.source import Source
@@ -22,8 +24,8 @@ _OUTSIDE = "it is not below attach_roots of this server; dlcmd import copies the
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """`roots`: what may be read: folders, as absolute paths, and URLs of folders of buckets; None: all that the user of
-    the server may read.
+    """`roots`: what may be read: folders, as absolute paths, and URLs of folders of buckets and of the web; None: all
+    that the user of the server may read.
     """
 
     roots: Sequence[str] | None = ()
@@ -87,6 +89,9 @@ def _is_below(location: bytes, root: str) -> bool:
     if is_file:
         # At each call: a root may become another folder while the server runs.
         return location.startswith(os.path.realpath(os.fsencode(root)).rstrip(b"/") + b"/")
+    url = os.fsdecode(location)
+    if is_web_url(url) or is_web_url(root):
+        return is_web_url(url) and is_web_url(root) and web_url.is_below(url, root)
     from dieselfs.attached.bucket_object import is_below  # which needs the extra s3
 
     return is_below(location, root)

@@ -92,5 +92,5 @@ def test_a_file_that_is_replaced_stays_the_one_that_was_opened(tmp_path: Path, f
 
 def test_locations_that_are_no_files() -> None:
     for location in (b"a.tar", b"ftp://x/a.tar", b""):
-        with pytest.raises(InvalidInput, match="only files and objects"):
+        with pytest.raises(InvalidInput, match="only files, objects and files on the web"):
             open_source(location, anything)

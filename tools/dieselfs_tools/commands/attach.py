@@ -21,23 +21,7 @@ FORMATS = ("tar", "zip", "npz", "lmdb", "tfrecord", "mds")
 )
 @click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET/PATH")
 @options.flag("--list", "is_listing", text="List the sources of a dataset: attach --list dl://DATASET.")
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(["auto", *FORMATS]),
-    default="auto",
-    show_default=True,
-    help="Format of the sources; auto looks at their first bytes.",
-)
-@click.option(
-    "--name",
-    "template",
-    metavar="TEMPLATE",
-    help="Name of each record, as of dlcmd import.",
-)
-@options.flag(
-    "--rename", "is_renaming", text="Replace unsafe names, and number duplicates, instead of refusing."
-)
+@options.records(FORMATS, "Name of each record, as of dlcmd import.")
 @options.filters
 @options.dry_run
 @options.chunk_size
@@ -45,8 +29,9 @@ def attach(session: Session, is_listing: bool, **chosen: Any) -> int:
     """Make the records of uncompressed archives part of a dataset, without copying their bytes.
 
     The files are the same as those of dlcmd import, and are read as all others. Their bytes stay in the sources, which
-    the server must see under the same paths, and which must not change: a file of a source that was changed, moved or
-    removed cannot be read (exit code 5), and is never read wrongly. Attach a changed source again.
+    the server must see under the same paths or URLs (s3://, https://), and which must not change: a file of a source
+    that was changed, moved or removed cannot be read (exit code 5), and is never read wrongly. Attach a changed source
+    again.
 
     Compressed members, and large values that an import converts, are refused and listed (exit code 2). Small converted
     values, as numbers, are copied. A server attaches only what its setting attach_roots allows.

@@ -20,22 +20,9 @@ FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "l
     "curl -s https://x.org/a.tar | dlcmd import - dl://a/   # a tar stream",
 )
 @click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET/PATH")
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(["auto", *FORMATS]),
-    default="auto",
-    show_default=True,
-    help="Format of the sources; auto looks at their first bytes.",
-)
-@click.option(
-    "--name",
-    "template",
-    metavar="TEMPLATE",
-    help="Name of each record: {name}, {folder}, {stem}, {ext}, {source}, {index:08}, and fields of the record.",
-)
-@options.flag(
-    "--rename", "is_renaming", text="Replace unsafe names, and number duplicates, instead of refusing."
+@options.records(
+    FORMATS,
+    "Name of each record: {name}, {folder}, {stem}, {ext}, {source}, {index:08}, and fields of the record.",
 )
 @options.filters
 @options.dry_run

@@ -1,23 +1,16 @@
 """Objects in S3, Google Cloud Storage and Azure as sources: one, all below a folder, or those of a pattern.
 
-This module sends requests, and starts threads that read ahead.
+This module sends requests.
 """
 
-import io
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
-from dieselfs.bucket.client import PART_BYTES, PARTS_AT_ONCE_MAX, Bucket, ObjectVersion
+from dieselfs.bucket.client import Bucket, ObjectVersion
 from dieselfs.bucket.url import parse_object
 from dieselfs.errors import NotFound
 from dieselfs_tools.importing.mds_file import INDEX
+from dieselfs_tools.importing.remote_stream import RemoteStream
 from dieselfs_tools.patterns import Pattern
-
-FIRST_BYTES = 1 << 20
-"""What is read first, to recognize the format. Reading ahead begins behind it."""
 
 _WILD = frozenset("*[{")
 
@@ -79,44 +72,12 @@ def beside(name: str, base: str) -> str:
     return _named(name, key, key + base)
 
 
-class BucketFile(io.RawIOBase):
-    """One version of an object as a stream. Holds up to PARTS_AT_ONCE_MAX parts of PART_BYTES."""
+class BucketFile(RemoteStream):
+    """One version of an object as a stream."""
 
     def __init__(self, name: str) -> None:
         """Raises InvalidInput, NotFound, Unavailable. Reading raises Damaged if the object was replaced."""
         _, key = parse_object(name)
-        self._bucket = _bucket(name, key)
-        self.version: ObjectVersion = self._bucket.find(key)
-        self._threads = ThreadPoolExecutor(PARTS_AT_ONCE_MAX, "dieselfs-import")
-        self._parts = self._read_ahead()
-        self._part = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        if not self._part:
-            self._part = memoryview(next(self._parts, b""))
-        length = min(len(view), len(self._part))
-        view[:length] = self._part[:length]
-        self._part = self._part[length:]
-        return length
-
-    def _read_ahead(self) -> Iterator[bytes]:
-        position = min(FIRST_BYTES, self.version.size)
-        if position:
-            yield self._bucket.read_part(self.version, 0, position)
-        pending: deque[Future[bytes]] = deque()
-        while pending or position < self.version.size:
-            while position < self.version.size and len(pending) < PARTS_AT_ONCE_MAX:
-                end = min(position + PART_BYTES, self.version.size)
-                pending.append(self._threads.submit(self._bucket.read_part, self.version, position, end))
-                position = end
-            yield pending.popleft().result()
-
-    def close(self) -> None:
-        """Requests that run end by their timeout."""
-        if not self.closed:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-        super().close()
+        bucket = _bucket(name, key)
+        self.version: ObjectVersion = bucket.find(key)
+        super().__init__(partial(bucket.read_part, self.version), self.version.size, self.version.mtime_ns)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from dieselfs.attached.web_url import http_time_ns
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 
 SILENCE_S = 60.0
@@ -32,7 +33,7 @@ class HttpStream(io.RawIOBase):
         self._position = 0
         self._size: int | None = None
         self._validator: str | None = None
-        self.last_modified: str | None = None
+        self.mtime_ns = 0
         self._retries = 0
         self._response: http.client.HTTPResponse | None = None
         self._response = self._request()
@@ -100,8 +101,9 @@ class HttpStream(io.RawIOBase):
             length = response.headers.get("Content-Length")
             self._size = int(length) if length and length.isdigit() else None
             etag = response.headers.get("ETag")
-            self.last_modified = response.headers.get("Last-Modified")
-            self._validator = etag if etag and not etag.startswith("W/") else self.last_modified
+            last_modified = response.headers.get("Last-Modified")
+            self.mtime_ns = http_time_ns(last_modified)
+            self._validator = etag if etag and not etag.startswith("W/") else last_modified
         elif response.status != http.client.PARTIAL_CONTENT:
             response.close()
             raise Damaged(

@@ -10,10 +10,10 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from email.utils import parsedate_to_datetime
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
+from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url, parse_object
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
 from dieselfs.names import printable
@@ -22,6 +22,11 @@ from dieselfs_tools.importing.packages import required
 from dieselfs_tools.importing.record import Place
 from dieselfs_tools.output import Output
 from dieselfs_tools.spool import STANDARD_INPUT, spooled
+
+if TYPE_CHECKING:
+    from dieselfs_tools.importing.remote_stream import RemoteStream
+
+OpenRemote = Callable[[str], "HttpStream | RemoteStream"]
 
 MAGIC_BYTES = 8
 HEAD_BYTES = 1024
@@ -40,11 +45,19 @@ UNPACKED_BYTES_MAX = 256 << 10
 class Input:
     """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none."""
 
-    def __init__(self, name: str, stack: ExitStack, output: Output, is_packed: bool | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        stack: ExitStack,
+        output: Output,
+        is_packed: bool | None = None,
+        open_remote: OpenRemote | None = None,
+    ) -> None:
         """Raises NotFound, Unavailable (a URL), InvalidInput, Damaged. `stack` closes what is opened. `is_packed`:
-        whether the bytes are compressed; None looks at the first ones.
+        whether the bytes are compressed; None looks at the first ones. `open_remote` opens what is at a URL.
         """
         self.name = name
+        self._open_remote = open_remote or _open_remote
         self._is_packed = is_packed
         self._is_compressed = False
         self.is_folder = False
@@ -54,25 +67,16 @@ class Input:
         self._stack = stack
         self._output = output
         self._stream: io.BufferedReader | None = None
-        if is_object_url(name):
-            self._open_object(name)
-        elif is_url(name):
-            remote = stack.enter_context(HttpStream(name))
-            self.mtime_ns = _http_time_ns(remote.last_modified)
+        if is_object_url(name) and name.partition("?")[0].endswith("/"):
+            self.is_folder = True
+        elif is_object_url(name) or is_web_url(name):
+            remote = self._open_remote(name)
+            self.mtime_ns = remote.mtime_ns
             self._open(remote)
         elif name == STANDARD_INPUT:
             self._open(io.FileIO(sys.stdin.fileno(), closefd=False))
         else:
             self._open_local(name)
-
-    def _open_object(self, name: str) -> None:
-        from dieselfs_tools.importing.bucket_files import BucketFile
-
-        self.is_folder = name.partition("?")[0].endswith("/")
-        if not self.is_folder:
-            remote = self._stack.enter_context(BucketFile(name))
-            self.mtime_ns = remote.version.mtime_ns
-            self._open(remote)
 
     def _open_local(self, name: str) -> None:
         try:
@@ -104,7 +108,7 @@ class Input:
         """The name of the source without folder and suffix, for templates."""
         if self.name == STANDARD_INPUT:
             return "stdin"
-        path = unquote(urlsplit(self.name).path) if is_url(self.name) else self.name
+        path = unquote(urlsplit(self.name).path) if is_web_url(self.name) else self.name
         if is_object_url(self.name):
             _, path = parse_object(self.name)
         base = os.path.basename(path.rstrip("/")) or "source"
@@ -131,7 +135,7 @@ class Input:
             from dieselfs_tools.importing.bucket_files import beside
 
             try:
-                return Input(beside(self.name, base), stack, self._output, is_packed)
+                return Input(beside(self.name, base), stack, self._output, is_packed, self._open_remote)
             except NotFound:
                 return None
         path = os.path.join(self.name, base)
@@ -172,8 +176,12 @@ class _Whole(io.RawIOBase):
         return filled
 
 
-def is_url(name: str) -> bool:
-    return name.startswith(("https://", "http://"))
+def _open_remote(name: str) -> "HttpStream | RemoteStream":
+    if is_web_url(name):
+        return HttpStream(name)
+    from dieselfs_tools.importing.bucket_files import BucketFile
+
+    return BucketFile(name)
 
 
 class _Unpacking(Protocol):
@@ -212,11 +220,3 @@ def _unpacked(unpacking: _Unpacking) -> Callable[[int], bytes]:
             raise Damaged(f"the compressed data is cut off or damaged: {error}") from None
 
     return read
-
-
-def _http_time_ns(text: str | None) -> int:
-    """0 without a time."""
-    try:
-        return int(parsedate_to_datetime(text or "").timestamp()) * 10**9
-    except ValueError:
-        return 0
