@@ -14,15 +14,16 @@ import numpy as np
 import trio
 
 from dieselfs import __version__
-from dieselfs.arrays import Nodes
 from dieselfs.errors import DieselfsError
 from dieselfs.importance.score_lines import LossBatch
+from dieselfs.importance.scored_files import POLICY as IMPORTANCE
 from dieselfs.metrics import Registry
 from dieselfs.names import printable
 from dieselfs.prefetch.extent_table import ExtentTable, Pages
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import FUSE, ONESHOT
+from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
@@ -186,7 +187,10 @@ class Node:
 
     # -- for the control tree: `control_tree.ControlContents` ------------------------------------------------
 
-    def plan(self, spec: PlanSpec) -> Plan:
+    def share(self, asked: ShareName) -> Share:
+        return self._scores.share(asked) if asked.plan.policy == IMPORTANCE else asked.share(self._plan)
+
+    def _plan(self, spec: PlanSpec) -> Plan:
         return Plan(self._snapshot, spec, self._layout(spec.folder))
 
     def declare(self, share: Share) -> None:
@@ -206,9 +210,6 @@ class Node:
     def score(self, batch: LossBatch) -> None:
         self._scores.files.take(batch)
 
-    def drawn(self, asked: ShareName) -> Nodes:
-        return self._scores.drawn(asked)
-
     def warm(self) -> None:
         if self._job is None:
             self._warming.start()
@@ -216,8 +217,9 @@ class Node:
             self._job.warm()
 
     def cursors(self) -> list[str]:
-        """Cursor of the slowest reader of each plan; it may have read slightly more."""
-        return [str(window.plan.cursor(window.position)) for window in self._prefetcher.windows]
+        """Cursor of the slowest reader of each plan; it may have read slightly more. A list has none."""
+        windows = [window for window in self._prefetcher.windows if not isinstance(window.plan, ListedPlan)]
+        return [str(window.plan.cursor(window.position)) for window in windows]
 
     # -- handover to the next daemon -----------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class Node:
         self._prefetcher.restore(chunk for chunk in entries.pinned if chunk < self._snapshot.chunk_count)
         for reading in entries.readings:
             try:
-                share = await trio.to_thread.run_sync(ShareName.parse(reading.name.encode()).share, self.plan)
+                share = await trio.to_thread.run_sync(self.share, ShareName.parse(reading.name.encode()))
             except DieselfsError as error:
                 _log.warning("cannot resume a plan of the previous daemon: %s", error)
             else:
@@ -314,6 +316,7 @@ class Node:
     def _plans(self) -> list[dict[str, Any]]:
         return [
             {
+                "policy": window.plan.spec.policy,
                 "seed": window.plan.spec.seed,
                 "epoch": window.plan.spec.epoch,
                 "group": window.plan.spec.group_chunks,

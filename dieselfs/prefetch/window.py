@@ -315,8 +315,9 @@ class PlanWindow:
 
     def _watch(self, positions: Numbers, nodes: Numbers, by_reader: list[tuple[_Reader, Numbers]]) -> Numbers:
         """Enter the tripwires at these positions with their readers; returns the additional tripwires."""
-        is_wire = self.tripwires.usual(nodes)
-        can_be = self.tripwires.could_be(nodes)
+        is_single = self.plan.is_single(nodes)  # a file that is read several times shows no position
+        is_wire = self.tripwires.usual(nodes) & is_single
+        can_be = self.tripwires.could_be(nodes) & is_single
         extra = []
         for reader, of_reader in by_reader:
             is_own = np.isin(positions, of_reader)

@@ -1,5 +1,6 @@
 """A list of files as a plan, for orders that no spec gives: mixtures, and draws by importance. No I/O."""
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,19 @@ class ListedPlan(Plan):
         nodes: Numbers,
         first_bytes: int = FIRST_GROUP_BYTES,
         group_bytes: int = GROUP_BYTES,
+        spec: PlanSpec | None = None,
     ) -> None:
-        """`nodes`: shape (n,), files of the snapshot in the order in which they are read."""
-        self.snapshot, self.spec, self.skips = snapshot, PlanSpec(), NO_SKIPS
+        """`nodes`: shape (n,), files of the snapshot in the order in which they are read. `spec`: what the list was
+        made of.
+        """
+        self.snapshot, self.spec, self.skips = snapshot, spec or PlanSpec(), NO_SKIPS
+        self._listed = nodes
         self._arrange(ListedOrder(nodes, snapshot.column("sizes")[nodes], first_bytes, group_bytes))
+
+    @cached_property
+    def _is_single(self) -> npt.NDArray[np.bool_]:
+        is_single: npt.NDArray[np.bool_] = np.bincount(self._listed, minlength=len(self.snapshot)) == 1
+        return is_single
+
+    def is_single(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        return self._is_single[nodes]

@@ -163,6 +163,10 @@ class Plan:
             return self.nodes_at(positions)
         return nodes_of(self._order.nodes_at(group, self.skips.whole(positions) - first))
 
+    def is_single(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of these files of the plan it has once."""
+        return np.ones(len(nodes), np.bool_)
+
     # -- groups ------------------------------------------------------------------------------------------
 
     @property

@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote_to_bytes
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable, user_path
 from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
@@ -64,8 +65,11 @@ class ShareName:
 
     @classmethod
     def of(cls, share: Share) -> "ShareName":
-        """The name of a share: its plan as a cursor, its paths with NUL bytes, so that any path can be written."""
-        return cls(share.plan.spec, share.reader, True, share.plan.cursor(share.start))
+        """The name of a share: its plan as a cursor, its paths with NUL bytes, so that any path can be written. A list
+        has no cursor, but the spec that it was made of.
+        """
+        cursor = None if isinstance(share.plan, ListedPlan) else share.plan.cursor(share.start)
+        return cls(share.plan.spec, share.reader, True, cursor)
 
     def share(self, plan_of: Callable[[PlanSpec], Plan]) -> Share:
         """The share of the plan that `plan_of` makes. Raises InvalidInput if the cursor is of another plan."""
@@ -75,11 +79,19 @@ class ShareName:
         return Share(plan, self.reader)
 
     def __str__(self) -> str:
-        """The text of a name with a cursor. A mount takes at most 255 characters."""
-        reader = self.reader
+        """The text of a name. A mount takes at most 255 characters."""
+        plan, reader = self.plan, self.reader
+        order = {
+            "seed": plan.seed,
+            "epoch": plan.epoch,
+            "group": plan.group_chunks,
+            "skip": "+".join(f"{one.start}-{one.stop - 1}" for one in plan.skips.ranges),
+            "policy": plan.policy,
+            "start": reader.start,
+        }
         keys = {
-            "cursor": self.cursor,
-            "folder": quote(self.plan.folder, safe=""),
+            **(order if self.cursor is None else {"cursor": self.cursor}),
+            "folder": quote(plan.folder, safe=""),
             "rank": reader.rank,
             "world": reader.world,
             "batch": reader.batch or reader.world,

@@ -12,7 +12,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import MIB
 from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.shuffle.share_name import ShareName
 from dieselfs_client.memory.budget import node_cache_evictable_bytes
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.node import Node, allotment_of
@@ -76,7 +76,7 @@ async def settled(node: Node) -> None:
 
 def test_what_it_tells_goes_into_json(packed: PackedDataset) -> None:
     async def scenario(node: Node) -> None:
-        share = node.plan(PlanSpec(3, 1, 5)).share(batch=10)
+        share = node.share(ShareName.parse(b"seed=3,epoch=1,group=5,batch=10"))
         node.declare(share)
         await node.ahead_of(share)
         await settled(node)
@@ -97,7 +97,7 @@ def test_what_it_tells_goes_into_json(packed: PackedDataset) -> None:
 def test_the_cursor_says_how_far_the_reader_is_known_to_be(packed: PackedDataset) -> None:
     async def scenario(node: Node) -> None:
         assert node.cursors() == []
-        share = node.plan(PlanSpec(3, 1, 0)).share()
+        share = node.share(ShareName.parse(b"seed=3,epoch=1,group=0"))
         node.declare(share)
         await settled(node)
         for inode in (share.nodes(0, FILES // 2) + 1).tolist():
@@ -125,7 +125,7 @@ def test_the_next_daemon_goes_on_with_plans_and_stock(packed: PackedDataset) -> 
     positions: list[int] = []
 
     async def first(node: Node) -> None:
-        share = node.plan(PlanSpec(3, 1, 0, folder=b"0")).share()
+        share = node.share(ShareName.parse(b"seed=3,epoch=1,group=0,folder=0"))
         node.declare(share)
         await settled(node)
         for inode in (share.nodes(0, FILES // 4) + 1).tolist():

@@ -5,12 +5,10 @@ from typing import Any
 
 import trio
 
-from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
-from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.control_tree import ControlTree
 from dieselfs_client.mount.error_log import ErrorLog
@@ -38,8 +36,8 @@ class SimpleContents:
     def cursors(self) -> list[str]:
         return self.texts
 
-    def plan(self, spec: PlanSpec) -> Plan:
-        return Plan(self._snapshot, spec)
+    def share(self, asked: ShareName) -> Share:
+        return asked.share(lambda spec: Plan(self._snapshot, spec))
 
     def declare(self, share: Share) -> None:
         self.declared.append(share)
@@ -51,9 +49,6 @@ class SimpleContents:
         if b"missing" in batch.paths:
             raise InvalidInput("missing is no file")
         self.scored.append(batch)
-
-    def drawn(self, asked: ShareName) -> Nodes:
-        return Plan(self._snapshot, PlanSpec(asked.plan.seed)).nodes()[:3]
 
     async def warmth(self) -> Mapping[str, Any]:
         await self.is_ahead.wait()

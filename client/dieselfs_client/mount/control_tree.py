@@ -27,15 +27,12 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput, NotFound, Unavailable
 from dieselfs.importance.score_lines import LossBatch, ScoreLines
-from dieselfs.importance.scored_files import POLICY as IMPORTANCE
 from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.names import printable
-from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
-from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.core import CONTROL_FOLDER, CONTROL_INODE, ROOT_INODE, Attributes, Siblings
 from dieselfs_client.mount.error_log import ErrorLog, Refused
@@ -69,8 +66,8 @@ class ControlContents(Protocol):
     def cursors(self) -> list[str]:
         """For `cursor`: one text for each plan that was declared."""
 
-    def plan(self, spec: PlanSpec) -> Plan:
-        """Called from worker threads. Raises InvalidInput, NotFound."""
+    def share(self, asked: ShareName) -> Share:
+        """The share of this name. Called from worker threads. Raises InvalidInput, NotFound."""
 
     def declare(self, share: Share) -> None:
         """A process has begun to read the files of this share."""
@@ -83,12 +80,6 @@ class ControlContents(Protocol):
 
     def score(self, batch: LossBatch) -> None:
         """A program has written these losses. Raises InvalidInput."""
-
-    def drawn(self, asked: ShareName) -> Nodes:
-        """The files of a share with the policy `importance`. Called from worker threads.
-
-        Raises InvalidInput, NotFound.
-        """
 
     def warm(self) -> None:
         """Start warming, on this node and on the other nodes of the job."""
@@ -213,10 +204,9 @@ class ControlTree:
         makes no file.
         """
         share, lines = await self._found(name)
-        declare = None if share is None else partial(self._contents.declare, share)
-        return self._admit(name, self._order_mode, lines, share, declare)
+        return self._admit(name, self._order_mode, lines, share, partial(self._contents.declare, share))
 
-    async def _found(self, name: bytes) -> tuple[Share | None, PathLines]:
+    async def _found(self, name: bytes) -> tuple[Share, PathLines]:
         try:
             with trio.move_on_after(READ_TIMEOUT_S):
                 asked = ShareName.parse(name)
@@ -229,10 +219,9 @@ class ControlTree:
             f"the order {printable(name)} was not computed within {READ_TIMEOUT_S:g} s: open the file again"
         )
 
-    def _lay_out(self, asked: ShareName) -> tuple[Share | None, PathLines]:
-        """The share is None for files that are drawn: no plan prefetches them."""
-        share = None if asked.plan.policy == IMPORTANCE else asked.share(self._contents.plan)
-        nodes = self._contents.drawn(asked) if share is None else share.nodes()
+    def _lay_out(self, asked: ShareName) -> tuple[Share, PathLines]:
+        share = self._contents.share(asked)
+        nodes = share.nodes()
         if not asked.is_null and (path := unwritable(self._snapshot, nodes)) is not None:
             raise InvalidInput(
                 f"path {printable(path)} contains a newline: add null=1 to the name, for paths that end with NUL"

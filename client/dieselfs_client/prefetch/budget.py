@@ -131,13 +131,16 @@ class PrefetchBudget:
         return extents[is_hit].page_bytes()
 
     def hold(self, extents: Extents) -> Extents:
-        """One more plan holds extents; returns those that are neither stored nor in flight for another plan."""
-        self._holders[extents[~self._is_pinned[extents.chunks]].numbers] += 1
+        """One more plan holds extents, as often as they are given; returns those that are neither stored nor in flight
+        for another plan.
+        """
+        np.add.at(self._holders, extents.numbers[~self._is_pinned[extents.chunks]], 1)
         return self.missing(extents)
 
     def missing(self, extents: Extents) -> Extents:
-        """Those that are neither stored nor in flight."""
-        return extents[self._is_missing(extents)]
+        """Those that are neither stored nor in flight, each once."""
+        extents = extents[self._is_missing(extents)]
+        return extents[_counted(extents)[0]]
 
     def _is_missing(self, extents: Extents) -> npt.NDArray[np.bool_]:
         is_there: npt.NDArray[np.bool_] = self._is_charged[extents.numbers] | self._is_stored[extents.numbers]
@@ -157,9 +160,13 @@ class PrefetchBudget:
         return extents
 
     def release(self, extents: Extents) -> Extents:
-        """A plan no longer needs these extents; returns those to drop, which no other plan holds."""
+        """A plan no longer needs these extents, as often as they are given; returns those to drop, which no plan holds,
+        each once.
+        """
         extents = extents[self._holders[extents.numbers] > 0]
-        self._holders[extents.numbers] -= 1
+        firsts, counts = _counted(extents)
+        extents = extents[firsts]
+        self._holders[extents.numbers] -= np.minimum(counts, self._holders[extents.numbers]).astype(np.uint16)
         extents = extents[self._holders[extents.numbers] == 0]
         self._uncharge(extents)
         extents = extents[self._is_stored[extents.numbers]]
@@ -207,3 +214,10 @@ class PrefetchBudget:
         self._uncharge(extents)
         self._is_stored[extents.numbers] = False
         self._is_pushed[pinned] = False
+
+
+def _counted(extents: Extents) -> tuple[Numbers, Numbers]:
+    """The places at which each extent comes first, ascending, and how often it comes."""
+    _, firsts, counts = np.unique(extents.numbers, return_index=True, return_counts=True)
+    order = np.argsort(firsts)
+    return firsts[order], counts[order]

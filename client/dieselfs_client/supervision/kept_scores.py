@@ -4,15 +4,18 @@ reads and writes it.
 
 import logging
 import os
+from collections import OrderedDict
 from threading import Lock
 
 import numpy as np
 
 from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput
-from dieselfs.importance.scored_files import OrderKey, ScoredFiles
-from dieselfs.shuffle.partition import Partition
+from dieselfs.importance.scored_files import ORDERS_KEPT, POLICY, OrderKey, ScoredFiles
+from dieselfs.shuffle.listed import ListedPlan
+from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
+from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below
 from dieselfs_client.supervision.status import MemoryFile
@@ -30,8 +33,9 @@ class KeptScores:
     def __init__(self, snapshot: Snapshot, file: MemoryFile | None) -> None:
         self.files = ScoredFiles(snapshot)
         self._snapshot, self._file = snapshot, file
-        self._lock = Lock()  # guards the file and the number below
+        self._lock = Lock()  # guards the file, and the number and the plans below
         self._kept = 0
+        self._plans: OrderedDict[OrderKey, tuple[Nodes, ListedPlan]] = OrderedDict()  # with their orders
         if file is not None and (size := os.fstat(file.descriptor).st_size) > _LENGTH_BYTES:
             content = os.pread(file.descriptor, size, 0)
             try:
@@ -40,8 +44,8 @@ class KeptScores:
             except InvalidInput as error:  # the previous daemon was killed while it wrote
                 _log.warning("the scores of the previous daemon are lost: %s", error)
 
-    def drawn(self, asked: ShareName) -> Nodes:
-        """The files of a reader of an epoch, in order; kept before it is returned. Raises InvalidInput, NotFound."""
+    def share(self, asked: ShareName) -> Share:
+        """The share of a reader of an epoch; its order is kept before it is returned. Raises InvalidInput, NotFound."""
         spec = asked.plan
         if spec.skips.end:
             raise InvalidInput("an order by importance has no skips: leave out skip=")
@@ -49,10 +53,22 @@ class KeptScores:
         if not self._snapshot.stat(root).is_folder:
             raise InvalidInput(f"{os.fsdecode(spec.folder)} is not a folder")
         files = np.sort(files_below(self._snapshot, root)).astype(np.uint32)
-        order = self.files.order(OrderKey(spec.folder, spec.seed, spec.epoch), files)
+        key = OrderKey(spec.folder, spec.seed, spec.epoch)
+        order = self.files.order(key, files)
         self.keep()
-        found: Nodes = order[Partition(len(order), asked.reader).positions()]
-        return found
+        return Share(self._plan(key, order), asked.reader)
+
+    def _plan(self, key: OrderKey, order: Nodes) -> ListedPlan:
+        """The plan of an order, the same for all readers."""
+        with self._lock:
+            drawn, plan = self._plans.get(key, (None, None))
+            if plan is None or drawn is not order:
+                spec = PlanSpec(key.seed, key.epoch, folder=key.folder, policy=POLICY)
+                plan = ListedPlan(self._snapshot, order.astype(np.int64), spec=spec)
+                self._plans[key] = order, plan
+                while len(self._plans) > ORDERS_KEPT:
+                    self._plans.popitem(last=False)
+            return plan
 
     @property
     def is_changed(self) -> bool:

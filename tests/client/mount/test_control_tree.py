@@ -364,9 +364,3 @@ def test_nothing_else_can_be_written_to(tree: ControlTree) -> None:
             tree.write(inode, 0, b"text")
         with pytest.raises(Refused):
             tree.truncated(inode)
-
-
-async def test_an_order_by_importance_declares_no_plan(tree: ControlTree, contents: SimpleContents) -> None:
-    found = await tree.lookup_shuffle(b"policy=importance,seed=1")
-    text = await tree.fetch(found.inode, 0, READ_BYTES)
-    assert len(text.splitlines()) == 3 and contents.declared == []

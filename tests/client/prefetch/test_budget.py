@@ -136,6 +136,19 @@ def test_what_another_plan_waits_for_room_for_is_fetched_by_who_is_first() -> No
     assert not len(books.hold(extents)), "it is on its way"
 
 
+def test_a_file_that_is_held_twice_is_fetched_once_and_dropped_at_the_second_release() -> None:
+    books = budget()
+    first, second = TABLE.of_files(np.array([5, 5, 6]) + FIRST), TABLE.of_files(np.array([5]) + FIRST)
+    wanted = books.hold(first)
+    assert wanted.nodes.tolist() == [5 + FIRST, 6 + FIRST]
+    books.put(books.charge(wanted))
+    assert books.window_bytes == 2 * PAGE
+    assert not len(books.hold(second))
+    assert not len(books.release(second))
+    assert books.release(first).nodes.tolist() == [5 + FIRST, 6 + FIRST]
+    assert books.window_bytes == 0
+
+
 def test_what_the_kernel_took_back_is_fetched_again() -> None:
     books, files = budget(), nodes({0, 1})
     extents = TABLE.of_files(files)

@@ -10,6 +10,7 @@ import trio.testing
 
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.prefetch.extent_table import Extents
+from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.memory.budget import Allotment
@@ -333,6 +334,30 @@ def test_files_that_span_chunks_stream_too() -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_list_with_repeated_files_is_stored_before_it_is_read(packed: PackedDataset, seed: int) -> None:
+    """As orders by importance: drawn with replacement, from all chunks."""
+    files = Plan(packed.snapshot, PlanSpec()).nodes()
+    drawn = np.random.default_rng(seed).choice(files, FILES).astype(np.int64)
+
+    async def scenario(rig: Rig) -> None:
+        plan = ListedPlan(packed.snapshot, drawn, 200 * PAGE, 200 * PAGE, PlanSpec(policy="importance"))
+        shares = [plan.share(rank, world=2, batch=20) for rank in (0, 1)]
+        for share in shares:
+            rig.prefetcher.declare(share)
+            await rig.prefetcher.ahead_of(share)
+        missed = 0
+        for first in range(0, FILES // 2, 50):
+            missed += sum([await rig.read(share, first, first + 50) for share in shares])
+        assert missed < FILES // 100
+        await trio.sleep(FINISHED_S + 1)
+        assert not rig.prefetcher.windows and rig.prefetcher.budget.window_bytes == 0
+        assert not rig.pages.files
+
+    rig = run(packed, scenario, window=1000 * PAGE, pinned=0)
+    assert rig.pages.most <= 1000
 
 
 def test_when_the_mount_is_gone_nothing_more_is_fetched(packed: PackedDataset) -> None:

@@ -32,22 +32,25 @@ def asked(text: bytes) -> ShareName:
 def test_ranks_share_one_order_and_the_next_daemon_repeats_it(file: MemoryFile) -> None:
     first = KeptScores(SNAPSHOT, file)
     first.files.take(LossBatch(PATHS, np.arange(50.0)))
-    whole = first.drawn(asked(b"folder=f,seed=3,epoch=2")).tolist()
-    ranks = [
-        first.drawn(asked(b"folder=f,seed=3,epoch=2,world=2,batch=10,rank=%d" % rank)) for rank in (0, 1)
+    share = first.share(asked(b"folder=f,seed=3,epoch=2"))
+    whole = share.nodes().tolist()
+    shares = [
+        first.share(asked(b"folder=f,seed=3,epoch=2,world=2,batch=10,rank=%d" % rank)) for rank in (0, 1)
     ]
+    assert all(each.plan is share.plan for each in shares)
+    ranks = [each.nodes() for each in shares]
     assert len(whole) == 50 and sorted(np.concatenate(ranks).tolist()) == sorted(whole)
     assert ranks[0].tolist()[:5] == whole[:5] and ranks[1].tolist()[:5] == whole[5:10]
 
     second = KeptScores(SNAPSHOT, MemoryFile(SCORES, file.descriptor))
     assert second.files.scored == 50
-    assert second.drawn(asked(b"folder=f,seed=3,epoch=2")).tolist() == whole
+    assert second.share(asked(b"folder=f,seed=3,epoch=2")).nodes().tolist() == whole
 
 
 def test_a_daemon_that_was_killed_while_it_wrote(file: MemoryFile, caplog: pytest.LogCaptureFixture) -> None:
-    KeptScores(SNAPSHOT, file).drawn(asked(b"seed=1"))
+    KeptScores(SNAPSHOT, file).share(asked(b"seed=1"))
     os.pwrite(file.descriptor, bytes(200), 100)
-    assert len(KeptScores(SNAPSHOT, file).drawn(asked(b"seed=1"))) == len(PATHS) + 1
+    assert len(KeptScores(SNAPSHOT, file).share(asked(b"seed=1"))) == len(PATHS) + 1
     assert "scores of the previous daemon are lost" in caplog.text
 
 
@@ -55,6 +58,6 @@ def test_what_cannot_be_drawn() -> None:
     kept = KeptScores(SNAPSHOT, None)
     for text in (b"skip=0-1", b"folder=other", b"start=52"):
         with pytest.raises(InvalidInput):
-            kept.drawn(asked(text))
+            kept.share(asked(text))
     with pytest.raises(NotFound):
-        kept.drawn(asked(b"folder=nothing"))
+        kept.share(asked(b"folder=nothing"))

@@ -16,6 +16,7 @@ from dieselfs.prefetch.window import (
     Span,
     WindowMiss,
 )
+from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.prefetch.tripwires import Tripwires
@@ -238,6 +239,22 @@ def test_a_share_without_a_tripwire_gets_one(plan: Plan) -> None:
     assert [span.extra_tripwires.tolist() for span in found] == [[int(span.nodes[-1])] for span in found]
     read(window, share, len(plan))
     assert window.is_finished
+
+
+def test_a_file_that_comes_several_times_shows_no_position(packed: PackedDataset) -> None:
+    snapshot = packed.snapshot
+    nodes = Plan(snapshot, PlanSpec(seed=3)).nodes().astype(np.int64)
+    wires = nodes[Tripwires(snapshot).usual(nodes)]
+    listed = np.concatenate((nodes[:1000], wires[:3], nodes[1000:2000]))
+    plan = ListedPlan(snapshot, listed)
+    window, share = window_of(plan), plan.share()
+    window.join(share)
+    spans(window)
+    is_twice = np.bincount(listed, minlength=len(snapshot))[wires] == 2
+    assert is_twice.any() and not is_twice.all()
+    is_listed = np.isin(wires, listed)
+    assert all(window.advance(wire) is None for wire in wires[is_twice].tolist())
+    assert all(window.advance(wire) is not None for wire in wires[is_listed & ~is_twice].tolist())
 
 
 def test_a_reader_outruns_the_stock_at_the_last_tripwire_before_what_it_lacks(plan: Plan) -> None:

@@ -34,3 +34,8 @@ def test_a_plan_has_the_files_of_its_list(files: list[int], first_bytes: int, gr
 def test_groups_are_cut_by_bytes(first_bytes: int, bounds: list[int]) -> None:
     plan = ListedPlan(PACKED.snapshot, np.array(FILES, np.int64), first_bytes, 40)
     assert plan.group_bounds().tolist() == bounds
+
+
+def test_files_that_the_list_has_once() -> None:
+    plan = ListedPlan(PACKED.snapshot, np.array([FILES[0], FILES[1], FILES[0], FILES[3]], np.int64))
+    assert plan.is_single(np.array(FILES)).tolist() == [False, True, False, True, False, False]

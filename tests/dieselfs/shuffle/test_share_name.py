@@ -5,7 +5,8 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.listed import ListedPlan
+from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
@@ -93,6 +94,16 @@ def test_the_name_of_a_share_leads_to_it(folder: bytes, drop_last: bool) -> None
     with pytest.raises(InvalidInput, match="the cursor is of snapshot"):
         asked = ShareName.parse(f"cursor={CURSOR}".encode())
         asked.share(lambda spec: Plan(SNAPSHOT, PlanSpec(spec.seed, spec.epoch, spec.group_chunks)))
+
+
+def test_the_name_of_a_share_of_a_list_is_what_the_list_was_made_of() -> None:
+    spec, reader = (
+        PlanSpec(1, 2, 3, Skips([range(2), range(4, 6)]), b"a,b", "importance"),
+        ReaderSpec(1, 3, 7, 1),
+    )
+    plan = ListedPlan(SNAPSHOT, np.array([SNAPSHOT.require(b"a,b/0")] * 9), spec=spec)
+    name = ShareName.parse(str(ShareName.of(Share(plan, reader))).encode())
+    assert (name.plan, name.reader, name.cursor) == (spec, reader, None)
 
 
 def _fields(reader: ReaderSpec) -> tuple[int, int, int | None, int, int, int, bool]:

@@ -1,0 +1,119 @@
+"""Orders by importance on mounts: their files are in the page cache before they are read, also in less memory."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.limits import KIB, MIB
+from dieselfs.settings import FUSE, IMAGE, OVERLAY
+from dieselfs.transfer.upload import TreeUpload, walk_source
+from dieselfs_client import control
+from dieselfs_client.mount.options import MountOptions
+from lab.namespace import wait_for
+from lab.network import clear
+from tests.support.server import RunningServer, running_server
+
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+)
+
+FILES, FILE_BYTES, CHUNK_BYTES = 2000, 16 * KIB, 512 * KIB
+MEMORY_BYTES = 16 * MIB
+"""Half of the dataset."""
+TIMEOUT_S = 60.0
+
+
+def content_of(path: str) -> bytes:
+    return path.encode().rjust(16, b"-") * (FILE_BYTES // 16)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "train").mkdir()
+    for number in range(FILES):
+        path = f"train/{number:06d}"
+        (folder / path).write_bytes(content_of(path))
+    with running_server(tmp_path_factory.mktemp("server")) as running:
+        with Dataset(running.settings(), "images", is_created=False) as data:
+            upload = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=CHUNK_BYTES)
+            assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures
+        yield running
+
+
+def read_epoch(mountpoint: Path, epoch: int, world: int = 1) -> list[str]:
+    """The paths in the order in which ranks that take turns read them, whose files have the right bytes."""
+    name = f"policy=importance,seed=1,folder=train,epoch={epoch},world={world},batch={10 * world}"
+    shares = [
+        (mountpoint / f".dieselfs/shuffle/{name},rank={rank}").read_text().splitlines()
+        for rank in range(world)
+    ]
+    paths = [path for step in zip(*shares, strict=True) for path in step]
+    for path in paths:
+        assert (mountpoint / path).read_bytes() == content_of(path)
+    return paths
+
+
+def stats_of(mountpoint: Path) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = json.loads((mountpoint / ".dieselfs/stats").read_bytes())
+    return found
+
+
+def daemon_of(mountpoint: Path) -> int:
+    (daemon,) = (mount.daemon for mount in control.mounts() if mount.mountpoint == str(mountpoint))
+    return daemon or 0
+
+
+def epochs_of(mountpoint: Path) -> list[tuple[str, int]]:
+    """The policy and the epoch of each plan that the mount follows."""
+    stats = json.loads((mountpoint / ".dieselfs/stats").read_bytes())
+    return [(plan["policy"], plan["epoch"]) for plan in stats["plans"]]
+
+
+@pytest.mark.parametrize("view", [IMAGE, OVERLAY, FUSE])
+def test_an_order_is_read_from_the_page_cache(view: str, server: RunningServer, tmp_path: Path) -> None:
+    mountpoint = tmp_path / "mount"
+    mountpoint.mkdir()
+    options = MountOptions(
+        server=server.unix,
+        view=view,
+        memory_bytes=MEMORY_BYTES,
+        scores=view == FUSE,
+        log_file=str(tmp_path / "log"),
+    )
+    control.mount("images", mountpoint, options)
+    try:
+        first = read_epoch(mountpoint, 0)
+        assert len(set(first)) == FILES
+        with open(mountpoint / ".dieselfs/scores", "w") as scores:
+            scores.writelines(f"{number} {path}\n" for number, path in enumerate(first))
+            scores.write("\n")
+        before = stats_of(mountpoint)
+        drawn = read_epoch(mountpoint, 1, world=2)
+        after = stats_of(mountpoint)
+        assert len(drawn) == FILES > len(set(drawn))
+        pushed, planned, hits = (
+            after[part][name] - before[part][name]
+            for part, name in (
+                ("prefetch", "pushed_files"),
+                ("page_cache", "planned_files"),
+                ("page_cache", "hits"),
+            )
+        )
+        # A reader that never computes overtakes the prefetcher of a loaded machine, and is found again later.
+        assert pushed > FILES // 4 and hits > planned // 2 > 0
+
+        daemon = daemon_of(mountpoint)
+        os.kill(daemon, signal.SIGKILL)
+        wait_for(lambda: daemon_of(mountpoint) != daemon, "another daemon serves the mount", TIMEOUT_S)
+        wait_for(lambda: len(epochs_of(mountpoint)) == 1, "it has resumed the plan", TIMEOUT_S)
+        assert read_epoch(mountpoint, 1, world=2) == drawn
+        assert epochs_of(mountpoint) == [("importance", 1)]
+        assert (mountpoint / ".dieselfs/cursor").read_text() == ""
+    finally:
+        clear(mountpoint)
