@@ -28,7 +28,15 @@ _NAME_AT = 8
 
 _REPLY_VALUES_MAX = 8_192
 _LISTS = frozenset(
-    ("list_datasets", "list_lost_datasets", "list_folder", "list_pins", "list_tags", "list_users")
+    (
+        "list_datasets",
+        "list_lost_datasets",
+        "list_folder",
+        "list_pins",
+        "list_tags",
+        "list_users",
+        "list_groups",
+    )
 )
 
 

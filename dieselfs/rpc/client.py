@@ -28,6 +28,7 @@ from dieselfs.rpc.records import (
     CopyRequest,
     DetachReport,
     FsckReport,
+    GroupRecord,
     KeyRecord,
     PinRecord,
     Problem,
@@ -49,6 +50,9 @@ if TYPE_CHECKING:  # a tool with one request starts without numpy
 
 MAINTENANCE_TIMEOUT_S = 24 * 3600.0
 """Of a purge, a rebuild, a check, or a copy of a whole dataset."""
+
+MEMBERS_PER_CALL_MAX = 50
+"""A call has 64 values at most."""
 
 _T = TypeVar("_T")
 
@@ -380,7 +384,7 @@ class ServerClient(ServerConnections):
         self._value("remove_key", is_repeatable=False, user=user, key_id=key_id)
 
     def grant(self, user: str, dataset: str, right: str) -> None:
-        """Give `right` (read, write, admin, or none) on a dataset, or on `*`.
+        """Give `right` (read, write, admin, or none) on a dataset, or on `*`; `user` may be `group:NAME`.
 
         Raises NotFound, InvalidInput.
         """
@@ -391,6 +395,21 @@ class ServerClient(ServerConnections):
             _copy(UserRecord, user, keys=tuple(_copy(KeyRecord, key) for key in user.keys))
             for user in self._value("list_users")
         ]
+
+    def add_members(self, group: str, users: Sequence[str]) -> None:
+        """Add users to a group, which is created if it is missing. Raises NotFound, InvalidInput."""
+        for start in range(0, max(len(users), 1), MEMBERS_PER_CALL_MAX):
+            self._value("add_members", group=group, users=list(users[start : start + MEMBERS_PER_CALL_MAX]))
+
+    def remove_members(self, group: str, users: Sequence[str] = ()) -> None:
+        """Remove users from a group or, if none is named, the group. Raises NotFound."""
+        for start in range(0, max(len(users), 1), MEMBERS_PER_CALL_MAX):
+            few = list(users[start : start + MEMBERS_PER_CALL_MAX])
+            self._value("remove_members", is_repeatable=False, group=group, users=few)
+
+    def groups(self) -> list[GroupRecord]:
+        """By name; `everyone` only if it has a right."""
+        return [_copy(GroupRecord, info, members=tuple(info.members)) for info in self._value("list_groups")]
 
     def status(self) -> ServerStatus:
         return _copy(ServerStatus, self._value("status"))

@@ -112,6 +112,13 @@ struct UserInfo {
   3: required map<string, string> grants
 }
 
+/** `members`: names of users; of the group "everyone" none, as it has all. `grants`: as of a user. */
+struct GroupInfo {
+  1: required string name
+  2: required list<string> members
+  3: required map<string, string> grants
+}
+
 struct PurgeReport {
   1: required i64 chunks_rewritten
   2: required i64 chunks_removed
@@ -355,9 +362,14 @@ service ChunkServer extends Handshake {
   void expire_key(1: string key_id, 2: i64 expires_s) throws (1: Refusal refusal)
   /** Removes one key, or with an empty `key_id` the user. */
   void remove_key(1: string user, 2: string key_id) throws (1: Refusal refusal)
-  /** `right`: "read", "write", "admin", or "none" to take it away. */
+  /** `right`: "read", "write", "admin", or "none" to take it away. `user`: also "group:NAME". */
   void grant(1: string user, 2: string dataset, 3: string right) throws (1: Refusal refusal)
   list<UserInfo> list_users() throws (1: Refusal refusal)
+  /** Adds users, at most 50, to a group, which is created if it is missing. */
+  void add_members(1: string group, 2: list<string> users) throws (1: Refusal refusal)
+  /** Removes users, at most 50, from a group; an empty list removes the group. */
+  void remove_members(1: string group, 2: list<string> users) throws (1: Refusal refusal)
+  list<GroupInfo> list_groups() throws (1: Refusal refusal)
 
   StatusInfo status() throws (1: Refusal refusal)
 }

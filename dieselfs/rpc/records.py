@@ -47,6 +47,14 @@ class UserRecord(NamedTuple):
     grants: dict[str, str]
 
 
+class GroupRecord(NamedTuple):
+    """A group of users; `grants` as of a user. The group `everyone` has all users, and no list of members."""
+
+    name: str
+    members: tuple[str, ...]
+    grants: dict[str, str]
+
+
 class PurgeReport(NamedTuple):
     """The result of a purge. `chunks_waiting` are dead, but younger than the grace time, or held.
 

@@ -22,6 +22,7 @@ from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.rpc.tls import ServerTls
 from dieselfs.settings import OFF
+from dieselfs_server.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
 from dieselfs_server.certificates import CertificateFiles, identity_tls
 from dieselfs_server.datasets.commit import catch_up
 from dieselfs_server.datasets.snapshots import SnapshotCache
@@ -39,7 +40,7 @@ from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.measured import MeasuredStore
 from dieselfs_server.store.opening import open_store
 from dieselfs_server.store.sources import Sources
-from dieselfs_server.users import ALL_DATASETS, Right, StoredKey, Users, UserStore, with_grant, with_key
+from dieselfs_server.users import UserStore
 
 LOCK_TIMEOUT_S = 10.0
 """Timeout of an embedded server that waits for its predecessor to exit."""
@@ -85,7 +86,7 @@ def open_tls(settings: ServerSettings, identity: Identity) -> Callable[[], Serve
 
 def write_admin_key(users: UserStore, path: Path, pin: bytes, audit: AuditLog | None = None) -> None:
     """If the server has no users, create an administrator and write the key to `path`."""
-    if users.current() or path.exists():
+    if users.current().users or path.exists():
         return
     key = Key.generate("admin", pin)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def write_admin_key(users: UserStore, path: Path, pin: bytes, audit: AuditLog | 
     now_s = int(time.time())
     known = StoredKey(key.verifier(), now_s, 0)
 
-    def edit(table: Users) -> Users:
+    def edit(table: Accounts) -> Accounts:
         return with_grant(with_key(table, "admin", key.key_id, known), "admin", ALL_DATASETS, Right.ADMIN)
 
     users.change(edit)

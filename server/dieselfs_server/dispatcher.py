@@ -29,10 +29,11 @@ from dieselfs.rpc.serving.byte_budget import ByteBudget
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.keep_alive import LONG_METHODS, kept_alive
+from dieselfs_server.accounts import Caller
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.logs import event
 from dieselfs_server.service import Call, Reply, Service
-from dieselfs_server.users import Caller, UserStore
+from dieselfs_server.users import UserStore
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ _STRUCTS = {
     DatasetRecord: thrift.DatasetInfo,
     records.CopyReport: thrift.CopyReport,
     records.FsckReport: thrift.FsckReport,
+    records.GroupRecord: thrift.GroupInfo,
     records.KeyRecord: thrift.KeyInfo,
     records.PinRecord: thrift.PinInfo,
     records.Problem: thrift.Problem,
@@ -58,7 +60,7 @@ AUDITED = frozenset(
     (
         *("create_dataset", "drop_dataset", "purge", "rebuild", "put_tag", "delete_tag", "copy_entries"),
         *("detach", "copy_attached"),
-        *("add_key", "expire_key", "remove_key", "grant"),
+        *("add_key", "expire_key", "remove_key", "grant", "add_members", "remove_members"),
     )
 )
 """Methods that the audit log has, also refused ones. It has `put_chunk` for the first chunk of an attached source."""
@@ -68,6 +70,8 @@ _AUDITED_ARGUMENTS = {
     "dataset": "dataset",
     "tag": "tag",
     "user": "of",
+    "group": "group",
+    "users": "members",
     "key_id": "key",
     "right": "right",
     "is_dry_run": "is_dry_run",

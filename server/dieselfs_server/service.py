@@ -16,6 +16,7 @@ from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
 from dieselfs.rpc.records import CopyProgress
+from dieselfs_server.accounts import Caller, Right
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.refresh import Refresh
@@ -31,7 +32,7 @@ from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.attached import AttachedStore
 from dieselfs_server.store.interface import Buffer, ObjectStore, OpenPayload
 from dieselfs_server.store.sources import Sources
-from dieselfs_server.users import Caller, Right, UserStore
+from dieselfs_server.users import UserStore
 
 Found = TypeVar("Found", DatasetRecord, bytes)
 
@@ -152,8 +153,8 @@ class Call:
     async def right(self, dataset: str) -> Right:
         if self.caller.is_trusted:
             return Right.ADMIN
-        users = await trio.to_thread.run_sync(self.service.users.current)
-        return self.caller.right_on(dataset, users, time.time())
+        accounts = await trio.to_thread.run_sync(self.service.users.current)
+        return self.caller.right_on(dataset, accounts, time.time())
 
     async def require_right(self, name: str, right: Right) -> None:
         """Raise AccessDenied, or NotFound if the caller may not see the dataset."""

@@ -69,6 +69,9 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "remove_key": lambda client: client.remove_key("ada"),
     "grant": lambda client: client.grant("ada", "d", "read"),
     "users": lambda client: client.users(),
+    "add_members": lambda client: client.add_members("g", ["ada"]),
+    "remove_members": lambda client: client.remove_members("g"),
+    "groups": lambda client: client.groups(),
     "status": lambda client: client.status(),
 }
 VERB_ARGUMENTS: dict[str, list[str]] = {
@@ -99,6 +102,7 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "shuffle": ["shuffle", "dl://d"],
     "which": ["which", "--step", "1", "--batch", "2", "dl://d"],
     "user": ["user", "ls"],
+    "group": ["group", "ls"],
     "config": ["config", "test"],
     "doctor": ["doctor"],
     "server": ["server", "status"],

@@ -107,6 +107,8 @@ RUNS: Sequence[tuple[str, int]] = (
     ("umount nowhere", EXIT_NOT_FOUND),
     ("user add -n anna", 0),
     ("user ls", 0),
+    ("group add -n vision", EXIT_USAGE),
+    ("group ls", 0),
     ("server status", 0),
     ("top --once --interval 0.1s", 0),
     ("metrics", 0),

@@ -75,6 +75,7 @@ VERBS = {
     "shuffle": "Print the files of a dataset in the order of an epoch.",
     "which": "Print the files of one step of an epoch.",
     "user": "Manage users, keys and rights (administrators).",
+    "group": "Manage groups of users (administrators).",
     "server": "Show the state of the servers (administrators).",
     "config": "Show, change and test your settings.",
     "doctor": "Check this machine and the servers, and say what to change.",

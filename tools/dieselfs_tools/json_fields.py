@@ -196,6 +196,8 @@ FIELDS: Mapping[str, Field] = {
     "keys": Field("array of objects", "`key_id`, `created_s`, `expires_s` (0: never).", schema=_array(_KEY)),
     "grants": Field("object", "Right by dataset.", schema=_map({"type": TEXT})),
     "right": Field(TEXT, "`read`, `write`, `admin` or `none`."),
+    "group": Field(TEXT, "Name of a group of users."),
+    "group_users": Field(TEXTS, "Names of the users of a group."),
     "servers": Field(WHOLE, "Number of servers."),
     "address": Field(TEXT, "Address of a server."),
     "version": Field(TEXT, "Version of dieselfs."),

@@ -160,6 +160,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
             "user dataset right dry_run?",
         ],
     },
+    "group": {"group": ["group group_users grants"], "summary": ["group group_users dry_run", "groups"]},
     "server": {"server": ["address version started_s store metadata metrics"], "summary": ["servers"]},
     "doctor": {"check": ["name state text fix"], "summary": ["ok warnings failures"]},
     "top": {"activity": ["process about activity"], "summary": ["processes?"]},

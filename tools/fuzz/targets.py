@@ -49,13 +49,13 @@ from dieselfs_client.mount.mount_table import parse_mountinfo
 from dieselfs_client.mount.options import MountOptions, parse_options
 from dieselfs_client.supervision.handover_state import parse_handover
 from dieselfs_client.supervision.status import parse_status
+from dieselfs_server.accounts_record import decode_accounts
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.identity import Identity
 from dieselfs_server.metadata.redis.url import parse_redis_url
 from dieselfs_server.store.marker import read_marker
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import tier_options
-from dieselfs_server.users import decode_users
 from fuzz.imports import IMPORT_TARGETS
 from fuzz.local import LOCAL_TARGETS
 from fuzz.small_snapshot import DATASET_ID, small_snapshot
@@ -300,7 +300,9 @@ TARGETS = (
     ),
     Target("config", _parse_config, [b'server = "tcp://a:7070"\njob_memory = "1G"\n']),
     Target(
-        "users", decode_users, [b'{"format": 1, "users": {"ann": {"keys": {}, "grants": {"pets": "read"}}}}']
+        "users",
+        decode_accounts,
+        [b'{"format": 1, "users": {"ann": {"keys": {}, "grants": {"pets": "read"}}}}'],
     ),
     Target("identity", Identity.decode, [Identity(bytes(32), bytes(32)).encode()]),
     Target(

@@ -1,8 +1,8 @@
-"""Handlers for datasets as a whole, their tags and maintenance; for users and rights, and the server's status."""
+"""Handlers for datasets as a whole, their tags and maintenance, and for the server's status."""
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import trio
 
@@ -11,32 +11,21 @@ from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
-from dieselfs.rpc.auth import check_key_id, check_verifier
 from dieselfs.rpc.records import (
     AttachedRecord,
     DetachReport,
     FsckReport,
-    KeyRecord,
     PurgeReport,
     RebuildReport,
     ServerStatus,
     TagRecord,
-    UserRecord,
 )
+from dieselfs_server.accounts import Right
 from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
 from dieselfs_server.service import Call, Service
-from dieselfs_server.users import (
-    Right,
-    StoredKey,
-    Users,
-    with_expiry,
-    with_grant,
-    with_key,
-    without_key,
-)
 
 GRACE_S_MAX = 1 << 40
 TIME_S_MAX = 0xFFFF_FFFF
@@ -224,64 +213,11 @@ async def fsck(call: Call) -> FsckReport:
     )
 
 
-# -- users -----------------------------------------------------------------------------------------------
+# -- the server ------------------------------------------------------------------------------------------
 
 
 async def server_pin(call: Call) -> bytes:
     return call.service.identity.pin
-
-
-async def add_key(call: Call) -> None:
-    """Administrators add keys of all users; others their own, which do not outlive the key that they use."""
-    arguments, now_s = call.arguments, call.service.now_ns() // 10**9
-    expires_s = arguments.expires_s
-    if arguments.user == call.caller.name and not call.caller.is_trusted:
-        users = await trio.to_thread.run_sync(call.service.users.current)
-        used = call.caller.key(users, now_s)
-        expires_s = min(expires_s or used.expires_s, used.expires_s or expires_s)
-    else:
-        await call.require_admin()
-    if expires_s and expires_s <= now_s:
-        raise InvalidInput(f"the key would already be expired: {expires_s} is in the past")
-    key = StoredKey(check_verifier(arguments.verifier, arguments.server_key), now_s, expires_s)
-    key_id = check_key_id(arguments.key_id)
-    await _change_users(call, lambda users: with_key(users, arguments.user, key_id, key))
-
-
-async def expire_key(call: Call) -> None:
-    arguments, now_s = call.arguments, call.service.now_ns() // 10**9
-    if arguments.expires_s <= now_s:
-        raise InvalidInput(f"a key cannot expire in the past ({arguments.expires_s}): remove it")
-    name = call.caller.name
-    await _change_users(call, lambda users: with_expiry(users, name, arguments.key_id, arguments.expires_s))
-
-
-async def remove_key(call: Call) -> None:
-    await call.require_admin()
-    await _change_users(call, lambda users: without_key(users, call.arguments.user, call.arguments.key_id))
-
-
-async def grant(call: Call) -> None:
-    await call.require_admin()
-    arguments, right = call.arguments, Right.parse(call.arguments.right)
-    await _change_users(call, lambda users: with_grant(users, arguments.user, arguments.dataset, right))
-
-
-async def _change_users(call: Call, edit: Callable[[Users], Users]) -> None:
-    await trio.to_thread.run_sync(call.service.users.change, edit)
-
-
-async def list_users(call: Call) -> Sequence[UserRecord]:
-    await call.require_admin()
-    users = await trio.to_thread.run_sync(call.service.users.current)
-    return [
-        UserRecord(
-            name,
-            tuple(KeyRecord(key_id, key.created_s, key.expires_s) for key_id, key in user.keys.items()),
-            {dataset: right.name.lower() for dataset, right in user.grants.items()},
-        )
-        for name, user in sorted(users.items())
-    ]
 
 
 async def status(call: Call) -> ServerStatus:

@@ -14,13 +14,13 @@ from dieselfs.process.companion import accompanied
 from dieselfs.records import DatasetRecord, FileRecord, Op
 from dieselfs.rpc.records import CopyReport, CopyRequest, Existing
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.accounts import Right
 from dieselfs_server.copying.copy_plan import CopyPlan, check_request, is_selected, plan_copy
 from dieselfs_server.copying.entry_snapshot import entry_snapshot
 from dieselfs_server.copying.tree_copy import TreeCopy, delete_moved, entry_versions
 from dieselfs_server.leases.pins import Pin, put_pin_of, remove_pin
 from dieselfs_server.metadata.rules import implicit_folder
 from dieselfs_server.service import Call, Service
-from dieselfs_server.users import Right
 
 COPY_WAIT_S = 60.0
 """A copy waits this long for others to end, if the server runs as many as it may."""

@@ -11,9 +11,11 @@ from dieselfs.private_file import write_private_file
 from dieselfs.rpc.auth import Key, check_user_name
 from dieselfs.units import format_duration, format_time
 from dieselfs_tools import options
+from dieselfs_tools.commands.group import EVERYONE
 from dieselfs_tools.session import Session
 
 ALL_DATASETS = "*"
+GROUP_MARK = "group:"
 KEEP_S_MIN = 10.0
 RIGHTS = ("read", "write", "admin", "none")
 
@@ -171,6 +173,7 @@ def ls(session: Session) -> int:
     "grant",
     "dlcmd user grant anna imagenet read",
     "dlcmd user grant anna '*' admin       # all datasets, and the users",
+    "dlcmd user grant group:everyone imagenet read    # public: whoever has a key may read it",
     group=user,
 )
 @click.argument("name", metavar="NAME")
@@ -178,13 +181,24 @@ def ls(session: Session) -> int:
 @click.argument("right", type=click.Choice(RIGHTS))
 @options.dry_run
 def grant(session: Session, name: str, dataset: str, right: str, is_dry_run: bool) -> int:
-    """Set the right of a user on a dataset ('*': on all). Write includes read; admin includes both."""
+    """Set the right of a user, or of a group (group:NAME), on a dataset ('*': on all). Write includes read; admin
+    includes both. The group 'everyone' has all users.
+    """
     chosen = dataset if dataset == ALL_DATASETS else options.dataset_name(dataset)
     fields = {"user": name, "dataset": chosen, "right": right, "dry_run": is_dry_run}
     if is_dry_run:
-        if all(known.name != name for known in session.client.users()):
-            raise NotFound(f"there is no user {name}")
+        _check_exists(session, name)
         return session.output.summary(f"would let {name} {right} {chosen}", fields)
     session.client.grant(name, chosen, right)
     can = f"may {right}" if right != "none" else "has no right on"
     return session.output.summary(f"{name} {can} {chosen}", fields)
+
+
+def _check_exists(session: Session, name: str) -> None:
+    """Raise NotFound unless there is such a user or group."""
+    group = name.removeprefix(GROUP_MARK)
+    if group == name:
+        if all(known.name != name for known in session.client.users()):
+            raise NotFound(f"there is no user {name}")
+    elif group != EVERYONE and all(known.name != group for known in session.client.groups()):
+        raise NotFound(f"there is no group {group}")

@@ -1,0 +1,244 @@
+"""Accounts: users with keys, groups of users, and their rights on datasets. No I/O; `users.py` keeps the table."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
+from dieselfs.names import check_dataset_name
+from dieselfs.rpc.auth import Verifier, check_user_name
+
+USERS_MAX = 10_000
+GROUPS_MAX = 1_000
+KEYS_PER_USER_MAX = 8
+ALL_DATASETS = "*"
+
+GROUP_MARK = "group:"
+"""Before the name of a group where a user could be named as well; no user's name has a colon."""
+
+EVERYONE = "everyone"
+"""The group of all users; it exists without being made, has no list of members, and may only read."""
+
+SHARED = "shared"
+"""The group of users whose key several people have: they cannot add keys of their own, or let keys expire."""
+
+
+class Right(IntEnum):
+    """Each includes the ones before it. ADMIN of a dataset may drop and purge it; of all datasets, manage users."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+    @classmethod
+    def parse(cls, text: str) -> "Right":
+        try:
+            return cls[text.upper()]
+        except KeyError:
+            raise InvalidInput(f"right {text[:40]!r} is not one of none, read, write, admin") from None
+
+
+Grants = Mapping[str, Right]
+"""By name of a dataset, or ALL_DATASETS."""
+
+
+def _right_of(grants: Grants, dataset: str) -> Right:
+    return max(grants.get(dataset, Right.NONE), grants.get(ALL_DATASETS, Right.NONE))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """Times in seconds since 1970; `expires_s` 0 means never."""
+
+    verifier: Verifier
+    created_s: int
+    expires_s: int
+
+    def is_valid(self, now_s: float) -> bool:
+        return self.expires_s == 0 or now_s < self.expires_s
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    keys: Mapping[str, StoredKey] = field(default_factory=dict)
+    grants: Grants = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    members: frozenset[str] = frozenset()
+    grants: Grants = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The table: users and groups by name. Edits are functions that return another table."""
+
+    users: Mapping[str, User] = field(default_factory=dict)
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+    def right_of(self, user: str, dataset: str) -> Right:
+        """The largest right of a user that exists: its own, those of its groups, and that of everyone."""
+        own = _right_of(self.users[user].grants, dataset)
+        groups = (
+            _right_of(group.grants, dataset)
+            for name, group in self.groups.items()
+            if name == EVERYONE or user in group.members
+        )
+        return max(own, *groups, Right.NONE)
+
+    def check_may_change_own_keys(self, user: str) -> None:
+        """Raise AccessDenied for a user whose key is shared."""
+        if SHARED in self.groups and user in self.groups[SHARED].members:
+            raise AccessDenied(
+                f"user {user} is in the group {SHARED!r}, so only an administrator can change the keys of {user}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of a connection. Trusted: the user that runs the server, on a Unix socket."""
+
+    name: str
+    key_id: str
+    is_trusted: bool = False
+
+    def right_on(self, dataset: str, accounts: Accounts, now_s: float) -> Right:
+        """The caller's right on `dataset`; NONE if the key has expired or was removed."""
+        if self.is_trusted:
+            return Right.ADMIN
+        try:
+            self.key(accounts, now_s)
+        except AccessDenied:
+            return Right.NONE
+        return accounts.right_of(self.name, dataset)
+
+    def key(self, accounts: Accounts, now_s: float) -> StoredKey:
+        """The key that the caller has proved. Raises AccessDenied if it has expired or was removed since."""
+        user = accounts.users.get(self.name)
+        key = user.keys.get(self.key_id) if user else None
+        if key is None or not key.is_valid(now_s):
+            raise AccessDenied(f"the key {self.key_id} of user {self.name} was removed or has expired")
+        return key
+
+
+# -- users ---------------------------------------------------------------------------------------------
+
+
+def with_key(accounts: Accounts, name: str, key_id: str, key: StoredKey) -> Accounts:
+    """`accounts` with one more key for the user `name`, which is created if missing; without its expired keys.
+
+    No change if the user has this key. Raises AlreadyExists for another key with this ID, InvalidInput at the limits.
+    """
+    users = accounts.users
+    user = users.get(check_user_name(name), User())
+    keys = {old_id: old for old_id, old in user.keys.items() if old.is_valid(key.created_s)}
+    if key_id in user.keys:
+        if user.keys[key_id].verifier != key.verifier:
+            raise AlreadyExists(f"user {name} has another key {key_id}: make a new one")
+        return accounts
+    if len(keys) >= KEYS_PER_USER_MAX:
+        raise InvalidInput(f"user {name} has {KEYS_PER_USER_MAX} keys; remove one with 'dlcmd user rm --key'")
+    if name not in users and len(users) >= USERS_MAX:
+        raise InvalidInput(f"cannot add user {name}: the limit of {USERS_MAX} users is reached")
+    return _with_user(accounts, name, replace(user, keys={**keys, key_id: key}))
+
+
+def with_expiry(accounts: Accounts, name: str, key_id: str, expires_s: int) -> Accounts:
+    """`accounts` with a key that expires at `expires_s`, or earlier if it did already. Raises NotFound."""
+    user = _require_key(accounts, name, key_id)
+    key = user.keys[key_id]
+    key = replace(key, expires_s=min(key.expires_s or expires_s, expires_s))
+    return _with_user(accounts, name, replace(user, keys={**user.keys, key_id: key}))
+
+
+def without_key(accounts: Accounts, name: str, key_id: str) -> Accounts:
+    """`accounts` without one key or, with an empty `key_id`, without the user. Raises NotFound."""
+    if key_id:
+        user = _require_key(accounts, name, key_id)
+        return _with_user(
+            accounts, name, replace(user, keys={k: v for k, v in user.keys.items() if k != key_id})
+        )
+    _require(accounts, name)
+    groups = {key: replace(group, members=group.members - {name}) for key, group in accounts.groups.items()}
+    return replace(accounts, users={k: v for k, v in accounts.users.items() if k != name}, groups=groups)
+
+
+def with_grant(accounts: Accounts, name: str, dataset: str, right: Right) -> Accounts:
+    """`accounts` with `right` on `dataset` (or `*`) for a user, or for a group (`group:NAME`); Right.NONE removes it.
+
+    Raises NotFound, InvalidInput.
+    """
+    if dataset != ALL_DATASETS:
+        check_dataset_name(dataset)
+    if name.startswith(GROUP_MARK):
+        group_name = name.removeprefix(GROUP_MARK)
+        if group_name == EVERYONE and right > Right.READ:
+            raise InvalidInput(
+                f"everyone may read a dataset, not {right.name.lower()} it: make a group of users"
+            )
+        group = accounts.groups.get(EVERYONE, Group()) if group_name == EVERYONE else None
+        group = group or _require_group(accounts, group_name)
+        return _with_group(
+            accounts, group_name, replace(group, grants=_granted(group.grants, dataset, right))
+        )
+    user = _require(accounts, name)
+    return _with_user(accounts, name, replace(user, grants=_granted(user.grants, dataset, right)))
+
+
+def _granted(grants: Grants, dataset: str, right: Right) -> Grants:
+    return {d: r for d, r in {**grants, dataset: right}.items() if r}
+
+
+# -- groups --------------------------------------------------------------------------------------------
+
+
+def with_members(accounts: Accounts, name: str, users: Iterable[str]) -> Accounts:
+    """`accounts` with these users in the group `name`, which is created if missing. Raises NotFound, InvalidInput."""
+    if check_user_name(name) == EVERYONE:
+        raise InvalidInput("the group 'everyone' has all users, and cannot be changed")
+    if name not in accounts.groups and len(accounts.groups) >= GROUPS_MAX:
+        raise InvalidInput(f"cannot add group {name}: the limit of {GROUPS_MAX} groups is reached")
+    added = frozenset(users)
+    for user in sorted(added):
+        _require(accounts, user)
+    group = accounts.groups.get(name, Group())
+    return _with_group(accounts, name, replace(group, members=group.members | added))
+
+
+def without_members(accounts: Accounts, name: str, users: Iterable[str]) -> Accounts:
+    """`accounts` without these users in the group or, if none is named, without the group. Raises NotFound."""
+    group, removed = _require_group(accounts, name), frozenset(users)
+    if not removed:
+        return replace(accounts, groups={k: v for k, v in accounts.groups.items() if k != name})
+    for user in sorted(removed - group.members):
+        raise NotFound(f"user {user[:70]!r} is not in group {name}")
+    return _with_group(accounts, name, replace(group, members=group.members - removed))
+
+
+def _with_user(accounts: Accounts, name: str, user: User) -> Accounts:
+    return replace(accounts, users={**accounts.users, name: user})
+
+
+def _with_group(accounts: Accounts, name: str, group: Group) -> Accounts:
+    return replace(accounts, groups={**accounts.groups, name: group})
+
+
+def _require(accounts: Accounts, name: str) -> User:
+    if name not in accounts.users:
+        raise NotFound(f"there is no user {name[:70]!r}")
+    return accounts.users[name]
+
+
+def _require_key(accounts: Accounts, name: str, key_id: str) -> User:
+    user = _require(accounts, name)
+    if key_id not in user.keys:
+        raise NotFound(f"user {name} has no key {key_id}")
+    return user
+
+
+def _require_group(accounts: Accounts, name: str) -> Group:
+    if name not in accounts.groups:
+        raise NotFound(f"there is no group {name[:70]!r}; 'dlcmd group ls' lists them")
+    return accounts.groups[name]

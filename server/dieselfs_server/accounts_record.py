@@ -1,0 +1,81 @@
+"""The table of accounts as bytes: a record of the object store. No I/O.
+
+A table without groups has format 1, which older servers read. With groups it has format 2, which older
+servers refuse: they would drop what they do not know at their next change.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dieselfs.errors import Damaged
+from dieselfs.rpc.auth import Verifier
+from dieselfs_server.accounts import Accounts, Grants, Group, Right, StoredKey, User
+
+USERS_PREFIX = "users-"
+"""Of the records of the table, one for each version; the newest counts."""
+
+FORMATS = (1, 2)
+
+
+def encode_accounts(accounts: Accounts) -> bytes:
+    groups = {
+        name: {"members": sorted(group.members), "grants": _encode_grants(group.grants)}
+        for name, group in accounts.groups.items()
+    }
+    added = {key: value for key, value in (("groups", groups),) if value}
+    users = {name: _encode_user(user) for name, user in accounts.users.items()}
+    return json.dumps({"format": 2 if added else 1, "users": users, **added}, indent=1).encode()
+
+
+def _encode_user(user: User) -> dict[str, object]:
+    keys = {
+        key_id: {
+            "verifier": key.verifier.verifier.hex(),
+            "server_key": key.verifier.server_key.hex(),
+            "created_s": key.created_s,
+            "expires_s": key.expires_s,
+        }
+        for key_id, key in user.keys.items()
+    }
+    return {"keys": keys, "grants": _encode_grants(user.grants)}
+
+
+def _encode_grants(grants: Grants) -> dict[str, str]:
+    return {dataset: right.name.lower() for dataset, right in grants.items()}
+
+
+def decode_accounts(content: bytes) -> Accounts:
+    """Raises Damaged; the server then refuses all users."""
+    try:
+        record = json.loads(content)
+        if record["format"] not in FORMATS:
+            raise ValueError(f"format {record['format']}")
+        return Accounts(
+            {name: _decode_user(fields) for name, fields in record["users"].items()},
+            {name: _decode_group(fields) for name, fields in record.get("groups", {}).items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(
+            f"the table of users in the object store (records {USERS_PREFIX}*) is invalid: {error!r}"
+        ) from None
+
+
+def _decode_user(fields: Mapping[str, Any]) -> User:
+    keys = {
+        key_id: StoredKey(
+            Verifier(bytes.fromhex(key["verifier"]), bytes.fromhex(key["server_key"])),
+            int(key["created_s"]),
+            int(key["expires_s"]),
+        )
+        for key_id, key in fields["keys"].items()
+    }
+    return User(keys, _decode_grants(fields["grants"]))
+
+
+def _decode_group(fields: Mapping[str, Any]) -> Group:
+    return Group(frozenset(map(str, fields["members"])), _decode_grants(fields["grants"]))
+
+
+def _decode_grants(grants: Mapping[str, Any]) -> Grants:
+    return {dataset: Right[str(right).upper()] for dataset, right in grants.items()}

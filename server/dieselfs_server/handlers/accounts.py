@@ -1,0 +1,106 @@
+"""Handlers for users and their keys, for groups, and for their rights."""
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from dieselfs.errors import InvalidInput
+from dieselfs.rpc.auth import check_key_id, check_verifier
+from dieselfs.rpc.records import GroupRecord, KeyRecord, UserRecord
+from dieselfs_server.accounts import (
+    Accounts,
+    Grants,
+    Right,
+    StoredKey,
+    with_expiry,
+    with_grant,
+    with_key,
+    with_members,
+    without_key,
+    without_members,
+)
+from dieselfs_server.service import Call
+
+
+async def add_key(call: Call) -> None:
+    """Administrators add keys of all users; others their own, which do not outlive the key that they use."""
+    arguments, now_s = call.arguments, call.service.now_ns() // 10**9
+    expires_s = arguments.expires_s
+    if arguments.user == call.caller.name and not call.caller.is_trusted:
+        accounts = await trio.to_thread.run_sync(call.service.users.current)
+        used = call.caller.key(accounts, now_s)
+        accounts.check_may_change_own_keys(arguments.user)
+        expires_s = min(expires_s or used.expires_s, used.expires_s or expires_s)
+    else:
+        await call.require_admin()
+    if expires_s and expires_s <= now_s:
+        raise InvalidInput(f"the key would already be expired: {expires_s} is in the past")
+    key = StoredKey(check_verifier(arguments.verifier, arguments.server_key), now_s, expires_s)
+    key_id = check_key_id(arguments.key_id)
+    await _change(call, lambda accounts: with_key(accounts, arguments.user, key_id, key))
+
+
+async def expire_key(call: Call) -> None:
+    arguments, now_s = call.arguments, call.service.now_ns() // 10**9
+    if arguments.expires_s <= now_s:
+        raise InvalidInput(f"a key cannot expire in the past ({arguments.expires_s}): remove it")
+    name = call.caller.name
+
+    def expired(accounts: Accounts) -> Accounts:
+        accounts.check_may_change_own_keys(name)
+        return with_expiry(accounts, name, arguments.key_id, arguments.expires_s)
+
+    await _change(call, expired)
+
+
+async def remove_key(call: Call) -> None:
+    await call.require_admin()
+    await _change(call, lambda accounts: without_key(accounts, call.arguments.user, call.arguments.key_id))
+
+
+async def grant(call: Call) -> None:
+    await call.require_admin()
+    arguments, right = call.arguments, Right.parse(call.arguments.right)
+    await _change(call, lambda accounts: with_grant(accounts, arguments.user, arguments.dataset, right))
+
+
+async def add_members(call: Call) -> None:
+    await call.require_admin()
+    arguments = call.arguments
+    await _change(call, lambda accounts: with_members(accounts, arguments.group, arguments.users))
+
+
+async def remove_members(call: Call) -> None:
+    await call.require_admin()
+    arguments = call.arguments
+    await _change(call, lambda accounts: without_members(accounts, arguments.group, arguments.users))
+
+
+async def _change(call: Call, edit: Callable[[Accounts], Accounts]) -> None:
+    await trio.to_thread.run_sync(call.service.users.change, edit)
+
+
+async def list_users(call: Call) -> Sequence[UserRecord]:
+    await call.require_admin()
+    accounts = await trio.to_thread.run_sync(call.service.users.current)
+    return [
+        UserRecord(
+            name,
+            tuple(KeyRecord(key_id, key.created_s, key.expires_s) for key_id, key in user.keys.items()),
+            _shown(user.grants),
+        )
+        for name, user in sorted(accounts.users.items())
+    ]
+
+
+async def list_groups(call: Call) -> Sequence[GroupRecord]:
+    await call.require_admin()
+    accounts = await trio.to_thread.run_sync(call.service.users.current)
+    return [
+        GroupRecord(name, tuple(sorted(group.members)), _shown(group.grants))
+        for name, group in sorted(accounts.groups.items())
+    ]
+
+
+def _shown(grants: Grants) -> dict[str, str]:
+    return {dataset: right.name.lower() for dataset, right in grants.items()}
