@@ -17,7 +17,7 @@ called without the lock. A forked child begins at zero.
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
@@ -219,21 +219,24 @@ class Registry:
         for metric in self._metrics.values():
             metric.reset()
 
-    def collect(self) -> Iterator[tuple[Family, tuple[str, ...], Any]]:
-        """Each metric: its family, the values of its labels, and what it is now."""
-        metrics = [*self._metrics.items()]
+    def collect(self, names: Container[str] | None = None) -> Iterator[tuple[Family, tuple[str, ...], Any]]:
+        """Each metric, or those of some names: its family, the values of its labels, and what it is now."""
+        metrics = [
+            (key, metric) for key, metric in [*self._metrics.items()] if names is None or key[0] in names
+        ]
         values = {key: metric.read() for key, metric in metrics if metric.read}
         with self.lock:
             values |= {key: metric.json() for key, metric in metrics if not metric.read}
         for (name, labels), _ in metrics:
             yield self._families[name], labels, values[name, labels]
 
-    def families(self) -> list[dict[str, Any]]:
-        """All metrics but infos, for JSON: `kind`, `name` (as exported), `help`, `unit` and `labels` of each family,
-        and its `samples`: values of the labels, and the value. Gauges without a value are left out.
+    def families(self, names: Container[str] | None = None) -> list[dict[str, Any]]:
+        """All metrics but infos, or those of some names, for JSON: `kind`, `name` (as exported), `help`, `unit` and
+        `labels` of each family, and its `samples`: values of the labels, and the value. Gauges without a value are left
+        out.
         """
         found: dict[str, dict[str, Any]] = {}
-        for family, labels, value in self.collect():
+        for family, labels, value in self.collect(names):
             if family.kind != "info" and value is not None:
                 fields = found.setdefault(
                     family.name,
@@ -248,6 +251,10 @@ class Registry:
                 )
                 fields["samples"].append([list(labels), value])
         return list(found.values())
+
+    def info_value(self, name: str) -> Any:
+        """What an info is now; None if there is none of this name."""
+        return next((value for _, _, value in self.collect((name,))), None)
 
     def report(self, about: Mapping[str, str]) -> Report:
         infos = {family.name: value for family, _, value in self.collect() if family.kind == "info"}

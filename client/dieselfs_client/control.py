@@ -216,6 +216,15 @@ def generation_of(place: str) -> int | None:
         return None
 
 
+def snapshot_of(place: str) -> tuple[str, bytes] | None:
+    """The file of the snapshot of a mount, and the folder of the dataset that it is of; None as in `generation_of`."""
+    try:
+        info = json.loads(Path(place, _INFO).read_bytes())
+        return str(info["snapshot"]), str(info["folder"]).encode()
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEOUT_S) -> Mount:
     """Replace the daemon of a mount by one of the code that is installed now; readers see a pause.
 

@@ -27,7 +27,7 @@ from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
-from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
 from dieselfs.stalls import DAEMON_CAUSES, METER
@@ -316,6 +316,7 @@ class Node:
     def _plans(self) -> list[dict[str, Any]]:
         return [
             {
+                "order": str(ShareName.of(Share(window.plan, ReaderSpec()))),
                 "policy": window.plan.spec.policy,
                 "seed": window.plan.spec.seed,
                 "epoch": window.plan.spec.epoch,
@@ -325,7 +326,12 @@ class Node:
                 "dropped_to": window.behind,
                 "files_per_s": window.rate(),
                 "readers": [
-                    {"rank": share.rank, "world": share.world, "position": position}
+                    {
+                        "rank": share.rank,
+                        "world": share.world,
+                        "worker": share.reader.worker,
+                        "position": position,
+                    }
                     for share, position in window.positions()
                 ],
             }

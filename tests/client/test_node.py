@@ -86,7 +86,7 @@ def test_what_it_tells_goes_into_json(packed: PackedDataset) -> None:
         assert stats["fetches"]["chunks"] >= 10
         (plan,) = stats["plans"]
         assert (plan["seed"], plan["epoch"], plan["group"], plan["positions"]) == (3, 1, 5, FILES)
-        assert plan["readers"] == [{"rank": 0, "world": 1, "position": 0}]
+        assert plan["readers"] == [{"rank": 0, "world": 1, "worker": 0, "position": 0}]
         info = json.loads(json.dumps(node.info()))
         assert (info["dataset"], info["files"]) == (packed.snapshot.dataset, FILES)
         assert info["digest"] == packed.snapshot.digest.hex()

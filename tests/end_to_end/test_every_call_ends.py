@@ -122,6 +122,7 @@ WITHOUT_SERVER = {
     "metrics",
     "top",
     "why",
+    "report",
 }
 """They ask daemons of this machine, or nobody; `mount` and `cache` start one, which has the bounds of the library."""
 

@@ -13,6 +13,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dieselfs.errors import EXIT_NOT_FOUND
 from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
@@ -85,6 +86,22 @@ def test_top_and_why_name_the_mount(dlcmd: Dlcmd, place: Path) -> None:
     record, summary = map(json.loads, dlcmd("why", place, "--since-start", "--json").stdout.splitlines())
     assert record["limit"] == summary["limit"] and record["activity"]["plans"][0]["positions"] == FILES
     assert dlcmd("why", place, "--for", "0.1s").stdout.startswith(b"No read reaches the daemon")
+
+
+@needs_fuse
+def test_an_epoch_on_one_page(dlcmd: Dlcmd, place: Path) -> None:
+    read_in_order(place)
+    page = dlcmd.folder / "report.html"
+    ran = dlcmd("report", place, "-o", page, "--json")
+    (epoch,) = ran.objects
+    assert epoch["plan"]["positions"] == FILES and 0 < epoch["quality"]["entropy_ratio"] <= 1
+    assert 0 < epoch["totals"]["files"] <= FILES and epoch["totals"]["fetched_bytes"]["server"] > 0
+    assert epoch["totals"]["failed"] == 0 and [each["world"] for each in epoch["ranks"]] == [1]
+    assert f"{place}: epoch 0, seed 1" in page.read_text()
+    assert (
+        "known epochs: 0"
+        in dlcmd("report", place, "-o", page, "--epoch", "9", exit_code=EXIT_NOT_FOUND).stderr
+    )
 
 
 def test_a_cache_daemon_is_seen(dlcmd: Dlcmd) -> None:

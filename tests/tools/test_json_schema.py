@@ -114,6 +114,7 @@ RUNS: Sequence[tuple[str, int]] = (
     ("metrics", 0),
     ("doctor", 0),
     ("why nowhere --since-start", EXIT_NOT_FOUND),
+    ("report nowhere -o report.html", EXIT_NOT_FOUND),
     ("config list", 0),
     ("config test", 0),
     ("config set -n tls on", 0),

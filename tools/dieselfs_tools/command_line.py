@@ -81,6 +81,7 @@ VERBS = {
     "doctor": "Check this machine and the servers, and say what to change.",
     "top": "Watch the mounts, caches and servers of this node.",
     "why": "Say what limits the training that reads a mount.",
+    "report": "Show an epoch of a mount or job on one page.",
     "metrics": "Print the metrics of this node's daemons, for Prometheus.",
     "completion": "Print the completion script of a shell.",
 }

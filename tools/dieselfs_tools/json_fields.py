@@ -227,6 +227,29 @@ FIELDS: Mapping[str, Field] = {
     "limit": Field(TEXT, "What limits the training, in one word."),
     "text": Field(TEXT, "What was seen or found."),
     "advice": Field(TEXT, "The one thing to change."),
+    "subject": Field(TEXT, "The folder of the mount, or `job` and its name."),
+    "plan": Field(
+        "object",
+        "The plan of the epoch: `order`, `seed`, `epoch`, `group`, `positions`; null if none was read.",
+        is_nullable=True,
+        schema={"type": "object"},
+    ),
+    "began_s": Field(NUMBER, "Its begin, in seconds since 1970."),
+    "totals": Field("object", "Sums over the epoch.", schema={"type": "object"}),
+    "quality": Field(
+        "object", "Measures of its order, as of `shuffle`.", is_nullable=True, schema={"type": "object"}
+    ),
+    "ranks": Field("array of objects", "The progress of each reader.", schema=_array({"type": "object"})),
+    "daemons": Field(
+        "integer, or array of objects",
+        "Sums of each daemon; of a summary: how many there are.",
+        schema={"anyOf": [{"type": WHOLE}, _array({"type": "object"})]},
+    ),
+    "points": Field(
+        "array of objects",
+        "Rates in each interval, which ends at `end_s`.",
+        schema=_array({"type": "object"}),
+    ),
     # -- settings and completion
     "name": Field(TEXT, "Name of a setting, or of a step."),
     "value": Field(TEXT, "Value of a setting.", is_nullable=True),

@@ -165,6 +165,10 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "doctor": {"check": ["name state text fix"], "summary": ["ok warnings failures"]},
     "top": {"activity": ["process about activity"], "summary": ["processes?"]},
     "why": {"diagnosis": ["limit text advice activity"], "summary": ["limit"]},
+    "report": {
+        "epoch": ["subject plan began_s seconds totals quality ranks daemons points"],
+        "summary": ["daemons"],
+    },
     "metrics": {"process": ["about families"], "summary": ["processes", "address"]},
     "config": {
         "setting": [_SETTING],

@@ -1,11 +1,16 @@
-"""The output of dlcmd: text, or with --json one object per line. This module writes to stdout and stderr."""
+"""The output of dlcmd: text, or with --json one object per line. This module writes to stdout and stderr, and replaces
+files.
+"""
 
 import base64
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs.units import format_size
 
@@ -30,6 +35,20 @@ def write_bytes(content: bytes) -> None:
     while left:
         left = left[sys.stdout.buffer.write(left) :]
     sys.stdout.buffer.flush()
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file that nobody reads half of. Raises InvalidInput if it cannot be written."""
+    aside = path.with_name(f".{path.name}.new")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise InvalidInput(
+            f"{path}: {error.strerror}; name a file in a folder that you may write to"
+        ) from None
 
 
 @dataclass

@@ -8,9 +8,10 @@ import pytest
 import trio
 
 from dieselfs.errors import AccessDenied
+from dieselfs.history import History
 from dieselfs.metrics import Registry, Report
 from dieselfs.process import metrics_socket
-from dieselfs.process.metrics_socket import publish, published
+from dieselfs.process.metrics_socket import HISTORY, histories, publish, published
 
 ABOUT = {"component": "cache", "dataset": "d"}
 
@@ -45,6 +46,47 @@ async def test_tools_get_what_a_daemon_counts_until_it_ends(folder: Path) -> Non
     assert report.total("dieselfs_node_cache_hits_total") == 3
     assert report.total("dieselfs_process_cpu_seconds_total") > 0
     assert [*folder.iterdir()] == [] and [*published(folder)] == []
+
+
+async def test_tools_get_the_history_of_a_daemon_that_keeps_one(folder: Path) -> None:
+    metrics = Registry()
+    metrics.counter("page_cache.hits", "Hits.").value = 5
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publish, metrics, ABOUT, folder, History(metrics))
+        while not (folder / f"{os.getpid()}.sock").exists():
+            await trio.sleep(0.001)
+        ((process, recorded),) = await trio.to_thread.run_sync(lambda: [*histories(folder)])
+        reports = await trio.to_thread.run_sync(lambda: [*published(folder)])
+        nursery.cancel_scope.cancel()
+    assert process == os.getpid() and recorded.about == ABOUT and len(reports) == 1
+    assert set(recorded.series("dieselfs_page_cache_hits_total")) == {5}
+
+
+async def test_a_daemon_without_history_is_left_out(folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publish, registry(), ABOUT, folder)
+        while not (folder / f"{os.getpid()}.sock").exists():
+            await trio.sleep(0.001)
+        assert await trio.to_thread.run_sync(lambda: [*histories(folder)]) == []
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "request_", [b"", b"nonsense" * 1000, HISTORY], ids=["nothing", "nonsense", "an open end"]
+)
+async def test_a_tool_that_does_not_end_its_request_is_answered(folder: Path, request_: bytes) -> None:
+    def ask() -> bytes:
+        with socket.socket(socket.AF_UNIX) as slow:
+            slow.connect(str(folder / f"{os.getpid()}.sock"))
+            slow.sendall(request_)
+            return slow.recv(10)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publish, registry(), ABOUT, folder)
+        while not (folder / f"{os.getpid()}.sock").exists():
+            await trio.sleep(0.001)
+        assert await trio.to_thread.run_sync(ask) == b'{"about": '
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_metric_that_cannot_be_read_ends_no_daemon(

@@ -11,6 +11,7 @@ import click
 from dieselfs.address import METRICS_PORT, parse_metrics_address
 from dieselfs.errors import InvalidInput
 from dieselfs_tools import options
+from dieselfs_tools.output import replace_file
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def metrics(session: Session, listen: "TcpAddress | None", textfile: str | None)
     if textfile is None and not session.output.is_json:
         print(prometheus_text(found), end="")
     elif textfile is not None:
-        _write(Path(textfile), prometheus_text(found))
+        replace_file(Path(textfile), prometheus_text(found))
     for report in found if session.output.is_json else []:
         session.output.record("process", "", {"about": report.about, "families": report.families})
     text = f"{textfile}: metrics of {len(found)} processes" if textfile is not None else ""
@@ -75,16 +76,3 @@ def _serve(session: Session, address: "TcpAddress") -> int:
         with suppress(KeyboardInterrupt):  # how it ends, also at SIGTERM
             threading.Event().wait()
     return session.output.summary("", {"address": str(address)})
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file: a collector never reads half of it."""
-    aside = path.with_name(f".{path.name}.new")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise InvalidInput(
-            f"{path}: {error.strerror}; name a file in a folder that you may write to"
-        ) from None

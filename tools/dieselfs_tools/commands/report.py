@@ -1,0 +1,90 @@
+"""`dlcmd report`: an epoch of a mount or of a job on one page."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dieselfs.errors import DieselfsError, InvalidInput, NotFound
+from dieselfs_tools import options
+from dieselfs_tools.output import replace_file
+from dieselfs_tools.session import Session
+
+if TYPE_CHECKING:
+    from dieselfs.history import Recorded
+    from dieselfs.shuffle.quality import ShuffleQuality
+
+
+@options.verb(
+    "report",
+    "dlcmd report /mnt/imagenet -o report.html",
+    "dlcmd report /mnt/imagenet --epoch 3 --json",
+)
+@click.argument("subject", metavar="FOLDER|JOB")
+@click.option("-o", "--out", metavar="FILE", help="Write the page to this file; atomic.")
+@click.option("--epoch", type=click.IntRange(min=0), help="The number of the epoch.  [default: the latest]")
+def report(session: Session, subject: str, out: str | None, epoch: int | None) -> int:
+    """Show an epoch on one page: throughput, stalls, hits, order and ranks, for a mount or for a job.
+
+    Works while the epoch is read, and as long as the mount is there: daemons keep the last hour. The page needs no
+    other file, and no network. With --json, the same as numbers.
+    """
+    from dieselfs_tools.epoch_report import epoch_report
+    from dieselfs_tools.report_page import fields, page
+
+    if out is None and not session.output.is_json:
+        raise InvalidInput("name the file of the page: -o report.html, or take the numbers with --json")
+    name, nodes = _histories(subject)
+    found = epoch_report(nodes, epoch)
+    quality = _quality(nodes, found.plan["order"]) if found.plan else None
+    if out is not None:
+        replace_file(Path(out), page(name, found, quality))
+    if session.output.is_json:
+        session.output.record("epoch", "", {"subject": name, **fields(found, quality)})
+    return session.output.summary("" if out is None else f"{out}: {name}", {"daemons": len(nodes)})
+
+
+def _histories(subject: str) -> "tuple[str, dict[str, Recorded]]":
+    """The name of a mount or a job, and the history of each of its daemons. Raises NotFound."""
+    from dieselfs.process.metrics_socket import histories
+
+    place = os.path.realpath(subject)
+    known = [recorded for _, recorded in histories()]
+    if mounts := [each for each in known if each.about.get("mountpoint") == place]:
+        return place, {place: mounts[0]}
+    if members := [each for each in known if each.about.get("job") == subject]:
+        return f"job {subject}", {_name(each): each for each in members}
+    raise NotFound(
+        f"{subject}: you have no mount there and no job of that name on this machine, or its daemon does not answer; "
+        "see 'dlcmd mounts'"
+    )
+
+
+def _name(recorded: "Recorded") -> str:
+    return recorded.about.get("mountpoint") or f"cache of {recorded.about['dataset']}"
+
+
+def _quality(nodes: "dict[str, Recorded]", order: str) -> "ShuffleQuality | None":
+    """The quality of an order; None if its snapshot is not at hand, or if it is no plan of the snapshot."""
+    from dieselfs.shuffle.order import Layout
+    from dieselfs.shuffle.plan import Plan
+    from dieselfs.shuffle.quality import measure
+    from dieselfs.shuffle.share_name import ShareName
+    from dieselfs.snapshot.reader import Snapshot
+    from dieselfs_client import control
+
+    for place in nodes:
+        path = control.snapshot_of(place)
+        if path is None:
+            continue
+        try:
+            snapshot = Snapshot.open(*path)
+
+            def plan_of(spec: Any, snapshot: Snapshot = snapshot) -> Plan:
+                return Plan(snapshot, spec, Layout.of(snapshot, spec.folder))
+
+            return measure(ShareName.parse(order.encode()).share(plan_of).plan)
+        except DieselfsError:
+            continue
+    return None
