@@ -19,6 +19,8 @@ from dieselfs.sockets import rights
 Buffer = bytes | bytearray | memoryview
 
 _RECEIVE_BYTES = 64 * KIB
+_GROWTH_BYTES = 8 * MIB
+"""Memory for bulk bytes is taken in such steps; most chunks are shorter."""
 _SEND_BYTES = 4 * MIB
 _BUFFERS_MAX = 1024
 """The kernel's limit for the buffers of one `writev`."""
@@ -101,14 +103,17 @@ class ClientConnection:
         return taken
 
     async def receive_bulk(self, length: int) -> bytearray:
-        """The `length` raw bytes that follow a call. The caller has checked `length`."""
-        bulk = bytearray(length)
+        """The `length` raw bytes that follow a call. The caller has checked `length`.
+        Memory is taken as they arrive.
+        """
         filled = min(length, len(self._received))
-        bulk[:filled] = self._received[:filled]
+        bulk = self._received[:filled]
         del self._received[:filled]
-        with memoryview(bulk) as view:
-            while filled < length:
-                filled += await self._receive_into(view[filled:])
+        while filled < length:
+            if filled == len(bulk):  # announced bytes that do not come take no memory
+                bulk += bytes(min(length - filled, _GROWTH_BYTES))
+            with memoryview(bulk) as view, view[filled:] as free:
+                filled += await self._receive_into(free)
         self.bulk_bytes_received += length
         return bulk
 

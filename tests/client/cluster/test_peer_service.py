@@ -1,6 +1,7 @@
 """A node answers what it is asked, once it knows who asks: with what it has, and word of what it has not."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import trio
@@ -8,6 +9,7 @@ import trio
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, encode_requests
 from dieselfs.cluster.credential import JobCredential
+from dieselfs.cluster.secret import secret_of_key
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
 from dieselfs.limits import KIB, MIB, PEER_ANSWER_BYTES_MAX
 from dieselfs.rpc.auth import PEER_ROLE, Key
@@ -208,6 +210,19 @@ def test_a_node_is_no_server(
     healthy = connect(node)
     healthy.call("ping", {"digest": packed.snapshot.digest})
     healthy.close()
+
+
+def test_a_user_who_does_not_know_the_secret_gets_nothing(node: PeerNode, packed: PackedDataset) -> None:
+    """Another user may read the dataset too: with the secret of that key, or with a certificate of nobody."""
+    secret = secret_of_key(Key("eve", "k1", bytes(32)), packed.snapshot.dataset, "job")
+    for credential in (JobCredential(secret), JobCredential(SECRET, has_tls=False)):
+        with pytest.raises((OSError, DieselfsError)):
+            tls = credential.client_tls(node.member) if credential.has_tls else None
+            with closing(connected(node.member.address, tls)) as sock:
+                Connection(sock, node.member.address, credential.key, role=PEER_ROLE)
+    assert node.service.metrics.numbers()["served.requests"] == 0
+    with closing(connect(node)) as connection:  # a process of the job is served
+        connection.call("ping", {"digest": packed.snapshot.digest})
 
 
 def test_whoever_is_not_of_the_job_is_not_let_in(node: PeerNode) -> None:
