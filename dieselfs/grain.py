@@ -16,7 +16,9 @@ from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
 try:
     from grain.python import RecordMetadata
 except ImportError as error:
-    raise ImportError(f"dieselfs.grain needs grain ({error}): pip install 'dieselfs[grain]'") from None
+    raise ImportError(
+        f"dieselfs.grain needs grain ({error}): in a checkout: pip install '.[grain]'"
+    ) from None
 
 
 class OrderSampler:

@@ -11,7 +11,7 @@ try:
     import datasets
 except ImportError as error:
     raise ImportError(
-        f"dieselfs.huggingface needs Hugging Face datasets ({error}): pip install 'dieselfs[huggingface]'"
+        f"dieselfs.huggingface needs Hugging Face datasets ({error}): in a checkout: pip install '.[huggingface]'"
     ) from None
 
 

@@ -11,7 +11,7 @@ try:
     import tensorflow as tf
 except ImportError as error:
     raise ImportError(
-        f"dieselfs.tensorflow needs TensorFlow ({error}): pip install 'dieselfs[tensorflow]'"
+        f"dieselfs.tensorflow needs TensorFlow ({error}): in a checkout: pip install '.[tensorflow]'"
     ) from None
 
 READS_AT_ONCE = 4

@@ -9,7 +9,7 @@
 
 The folder of a run has the checkpoint, `steps-RANK.jsonl` (what each rank read and how long it waited), and
 `epochs.jsonl`. After a kill, the same command continues from the checkpoint, also with another number of ranks. Steps
-after the checkpoint are repeated. Needs `pip install 'dieselfs[torch]'`, and matplotlib for the plots.
+after the checkpoint are repeated. Needs `pip install '.[torch]'`, and matplotlib for the plots.
 """
 
 import json

@@ -66,7 +66,7 @@ DEFAULT_REGION = "us-east-1"
 
 log = logging.getLogger(__name__)
 
-_INSTALL = "pip install 'dieselfs[s3]'"
+_INSTALL = "in a checkout: pip install '.[s3]'"
 
 
 class Bucket:

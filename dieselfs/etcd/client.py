@@ -178,7 +178,7 @@ def _import_client() -> tuple[Any, Any]:
         import pyetcd
     except ImportError as error:
         raise InvalidInput(
-            f"etcd needs a package that is not installed ({error.name}): pip install 'dieselfs[etcd]'"
+            f"etcd needs a package that is not installed ({error.name}): in a checkout: pip install '.[etcd]'"
         ) from None
     return pyetcd, grpc
 

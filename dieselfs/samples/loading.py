@@ -28,9 +28,7 @@ def load_image(content: bytes) -> Any:
 def check_loader(loader: object) -> None:
     """Raises InvalidInput if the library of this loader is missing, before a worker needs it."""
     if loader is load_image and find_spec("PIL") is None:
-        raise InvalidInput(
-            "images need Pillow: pip install 'dieselfs[torch]', or give loader=bytes, or your own"
-        )
+        raise InvalidInput("images need Pillow: pip install pillow, or give loader=bytes, or your own")
 
 
 def load_array(content: bytes) -> Any:

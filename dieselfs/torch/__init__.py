@@ -8,7 +8,9 @@ loader = DataLoader(dataset, batch_sampler=sampler, num_workers=8)
 try:
     import torch.utils.data  # noqa: F401  # only a check that it is installed
 except ImportError as error:
-    raise ImportError(f"dieselfs.torch needs PyTorch ({error}): pip install 'dieselfs[torch]'") from None
+    raise ImportError(
+        f"dieselfs.torch needs PyTorch ({error}): in a checkout: pip install '.[torch]'"
+    ) from None
 
 from dieselfs.samples.loading import IMAGE_EXTENSIONS, load_image
 from dieselfs.torch.datasets import DatasetView, FileDataset, FolderDataset, MixedDataset, PairDataset

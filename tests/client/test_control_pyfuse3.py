@@ -16,7 +16,7 @@ from dieselfs_client.mount.options import MountOptions
 from tests.client.conftest import FILES
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
-pytest.importorskip("pyfuse3", reason="needs pyfuse3 (pip install 'dieselfs[pyfuse3]')")
+pytest.importorskip("pyfuse3", reason="needs pyfuse3 (pip install '.[pyfuse3]')")
 
 
 @pytest.fixture

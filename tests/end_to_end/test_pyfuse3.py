@@ -17,7 +17,7 @@ from tests.support.plan_reader import content_of, read
 from tests.support.server import running_server
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
-pytest.importorskip("pyfuse3", reason="needs pyfuse3 (pip install 'dieselfs[pyfuse3]')")
+pytest.importorskip("pyfuse3", reason="needs pyfuse3 (pip install '.[pyfuse3]')")
 
 FILES = 1000
 READERS = 2

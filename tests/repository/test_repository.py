@@ -170,6 +170,16 @@ def test_nothing_runs_code_from_outside() -> None:
     holds(danger_faults, modules(*PRODUCT))
 
 
+def test_nobody_is_told_to_install_from_an_index() -> None:
+    """dieselfs is on none: whoever registers the name there could run code on the machines of its users."""
+    pages = (
+        page for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.*") for page in REPOSITORY.glob(pattern)
+    )
+    told = re.compile(r"pip3? install (?:-\S+ )*['\"]?dieselfs\b")
+    found = [shown(page) for page in (*pages, *modules(*PRODUCT)) if told.search(page.read_text("utf-8"))]
+    assert not found, f"write pip install '.[...]', in a checkout: {found}"
+
+
 def test_tests_do_not_sleep_and_hope() -> None:
     holds(sleep_faults, modules(TESTS))
 

@@ -18,7 +18,7 @@ def driver_class(name: str) -> type[Driver]:
         from dieselfs_client.mount.pyfuse3_driver import Pyfuse3Driver
     except ImportError as error:
         raise MountError(
-            f"the driver pyfuse3 cannot be used ({error}): pip install 'dieselfs[pyfuse3]', "
+            f"the driver pyfuse3 cannot be used ({error}): in a checkout: pip install '.[pyfuse3]', "
             "which needs a C compiler, pkg-config and libfuse3-dev"
         ) from None
     return Pyfuse3Driver

@@ -8,7 +8,7 @@ from dieselfs.settings import KERNEL, PYFUSE3
 from dieselfs_client.mount.options import MountOptions
 
 needs_pyfuse3 = pytest.mark.skipif(
-    find_spec("pyfuse3") is None, reason="needs pyfuse3 (pip install 'dieselfs[pyfuse3]')"
+    find_spec("pyfuse3") is None, reason="needs pyfuse3 (pip install '.[pyfuse3]')"
 )
 
 

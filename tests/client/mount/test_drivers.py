@@ -22,7 +22,7 @@ def test_a_package_that_is_missing_is_said_in_one_line(monkeypatch: pytest.Monke
     with pytest.raises(MountError) as caught:
         driver_class(PYFUSE3)
     message = str(caught.value)
-    assert "pip install 'dieselfs[pyfuse3]'" in message and "libfuse3-dev" in message
+    assert "pip install '.[pyfuse3]'" in message and "libfuse3-dev" in message
     assert "\n" not in message
 
 

@@ -16,7 +16,7 @@ from dieselfs_client.mount.read_path import ReadPath
 from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
-pyfuse3 = pytest.importorskip("pyfuse3", reason="needs pyfuse3 (pip install 'dieselfs[pyfuse3]')")
+pyfuse3 = pytest.importorskip("pyfuse3", reason="needs pyfuse3 (pip install '.[pyfuse3]')")
 from dieselfs_client.mount.pyfuse3_driver import Pyfuse3Driver  # noqa: E402  # needs what is imported above
 
 USER, GROUP = 1234, 5678

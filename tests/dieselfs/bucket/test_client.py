@@ -208,7 +208,8 @@ def test_a_missing_package_is_said(package: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, package, None)
     name = package.partition(".")[0]
     with pytest.raises(
-        InvalidInput, match=rf"^store s3://data: it needs the package {name}: pip install 'dieselfs\[s3\]'"
+        InvalidInput,
+        match=rf"^store s3://data: it needs the package {name}: in a checkout: pip install '\.\[s3\]'",
     ):
         opened("s3://data")
 

@@ -96,7 +96,7 @@ def test_nobody_there_is_one_clear_line_in_time() -> None:
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyetcd", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'dieselfs\[etcd\]'"):
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[etcd\]'"):
         Etcd(EtcdAddress((TcpAddress("127.0.0.1", 1),)), EtcdAccess())
 
 

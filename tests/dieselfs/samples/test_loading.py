@@ -21,6 +21,6 @@ def test_an_image_is_loaded_as_rgb(mode: str) -> None:
 def test_without_pillow_only_other_loaders_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     check_loader(load_image)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'dieselfs\[torch\]', or give loader=bytes"):
+    with pytest.raises(InvalidInput, match=r"pip install pillow, or give loader=bytes"):
         check_loader(load_image)
     check_loader(bytes)

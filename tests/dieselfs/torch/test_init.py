@@ -24,4 +24,4 @@ def test_without_torch_one_line_says_what_to_install(statement: str) -> None:
     assert ran.returncode == 1
     last = ran.stderr.splitlines()[-1]
     assert last.startswith("ImportError: dieselfs.torch needs PyTorch (")
-    assert last.endswith("): pip install 'dieselfs[torch]'")
+    assert last.endswith("): in a checkout: pip install '.[torch]'")

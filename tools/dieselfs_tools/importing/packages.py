@@ -14,5 +14,6 @@ def required(package: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise InvalidInput(
-            f"this format needs the package {package.partition('.')[0]} ({error}): pip install 'dieselfs[{EXTRA}]'"
+            f"this format needs the package {package.partition('.')[0]} ({error}): "
+            f"in a checkout: pip install '.[{EXTRA}]'"
         ) from None
