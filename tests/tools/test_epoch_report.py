@@ -48,7 +48,8 @@ def history(*plans: dict[str, Any], factor: float = 1.0) -> Recorded:
     seconds = np.arange(11.0) * factor
 
     def rising(rate: float) -> list[float]:
-        return (seconds * rate).tolist()
+        found: list[float] = (seconds * rate).tolist()
+        return found
 
     families = [
         family("dieselfs_page_cache_planned_files_total", {"": rising(10)}),
