@@ -19,6 +19,7 @@ from pathlib import Path
 
 import dieselfs.errors
 from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.process.service_manager import SERVICE_READY, notify
 from dieselfs.process.state_dirs import open_private
 
 DEATH_TIMEOUT_S = 10.0
@@ -185,7 +186,11 @@ class Report:
             os.set_inheritable(descriptor, False)
 
     def ready(self) -> bool:
-        """Report that the process can be used. False if the launcher no longer waits: it was interrupted."""
+        """Report that the process can be used, to the service manager if nobody else waits. False if the launcher no
+        longer waits: it was interrupted.
+        """
+        if self._descriptor is None:
+            notify(SERVICE_READY)
         return self._write(READY)
 
     def failed(self, error: Exception) -> None:

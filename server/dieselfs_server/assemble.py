@@ -15,6 +15,7 @@ from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
 from dieselfs.metrics import Registry
 from dieselfs.process.metrics_socket import publish
+from dieselfs.process.service_manager import SERVICE_STOPPING, notify
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
 from dieselfs.rpc.auth import Key
@@ -227,6 +228,7 @@ async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> N
             ready()
             async for number in signals:
                 log.info("stopping: %s", signal.Signals(number).name)
+                notify(SERVICE_STOPPING)
                 nursery.cancel_scope.cancel()
                 return
 

@@ -4,6 +4,8 @@ import logging
 import os
 import resource
 import sys
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,13 @@ import click
 import trio
 
 from dieselfs import __version__
-from dieselfs.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DieselfsError
+from dieselfs.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DieselfsError, InvalidInput
 from dieselfs.flags import settings_options
 from dieselfs.process.launch import Report
 from dieselfs.settings import Place
 from dieselfs_server.assemble import run_server
 from dieselfs_server.logs import FORMATS, TEXT, configure
-from dieselfs_server.settings import ServerSettings
+from dieselfs_server.settings import ServerSettings, split_url
 
 EMBEDDED_IDLE_EXIT_S = 30.0
 
@@ -31,13 +33,27 @@ log = logging.getLogger("dieselfs_server")
 Examples:
   dieselfs-server --init --store posix:///lustre/dieselfs --metadata sqlite:///var/lib/dieselfs/metadata.db
   dieselfs-server --config /etc/dieselfs/server.toml --listen tcp://10.0.0.5:7070
+  dieselfs-server --config /etc/dieselfs/server.toml --backup /var/lib/dieselfs/backups
 \b
-Exit codes: 0 stopped by a signal, 1 usage or settings, 6 a store or an address cannot be used.""",
+Exit codes: 0 stopped by a signal, or copied; 1 usage or settings, 2 no room for a copy, 3 no copy,
+6 a store or an address cannot be used.""",
 )
 @click.version_option(__version__, message="dieselfs-server %(version)s")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with the options below.")
 @settings_options(Place.SERVER)
 @click.option("--init", "is_new", is_flag=True, help="The store is new: create its marker, then serve.")
+@click.option(
+    "--backup",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Copy users, names, tags and SQLite metadata to a new folder in FOLDER, and exit. Servers may run meanwhile.",
+)
+@click.option(
+    "--restore",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Put back what is missing of them from the newest copy in FOLDER, and exit.",
+)
 @click.option("--verbose", is_flag=True, help="Log each call of a client.")
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default=TEXT, help="Form of the log on stderr. [text]"
@@ -51,6 +67,8 @@ def serve(
     idle_exit_s: float,
     ready_fd: int | None,
     is_new: bool,
+    backup: Path | None,
+    restore: Path | None,
     verbose: bool,
     log_format: str,
     given: dict[str, Any],
@@ -66,10 +84,30 @@ def serve(
         else:
             settings = ServerSettings.load(config, given)
         settings = replace(settings, is_new=settings.is_new or is_new)
-        trio.run(run_server, settings, report.ready)
+        if backup is not None or restore is not None:
+            _copy(settings, backup, restore)
+        else:
+            trio.run(run_server, settings, report.ready)
     except (DieselfsError, OSError) as error:
         report.failed(error)
         raise
+
+
+def _copy(settings: ServerSettings, backup: Path | None, restore: Path | None) -> None:
+    """Back up or restore, and print the outcome."""
+    if backup is not None and restore is not None:
+        raise InvalidInput("give --backup or --restore, not both")
+    from dieselfs_server.maintenance.backup import back_up, put_back  # which a server does not need
+    from dieselfs_server.store.opening import open_store, open_unmarked
+
+    scheme, path = split_url(settings.metadata)
+    database = Path(path) if scheme == "sqlite" else None
+    if backup is not None:
+        with closing(open_store(settings.store, is_new=False)) as store:
+            print(f"copied to {back_up(store, database, backup, time.time())}")
+    elif restore is not None:
+        with closing(open_unmarked(settings.store)) as store:
+            print(f"restored {put_back(store, database, restore):,} records")
 
 
 def main() -> None:

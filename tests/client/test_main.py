@@ -65,8 +65,8 @@ def test_in_the_foreground_until_a_signal(
 @needs_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
 def test_the_rights_of_the_service_are_enough(options: MountOptions, mountpoint: Path, view: str) -> None:
-    """Those that `deploy/dieselfs-mount@.service` leaves to root."""
-    unit = (Path(__file__).parents[2] / "deploy/dieselfs-mount@.service").read_text()
+    """Those that `deploy/systemd/dieselfs-mount@.service` leaves to root."""
+    unit = (Path(__file__).parents[2] / "deploy/systemd/dieselfs-mount@.service").read_text()
     [kept] = re.findall(r"^CapabilityBoundingSet=(.+)$", unit, re.MULTILINE)
     bounds = ",".join(["-all", *(name.lower().replace("cap_", "+") for name in kept.split())])
     limited = ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set={bounds}"]

@@ -98,6 +98,8 @@ RUNS: Sequence[tuple[str, int]] = (
     ("fsck D", 0),
     ("purge D", 0),
     ("purge -n D", 0),
+    ("fsck --all", 0),
+    ("purge --all", 0),
     ("rebuild D", 0),
     ("rebuild -n D", 0),
     ("shuffle D", 0),

@@ -34,6 +34,10 @@ _COMPARED = {
     "difference": ["change *path kind"],
     "summary": ["entries added removed changed attributes failed"],
 }
+_PURGED = (
+    "dry_run dataset removed_chunks copied_chunks rewritten_chunks waiting_chunks freed_bytes grace_s held_by"
+)
+_CHECKED = "dataset deep repair dry_run chunks entries bytes problems unmended"
 _REBUILT = "dataset chunks entries files generation damaged_chunks"
 _PLAN = "dataset *folder? seed epoch positions group_chunks? skipped? files? cursor?"
 _SETTING = "name value origin where"
@@ -104,11 +108,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         ]
     },
     "cache": {"summary": ["dataset generation dry_run process? job? node? nodes? members?"]},
-    "purge": {
-        "summary": [
-            "dry_run dataset removed_chunks copied_chunks rewritten_chunks waiting_chunks freed_bytes grace_s held_by"
-        ]
-    },
+    "purge": {"dataset": [_PURGED], "summary": [_PURGED, "dry_run datasets"]},
     "tag": {
         "tag": [_TAG],
         "summary": [_TAG, "dataset tag dry_run", "tags"],
@@ -126,7 +126,8 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "fsck": {
         "problem": ["kind what is_mended"],
-        "summary": ["dataset deep repair dry_run chunks entries bytes problems unmended"],
+        "dataset": [_CHECKED],
+        "summary": [_CHECKED, "datasets"],
     },
     "check": _COMPARED,
     "diff": _COMPARED,

@@ -7,6 +7,8 @@ import contextlib
 import os
 import time
 
+from dieselfs.process.service_manager import SERVICE_READY, notify
+
 
 class StartupReport:
     """`descriptor`: a pipe to the launcher, None in the foreground and after use; `log`: None for standard error."""
@@ -14,6 +16,7 @@ class StartupReport:
     def __init__(self, descriptor: int | None, log: str | None) -> None:
         self.descriptor = descriptor
         self._log = log
+        self._is_told = False  # the service manager
 
     def note(self, text: str) -> None:
         """Write a line to the log; if that fails, the line is lost."""
@@ -28,9 +31,12 @@ class StartupReport:
                 file.write(_encoded(line))
 
     def ready(self) -> None:
-        """Report that the mount can be used; only the first call does."""
+        """Report that the mount can be used: to the launcher or to the service manager; only the first call does."""
         if self.descriptor is not None:
             self._write("ready")
+        elif not self._is_told:
+            self._is_told = True
+            notify(SERVICE_READY)
 
     def failed(self, kind: str, text: str) -> None:
         """Report why it cannot be mounted, or why it ended: the name of the error, and its message."""

@@ -64,10 +64,20 @@ def open_store(url: str, is_new: bool, bounds: Bounds | None = None) -> ObjectSt
     return _guarded(url, is_new, bounds)
 
 
+def open_unmarked(url: str) -> ObjectStore:
+    """The durable store at `url`, with or without its marker: to put lost records back. Raises as `open_store`."""
+    durable_url = tier_options(url)[1] if split(url).scheme == "tiered" else url
+    return _patient(_open_backend(durable_url, is_new=False), None)
+
+
+def _patient(backend: ObjectStore, bounds: Bounds | None) -> ObjectStore:
+    # Retries outside of the limits: a call that waits for its retry holds no token.
+    return RetryingStore(LimitedStore(backend, bounds or Bounds()), RetryPolicy(), random.Random())
+
+
 def _guarded(url: str, is_new: bool, bounds: Bounds | None) -> ObjectStore:
     backend = _open_backend(url, is_new)
-    # Retries outside of the limits: a call that waits for its retry holds no token.
-    store = RetryingStore(LimitedStore(backend, bounds or Bounds()), RetryPolicy(), random.Random())
+    store = _patient(backend, bounds)
     with ExitStack() as opened:
         opened.callback(store.close)
         marked = open_marked(store, url, is_new or isinstance(backend, MemoryStore))

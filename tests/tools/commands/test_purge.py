@@ -3,7 +3,7 @@
 import pytest
 
 import dieselfs
-from dieselfs.errors import EXIT_NOT_FOUND
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from dieselfs.settings import EMBEDDED
 from tests.support.dlcmd import Dlcmd
 
@@ -38,3 +38,16 @@ def test_what_holds_chunks_longer_is_named(dlcmd: Dlcmd, dataset: str) -> None:
     assert "held by tag v1, pin of local/node-7 12 /mnt/x" in ran.text
     held = dlcmd("purge", "--grace", "0", "--json", f"dl://{dataset}").summary
     assert (held["removed_chunks"], held["held_by"]) == (0, ["tag v1", "pin of local/node-7 12 /mnt/x"])
+
+
+def test_all_datasets_are_purged(dlcmd: Dlcmd, dataset: str) -> None:
+    """Each is a record, the summary counts them; a dataset and --all are not both possible."""
+    (dlcmd.folder / "f").write_bytes(bytes(5000))
+    for name in (dataset, f"{dataset}-2"):
+        dlcmd("put", "f", f"dl://{name}/")
+    ran = dlcmd("purge", "--all", "--json")
+    purged = [line["dataset"] for line in ran.objects if line["type"] == "dataset"]
+    assert {dataset, f"{dataset}-2"} <= set(purged) and ran.summary["datasets"] == len(purged)
+    assert f"dl://{dataset}-2: removed 0 chunks" in dlcmd("purge", "--all").text
+    dlcmd("purge", "--all", f"dl://{dataset}", exit_code=EXIT_USAGE)
+    dlcmd("purge", exit_code=EXIT_USAGE)

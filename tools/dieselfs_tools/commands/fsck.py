@@ -5,6 +5,7 @@ import click
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
 from dieselfs.units import count
 from dieselfs_tools import options
+from dieselfs_tools.dataset_choice import Result, for_each_dataset
 from dieselfs_tools.session import Session
 
 
@@ -12,17 +13,28 @@ from dieselfs_tools.session import Session
     "fsck",
     "dlcmd fsck dl://pets                  # headers and sizes of all chunks, metadata, snapshot",
     "dlcmd fsck --deep --repair dl://pets  # every byte; repair if possible",
+    "dlcmd fsck --all                      # every dataset, for a timer",
 )
-@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET", required=False)
+@options.flag("--all", "is_all", text="Check all datasets that you may read.")
 @click.option("--deep", "is_deep", is_flag=True, help="Read every byte of every chunk.")
 @click.option("--repair", "is_repair", is_flag=True, help="Repair metadata and snapshot from the chunks.")
 @options.dry_run
-def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool, is_dry_run: bool) -> int:
+def fsck(
+    session: Session, dataset: str | None, is_all: bool, is_deep: bool, is_repair: bool, is_dry_run: bool
+) -> int:
     """Compare chunks, metadata and snapshot with each other. Without --repair, or with -n, nothing is changed.
 
     Exit code 0: clean; 2: all problems are repaired; 5: some problems are not repaired.
     """
-    report, output = session.client.fsck(dataset, is_deep, is_repair and not is_dry_run), session.output
+    is_repair = is_repair and not is_dry_run
+    return for_each_dataset(
+        session, dataset, is_all, "checked", lambda name: _fsck(session, name, is_deep, is_repair)
+    )
+
+
+def _fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> Result:
+    report, output = session.client.fsck(dataset, is_deep, is_repair), session.output
     for problem in report.problems:
         repaired = "repaired: " if problem.is_mended else ""
         output.record("problem", f"{repaired}{problem.what}", problem._asdict())
@@ -35,8 +47,8 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool, is_dry_
     fields = {
         "dataset": dataset,
         "deep": is_deep,
-        "repair": is_repair and not is_dry_run,
-        "dry_run": is_dry_run or not is_repair,
+        "repair": is_repair,
+        "dry_run": not is_repair,
         "chunks": report.chunks,
         "entries": report.entries,
         "bytes": report.total_bytes,
@@ -46,9 +58,9 @@ def fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool, is_dry_
     exit_code = EXIT_OK
     if unmended:
         exit_code = EXIT_DAMAGED
-        hint = "" if is_repair and not is_dry_run else "; --repair restores metadata and snapshot"
+        hint = "" if is_repair else "; --repair restores metadata and snapshot"
         output.error(f"dl://{dataset}: {count(unmended, 'problem')} not repaired{hint}")
     elif found:
         exit_code = EXIT_PARTIAL
         output.error(f"dl://{dataset}: {count(found, 'problem')} found, all of them repaired")
-    return output.summary(text, fields, exit_code)
+    return text, fields, exit_code

@@ -4,8 +4,10 @@ import math
 
 import click
 
+from dieselfs.errors import EXIT_OK
 from dieselfs.units import count, format_duration
 from dieselfs_tools import options
+from dieselfs_tools.dataset_choice import Result, for_each_dataset
 from dieselfs_tools.session import Session
 
 
@@ -14,8 +16,10 @@ from dieselfs_tools.session import Session
     "dlcmd purge -n dl://pets              # only print the space that would be freed",
     "dlcmd purge --copy dl://pets           # copy the bytes of attached files, so that the sources may go",
     "dlcmd purge --grace 7d dl://pets      # keep files that were deleted within the last week",
+    "dlcmd purge --all                     # every dataset, for a timer",
 )
-@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET", required=False)
+@options.flag("--all", "is_all", text="Purge all datasets that you may read.")
 @click.option(
     "--grace",
     "grace_s",
@@ -29,13 +33,24 @@ from dieselfs_tools.session import Session
     text="First copy the bytes of attached files; their sources may go after the grace time.",
 )
 @options.dry_run
-def purge(session: Session, dataset: str, grace_s: float, is_copying: bool, is_dry_run: bool) -> int:
+def purge(
+    session: Session, dataset: str | None, is_all: bool, grace_s: float, is_copying: bool, is_dry_run: bool
+) -> int:
     """Rewrite chunks with holes, and remove chunks whose files were all deleted before the grace time.
 
     Files of attached sources stay there, unless --copy is given. Then they are read, verified and stored as if they
     had been imported. Tags and older generations still need the sources.
     """
-    grace_s = math.ceil(grace_s)
+    seconds = math.ceil(grace_s)
+
+    def work(name: str) -> Result:
+        return _purge(session, name, seconds, is_copying, is_dry_run)
+
+    done = "would purge" if is_dry_run else "purged"
+    return for_each_dataset(session, dataset, is_all, done, work, fields={"dry_run": is_dry_run})
+
+
+def _purge(session: Session, dataset: str, grace_s: int, is_copying: bool, is_dry_run: bool) -> Result:
     copied = session.client.copy_attached(dataset, is_dry_run) if is_copying else 0
     report = session.client.purge(dataset, grace_s, is_dry_run)
     would, output = "would have " if is_dry_run else "", session.output
@@ -59,4 +74,4 @@ def purge(session: Session, dataset: str, grace_s: float, is_copying: bool, is_d
         "grace_s": grace_s,
         "held_by": list(report.held_by),
     }
-    return output.summary(text, fields)
+    return text, fields, EXIT_OK

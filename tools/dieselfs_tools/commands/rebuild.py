@@ -1,13 +1,13 @@
 """`dlcmd rebuild`: make the metadata of a dataset from its chunks."""
 
-from collections.abc import Mapping
 from datetime import datetime
 
 import click
 
-from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, DieselfsError, InvalidInput
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput
 from dieselfs.units import count
 from dieselfs_tools import options
+from dieselfs_tools.dataset_choice import Result, for_each_dataset, names_of_all
 from dieselfs_tools.session import Session
 
 
@@ -38,42 +38,26 @@ def parse_time(text: str) -> int:
 def rebuild(session: Session, dataset: str | None, is_all: bool, since: str | None, is_dry_run: bool) -> int:
     """Rebuild the metadata of a dataset from its chunks. Readers and writers are not interrupted."""
     since_s = None if since is None else parse_time(since)
-    if is_all == (dataset is not None):
-        raise InvalidInput("give one dataset (dl://DATASET), or --all")
-    names = [dataset] if dataset is not None else _all_datasets(session)
-    exit_code = EXIT_OK
-    for name in names:
-        try:
-            exit_code = max(exit_code, _rebuild(session, name, since, since_s, is_dry_run, is_all))
-        except DieselfsError as error:
-            if not is_all:
-                raise
-            session.output.failure(f"dl://{name}", str(error))
-            exit_code = max(exit_code, error.exit_code)
-    if not is_all:
-        return exit_code
+
+    def work(name: str) -> Result:
+        return _rebuild(session, name, since, since_s, is_dry_run)
+
     done = "would rebuild" if is_dry_run else "rebuilt"
-    return session.output.summary(
-        f"{done} {count(len(names), 'dataset')}", {"dry_run": is_dry_run, "datasets": len(names)}, exit_code
-    )
+    return for_each_dataset(session, dataset, is_all, done, work, _all_datasets, {"dry_run": is_dry_run})
 
 
 def _all_datasets(session: Session) -> list[str]:
     """Names of the datasets with and without metadata, sorted."""
-    known = [dataset.name for dataset in session.client.datasets()]
-    return sorted({*known, *session.client.lost_datasets()})
+    return sorted({*names_of_all(session), *session.client.lost_datasets()})
 
 
 def _rebuild(
-    session: Session, dataset: str, since: str | None, since_s: int | None, is_dry_run: bool, is_all: bool
-) -> int:
-    """Rebuild one dataset, and print the result: the summary or, with `is_all`, one record of many."""
+    session: Session, dataset: str, since: str | None, since_s: int | None, is_dry_run: bool
+) -> Result:
     if is_dry_run:
         what = "all chunks" if since_s is None else f"chunks since {since}"
         text = f"would rebuild the metadata of dl://{dataset} from {what}"
-        return _print(
-            session, text, {"dry_run": True, "dataset": dataset, "since_s": since_s}, EXIT_OK, is_all
-        )
+        return text, {"dry_run": True, "dataset": dataset, "since_s": since_s}, EXIT_OK
     report = session.client.rebuild(dataset, since_s)
     for reason in report.damaged:
         session.output.failure(f"dl://{dataset}", reason)
@@ -86,13 +70,4 @@ def _rebuild(
         "generation": report.generation,
         "damaged_chunks": len(report.damaged),
     }
-    return _print(session, text, fields, EXIT_DAMAGED if report.damaged else EXIT_OK, is_all)
-
-
-def _print(
-    session: Session, text: str, fields: Mapping[str, object], exit_code: int, is_one_of_many: bool
-) -> int:
-    if is_one_of_many:
-        session.output.detail("dataset", text, fields)
-        return exit_code
-    return session.output.summary(text, fields, exit_code)
+    return text, fields, EXIT_DAMAGED if report.damaged else EXIT_OK

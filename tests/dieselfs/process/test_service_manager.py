@@ -1,0 +1,50 @@
+"""The service manager hears when a process that it started can be used."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.process.launch import Report
+from dieselfs.process.service_manager import SERVICE_READY, SERVICE_STOPPING, notify
+from dieselfs_client.supervision.startup_report import StartupReport
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"{tmp_path}/notify")
+        listener.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"{tmp_path}/notify")
+        yield listener
+
+
+def test_a_socket_of_a_file_and_an_abstract_one() -> None:
+    name = f"\0dieselfs-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(name)
+        assert notify(SERVICE_STOPPING, {"NOTIFY_SOCKET": f"@{name[1:]}"})
+        assert listener.recv(100) == b"STOPPING=1"
+
+
+@pytest.mark.parametrize("address", ["", "relative", "/nowhere/notify", "vsock:2:1234"])
+def test_without_a_manager_nothing_fails(address: str) -> None:
+    assert not notify(SERVICE_READY, {"NOTIFY_SOCKET": address} if address else {})
+
+
+def test_a_process_without_a_launcher_tells_the_manager(manager: socket.socket) -> None:
+    Report(None).ready()
+    assert manager.recv(100) == b"READY=1"
+    StartupReport(None, None).ready()
+    assert manager.recv(100) == b"READY=1"
+
+
+def test_a_process_with_a_launcher_is_not_the_service(manager: socket.socket) -> None:
+    ready, report = os.pipe()
+    Report(report).ready()
+    with open(ready) as answer:
+        assert answer.read() == "ready\n"
+    with pytest.raises(BlockingIOError):
+        manager.recv(100)
