@@ -1,7 +1,6 @@
 """Batches of an order for the external source of NVIDIA DALI (docs/guide/frameworks.md). No I/O of its own.
 
-Nothing here imports DALI: an external source is any iterable of batches. It was tested with a stand-in for DALI's
-pipeline, not with DALI.
+Nothing here imports DALI: an external source is any iterable of batches.
 """
 
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from dieselfs.samples.sampler_state import SamplerState
 
 
 class BatchSource:
-    """The batches of the sampler's epoch, from its position on, each time that it is iterated.
+    """The batches of the sampler's epoch, from its position on, each time that it is iterated; after the last one of
+    the epoch, those of the next epoch, because DALI's iterators begin it (`auto_reset`) before they report the end.
 
         jpegs, labels = fn.external_source(
             source=BatchSource(samples, sampler), num_outputs=2, batch=True, cycle="raise"
@@ -29,10 +29,15 @@ class BatchSource:
 
     def __init__(self, samples: Any, sampler: SamplerState) -> None:
         self.samples, self.sampler = samples, sampler
+        self._epoch: int | None = None  # that was iterated last
 
     def __iter__(self) -> Iterator[tuple[list[npt.NDArray[Any]], ...]]:
         """Raises InvalidInput for items with different numbers of entries, DieselfsError."""
-        for _, indices in self.sampler.steps(self.sampler.position):
+        sampler = self.sampler
+        if sampler.epoch == self._epoch and not sampler.batch_ends(sampler.position):
+            sampler.set_epoch(sampler.epoch + 1)
+        self._epoch = sampler.epoch
+        for _, indices in sampler.steps(sampler.position):
             items = [
                 item if isinstance(item, tuple) else (item,) for item in read_items(self.samples, indices)
             ]

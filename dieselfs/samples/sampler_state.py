@@ -121,12 +121,13 @@ class SamplerState:
         """The batches of a loader over this sampler; each counts as consumed when it is yielded.
 
         So checkpoints are made between the training on one batch and the next. After the last batch the next epoch
-        starts.
+        starts, unless the loader has started it.
         """
+        epoch = self.epoch
         for batch in self.stalls.timed(loader):
             self.advance()
             yield batch
-        self.set_epoch(self.epoch + 1)
+        self.set_epoch(epoch + 1)
 
     def advance(self) -> None:
         """Count the loader's next batch as consumed. Raises InvalidInput if the loader has taken no further one."""

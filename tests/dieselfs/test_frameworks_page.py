@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from dieselfs.dataset import Dataset
@@ -198,9 +199,62 @@ def test_grain(root: Path) -> None:
     assert sorted(whole) == list(range(FILES))
 
 
+def test_dali(tmp_path: Path) -> None:
+    decoded = function("decoded", "nvidia.dali")
+    for number in range(FILES):
+        folder = tmp_path / str(number % 2)
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (40, 30), (number, 0, 0)).save(folder / f"{number:03d}.png")
+
+    def read(pipeline: tuple[Any, Any], steps: int = STEPS + 1) -> list[int]:
+        iterator, sampler = pipeline
+        found: list[int] = []
+        for number, (batch,) in enumerate(sampler.consumed(iterator), 1):
+            assert batch["images"].shape[1:] == (32, 32, 3)
+            found += batch["images"][:, 0, 0, 0].tolist()
+            assert batch["labels"].flatten().tolist() == [one % 2 for one in found[-len(batch["labels"]) :]]
+            if number == steps:
+                break
+        return found
+
+    whole = decoded(tmp_path, BATCH, size=32)
+    epochs = [read(whole), read(whole)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(FILES)) and epochs[0] != epochs[1]
+    stopped = decoded(tmp_path, BATCH, size=32)
+    found = read(stopped, 2)
+    resumed = decoded(tmp_path, BATCH, size=32, state=stopped[1].state_dict())
+    assert found + read(resumed) == epochs[0]
+    assert read(resumed) == epochs[1]
+
+
+def test_pandas_and_pyarrow(server: RunningServer, data: Dataset, tmp_path: Path) -> None:
+    rows_of, rows_where = function("rows_of", "pandas"), function("rows_where", "pyarrow")
+    import pyarrow.dataset
+
+    options = put_tables(server, data, tmp_path)
+    assert rows_of(f"dl://{data.name}/tables/1.parquet", **options)["x"].tolist() == [3, 4, 5]
+    found = rows_where(f"dl://{data.name}/tables", pyarrow.dataset.field("x") > 1, ["y"], **options)
+    assert sorted(found["y"].to_pylist()) == ["2", "3", "4", "5"]
+
+
+def put_tables(server: RunningServer, data: Dataset, folder: Path) -> dict[str, Any]:
+    """Two Parquet files with the numbers 0 to 5; the options to read them."""
+    import pyarrow.parquet
+
+    for part in range(2):
+        numbers = range(3 * part, 3 * part + 3)
+        table = pyarrow.table({"x": [*numbers], "y": [*map(str, numbers)]})
+        pyarrow.parquet.write_table(table, folder / f"{part}.parquet")
+        data.put(f"tables/{part}.parquet", (folder / f"{part}.parquet").read_bytes())
+    data.flush()
+    settings = server.settings()
+    return {"server": settings.server, "key_file": settings.key_file}
+
+
 def test_zarr_and_dask(server: RunningServer, data: Dataset, tmp_path: Path) -> None:
     pytest.importorskip("dask", reason="dask is not installed")
     mean_of_array, lines_of = function("mean_of_array", "zarr"), function("lines_of", "zarr")
+    sum_of_column = function("sum_of_column", "zarr")
     import zarr
 
     values = np.arange(1000.0).reshape(10, 100)
@@ -210,8 +264,7 @@ def test_zarr_and_dask(server: RunningServer, data: Dataset, tmp_path: Path) -> 
             data.put(str(path.relative_to(tmp_path)), path.read_bytes())
     data.put("logs/1.txt", b"a\nb\n")
     data.put("logs/2.txt", b"c\n")
-    data.flush()
-    settings = server.settings()
-    options = {"server": settings.server, "key_file": settings.key_file}
+    options = put_tables(server, data, tmp_path)
     assert mean_of_array(f"dl://{data.name}/values.zarr", **options) == values.mean()
     assert lines_of(f"dl://{data.name}/logs/*.txt", **options) == 3
+    assert sum_of_column(f"dl://{data.name}/tables/*.parquet", "x", **options) == 15
