@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -206,6 +207,15 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             nursery.start_soon(server.serve, listener, is_encrypted)
         nursery.start_soon(publish, metrics, about)
         yield server
+
+
+async def initialize(settings: ServerSettings) -> None:
+    """Create what a new store lacks: its marker, its identity, and the administrator with a key. Nobody is served.
+
+    A store that has them stays as it is.
+    """
+    async with open_server(replace(settings, listen=(), metrics=None)):
+        log.info("%s is ready", settings.store)
 
 
 async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ from dieselfs.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DieselfsError, Invali
 from dieselfs.flags import settings_options
 from dieselfs.process.launch import Report
 from dieselfs.settings import Place
-from dieselfs_server.assemble import run_server
+from dieselfs_server.assemble import initialize, run_server
 from dieselfs_server.logs import FORMATS, TEXT, configure
 from dieselfs_server.settings import ServerSettings, split_url
 
@@ -42,6 +42,7 @@ Exit codes: 0 stopped by a signal, or copied; 1 usage or settings, 2 no room for
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with the options below.")
 @settings_options(Place.SERVER)
 @click.option("--init", "is_new", is_flag=True, help="The store is new: create its marker, then serve.")
+@click.option("--init-only", is_flag=True, help="The same, but exit instead of serving.")
 @click.option(
     "--backup",
     type=click.Path(path_type=Path),
@@ -69,6 +70,7 @@ def serve(
     is_new: bool,
     backup: Path | None,
     restore: Path | None,
+    init_only: bool,
     verbose: bool,
     log_format: str,
     given: dict[str, Any],
@@ -83,9 +85,11 @@ def serve(
             settings = ServerSettings.embedded(embedded.absolute(), idle_exit_s)
         else:
             settings = ServerSettings.load(config, given)
-        settings = replace(settings, is_new=settings.is_new or is_new)
+        settings = replace(settings, is_new=settings.is_new or is_new or init_only)
         if backup is not None or restore is not None:
             _copy(settings, backup, restore)
+        elif init_only:
+            trio.run(initialize, settings)
         else:
             trio.run(run_server, settings, report.ready)
     except (DieselfsError, OSError) as error:

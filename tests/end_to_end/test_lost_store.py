@@ -1,12 +1,15 @@
 """The object store goes away under a running server: requests are refused, and nothing is changed or created."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.errors import Unavailable
+from dieselfs.errors import EXIT_UNAVAILABLE, Unavailable
 from lab.namespace import wait_for
 from tests.support.server import running_server, start_server
 
@@ -56,6 +59,30 @@ def test_a_store_that_is_away_is_never_taken_for_empty(tmp_path: Path, is_empty_
             assert data.get("file") == b"content"
     finally:
         again.stop()
+
+
+def test_a_new_store_is_made_ready_once_and_no_server_stays(tmp_path: Path) -> None:
+    """`--init-only`, as the first start of a container; the second start finds the same store."""
+    folder = tmp_path / "chunks"
+    options = ["--store", f"posix://{folder}", "--metadata", f"sqlite://{tmp_path}/metadata.db"]
+    options += ["--admin-key", str(tmp_path / "admin.key"), "--listen", f"unix:{tmp_path}/server.sock"]
+
+    def start(*more: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "dieselfs_server.main", *options, *more]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    refused = start()
+    assert refused.returncode == EXIT_UNAVAILABLE and not folder.exists()
+    assert start("--init-only").returncode == 0
+    stored = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    key = (tmp_path / "admin.key").read_bytes()
+    assert stored and key
+    assert start("--init-only").returncode == 0
+    assert stored == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert (tmp_path / "admin.key").read_bytes() == key
 
 
 def test_a_login_while_the_table_of_users_cannot_be_read_is_unavailable(tmp_path: Path) -> None:
