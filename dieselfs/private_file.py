@@ -1,7 +1,8 @@
 """Reads files with secrets, and notices when files change. This module opens files.
 
 As with `ssh`, a secret that other users can read is refused, and one that belongs to another user than this process or
-root: that user knows it, and may change it.
+root: that user knows it, and may change it. As with PostgreSQL, root may let a group read it, in which this process is:
+Kubernetes and Docker give secrets to programs of ordinary users so.
 """
 
 import os
@@ -25,7 +26,7 @@ def read_private_file(path: str | os.PathLike[str], bytes_max: int, what: str) -
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise AccessDenied(f"{what} {source} is not a regular file")
-            if stat.S_IMODE(status.st_mode) & 0o077:
+            if stat.S_IMODE(status.st_mode) & ~_allowed_mode(status.st_uid):
                 raise AccessDenied(f"{what} {source} can be read by others: chmod 600 {source}")
             if status.st_uid not in (os.geteuid(), 0):
                 raise AccessDenied(
@@ -34,6 +35,10 @@ def read_private_file(path: str | os.PathLike[str], bytes_max: int, what: str) -
             return file.read(bytes_max)
     except OSError as error:
         raise AccessDenied(f"{what} {source}: {error.strerror}") from None
+
+
+def _allowed_mode(owner: int) -> int:
+    return 0o740 if owner == 0 != os.geteuid() else 0o700
 
 
 def write_private_file(path: str | os.PathLike[str], content: bytes) -> None:

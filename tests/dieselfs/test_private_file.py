@@ -8,7 +8,7 @@ import pytest
 
 from dieselfs.errors import AccessDenied
 from dieselfs.private_file import file_version, read_private_file, write_private_file
-from tests.support.users import NOBODY
+from tests.support.users import NOBODY, acting_as
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
 
@@ -29,6 +29,25 @@ def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> 
     path.chmod(mode)
     with pytest.raises(AccessDenied, match=f"key file {path} can be read by others: chmod 600"):
         read_private_file(path, 100, "key file")
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(("mode", "is_read"), [(0o440, True), (0o640, True), (0o460, False), (0o444, False)])
+def test_root_may_let_the_group_of_a_process_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_read: bool
+) -> None:
+    """As Kubernetes mounts a secret for a program that is not root."""
+    path = private(tmp_path / "key")
+    os.chown(path, 0, NOBODY)
+    path.chmod(mode)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # the folders above are closed
+    with acting_as(NOBODY):
+        if is_read:
+            assert read_private_file("key", 100, "key file") == b"secret"
+        else:
+            with pytest.raises(AccessDenied, match="key file key can be read by others"):
+                read_private_file("key", 100, "key file")
 
 
 @ROOT_ONLY

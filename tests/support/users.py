@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 NOBODY = 65534
 
@@ -11,6 +13,19 @@ def become_nobody() -> None:
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
+
+
+@contextmanager
+def acting_as(user: int) -> Iterator[None]:
+    """This process, as a user and as their group. Not for tests with threads that need root."""
+    group = os.getegid()
+    os.setegid(user)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
 
 
 def as_nobody(*command: str) -> subprocess.CompletedProcess[bytes]:
