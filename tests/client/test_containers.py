@@ -1,13 +1,15 @@
 """A mount that is bound into a container: it outlives a daemon and the mount on the host, and leaves nothing behind."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,10 +37,13 @@ pytestmark = [
     ),
 ]
 
+KILL_TIMEOUT_S = 60.0
+LOST = (errno.EIO, errno.ENOTCONN)
+
 START = """
 set -e
 mount --bind / {root}
-mount --rbind {mountpoint} {root}/mnt
+mount --rbind {folder} {root}/mnt
 cd {root}
 pivot_root . media
 exec {python} -S -I -c '{program}'
@@ -54,24 +59,31 @@ while True:
         path = input()
     except EOFError:
         break
-    with open(path, "rb") as file:
-        print(file.read().hex(), flush=True)
+    try:
+        with open(path, "rb") as file:
+            print(file.read().hex(), flush=True)
+    except OSError as error:
+        print("errno", error.errno, flush=True)
 """
 
 
 class Container:
-    """A process with a table of mounts of its own, which reads files for us."""
+    """A process with a table of mounts of its own, which reads files of `place` for us."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str]", place: str) -> None:
         self._process = process
+        self._place = place
         self._unread = iter(sorted(FILES))
         assert self._answer() == "begun"
 
     def read(self, path: str) -> bytes:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"/mnt/{path}\n")
+        self._process.stdin.write(f"{self._place}/{path}\n")
         self._process.stdin.flush()
-        return bytes.fromhex(self._answer())
+        answer = self._answer()
+        if answer.startswith("errno "):
+            raise OSError(int(answer.removeprefix("errno ")), path)
+        return bytes.fromhex(answer)
 
     def reads_a_new_file(self) -> bool:
         """Whether it reads a file right that was not read before."""
@@ -84,18 +96,21 @@ class Container:
 
 
 @contextmanager
-def container(mountpoint: Path, folder: Path) -> Iterator[Container]:
-    root = folder / "root"
+def container(
+    folder: Path, scratch: Path, *, place: str = "/mnt", propagation: str = "private"
+) -> Iterator[Container]:
+    """One with `folder` on /mnt. `propagation`: slave for one that sees later mounts of the host below."""
+    root = scratch / "root"
     root.mkdir()
-    script = START.format(root=root, mountpoint=mountpoint, python=sys.executable, program=PROGRAM)
+    script = START.format(root=root, folder=folder, python=sys.executable, program=PROGRAM)
     with subprocess.Popen(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
+        ["unshare", "--mount", "--propagation", propagation, "sh", "-c", script],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
         try:
-            yield Container(process)
+            yield Container(process, place)
         finally:
             process.kill()
 
@@ -105,6 +120,19 @@ def kill_daemon(mountpoint: Path) -> None:
     wait_for(mountpoint, lambda status: status.is_served)
     [daemon] = processes_of(mountpoint)["daemon"]
     os.kill(daemon, signal.SIGKILL)
+
+
+def kill_all(mountpoint: Path) -> None:
+    """Every process of the mount, as when a container is killed; also those that take over meanwhile."""
+    wait_for(mountpoint, lambda status: status.is_served)
+    deadline_s = time.monotonic() + KILL_TIMEOUT_S
+    while living := [one for ones in processes_of(mountpoint).values() for one in ones]:
+        assert time.monotonic() < deadline_s, living
+        for process in living:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        for process in living:
+            wait_until_ended(process)
 
 
 def base_of(mountpoint: Path) -> Path | None:
@@ -149,3 +177,43 @@ def test_a_bind_mount_outlives_daemons_and_the_mount(
         assert inside.read(".dieselfs/info")
     wait_until_ended(supervisor)
     assert base is None or not base.exists()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose mounts others see, as the one in which a pod of Kubernetes mounts for its node."""
+    folder = tmp_path / "mounts"
+    folder.mkdir()
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", folder], check=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", "--recursive", folder], check=True)
+
+
+def test_a_pod_sees_the_next_mount_below_a_folder_that_stays(
+    options: MountOptions, shared: Path, tmp_path: Path, view: str
+) -> None:
+    """A node's container is killed with all processes of its mount, and started again: never an empty folder."""
+    mountpoint = shared / "letters"
+    mountpoint.mkdir()
+    with container(shared, tmp_path, place="/mnt/letters", propagation="slave") as inside:
+        control.mount("letters", mountpoint, replace(options, view=view))
+        assert inside.reads_a_new_file()
+
+        kill_all(mountpoint)
+        with pytest.raises(OSError) as failed:
+            inside.read(".dieselfs/info")
+        assert failed.value.errno in LOST
+        try:
+            assert inside.reads_a_new_file()  # from the page cache, in the views that have it in the kernel
+        except OSError as error:
+            assert error.errno in LOST
+
+        control.mount("letters", mountpoint, replace(options, view=view))
+        try:
+            assert inside.reads_a_new_file()
+            assert json.loads(inside.read(".dieselfs/info"))["dataset"] == "letters"
+        finally:
+            control.unmount(mountpoint)
