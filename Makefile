@@ -52,6 +52,8 @@ $(VENV)/installed-test: $(VENV)/installed | system
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[pyfuse3]' || \
 		echo "pyfuse3 could not be built; going on without, its tests are skipped"
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[deploy]' || \
+		echo "Helm is not to be had here; going on without, the tests of the chart are skipped"
 	touch $@
 
 $(VENV)/installed-bench: $(VENV)/installed-test
