@@ -1,9 +1,10 @@
 """The space of a disk tier: how much of it is used, and what leaves it. This module locks, makes and removes files.
 
-    PATH/dieselfs-1/                  of one user, mode 0700
+    PATH/dieselfs-1/                  of one user, mode 0700, or of a group, mode 2770
         space                         the bytes in use; locked (flock) for each change
         users                         locked shared by each process that stores chunks
-        DATASET/lock                  locked shared by each process that reads the dataset; its time is the last use
+        DATASET/lock                  locked shared by each process that reads the dataset; its time is the last use,
+                                      its content the name of the dataset
         DATASET/CHUNK                 a payload, and nothing else; immutable
         DATASET/.PROCESS-RANDOM       a payload that is being written, with its final length
 
@@ -27,11 +28,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dieselfs.disk.direct_io import aligned_bytes
-from dieselfs.errors import InvalidInput
-from dieselfs.process.state_dirs import locked, make_private
+from dieselfs.disk.folders import (
+    create_chunk,
+    default_size_bytes,
+    entered,
+    make_folder,
+    open_folder,
+    open_lock,
+    path_of,
+)
+from dieselfs.limits import NAME_BYTES_MAX
+from dieselfs.process.state_dirs import is_at, locked
 
-FORMAT_FOLDER = "dieselfs-1"
-"""In the folder that the user names. Another version has another folder, and ignores this one."""
 LOCK_TIMEOUT_S = 5.0
 """A process waits this long for another one that changes the space; then the chunk is not stored."""
 RESCAN_S = 60.0
@@ -39,60 +47,51 @@ RESCAN_S = 60.0
 EVICTED_PART = 64
 """An eviction makes room for this part of the size (1/64) at least, so that there are few."""
 
-_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP)
 _COUNTER = struct.Struct("<Q")
 _DATASET = re.compile("[0-9a-f]{32}")
 _LOCK = "lock"
 _Current = Callable[[], Container[str]]
 
 
-def default_size_bytes(folder: Path) -> int:
-    """Half of the file system with `folder`, or of that with its first parent that exists. Raises OSError."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    system = os.statvfs(folder)
-    return system.f_blocks * system.f_frsize // 2
+@dataclass(frozen=True, slots=True)
+class KeptDataset:
+    """What a tier has of a dataset. `name`: when it was used last; empty if that is not known."""
 
-
-def check_folder(path: str | os.PathLike[str]) -> Path:
-    """The tier's own folder below `path`, which is made. Raises AccessDenied if it belongs to another user or is open
-    to others; OSError.
-    """
-    top = Path(path).expanduser()
-    top.mkdir(mode=0o700, exist_ok=True)
-    folder = top / FORMAT_FOLDER
-    make_private(folder)
-    return folder
-
-
-def check_usable(path: str) -> None:
-    """Make the folder of a tier. Raises InvalidInput and AccessDenied for one that cannot be used; not for a disk that
-    fails, which daemons do without.
-    """
-    try:
-        check_folder(path)
-    except OSError as error:
-        if error.errno in _MISTAKES:
-            raise InvalidInput(
-                f"--disk {path}: {error.strerror}: give a folder of your own on a local disk; it is made if the folder "
-                "around it exists"
-            ) from None
+    dataset: str
+    name: str
+    chunks: int
+    size_bytes: int
+    used_ns: int
+    is_in_use: bool
 
 
 class DatasetHold:
     """The folder of a dataset, held by this process: nothing of it is evicted by others. Raises OSError."""
 
-    def __init__(self, folder: Path, dataset: str) -> None:
-        """`folder`: of the tier."""
+    def __init__(self, folder: Path, dataset: str, name: str = "") -> None:
+        """`folder`: of the tier; `dataset`: its ID; `name`: for those who list the tier."""
         self.name = dataset
-        self.folder = folder / dataset
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        self._descriptor = os.open(
-            self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        self._path = folder / dataset
+        make_folder(self._path)
+        self._folder = open_folder(self._path)
+        self.folder = path_of(self._folder)
+        try:
+            self._descriptor = open_lock(self.folder / _LOCK)
+        except BaseException:
+            os.close(self._folder)
+            raise
+        content = name.encode()
+        if content and os.pread(self._descriptor, NAME_BYTES_MAX, 0) != content:
+            os.pwrite(self._descriptor, content, 0)
+            os.ftruncate(self._descriptor, len(content))
         os.utime(self._descriptor)
         with suppress(BlockingIOError):  # it is being evicted at the moment, which does no harm
             self._share()
+
+    def check(self) -> None:
+        """Raise FileNotFoundError if somebody has removed the folder, or put another one in its place."""
+        if not is_at(self._path, self._folder):
+            raise FileNotFoundError(errno.ENOENT, "its folder was removed", str(self._path))
 
     def _share(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -114,6 +113,7 @@ class DatasetHold:
     def close(self) -> None:
         """A forked child closes its copy, and the parent keeps the lock."""
         os.close(self._descriptor)
+        os.close(self._folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +139,9 @@ class DiskSpace:
         self.evicted_chunks = 0
         self._clock = clock
         self._scanned_s = float("-inf")
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._users = os.open(folder / "users", flags, 0o600)
+        self._users = open_lock(folder / "users")
         try:
+            os.close(open_lock(folder / "space"))
             with self._changed():
                 if self._is_alone():
                     self._scan(is_alone=True)
@@ -167,9 +167,8 @@ class DiskSpace:
                 self._scan(is_alone=False)
                 if not self._make_room(length_bytes, dataset, current):
                     return None
-            path = dataset.folder / f".{os.getpid()}-{os.urandom(8).hex()}"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(path, flags, 0o600)
+            dataset.check()
+            descriptor, path = create_chunk(dataset.folder)
             try:
                 os.ftruncate(descriptor, length_bytes)  # so that a scan counts all of it
             except BaseException:
@@ -198,6 +197,21 @@ class DiskSpace:
         with self._changed(), suppress(FileNotFoundError):
             self._remove(path, aligned_bytes(path.lstat().st_size))
 
+    def kept(self) -> list[KeptDataset]:
+        """The datasets with chunks in the tier, the least recently used first."""
+        with self._changed():
+            return [found for folder in self._datasets() if (found := self._kept(folder)).chunks]
+
+    def clear(self, dataset: str) -> bool:
+        """Remove the chunks of a dataset; whether that was possible: no process reads it."""
+        try:
+            with self._changed(), _held_exclusively(self.folder / dataset) as folder:
+                for _ in self._removals(folder, ()):
+                    pass
+        except BlockingIOError:
+            return False
+        return True
+
     # -- under the lock ------------------------------------------------------------------------------------
 
     @contextmanager
@@ -224,14 +238,37 @@ class DiskSpace:
         self.used_bytes = 0
         self._scanned_s = self._clock()
         for dataset in self._datasets():
-            for entry in os.scandir(dataset):
-                if entry.name == _LOCK:
-                    continue
-                if is_alone and entry.name.startswith("."):
-                    os.unlink(entry.path)
-                    continue
-                with suppress(FileNotFoundError):
-                    self.used_bytes += aligned_bytes(entry.stat(follow_symlinks=False).st_size)
+            with suppress(FileNotFoundError), entered(dataset) as folder:
+                for entry in os.scandir(folder):
+                    if entry.name == _LOCK:
+                        continue
+                    if is_alone and entry.name.startswith("."):
+                        os.unlink(entry.path)
+                        continue
+                    with suppress(FileNotFoundError):
+                        self.used_bytes += aligned_bytes(entry.stat(follow_symlinks=False).st_size)
+
+    def _kept(self, path: Path) -> KeptDataset:
+        with entered(path) as folder:
+            sizes = [
+                aligned_bytes(entry.stat(follow_symlinks=False).st_size)
+                for entry in os.scandir(folder)
+                if entry.name != _LOCK and not entry.name.startswith(".")
+            ]
+            name, used_ns, is_in_use = b"", 0, False
+            with suppress(FileNotFoundError):
+                descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    name = os.pread(descriptor, NAME_BYTES_MAX, 0)
+                    used_ns = os.fstat(descriptor).st_mtime_ns
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    is_in_use = True
+                finally:
+                    os.close(descriptor)
+        return KeptDataset(
+            path.name, name.decode("ascii", "replace"), len(sizes), sum(sizes), used_ns, is_in_use
+        )
 
     def _datasets(self) -> list[Path]:
         """The least recently used first."""
@@ -264,9 +301,9 @@ class DiskSpace:
                 if is_alone:
                     yield from self._removals(own.folder, current())
         for folder in self._datasets():
-            if own is None or folder != own.folder:
-                with suppress(OSError), _held_exclusively(folder / _LOCK):
-                    yield from self._removals(folder, ())
+            if own is None or folder.name != own.name:
+                with suppress(OSError), _held_exclusively(folder) as found:
+                    yield from self._removals(found, ())
 
     def _removals(self, folder: Path, kept: Container[str]) -> Iterator[None]:
         for entry in list(os.scandir(folder)):
@@ -281,11 +318,12 @@ class DiskSpace:
 
 
 @contextmanager
-def _held_exclusively(lock: Path) -> Iterator[None]:
-    """Raises BlockingIOError if a process holds the dataset; OSError."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
+def _held_exclusively(path: Path) -> Iterator[Path]:
+    """Hold the folder of a dataset, and enter it. Raises BlockingIOError if a process holds it; OSError."""
+    with entered(path) as folder:
+        descriptor = open_lock(folder / _LOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield folder
+        finally:
+            os.close(descriptor)

@@ -22,14 +22,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from dieselfs.disk.direct_io import bypass_page_cache, read_at, write_all
-from dieselfs.disk.space import (
-    FORMAT_FOLDER,
-    DatasetHold,
-    DiskSpace,
-    NewFile,
-    check_folder,
-    default_size_bytes,
-)
+from dieselfs.disk.folders import FORMAT_FOLDER, check_folder, default_size_bytes
+from dieselfs.disk.space import DatasetHold, DiskSpace, NewFile
 from dieselfs.disk.write_behind import Payload, WriteBehind
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
@@ -77,14 +71,17 @@ class DiskTier:
         read_timeout_s: float = DISK_READ_TIMEOUT_S,
         read_file: ReadFile | None = None,
         on_open: Callable[[list[str]], object] = lambda names: None,
+        name: str = "",
     ) -> None:
         """`path`: the folder of the user; `size_bytes`: the limit, 0 for half of the file system. `current`: the chunks
         of the snapshot, their IDs in hexadecimal; wanted only when the disk is full.
-        `on_open` gets the names of the chunks on the disk, in a thread, when that is first used.
+        `on_open` gets the names of the chunks on the disk, in a thread, when that is first used. `name`: of the
+        dataset, for those who list the tier.
         """
         self._path = Path(path).expanduser()
         self._size_bytes = size_bytes
         self._dataset = dataset_id.hex()
+        self._name = name
         self._current = current
         self._clock = clock
         self._read_timeout_s = read_timeout_s
@@ -262,7 +259,7 @@ class DiskTier:
         try:
             if self._space is None:
                 folder = check_folder(self._path)
-                self._hold = DatasetHold(folder, self._dataset)
+                self._hold = DatasetHold(folder, self._dataset, self._name)
                 self._space = DiskSpace(folder, self._size_bytes)
                 self._note(self._space)
                 names = os.listdir(self._hold.folder)

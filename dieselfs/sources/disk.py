@@ -55,6 +55,7 @@ class DiskSource(ServerSource):
             self._names,
             self.metrics,
             on_open=self._note_names,
+            name=snapshot.dataset,
         )
         self._in_flight: dict[int, Lock] = {}  # by chunk; held by the thread that fetches it; see `_lock`
 

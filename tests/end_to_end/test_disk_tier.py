@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE, AccessDenied, InvalidInput
 from dieselfs.limits import MIB
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
-from tests.support.dlcmd import wait_until
+from tests.support.dlcmd import Dlcmd, wait_until
 from tests.support.job_daemons import end_job_daemons
 from tests.support.job_mounts import job_mounts, stats_of
 from tests.support.server import RunningServer, running_server
+from tests.support.small_disk import failing_disk, small_disk
 
 CHUNKS = 64
 FILES_PER_CHUNK = 4
@@ -130,6 +131,62 @@ def test_a_disk_that_is_lost_while_it_is_used_costs_no_read(
     assert stats_of(place)["disk"]["failures"] >= 1
     log = (tmp_path / "mount.log").read_text()
     assert log.count("continuing without the disk") == 1
+
+
+@needs_fuse
+def test_reads_continue_when_the_disk_is_unmounted(
+    server: RunningServer, tmp_path: Path, place: Path
+) -> None:
+    with small_disk(tmp_path / "disk", "64m") as disk:
+        mount(server, place, disk)
+        for number in range(0, FILES, 16):
+            assert (place / f"{number}").read_bytes() == content(number)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+        try:
+            read_all(place, seed=1)
+        finally:
+            control.unmount(place)
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], check=True)  # the end unmounts it
+
+
+@needs_fuse
+def test_reads_continue_when_the_disk_becomes_read_only(
+    server: RunningServer, tmp_path: Path, place: Path
+) -> None:
+    with failing_disk(tmp_path / "disk", 64 * MIB) as make_read_only:
+        mount(server, place, tmp_path / "disk")
+        for number in range(0, FILES, 16):
+            assert (place / f"{number}").read_bytes() == content(number)
+        make_read_only()
+        read_all(place, seed=1)
+        stats = stats_of(place)["disk"]
+        control.unmount(place)
+    assert stats["failures"] >= 1 and stats["damaged_chunks"] == 0
+    assert (tmp_path / "mount.log").read_text().count("continuing without the disk") == 1
+
+
+@needs_fuse
+def test_the_disk_is_listed_and_cleared(server: RunningServer, tmp_path: Path, place: Path) -> None:
+    disk = tmp_path / "disk"
+    dlcmd = Dlcmd(tmp_path / "home", tmp_path)
+    mount(server, place, disk)
+    read_all(place)
+    wait_until(lambda: is_written([place]))
+    listed = dlcmd("cache", "--list", "--disk", disk, "--json")
+    (one,) = listed.objects
+    assert (one["dataset"], one["bytes"] >= DATASET_BYTES, one["is_in_use"]) == ("disk", True, True)
+    assert listed.summary["bytes"] == one["bytes"]
+    ran = dlcmd("cache", "--clear", "--disk", disk, "dl://disk", exit_code=EXIT_PARTIAL)
+    assert "it is in use" in ran.stderr
+    control.unmount(place)
+    assert dlcmd("cache", "--list", "--disk", disk).lines[0].startswith(f"dl://disk  {CHUNKS} chunks (")
+    dlcmd("cache", "--clear", "-n", "--disk", disk, "disk")
+    assert dlcmd("cache", "--clear", "--all", "--disk", disk, "--json").summary["bytes"] == one["bytes"]
+    assert dlcmd("cache", "--list", "--disk", disk, "--json").summary["datasets"] == 0
+    assert not [path for path in disk.rglob("*") if len(path.name) == 32 and path.is_file()]
+    dlcmd("cache", "--clear", "--disk", disk, "disk", exit_code=EXIT_NOT_FOUND)
+    for words in (["--list", "x"], ["--clear"], ["--clear", "--all", "x"], []):
+        dlcmd("cache", *words, exit_code=EXIT_USAGE)
 
 
 @needs_fuse

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,5 +21,33 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         pytest.skip(f"mount is not allowed here: {mounted.stderr.strip()}")
     try:
         yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def failing_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], object]]:
+    """Mount an ext4 file system on a new folder. The function makes it read-only under open files, as the kernel does
+    after an error of the disk. Skips the test where that is not possible.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    image = folder.with_name(f"{folder.name}.img")
+    image.touch()
+    os.truncate(image, size_bytes)
+    folder.mkdir()
+    mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(folder)]
+    for command in (["mkfs.ext4", "-q", str(image)], mount):
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode != 0:
+            pytest.skip(f"{command[0]}: {ran.stderr.strip()}")
+    try:
+        found = subprocess.run(
+            ["findmnt", "-no", "SOURCE", str(folder)], capture_output=True, text=True, check=True
+        )
+        trigger = Path("/sys/fs/ext4", Path(found.stdout.strip()).name, "trigger_fs_error")
+        if not trigger.exists():
+            pytest.skip(f"no {trigger}")
+        yield lambda: trigger.write_text("1")
     finally:
         subprocess.run(["umount", str(folder)], check=True)

@@ -142,6 +142,9 @@ FIELDS: Mapping[str, Field] = {
     # -- mounts and caches
     "mountpoint": Field(TEXT, "Folder of a mount."),
     "mounts": Field(WHOLE, "Number of mounts."),
+    "disk": Field(TEXT, "Folder of the disk tier."),
+    "used_ns": Field(WHOLE, "Time of the last use, in nanoseconds since 1970."),
+    "is_in_use": Field(YES_NO, "Whether a process of this machine reads the dataset."),
     "caches": Field(WHOLE, "Number of cache daemons."),
     "process": Field(WHOLE, "Process ID.", is_nullable=True),
     "daemon": Field(WHOLE, "Process ID of the daemon that serves the mount.", is_nullable=True),

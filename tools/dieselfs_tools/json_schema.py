@@ -107,7 +107,14 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
             "mountpoint dry_run",
         ]
     },
-    "cache": {"summary": ["dataset generation dry_run process? job? node? nodes? members?"]},
+    "cache": {
+        "dataset": ["dataset dataset_id chunks bytes used_ns is_in_use"],
+        "summary": [
+            "dataset generation dry_run process? job? node? nodes? members?",
+            "disk datasets bytes",
+            "dry_run datasets bytes failed",
+        ],
+    },
     "purge": {"dataset": [_PURGED], "summary": [_PURGED, "dry_run datasets"]},
     "tag": {
         "tag": [_TAG],

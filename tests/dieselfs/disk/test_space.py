@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 
 from dieselfs.disk.direct_io import ALIGNMENT_BYTES
-from dieselfs.disk.space import (
-    RESCAN_S,
-    DatasetHold,
-    DiskSpace,
-    check_folder,
-    check_usable,
-    default_size_bytes,
-)
-from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.disk.folders import check_folder
+from dieselfs.disk.space import RESCAN_S, DatasetHold, DiskSpace
 from tests.support.descriptors import descriptor_count
 
 CHUNK = ALIGNMENT_BYTES
@@ -195,31 +188,36 @@ def test_no_descriptor_is_left(folder: Path) -> None:
     assert descriptor_count() == before
 
 
-def test_the_default_is_half_of_the_file_system(tmp_path: Path) -> None:
-    system = os.statvfs(tmp_path)
-    assert default_size_bytes(tmp_path / "not" / "there") == system.f_blocks * system.f_frsize // 2
+def test_what_is_kept_and_cleared(folder: Path) -> None:
+    fill(folder, A, 3, 100 * CHUNK, used_s=200)
+    fill(folder, B, 2, 100 * CHUNK, used_s=100)
+    with opened(folder, 100 * CHUNK) as space, closing(DatasetHold(folder, A, "pets")):
+        b, a = space.kept()
+        assert (b.dataset, b.name, b.chunks, b.size_bytes, b.used_ns) == (B, "", 2, 2 * CHUNK, 100 * 10**9)
+        assert (a.dataset, a.name, a.chunks, a.is_in_use, b.is_in_use) == (A, "pets", 3, True, False)
+        assert not space.clear(A) and space.clear(B)
+        assert (names(folder, A), names(folder, B)) == (["00", "01", "02"], [])
+        assert space.used_bytes == used_bytes(folder) == 3 * CHUNK
+    with opened(folder, 100 * CHUNK) as space:
+        assert [(one.name, one.is_in_use) for one in space.kept()] == [("pets", False)]
+        assert space.clear(A) and space.kept() == []
 
 
-def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="a folder of your own on a local disk"):
-        check_usable(str(tmp_path / "not" / "there"))
-    (tmp_path / "file").touch()
-    with pytest.raises(InvalidInput, match="file"):
-        check_usable(str(tmp_path / "file"))
-    check_usable(str(tmp_path / "own"))
-    (tmp_path / "own" / "dieselfs-1").chmod(0o755)
-    with pytest.raises(AccessDenied, match="0700"):
-        check_usable(str(tmp_path / "own"))
-
-
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root may give a folder away")
-    folder = check_folder(tmp_path / "tier")
-    os.chown(folder, 65534, 65534)
-    with pytest.raises(AccessDenied):
-        check_folder(tmp_path / "tier")
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(AccessDenied):
-        check_folder(tmp_path / "tier")
+def test_a_link_in_place_of_the_folder_of_a_dataset_is_not_followed(folder: Path) -> None:
+    other = folder.parent / "other"
+    other.mkdir()
+    (other / "precious").write_bytes(bytes(CHUNK))
+    (folder / A).symlink_to(other)
+    with opened(folder, 1) as space:
+        assert space.kept() == []
+        with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+            DatasetHold(folder, A)
+        with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+            space.clear(A)
+        fill(folder, B, 0, CHUNK, 1)
+        with closing(DatasetHold(folder, B)) as hold:
+            (folder / B).rename(folder / C)
+            (folder / B).symlink_to(other)
+            with opened(folder, CHUNK) as large, pytest.raises(FileNotFoundError):
+                add(large, hold, "00")
+    assert [path.name for path in other.iterdir()] == ["precious"]

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieselfs.disk.direct_io import new_buffer
-from dieselfs.disk.space import DiskSpace, check_folder
+from dieselfs.disk.folders import check_folder
+from dieselfs.disk.space import DiskSpace
 from dieselfs.disk.tier import DISK_RETRY_S, DiskTier, Range, ReadFile, merged, read_ranges_of
 from tests.support.descriptors import descriptor_count
 from tests.support.small_disk import small_disk

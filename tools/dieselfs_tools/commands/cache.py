@@ -1,4 +1,4 @@
-"""`dlcmd cache`: the cache daemon of a node."""
+"""`dlcmd cache`: the cache daemon of a node, and its disk tier."""
 
 import os
 import shlex
@@ -26,18 +26,53 @@ if TYPE_CHECKING:
     "dlcmd cache imagenet --memory 32GiB --policy oneshot",
     "dlcmd cache imagenet --memory 32GiB --job resnet --job-nodes 8 --job-secret ~/job.secret",
     "dlcmd cache imagenet --stop",
+    "dlcmd cache --list                       # what the disk of this node keeps",
+    "dlcmd cache --clear imagenet             # remove its chunks from the disk; all: --clear --all",
 )
-@click.argument("dataset", type=options.STATE, metavar="DATASET[@TAG]")
+@click.argument("dataset", type=options.STATE, required=False, metavar="[DATASET[@TAG]]")
 @settings_options(Place.CACHE)
 @options.flag("--stop", "is_stopped", text="Stop the daemon; programs that read continue without it.")
+@options.flag("--list", "is_listing", text="List the datasets on the disk of this node (--disk).")
+@options.flag("--clear", "is_clearing", text="Remove the chunks of a dataset from the disk of this node.")
+@options.flag("--all", "is_all", text="With --clear: the chunks of all datasets.")
 @options.dry_run
-def cache(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, given: dict[str, Any]) -> int:
+def cache(
+    session: Session,
+    dataset: str | None,
+    is_stopped: bool,
+    is_listing: bool,
+    is_clearing: bool,
+    is_all: bool,
+    is_dry_run: bool,
+    given: dict[str, Any],
+) -> int:
     """Start a daemon that shares a dataset's chunks in memory with your programs that use the library on this node.
 
     Programs find the daemon themselves. A mount needs none: it has its own memory. With --job, the daemon is this
     node's part of the job's cache, for programs of the job only. --stop also finds a daemon of an older generation.
     'dlcmd mounts' lists the daemons.
+
+    --list and --clear look at the disk tier of this node: --disk FOLDER, or the configured one. Datasets that a mount
+    or a program reads are not cleared (exit code 2).
     """
+    if is_listing or is_clearing:
+        from dieselfs_tools.disk_runner import clear_disk, list_disk
+
+        disk = given.get("disk") or session.settings().disk
+        if is_listing and not (is_clearing or is_all or dataset):
+            return list_disk(session.output, disk)
+        if is_listing or is_all == (dataset is not None):
+            raise InvalidInput("write dlcmd cache --list, --clear DATASET, or --clear --all")
+        return clear_disk(session.output, disk, dataset, is_dry_run)
+    if dataset is None:
+        raise InvalidInput(
+            "name a dataset: dlcmd cache DATASET; or see the disk of this node: dlcmd cache --list"
+        )
+    return _share(session, dataset, is_stopped, is_dry_run, given)
+
+
+def _share(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, given: dict[str, Any]) -> int:
+    """Start the daemon, or stop it."""
     from dieselfs.cluster.job import with_configured
     from dieselfs_client.cluster.pool import pool_config
     from dieselfs_tools import job_progress
