@@ -23,6 +23,7 @@ from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.records import (
     AttachedRecord,
+    CheckRecord,
     CopyProgress,
     CopyReport,
     CopyRequest,
@@ -36,6 +37,7 @@ from dieselfs.rpc.records import (
     RebuildReport,
     RemoteEntry,
     RemoteSnapshot,
+    ServerCheck,
     ServerStatus,
     SharedFile,
     TagRecord,
@@ -413,6 +415,13 @@ class ServerClient(ServerConnections):
 
     def status(self) -> ServerStatus:
         return _copy(ServerStatus, self._value("status"))
+
+    def check_server(self, is_whole: bool) -> ServerCheck:
+        """The clock of the server; with `is_whole` also its checks, for which it writes a record of its store, reads it
+        and removes it. Raises AccessDenied unless the user is an administrator, who alone may have the checks.
+        """
+        found = self._value("check_server", is_whole=is_whole)
+        return _copy(ServerCheck, found, checks=tuple(_copy(CheckRecord, check) for check in found.checks))
 
 
 def _copy(kind: Callable[..., _T], struct: Any, **converted: object) -> _T:

@@ -188,6 +188,19 @@ struct FsckReport {
   6: required list<Problem> problems
 }
 
+/** `state`: ok, warning or failure. `fix`: what to change, or empty. */
+struct CheckInfo {
+  1: required string name
+  2: required string state
+  3: required string text
+  4: required string fix
+}
+
+struct ServerCheck {
+  1: required i64 time_ns
+  2: required list<CheckInfo> checks
+}
+
 struct StatusInfo {
   1: required string version
   2: required i64 started_s
@@ -372,4 +385,6 @@ service ChunkServer extends Handshake {
   list<GroupInfo> list_groups() throws (1: Refusal refusal)
 
   StatusInfo status() throws (1: Refusal refusal)
+  /** The server's clock; with `is_whole`, which needs an administrator, also what it finds in what it depends on. */
+  ServerCheck check_server(1: bool is_whole) throws (1: Refusal refusal)
 }

@@ -199,6 +199,28 @@ class ServerStatus(NamedTuple):
     metrics: Mapping[str, int]
 
 
+OK, WARNING, FAILURE = "ok", "warning", "failure"
+"""States of a check."""
+
+
+class CheckRecord(NamedTuple):
+    """What a check found. A warning costs speed or comfort; with a failure something does not work. `fix`: what to
+    change; empty if nothing needs to be changed.
+    """
+
+    name: str
+    state: str
+    text: str
+    fix: str = ""
+
+
+class ServerCheck(NamedTuple):
+    """`time_ns`: the clock of the server. `checks`: of what it depends on, if they were asked for."""
+
+    time_ns: int
+    checks: tuple[CheckRecord, ...]
+
+
 class RemoteSnapshot(NamedTuple):
     """A snapshot from the server; `content` is None if the caller has this digest, and a delta from the snapshot with
     `base_digest` if that is not empty.

@@ -20,10 +20,12 @@ from dieselfs.process.service_manager import SERVICE_STOPPING, notify
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
 from dieselfs.rpc.auth import Key
+from dieselfs.rpc.records import CheckRecord
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.rpc.tls import ServerTls
 from dieselfs.settings import OFF
+from dieselfs_server import condition
 from dieselfs_server.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
 from dieselfs_server.certificates import CertificateFiles, identity_tls
 from dieselfs_server.datasets.commit import catch_up
@@ -141,6 +143,16 @@ def _shared_bytes(settings: ServerSettings) -> int:
     return default_bytes(room_bytes()[0]) if given is None else given
 
 
+def _surroundings(settings: ServerSettings) -> list[Callable[[], CheckRecord]]:
+    """The checks of TLS and of etcd, of a server that uses them."""
+    found: list[Callable[[], CheckRecord]] = []
+    if any(isinstance(address, TcpAddress) for address in settings.listen):
+        found.append(lambda: condition.tls(settings.tls, settings.tls_certificate, time.time()))
+    if (registry := settings.registry) is not None:
+        found.append(lambda: condition.etcd(registry))
+    return found
+
+
 @asynccontextmanager
 async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
     """Open the backends, apply chunks that a crash left unapplied, and listen; on exit, stop and close all."""
@@ -180,6 +192,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             segments_max=allow_descriptors(),
             request_path=settings.request_path,
             sources=Sources(settings.attach_roots),
+            surroundings=_surroundings(settings),
         )
         server = RpcServer(Dispatcher(service), tls, metrics=metrics)
         about = {"component": "server"}

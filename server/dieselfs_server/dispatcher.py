@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _STRUCTS = {
     records.AttachedRecord: thrift.AttachedInfo,
+    records.CheckRecord: thrift.CheckInfo,
     records.DetachReport: thrift.DetachReport,
     DatasetRecord: thrift.DatasetInfo,
     records.CopyReport: thrift.CopyReport,
@@ -50,6 +51,7 @@ _STRUCTS = {
     records.PurgeReport: thrift.PurgeReport,
     records.RebuildReport: thrift.RebuildReport,
     records.RemoteEntry: thrift.EntryInfo,
+    records.ServerCheck: thrift.ServerCheck,
     records.ServerStatus: thrift.StatusInfo,
     records.TagRecord: thrift.TagInfo,
     records.UserRecord: thrift.UserInfo,

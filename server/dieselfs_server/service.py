@@ -15,7 +15,7 @@ from dieselfs.metrics import Registry
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
-from dieselfs.rpc.records import CopyProgress
+from dieselfs.rpc.records import CheckRecord, CopyProgress
 from dieselfs_server.accounts import Caller, Right
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_names import DatasetNames
@@ -65,7 +65,7 @@ class Service:
 
     `scratch` is a folder for temporary files, `names` has the URLs of object store and metadata store. `shared_bytes`:
     the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of them. `sources`: what
-    may be attached.
+    may be attached. `surroundings`: checks of what the server depends on besides its stores.
     """
 
     store: ObjectStore
@@ -82,6 +82,7 @@ class Service:
     segments_max: int = 0
     request_path: RequestPath = field(default_factory=RequestPath)
     sources: Sources = field(default_factory=Sources)
+    surroundings: Sequence[Callable[[], CheckRecord]] = ()
 
     def __post_init__(self) -> None:
         self.store = AttachedStore(self.store, self.sources)

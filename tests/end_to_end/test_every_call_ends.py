@@ -73,6 +73,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "remove_members": lambda client: client.remove_members("g"),
     "groups": lambda client: client.groups(),
     "status": lambda client: client.status(),
+    "check_server": lambda client: client.check_server(True),
 }
 VERB_ARGUMENTS: dict[str, list[str]] = {
     "put": ["put", "f", "dl://d/"],

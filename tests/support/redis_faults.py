@@ -31,6 +31,9 @@ class BreakingLink:
             raise Unavailable("the reply is lost")
         return replies
 
+    def ask_nodes(self, *command: bytes) -> dict[str, Any]:
+        return self._client.ask_nodes(*command)
+
     def close(self) -> None:
         self._client.close()
 
@@ -45,6 +48,9 @@ class CallingLink:
     def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
         self._between()
         return self._client.execute(calls)
+
+    def ask_nodes(self, *command: bytes) -> dict[str, Any]:
+        return self._client.ask_nodes(*command)
 
     def close(self) -> None:
         self._client.close()

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from dieselfs.limits import GIB, MIB
+from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs_client.mount.view import Facts as MountFacts
-from dieselfs_tools.checkup import FAILURE, OK, WARNING, Facts, findings
+from dieselfs_tools.checkup import Facts, findings
 
 GOOD = Facts(
     mount=MountFacts(True, False, (6, 18)),

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dieselfs.limits import GIB, MIB, MOUNT_MEMORY_BYTES_MIN
+from dieselfs.rpc.records import FAILURE, OK, WARNING
+from dieselfs.rpc.records import CheckRecord as Finding
 from dieselfs.settings import AUTO, FUSE, IMAGE
 from dieselfs.units import format_size
 from dieselfs_client.mount.view import Facts as MountFacts
 from dieselfs_client.mount.view import choices
 
-OK, WARNING, FAILURE = STATES = ("ok", "warning", "failure")
+STATES = (OK, WARNING, FAILURE)
 
 DESCRIPTORS_MIN = 4096
 """A job of many nodes, or a dataset of many chunks in shared memory, needs some thousand."""
@@ -19,16 +21,6 @@ MAPPINGS_MIN = 65_530
 MEMORY_MIN_BYTES = 1 * GIB
 """A mount works with less, but reads each chunk again and again."""
 FREE_MIN_BYTES = 1 * GIB
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`fix`: the command or change that mends it; empty if nothing needs to be changed."""
-
-    name: str
-    state: str
-    text: str
-    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,11 @@ from dieselfs.rpc.records import (
     FsckReport,
     PurgeReport,
     RebuildReport,
+    ServerCheck,
     ServerStatus,
     TagRecord,
 )
+from dieselfs_server import condition
 from dieselfs_server.accounts import Right
 from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
@@ -224,3 +226,14 @@ async def status(call: Call) -> ServerStatus:
     await call.require_admin()
     service = call.service
     return ServerStatus(__version__, service.started_s, *service.names, service.metrics.numbers())
+
+
+async def check_server(call: Call) -> ServerCheck:
+    service = call.service
+    if not call.arguments.is_whole:
+        return ServerCheck(service.now_ns(), ())
+    await call.require_admin()
+    checks = await trio.to_thread.run_sync(
+        condition.checks, service.store, service.metadata, service.surroundings
+    )
+    return ServerCheck(service.now_ns(), checks)

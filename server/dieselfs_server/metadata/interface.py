@@ -27,6 +27,7 @@ from typing import Protocol
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, NoteChange, PendingFile
+from dieselfs.rpc.records import CheckRecord
 
 
 class MetadataStore(Protocol):
@@ -165,6 +166,10 @@ class MetadataStore(Protocol):
 
     def entry_table(self, dataset_id: bytes, /) -> EntryTable:
         """All live entries of the newest generation, at one instant."""
+        ...
+
+    def condition(self) -> list[CheckRecord]:
+        """How safe the metadata is from a loss of the machine or its power: one check or more. Raises Unavailable."""
         ...
 
     def close(self) -> None:

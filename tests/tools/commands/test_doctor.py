@@ -28,3 +28,10 @@ def test_settings_that_cannot_be_read_are_a_failure(dlcmd: Dlcmd, server: Runnin
     place.write_text("serv = 1\n")
     ran = dlcmd("doctor", exit_code=EXIT_PARTIAL)
     assert "FAIL settings" in ran.stdout.decode()
+
+
+def test_a_server_is_asked_what_it_depends_on(dlcmd: Dlcmd, server: RunningServer) -> None:
+    found = {each["name"]: each for each in dlcmd("doctor", "--server", server.unix, "--json").objects}
+    names = ("clock", "transport", "store", "metadata", "versions")
+    assert {name: found[name]["state"] for name in names} == dict.fromkeys(names, "ok")
+    assert "removed a record" in found["store"]["text"]

@@ -1,7 +1,5 @@
 """`dlcmd doctor`: whether this machine and the servers are ready."""
 
-from dataclasses import asdict
-
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError
 from dieselfs.units import count
 from dieselfs_tools import options
@@ -16,9 +14,12 @@ def doctor(session: Session) -> int:
 
     A warning costs speed or comfort. A failure (exit code 2) must be mended: something does not work with it.
     """
-    from dieselfs_tools.checkup import FAILURE, OK, WARNING, Finding, findings
+    from dieselfs.rpc.records import FAILURE, OK, WARNING
+    from dieselfs.rpc.records import CheckRecord as Finding
+    from dieselfs_tools.checkup import findings
     from dieselfs_tools.config_probe import steps
     from dieselfs_tools.machine_facts import machine_facts
+    from dieselfs_tools.server_facts import server_findings
 
     found = []
     try:
@@ -36,11 +37,17 @@ def doctor(session: Session) -> int:
         except DieselfsError as error:
             found.append(Finding(name, FAILURE, str(error), "dlcmd config test"))
             break  # the later ones need it
+    else:
+        try:
+            found += server_findings(session)
+        except DieselfsError as error:
+            found.append(Finding("server", FAILURE, str(error), "dlcmd server status"))
     for each in found:
+        fields = each._asdict()
         text = f"{_MARKS[each.state]:4} {each.name:12} {each.text}"
         if each.fix:
             text += f"\n     {'':12} -> {each.fix}"
-        session.output.record("check", text, asdict(each))
+        session.output.record("check", text, fields)
     total = {state: sum(each.state == state for each in found) for state in (OK, WARNING, FAILURE)}
     failed = [(each.name, each.text) for each in found if each.state == FAILURE]
     if not session.output.is_json:

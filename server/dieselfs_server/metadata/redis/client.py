@@ -77,6 +77,10 @@ class RedisCalls(Protocol):
         """The replies, in order. Raises Unavailable, StorageFull; Redis may then have executed some of the calls."""
         ...
 
+    def ask_nodes(self, *command: bytes) -> dict[str, Any]:
+        """The reply of each node, by its address; None from one whose user may not ask. Raises Unavailable."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -134,6 +138,24 @@ class RedisClient:
                     self._node_of_slot = []
         self._away_since_s = None
         return replies
+
+    def ask_nodes(self, *command: bytes) -> dict[str, Any]:
+        if self._location.is_cluster:
+            try:
+                nodes = sorted(set(self._read_slots()))
+            except _LOST as error:
+                raise self._translate(error) from None
+        else:
+            nodes = [self._node_for(b"")]
+        found = {}
+        for node in nodes:
+            ((_, _, reply),) = self._send(node, [(0, Call(b"", command))])()
+            if isinstance(reply, RedisError) and not isinstance(reply, NoPermissionError):
+                raise self._translate(reply)
+            found[f"{node[0]}:{node[1]}" if node[0] else str(self._location)] = (
+                None if isinstance(reply, NoPermissionError) else reply
+            )
+        return found
 
     def close(self) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ from dieselfs.records import (
     NoteChange,
     PendingFile,
 )
+from dieselfs.rpc.records import CheckRecord
 from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient, execute, read_fields, swap
 from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, Datasets, live_state
@@ -49,6 +50,7 @@ from dieselfs_server.metadata.redis.keys import (
     names_below,
     parse_extent_name,
 )
+from dieselfs_server.metadata.redis.persistence import checks, node_settings
 from dieselfs_server.metadata.redis.resolve import EXTENTS_OF_FILE_MAX
 from dieselfs_server.metadata.redis.switch import (
     begin_copy,
@@ -315,6 +317,16 @@ class RedisMetadata:
             self._application(keys, *pending_of(body, f"chunk {chunk_name(chunk_id)}")).finish()
 
         return read_entry_table(self._client, keys, finish)
+
+    def condition(self) -> list[CheckRecord]:
+        info = self._client.ask_nodes(b"INFO")
+        fsync = self._client.ask_nodes(b"CONFIG", b"GET", b"appendfsync")
+        return checks(
+            {
+                node: node_settings(reply, fsync[node][1].decode() if fsync.get(node) else None)
+                for node, reply in info.items()
+            }
+        )
 
     def close(self) -> None:
         self._client.close()

@@ -40,7 +40,7 @@ class Connections:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = self._path = path
         self._write_lock = Lock()  # held during a transaction of `_writer`
         self._readers_lock = Lock()  # guards `_idle_readers` and `_is_closed`
         self._idle_readers: list[sqlite3.Connection] = []

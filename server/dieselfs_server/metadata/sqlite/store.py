@@ -23,9 +23,10 @@ from dieselfs.records import (
     NoteChange,
     PendingFile,
 )
+from dieselfs.rpc.records import OK, WARNING, CheckRecord
 from dieselfs_server.metadata.rules import merge_listing
 from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
-from dieselfs_server.metadata.sqlite.connections import Connections
+from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections
 from dieselfs_server.metadata.sqlite.switch import (
     IS_VISIBLE,
     begin_copy,
@@ -261,6 +262,13 @@ class SqliteMetadata:
             query = f"SELECT {_DATASET_COLUMNS} FROM dataset WHERE number = ?"
             row = connection.execute(query, (number,)).fetchone()
             return read_entry_table(connection, number, DatasetRecord(*row), _chunks(connection, number))
+
+    def condition(self) -> list[CheckRecord]:
+        path = self._connections.path
+        if path == MEMORY:
+            text = "SQLite in memory: it is lost when the server ends, and needs dlcmd rebuild"
+            return [CheckRecord("metadata", WARNING, text, "set metadata = sqlite:///PATH, or redis://")]
+        return [CheckRecord("metadata", OK, f"SQLite {path}, durable at each commit")]
 
     def close(self) -> None:
         self._connections.close()

@@ -1,0 +1,102 @@
+"""The checks of a server for `dlcmd doctor`: its stores, TLS, and etcd. This module writes a record to the store, and
+opens connections.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dieselfs.errors import DieselfsError
+from dieselfs.etcd.client import Etcd
+from dieselfs.etcd.keys import CONFIG_PREFIX
+from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
+from dieselfs.settings import OFF
+from dieselfs.units import format_duration
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.settings import RegistrySettings
+from dieselfs_server.store.interface import ObjectStore
+
+SLOW_STORE_S = 2.0
+"""A write, a read and a removal of a small record that take longer are worth a warning."""
+EXPIRY_S = 30 * 24 * 3600
+"""A certificate that expires earlier is worth a warning."""
+
+
+def checks(
+    store: ObjectStore, metadata: MetadataStore, others: Sequence[Callable[[], CheckRecord]]
+) -> tuple[CheckRecord, ...]:
+    """All checks. One that cannot be made is a failure."""
+    found = [object_store(store)]
+    try:
+        found += metadata.condition()
+    except DieselfsError as error:
+        found.append(CheckRecord("metadata", FAILURE, str(error), "see the log of the server"))
+    return (*found, *(check() for check in others))
+
+
+def object_store(store: ObjectStore, clock: Callable[[], float] = time.monotonic) -> CheckRecord:
+    """Write a record of a new name, read it, and remove it."""
+    name, content = f"doctor-{secrets.token_hex(8)}", secrets.token_bytes(64)
+    began_s = clock()
+    step = "written"
+    try:
+        store.put_record(name, content)
+        step = "read"
+        found = store.get_record(name)
+        step = "removed"
+        store.delete_record(name)
+        is_left = store.get_record(name) is not None
+    except DieselfsError as error:
+        return CheckRecord(
+            "store",
+            FAILURE,
+            f"a record cannot be {step}: {error}",
+            "give the server the rights to read, write and delete in the store",
+        )
+    if found != content or is_left:
+        what = "is not what was written" if found != content else "is still there after its removal"
+        return CheckRecord(
+            "store", FAILURE, f"a record {what}", "use a store that is consistent, without a cache before it"
+        )
+    took_s = clock() - began_s
+    text = f"wrote, read and removed a record in {format_duration(took_s)}"
+    if took_s > SLOW_STORE_S:
+        return CheckRecord("store", WARNING, text, "look at the network to the store, and at its load")
+    return CheckRecord("store", OK, text)
+
+
+def tls(setting: str, certificate: str | None, now_s: float) -> CheckRecord:
+    """Of a server that listens on TCP. `certificate`: the file, None for the one of the store's identity."""
+    if setting == OFF:
+        text = "off: whoever is on the network between can read and change everything"
+        return CheckRecord("tls", WARNING, text, "set tls = on for the server, and for its clients")
+    if certificate is None:
+        return CheckRecord("tls", OK, "the certificate of the store's identity, which does not expire")
+    from cryptography import x509  # by servers with a certificate alone
+
+    try:
+        ends = x509.load_pem_x509_certificate(Path(certificate).read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        return CheckRecord("tls", FAILURE, f"{certificate}: {error}", "set tls_certificate to a PEM file")
+    left_s = (ends - datetime.fromtimestamp(now_s, UTC)).total_seconds()
+    text = f"the certificate {certificate} is valid until {ends:%Y-%m-%d}"
+    fix = "renew it; the server reads the new files by itself"
+    if left_s <= 0:
+        return CheckRecord("tls", FAILURE, f"the certificate {certificate} expired on {ends:%Y-%m-%d}", fix)
+    return CheckRecord("tls", WARNING, text, fix) if left_s < EXPIRY_S else CheckRecord("tls", OK, text)
+
+
+def etcd(registry: RegistrySettings) -> CheckRecord:
+    """Whether etcd answers, and who may change it."""
+    try:
+        Etcd(registry.etcd, registry.access).values(CONFIG_PREFIX)
+    except DieselfsError as error:
+        text = f"{error}; running servers and clients go on, new ones cannot start"
+        return CheckRecord("etcd", FAILURE, text, "start etcd, or look at the network to it")
+    if danger := registry.danger():
+        return CheckRecord(
+            "etcd", WARNING, f"{registry.etcd} {danger}", "see 'etcd' in docs/guide/operations.md"
+        )
+    return CheckRecord("etcd", OK, f"{registry.etcd} answers")

@@ -1,0 +1,106 @@
+"""The checks of a server, each with the broken set-up that it is for."""
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.address import EtcdAddress, TcpAddress
+from dieselfs.errors import Unavailable
+from dieselfs.etcd.client import EtcdAccess
+from dieselfs.rpc.records import FAILURE, OK, WARNING
+from dieselfs.settings import OFF, ON
+from dieselfs_server import condition
+from dieselfs_server.metadata.sqlite.connections import MEMORY
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.settings import RegistrySettings
+from dieselfs_server.store.memory import MemoryStore
+from lab.ports import free_port
+
+
+class ReadOnlyStore(MemoryStore):
+    def delete_record(self, name: str) -> None:
+        raise Unavailable("AccessDenied")
+
+
+class LazyStore(MemoryStore):
+    def delete_record(self, name: str) -> None:
+        """As a cache does that still shows what is gone."""
+
+
+class AlteringStore(MemoryStore):
+    def get_record(self, name: str) -> bytes | None:
+        return b"old"
+
+
+def test_a_store_that_works_is_left_as_it_was() -> None:
+    store = MemoryStore()
+    assert condition.object_store(store).state == OK
+    assert store.list_records("") == []
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        (ReadOnlyStore(), "cannot be removed"),
+        (LazyStore(), "still there"),
+        (AlteringStore(), "not what was written"),
+    ],
+    ids=["no right to delete", "stale", "altered"],
+)
+def test_a_store_that_does_not_keep_its_promise(store: MemoryStore, said: str) -> None:
+    found = condition.object_store(store)
+    assert found.state == FAILURE and said in found.text and found.fix
+
+
+def test_a_slow_store_is_worth_a_warning() -> None:
+    times_s: Iterator[float] = iter((0.0, 7.0))
+    assert condition.object_store(MemoryStore(), lambda: next(times_s)).state == WARNING
+
+
+def test_metadata_in_memory_is_worth_a_warning(tmp_path: Path) -> None:
+    for path, state in ((MEMORY, WARNING), (str(tmp_path / "metadata.db"), OK)):
+        metadata = SqliteMetadata(path)
+        assert [each.state for each in metadata.condition()] == [state]
+        metadata.close()
+
+
+def certificate(place: Path, days: int) -> str:
+    """A file with a certificate that ends `days` after the first of 2030."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    key, begin = Ed25519PrivateKey.generate(), datetime.datetime(2020, 1, 1)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server")])
+    end = datetime.datetime(2030, 1, 1) + datetime.timedelta(days)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, end).sign(key, None)
+    place.write_bytes(made.public_bytes(Encoding.PEM))
+    return str(place)
+
+
+@pytest.mark.parametrize(("days", "state"), [(-1, FAILURE), (5, WARNING), (300, OK)])
+def test_a_certificate_expires(days: int, state: str, tmp_path: Path) -> None:
+    now_s = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC).timestamp()
+    assert condition.tls(ON, certificate(tmp_path / "server.pem", days), now_s).state == state
+
+
+def test_tls_that_is_off_or_cannot_be_read(tmp_path: Path) -> None:
+    assert condition.tls(OFF, None, 0.0).state == WARNING
+    assert condition.tls(ON, None, 0.0).state == OK
+    assert condition.tls(ON, str(tmp_path / "none.pem"), 0.0).state == FAILURE
+
+
+def test_etcd_that_is_away() -> None:
+    pytest.importorskip("grpc", reason="needs the extra etcd")
+    address = EtcdAddress((TcpAddress("127.0.0.1", free_port()),))
+    found = condition.etcd(RegistrySettings(address, EtcdAccess(), []))
+    assert found.state == FAILURE and "cannot reach etcd" in found.text
+
+
+def test_metadata_that_is_away_is_a_failure_among_others() -> None:
+    metadata = SqliteMetadata(MEMORY)
+    metadata.close()
+    found = condition.checks(MemoryStore(), metadata, [lambda: condition.tls(OFF, None, 0.0)])
+    assert [each.name for each in found] == ["store", "metadata", "tls"]

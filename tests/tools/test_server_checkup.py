@@ -1,0 +1,69 @@
+"""Each check of servers and peers, with what is fine and with the fault that it is for."""
+
+from typing import Any
+
+import pytest
+
+from dieselfs import __version__
+from dieselfs.address import TcpAddress, UnixAddress
+from dieselfs.metrics import Report
+from dieselfs.rpc.records import FAILURE, OK, WARNING
+from dieselfs.settings import OFF, ON
+from dieselfs_tools.server_checkup import clock, peers, transport, versions
+
+
+@pytest.mark.parametrize(
+    ("server_s", "state", "said"),
+    [
+        (1000.2, OK, "agrees"),
+        (1003.0, OK, "agrees"),  # less than seconds apart
+        (1060.0, WARNING, "59 s behind"),
+        (900.0, WARNING, "ahead of"),
+        (10.0, FAILURE, "refuses what is written here"),
+        (9000.0, WARNING, "behind"),
+    ],
+)
+def test_clocks(server_s: float, state: str, said: str) -> None:
+    found = clock(server_s, 1000.0, 1001.0)
+    assert found.state == state and said in found.text, found
+    assert bool(found.fix) == (state != OK)
+
+
+@pytest.mark.parametrize(
+    ("server", "setting", "state"),
+    [
+        (UnixAddress("/run/x"), OFF, OK),
+        (TcpAddress("storage", 7070), ON, OK),
+        (TcpAddress("127.0.0.1", 7070), OFF, OK),
+        (TcpAddress("storage", 7070), OFF, WARNING),
+    ],
+    ids=str,
+)
+def test_requests_in_the_clear(server: Any, setting: str, state: str) -> None:
+    assert transport(server, setting).state == state
+
+
+def test_servers_of_another_version() -> None:
+    assert versions({"a": __version__, "b": __version__}).state == OK
+    found = versions({"a": __version__, "b": "0.0.1"})
+    assert found.state == WARNING and "b has 0.0.1" in found.text and "a has" not in found.text
+
+
+def report(**infos: Any) -> Report:
+    return Report({}, [], {name.replace("_", ".", 1): value for name, value in infos.items()})
+
+
+def test_peers_that_are_suspected() -> None:
+    job = {"job_name": "j", "job_members": ["a", "b", "c"]}
+    found = [
+        *peers(
+            [
+                report(),
+                report(**job, job_suspected=[]),
+                report(**job, job_suspected=["b", "c"]),
+                report(**job, job_suspected=[], membership_out="another snapshot"),
+            ]
+        )
+    ]
+    assert [each.state for each in found] == [OK, WARNING, FAILURE]
+    assert "2 of 3 nodes do not answer: b, c" in found[1].text and "another snapshot" in found[2].text

@@ -1,0 +1,69 @@
+"""The checks of `dlcmd doctor` on servers and peers: what is found, and what to change. No I/O."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from dieselfs import __version__
+from dieselfs.address import Address, TcpAddress
+from dieselfs.limits import CHUNK_AHEAD_S_MAX
+from dieselfs.metrics import Report
+from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
+from dieselfs.settings import OFF
+from dieselfs.units import count, format_duration
+
+CLOCK_OFF_S = 5.0
+"""A larger difference makes times in logs, and the ends of keys, hard to compare."""
+
+
+def clock(server_s: float, asked_s: float, answered_s: float) -> CheckRecord:
+    """The clock of this machine when it asked and when it had the answer, and that of the server between."""
+    if asked_s <= server_s <= answered_s:
+        off_s = 0.0
+    elif asked_s > server_s:
+        off_s = asked_s - server_s
+    else:
+        off_s = answered_s - server_s
+    text = f"this clock is {format_duration(abs(off_s))} {'ahead of' if off_s > 0 else 'behind'} that of the server"
+    fix = "synchronise the clocks, for example with chrony or systemd-timesyncd"
+    if off_s > CHUNK_AHEAD_S_MAX:
+        return CheckRecord("clock", FAILURE, f"{text}: it refuses what is written here", fix)
+    if abs(off_s) > CLOCK_OFF_S:
+        return CheckRecord("clock", WARNING, text, fix)
+    return CheckRecord("clock", OK, "agrees with that of the server")
+
+
+def transport(server: Address, setting: str) -> CheckRecord:
+    """How requests travel to a server. `setting`: `tls` of this client."""
+    if not isinstance(server, TcpAddress):
+        return CheckRecord("transport", OK, "a Unix socket")
+    if setting != OFF:
+        return CheckRecord("transport", OK, f"TLS 1.3 to {server}")
+    if server.is_loopback:
+        return CheckRecord("transport", OK, f"{server} without TLS, which stays on this machine")
+    text = f"{server} without TLS: whoever is on the network between can read and change everything"
+    return CheckRecord("transport", WARNING, text, "set tls = on here and for the server")
+
+
+def versions(by_server: Mapping[str, str]) -> CheckRecord:
+    """The versions of servers, and of this program."""
+    others = {server: version for server, version in by_server.items() if version != __version__}
+    if not others:
+        return CheckRecord("versions", OK, f"{__version__} here and on {count(len(by_server), 'server')}")
+    listed = ", ".join(f"{server} has {version}" for server, version in others.items())
+    return CheckRecord("versions", WARNING, f"this is {__version__}, {listed}", "upgrade the older ones")
+
+
+def peers(reports: Iterable[Report]) -> Iterator[CheckRecord]:
+    """The other nodes of each job that a daemon of this machine is in, as its failure detector sees them."""
+    for report in reports:
+        members, suspected = report.infos.get("job.members"), report.infos.get("job.suspected")
+        if not members:
+            continue
+        name = f"job {report.infos.get('job.name')}"
+        if out := report.infos.get("membership.out"):
+            yield CheckRecord("peers", FAILURE, f"{name}: this node is out: {out}", "mount it again")
+        elif suspected:
+            text = f"{name}: {len(suspected)} of {count(len(members), 'node')} do not answer: {', '.join(suspected)}"
+            fix = "look at the network and at firewalls between the nodes, and whether they run"
+            yield CheckRecord("peers", WARNING, text, fix)
+        else:
+            yield CheckRecord("peers", OK, f"{name}: {count(len(members), 'node')}, none is suspected")
