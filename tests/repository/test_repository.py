@@ -249,6 +249,21 @@ def test_links_lead_somewhere() -> None:
     assert not dead, "\n" + "\n".join(dead)
 
 
+def test_tests_that_documents_name_exist() -> None:
+    """Those of attacks, above all: a row whose test was renamed says nothing any more."""
+    gone = []
+    for page in REPOSITORY.glob("docs/**/*.md"):
+        for path, function in re.findall(
+            r"`(?:tests/)?((?:\w+/)*test_\w+\.py)(?:::(\w+))?`", page.read_text("utf-8")
+        ):
+            source = (TESTS / path).read_text("utf-8") if (TESTS / path).exists() else ""
+            if not source or (
+                function and not re.search(rf"^ *(async )?def {function}\(", source, re.MULTILINE)
+            ):
+                gone.append(f"{shown(page)}: there is no tests/{path}::{function}")
+    assert not gone, "\n" + "\n".join(gone)
+
+
 def test_modules_that_the_internals_name_exist() -> None:
     modules_there = [shown(path) for path in modules(*PRODUCT, TESTS)]
     gone = [

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dieselfs.address import TcpAddress, UnixAddress, parse_etcd
 from dieselfs.errors import InvalidInput, Unavailable
@@ -11,6 +12,7 @@ from dieselfs.etcd.client import EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, SERVERS_PREFIX
 from dieselfs.limits import SERVER_LEASE_S
 from dieselfs.settings import Place, given_at
+from dieselfs_server.main import serve
 from dieselfs_server.settings import RegistrySettings, ServerSettings, advertised
 from dieselfs_server.store.limited import Bounds
 from tests.support.documents import REPOSITORY
@@ -50,6 +52,26 @@ def test_the_file_alone_serves_the_same(tmp_path: Path) -> None:
     settings = ServerSettings.load(written(tmp_path / "server.toml", state="/s", **STORES), {})
     assert (settings.store, settings.metadata, settings.state) == (*STORES.values(), Path("/s"))
     assert settings.registry is None
+
+
+def test_only_this_machine_can_connect_by_default() -> None:
+    assert ServerSettings.load(None, STORES).listen == [TcpAddress("127.0.0.1", 7070)]
+
+
+def test_the_help_names_all_stores() -> None:
+    shown = CliRunner().invoke(serve, ["--help"]).output
+    for store in (
+        "posix://",
+        "rados://",
+        "s3://",
+        "gs://",
+        "az://",
+        "tiered:",
+        "memory:",
+        "sqlite://",
+        "redis://",
+    ):
+        assert store in shown
 
 
 def test_etcd_that_is_not_there_is_one_line() -> None:
