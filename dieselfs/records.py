@@ -33,6 +33,13 @@ class DatasetRecord(NamedTuple):
     chunks: int
 
 
+class DatasetUsage(NamedTuple):
+    """What a dataset takes. `stored_bytes`: of all its chunks, with their headers; of attached ones too."""
+
+    record: DatasetRecord
+    stored_bytes: int
+
+
 class ChunkRecord(NamedTuple):
     """One chunk of a dataset, as DIESEL 4.1.1 keeps it. Lengths in bytes.
 

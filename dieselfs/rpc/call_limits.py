@@ -36,6 +36,8 @@ _LISTS = frozenset(
         "list_tags",
         "list_users",
         "list_groups",
+        "list_quotas",
+        "usage",
     )
 )
 

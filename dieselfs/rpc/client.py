@@ -34,6 +34,7 @@ from dieselfs.rpc.records import (
     PinRecord,
     Problem,
     PurgeReport,
+    QuotaRecord,
     RebuildReport,
     RemoteEntry,
     RemoteSnapshot,
@@ -41,6 +42,7 @@ from dieselfs.rpc.records import (
     ServerStatus,
     SharedFile,
     TagRecord,
+    UsageRecord,
     UserRecord,
 )
 from dieselfs.rpc.server_connections import ServerConnections
@@ -412,6 +414,26 @@ class ServerClient(ServerConnections):
     def groups(self) -> list[GroupRecord]:
         """By name; `everyone` only if it has a right."""
         return [_copy(GroupRecord, info, members=tuple(info.members)) for info in self._value("list_groups")]
+
+    # -- quotas ------------------------------------------------------------------------------------------
+
+    def usage(self, dataset: str = "") -> list[UsageRecord]:
+        """What a dataset takes or, without a name, all datasets that this user may read, and this user. Administrators
+        get all users who own datasets or have quotas. Raises NotFound.
+        """
+        return [_copy(UsageRecord, info) for info in self._value("usage", dataset=dataset)]
+
+    def set_quota(self, quota: QuotaRecord) -> None:
+        """Limit what an account may store; without limits, remove the quota. Raises NotFound, InvalidInput."""
+        self._value("set_quota", **quota._asdict())
+
+    def quotas(self) -> list[QuotaRecord]:
+        """All quotas, ordered by account."""
+        return [_copy(QuotaRecord, info) for info in self._value("list_quotas")]
+
+    def set_owner(self, dataset: str, user: str) -> None:
+        """Let a dataset count towards the quota of `user`, or, if it is empty, of nobody. Raises NotFound."""
+        self._value("set_owner", dataset=dataset, user=user)
 
     def status(self) -> ServerStatus:
         return _copy(ServerStatus, self._value("status"))

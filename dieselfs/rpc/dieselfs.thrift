@@ -119,6 +119,28 @@ struct GroupInfo {
   3: required map<string, string> grants
 }
 
+/**
+ * What a dataset takes, or all datasets of their owner. `kind`: "dataset" or "user"; `owner`: of a dataset, or empty.
+ * `total_bytes`: of the files; `stored_bytes`: of all chunks, also of what was replaced or deleted. Quotas: -1 for none.
+ */
+struct UsageInfo {
+  1: required string kind
+  2: required string name
+  3: required string owner
+  4: required i64 files
+  5: required i64 total_bytes
+  6: required i64 stored_bytes
+  7: required i64 quota_bytes
+  8: required i64 quota_files
+}
+
+/** `account`: "user:NAME", "user:*" or "dataset:NAME". -1: no limit. */
+struct QuotaInfo {
+  1: required string account
+  2: required i64 stored_bytes
+  3: required i64 files
+}
+
 struct PurgeReport {
   1: required i64 chunks_rewritten
   2: required i64 chunks_removed
@@ -383,6 +405,15 @@ service ChunkServer extends Handshake {
   /** Removes users, at most 50, from a group; an empty list removes the group. */
   void remove_members(1: string group, 2: list<string> users) throws (1: Refusal refusal)
   list<GroupInfo> list_groups() throws (1: Refusal refusal)
+
+  // -- quotas --
+  /** Of one dataset or, if it is empty, of all that the caller may read; then also of users. */
+  list<UsageInfo> usage(1: string dataset) throws (1: Refusal refusal)
+  /** `account` as in QuotaInfo; -1: no limit. Without limits, the quota is removed. */
+  void set_quota(1: string account, 2: i64 stored_bytes, 3: i64 files) throws (1: Refusal refusal)
+  list<QuotaInfo> list_quotas() throws (1: Refusal refusal)
+  /** Makes a dataset count towards the quota of a user; of none if `user` is empty. */
+  void set_owner(1: string dataset, 2: string user) throws (1: Refusal refusal)
 
   StatusInfo status() throws (1: Refusal refusal)
   /** The server's clock; with `is_whole`, which needs an administrator, also what it finds in what it depends on. */

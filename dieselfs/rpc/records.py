@@ -55,6 +55,29 @@ class GroupRecord(NamedTuple):
     grants: dict[str, str]
 
 
+class UsageRecord(NamedTuple):
+    """What a dataset takes, or (`kind` `user`) all datasets that a user owns. `total_bytes`: of the files;
+    `stored_bytes`: of all chunks, also of what was replaced or deleted, until a purge. Quotas: -1 for none.
+    """
+
+    kind: str
+    name: str
+    owner: str
+    files: int
+    total_bytes: int
+    stored_bytes: int
+    quota_bytes: int = -1
+    quota_files: int = -1
+
+
+class QuotaRecord(NamedTuple):
+    """`account`: `user:NAME`, `user:*` or `dataset:NAME`. -1: no limit."""
+
+    account: str
+    stored_bytes: int = -1
+    files: int = -1
+
+
 class PurgeReport(NamedTuple):
     """The result of a purge. `chunks_waiting` are dead, but younger than the grace time, or held.
 

@@ -1,4 +1,6 @@
-"""Accounts: users with keys, groups of users, and their rights on datasets. No I/O; `users.py` keeps the table."""
+"""Accounts: users with keys, groups of users, their rights on datasets, and quotas. No I/O; `users.py` keeps the
+table.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -72,11 +74,44 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """The most that may be stored: bytes of chunks, and files; None for no limit."""
+
+    stored_bytes: int | None = None
+    files: int | None = None
+
+
+USER_MARK, DATASET_MARK = "user:", "dataset:"
+"""Before the names of users and datasets that have quotas. ALL_USERS: those without a quota of their own."""
+ALL_USERS = "*"
+
+
+def user_account(name: str) -> str:
+    return USER_MARK + name
+
+
+def dataset_account(name: str) -> str:
+    return DATASET_MARK + name
+
+
+@dataclass(frozen=True, slots=True)
 class Accounts:
-    """The table: users and groups by name. Edits are functions that return another table."""
+    """The table: users and groups by name, owners by dataset, quotas by account. Edits are functions that return
+    another table.
+
+    The owner of a dataset is the user who pays for it: it counts towards the quota of that user. It gives no right.
+    """
 
     users: Mapping[str, User] = field(default_factory=dict)
     groups: Mapping[str, Group] = field(default_factory=dict)
+    owners: Mapping[str, str] = field(default_factory=dict)
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+
+    def quota_of_user(self, user: str) -> Quota | None:
+        return self.quotas.get(user_account(user)) or self.quotas.get(user_account(ALL_USERS))
+
+    def datasets_of(self, owner: str) -> list[str]:
+        return [dataset for dataset, user in self.owners.items() if user == owner]
 
     def right_of(self, user: str, dataset: str) -> Right:
         """The largest right of a user that exists: its own, those of its groups, and that of everyone."""
@@ -162,7 +197,13 @@ def without_key(accounts: Accounts, name: str, key_id: str) -> Accounts:
         )
     _require(accounts, name)
     groups = {key: replace(group, members=group.members - {name}) for key, group in accounts.groups.items()}
-    return replace(accounts, users={k: v for k, v in accounts.users.items() if k != name}, groups=groups)
+    return replace(
+        accounts,
+        users={k: v for k, v in accounts.users.items() if k != name},
+        groups=groups,
+        owners={dataset: user for dataset, user in accounts.owners.items() if user != name},
+        quotas={k: v for k, v in accounts.quotas.items() if k != user_account(name)},
+    )
 
 
 def with_grant(accounts: Accounts, name: str, dataset: str, right: Right) -> Accounts:
@@ -215,6 +256,35 @@ def without_members(accounts: Accounts, name: str, users: Iterable[str]) -> Acco
     for user in sorted(removed - group.members):
         raise NotFound(f"user {user[:70]!r} is not in group {name}")
     return _with_group(accounts, name, replace(group, members=group.members - removed))
+
+
+# -- quotas --------------------------------------------------------------------------------------------
+
+
+def with_owner(accounts: Accounts, dataset: str, user: str) -> Accounts:
+    """`accounts` with the owner of a dataset; without one if `user` is empty. Raises NotFound, InvalidInput."""
+    owners = {k: v for k, v in accounts.owners.items() if k != check_dataset_name(dataset)}
+    if user:
+        _require(accounts, user)
+        owners[dataset] = user
+    return replace(accounts, owners=owners)
+
+
+def with_quota(accounts: Accounts, account: str, quota: Quota) -> Accounts:
+    """`accounts` with a quota (`user:NAME`, `user:*`, `dataset:NAME`); one without limits removes it.
+
+    Raises NotFound, InvalidInput.
+    """
+    if account.startswith(DATASET_MARK):
+        check_dataset_name(account.removeprefix(DATASET_MARK))
+    elif not account.startswith(USER_MARK):
+        raise InvalidInput(f"{account[:70]!r} is no account: user:NAME, user:* or dataset:NAME")
+    elif account != user_account(ALL_USERS):
+        _require(accounts, account.removeprefix(USER_MARK))
+    quotas = {k: v for k, v in accounts.quotas.items() if k != account}
+    if quota != Quota():
+        quotas[account] = quota
+    return replace(accounts, quotas=quotas)
 
 
 def _with_user(accounts: Accounts, name: str, user: User) -> Accounts:

@@ -1,7 +1,7 @@
 """The table of accounts as bytes: a record of the object store. No I/O.
 
-A table without groups has format 1, which older servers read. With groups it has format 2, which older
-servers refuse: they would drop what they do not know at their next change.
+A table without groups and quotas has format 1, which older servers read; they drop owners of datasets at their next
+change. With groups or quotas it has format 2, which they refuse.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from dieselfs.errors import Damaged
 from dieselfs.rpc.auth import Verifier
-from dieselfs_server.accounts import Accounts, Grants, Group, Right, StoredKey, User
+from dieselfs_server.accounts import Accounts, Grants, Group, Quota, Right, StoredKey, User
 
 USERS_PREFIX = "users-"
 """Of the records of the table, one for each version; the newest counts."""
@@ -23,9 +23,18 @@ def encode_accounts(accounts: Accounts) -> bytes:
         name: {"members": sorted(group.members), "grants": _encode_grants(group.grants)}
         for name, group in accounts.groups.items()
     }
-    added = {key: value for key, value in (("groups", groups),) if value}
+    quotas = {account: _encode_quota(quota) for account, quota in accounts.quotas.items()}
+    added = {key: value for key, value in (("groups", groups), ("quotas", quotas)) if value}
     users = {name: _encode_user(user) for name, user in accounts.users.items()}
-    return json.dumps({"format": 2 if added else 1, "users": users, **added}, indent=1).encode()
+    record: dict[str, object] = {"format": 2 if added else 1, "users": users, **added}
+    if accounts.owners:
+        record["owners"] = dict(accounts.owners)
+    return json.dumps(record, indent=1).encode()
+
+
+def _encode_quota(quota: Quota) -> dict[str, int]:
+    limits = {"stored_bytes": quota.stored_bytes, "files": quota.files}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def _encode_user(user: User) -> dict[str, object]:
@@ -54,11 +63,17 @@ def decode_accounts(content: bytes) -> Accounts:
         return Accounts(
             {name: _decode_user(fields) for name, fields in record["users"].items()},
             {name: _decode_group(fields) for name, fields in record.get("groups", {}).items()},
+            {str(dataset): str(user) for dataset, user in record.get("owners", {}).items()},
+            {account: _decode_quota(fields) for account, fields in record.get("quotas", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(
             f"the table of users in the object store (records {USERS_PREFIX}*) is invalid: {error!r}"
         ) from None
+
+
+def _decode_quota(fields: Mapping[str, Any]) -> Quota:
+    return Quota(**{name: int(limit) for name, limit in fields.items()})
 
 
 def _decode_user(fields: Mapping[str, Any]) -> User:

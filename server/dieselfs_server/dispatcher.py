@@ -49,11 +49,13 @@ _STRUCTS = {
     records.PinRecord: thrift.PinInfo,
     records.Problem: thrift.Problem,
     records.PurgeReport: thrift.PurgeReport,
+    records.QuotaRecord: thrift.QuotaInfo,
     records.RebuildReport: thrift.RebuildReport,
     records.RemoteEntry: thrift.EntryInfo,
     records.ServerCheck: thrift.ServerCheck,
     records.ServerStatus: thrift.StatusInfo,
     records.TagRecord: thrift.TagInfo,
+    records.UsageRecord: thrift.UsageInfo,
     records.UserRecord: thrift.UserInfo,
 }
 
@@ -63,6 +65,7 @@ AUDITED = frozenset(
         *("create_dataset", "drop_dataset", "purge", "rebuild", "put_tag", "delete_tag", "copy_entries"),
         *("detach", "copy_attached"),
         *("add_key", "expire_key", "remove_key", "grant", "add_members", "remove_members"),
+        *("set_quota", "set_owner"),
     )
 )
 """Methods that the audit log has, also refused ones. It has `put_chunk` for the first chunk of an attached source."""
@@ -76,6 +79,9 @@ _AUDITED_ARGUMENTS = {
     "users": "members",
     "key_id": "key",
     "right": "right",
+    "account": "account",
+    "stored_bytes": "stored_bytes",
+    "files": "files",
     "is_dry_run": "is_dry_run",
     "path": "path",
     "target_dataset": "target",

@@ -26,6 +26,7 @@ from dieselfs_server.identity import Identity
 from dieselfs_server.logs import AuditLog
 from dieselfs_server.maintenance.jobs import MaintenanceJobs
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.quotas.admission import Quotas
 from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.reading.shared_payloads import SharedPayloads
@@ -102,6 +103,7 @@ class Service:
         self.shared = SharedPayloads(self.executor, self.shared_bytes, self.segments_max, self.metrics)
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self.maintenance = MaintenanceJobs(self.metadata, self.now_ns)
+        self.quotas = Quotas(self.metadata, self.users, self.metrics)
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
         self.copies = trio.Semaphore(COPIES_MAX)
         self.last_attached: dict[

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op
+from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.names import split_path
 from dieselfs.records import FileRecord, NoteChange, PendingFile
@@ -108,6 +108,45 @@ class MetadataSuite(RebuildSuite):
         chunk = pack([Put(b"a", 1)], chunk_id(1), OTHER_ID)
         assert store.apply(OTHER_ID, *chunk, NOW_NS) == 42
         assert store.dataset("ants").updated_ns == NOW_NS + 6  # the clock had stepped back
+
+    def test_usage_is_that_of_all_chunks_until_they_are_forgotten(self, store: MetadataStore) -> None:
+        def lengths(*chunks: tuple[Preamble, ChunkHeader]) -> int:
+            return sum(preamble.object_length for preamble, _ in chunks)
+
+        def stored_bytes() -> int:
+            (found,) = store.usage([DATASET])
+            assert found is not None and found.record == store.dataset(DATASET)
+            return found.stored_bytes
+
+        assert stored_bytes() == 0
+        first = pack([Put(b"a", 1, size=100), Put(b"b", 2, size=50)], chunk_id(1))
+        second = pack([Put(b"a", 3, size=70), Put(b"b", 4, size=7)], chunk_id(2))
+        for chunk in (first, second, first):
+            store.apply(DATASET_ID, *chunk, NOW_NS)
+        assert stored_bytes() == lengths(first, second)  # replaced entries too
+        assert store.usage(["none", DATASET])[0] is None
+        copy_id = store.begin_rebuild(DATASET_ID)
+        for chunk in (first, second):
+            store.apply(copy_id, *chunk, NOW_NS, is_again=True)
+        assert stored_bytes() == lengths(first, second)
+        store.finish_rebuild(DATASET_ID, copy_id, NOW_NS)
+        assert stored_bytes() == lengths(first, second)
+        store.forget_chunk(DATASET_ID, chunk_id(1))
+        assert stored_bytes() == lengths(second)
+        store.drop_dataset(DATASET_ID)
+        assert store.usage([DATASET]) == [None]
+        store.create_dataset(DATASET, DATASET_ID)
+        assert stored_bytes() == 0
+
+    def test_common_notes_belong_to_no_dataset(self, store: MetadataStore) -> None:
+        assert store.common_note("a") is None
+        assert store.change_common_note(NoteChange("a", None, b"1"))
+        assert not store.change_common_note(NoteChange("a", None, b"2"))
+        assert store.notes(DATASET_ID, ["a"]) == [None]
+        store.drop_dataset(DATASET_ID)
+        assert store.common_note("a") == b"1"
+        assert store.change_common_note(NoteChange("a", b"1", None))
+        assert store.common_note("a") is None
 
     def test_notes_are_kept_by_name(self, store: MetadataStore) -> None:
         notes = {

@@ -17,7 +17,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_PARTIAL, EXIT_UNAVAILABLE, DieselfsError
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
-from dieselfs.rpc.records import CopyRequest
+from dieselfs.rpc.records import CopyRequest, QuotaRecord
 from dieselfs.settings import Settings
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
@@ -72,6 +72,10 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "add_members": lambda client: client.add_members("g", ["ada"]),
     "remove_members": lambda client: client.remove_members("g"),
     "groups": lambda client: client.groups(),
+    "usage": lambda client: client.usage(),
+    "set_quota": lambda client: client.set_quota(QuotaRecord("dataset:d", 1, 1)),
+    "quotas": lambda client: client.quotas(),
+    "set_owner": lambda client: client.set_owner("d", "ada"),
     "status": lambda client: client.status(),
     "check_server": lambda client: client.check_server(True),
 }
@@ -104,6 +108,8 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "which": ["which", "--step", "1", "--batch", "2", "dl://d"],
     "user": ["user", "ls"],
     "group": ["group", "ls"],
+    "quota": ["quota", "ls"],
+    "usage": ["usage"],
     "config": ["config", "test"],
     "doctor": ["doctor"],
     "server": ["server", "status"],

@@ -76,6 +76,8 @@ VERBS = {
     "which": "Print the files of one step of an epoch.",
     "user": "Manage users, keys and rights (administrators).",
     "group": "Manage groups of users (administrators).",
+    "quota": "Limit what datasets and users may store (administrators).",
+    "usage": "Show what datasets and users store, and their quotas.",
     "server": "Show the state of the servers (administrators).",
     "config": "Show, change and test your settings.",
     "doctor": "Check this machine and the servers, and say what to change.",

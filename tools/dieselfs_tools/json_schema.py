@@ -82,7 +82,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "rm": {"entry": ["dataset *path"], "summary": ["entries dry_run?"]},
     "du": {"usage": ["dataset *path bytes files"], "summary": ["bytes files"]},
     "info": {
-        "dataset": [f"{_DATASET} dataset_id server"],
+        "dataset": [f"{_DATASET} dataset_id server owner stored_bytes quota_bytes quota_files"],
         "file": ["dataset *path size extents"],
         "summary": ["locations"],
     },
@@ -169,6 +169,14 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         ],
     },
     "group": {"group": ["group group_users grants"], "summary": ["group group_users dry_run", "groups"]},
+    "quota": {
+        "quota": ["account quota_bytes quota_files"],
+        "summary": ["account quota_bytes quota_files dry_run", "quotas", "dataset owner dry_run"],
+    },
+    "usage": {
+        "usage": ["kind name owner files bytes stored_bytes quota_bytes quota_files"],
+        "summary": ["bytes stored_bytes files"],
+    },
     "server": {"server": ["address version started_s store metadata metrics"], "summary": ["servers"]},
     "doctor": {"check": ["name state text fix"], "summary": ["ok warnings failures"]},
     "top": {"activity": ["process about activity"], "summary": ["processes?"]},

@@ -170,7 +170,7 @@ class Upload:
         except DieselfsError as error:
             stored = f"stored {_counted(report)} until then; the same command continues"
             is_full = isinstance(error, StorageFull)
-            room = " when there is room: dlcmd purge, or a larger disk" if is_full else ""
+            room = " when there is room: dlcmd purge, a larger disk or quota" if is_full else ""
             raise type(error)(f"{error}; {stored}{room}") from error
         removed = self._removed(report)
         deleted = self.mirror.delete(removed) if self.mirror is not None and removed else 0

@@ -6,6 +6,7 @@ what was copied, also over copies of it that a purge makes, and loses against ev
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import trio
@@ -64,7 +65,13 @@ class ChunkWriter:
             data = b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first))
             try:
                 self.generation = commit_chunk(
-                    service.store, service.metadata, dataset.dataset_id, chunk_id, data, service.now_ns()
+                    service.store,
+                    service.metadata,
+                    dataset.dataset_id,
+                    chunk_id,
+                    data,
+                    service.now_ns(),
+                    admitted=partial(service.quotas.admitted, dataset),
                 )
                 break
             except AlreadyExists:

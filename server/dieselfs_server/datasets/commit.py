@@ -5,6 +5,8 @@ starts. All functions block.
 """
 
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from dieselfs.chunk.format import (
     PREAMBLE_BYTES,
@@ -32,6 +34,13 @@ CATCH_UP_OVERLAP_S = 3600
 log = logging.getLogger(__name__)
 
 
+Admission = Callable[[Preamble, ChunkHeader], AbstractContextManager[object]]
+
+
+def _any(_preamble: Preamble, _header: ChunkHeader) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 def commit_chunk(
     store: ObjectStore,
     metadata: MetadataStore,
@@ -40,11 +49,12 @@ def commit_chunk(
     data: bytearray | bytes,
     now_ns: int,
     uploaded_to: str | None = None,
+    admitted: Admission = _any,
 ) -> int:
     """Verify, store and apply a chunk; returns the dataset's generation. May be repeated.
 
     `uploaded_to`: the name of the dataset, for a chunk that a client made: its header must have this name, and its ID
-    must not be ahead of the clock.
+    must not be ahead of the clock. `admitted`: a block in which a chunk is stored, or that refuses it.
 
     Raises Damaged if the bytes are not this chunk of this dataset, InvalidInput for a chunk that must not be uploaded,
     AlreadyExists if another chunk has this ID, NotFound if there is no such dataset.
@@ -57,6 +67,21 @@ def commit_chunk(
     # A clock that was ahead has reserved versions that are: the next ones continue there, and must be accepted.
     if newest > now_ns + VERSION_AHEAD_NS_MAX and newest > metadata.last_version(dataset_id):
         raise InvalidInput(f"{source}: its versions were not reserved here")
+    with admitted(preamble, header):
+        return _store(store, metadata, dataset_id, preamble, header, data, now_ns)
+
+
+def _store(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset_id: bytes,
+    preamble: Preamble,
+    header: ChunkHeader,
+    data: bytearray | bytes,
+    now_ns: int,
+) -> int:
+    """Store and apply a verified chunk; returns the generation. Errors as of `commit_chunk`."""
+    chunk_id, source = preamble.chunk_id, f"chunk {chunk_name(preamble.chunk_id)}"
     try:
         store.put(dataset_id, chunk_id, [data])
     except AlreadyExists:

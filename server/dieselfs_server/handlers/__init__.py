@@ -8,12 +8,12 @@ If a handler is cancelled, a worker thread that is storing a chunk still finishe
 from collections.abc import Awaitable, Callable
 
 from dieselfs.rpc.messages import METHODS
-from dieselfs_server.handlers import accounts, administration, copying, leases, reading, writing
+from dieselfs_server.handlers import accounts, administration, copying, leases, quotas, reading, writing
 from dieselfs_server.service import Call
 
 HANDLERS: dict[str, Callable[[Call], Awaitable[object]]] = {
     method: handler
-    for module in (accounts, administration, copying, leases, reading, writing)
+    for module in (accounts, administration, copying, leases, quotas, reading, writing)
     for method, handler in vars(module).items()
     if method in METHODS
 }

@@ -22,7 +22,7 @@ from dieselfs.rpc.records import (
     TagRecord,
 )
 from dieselfs_server import condition
-from dieselfs_server.accounts import Right
+from dieselfs_server.accounts import Right, with_owner
 from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
@@ -40,16 +40,24 @@ log = logging.getLogger(__name__)
 async def create_dataset(call: Call) -> DatasetRecord:
     name = call.arguments.name
     await call.require_right(name, Right.WRITE)
-    return await trio.to_thread.run_sync(_create, call.service, name)
+    owner = "" if call.caller.is_trusted else call.caller.name
+    return await trio.to_thread.run_sync(_create, call.service, name, owner)
 
 
-def _create(service: Service, name: str) -> DatasetRecord:
+def _create(service: Service, name: str, owner: str) -> DatasetRecord:
     """Raises AlreadyExists, and Unavailable if the dataset has lost its metadata. Blocks."""
     if service.catalog.dataset(name) is not None:
         raise AlreadyExists(f"dataset {name!r} exists already")
     # The name first: a crash after it leaves a name without a dataset, which the next call continues.
     dataset_id = service.names_of_datasets.claim(name, secrets.token_bytes(DATASET_ID_BYTES))
+    _own(service, name, owner)
     return service.metadata.create_dataset(name, dataset_id)
+
+
+def _own(service: Service, name: str, owner: str) -> None:
+    """Set the owner of a dataset, empty for none; before there is anything in it, or after."""
+    if service.users.current().owners.get(name, "") != owner:
+        service.users.change(lambda accounts: with_owner(accounts, name, owner))
 
 
 async def get_dataset(call: Call) -> DatasetRecord:
@@ -78,6 +86,7 @@ async def drop_dataset(call: Call) -> None:
         service.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
         service.snapshots.drop(dataset.dataset_id)
         service.tags.drop(dataset.dataset_id)
+        _own(service, dataset.name, "")
 
     await trio.to_thread.run_sync(drop)
     service.shared.forget(dataset.dataset_id)

@@ -1,5 +1,6 @@
 """Handlers for writing: versions, chunks, single small files, and interrupted uploads."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ async def _commit(service: Service, dataset: DatasetRecord, chunk_id: bytes, dat
         data,
         service.now_ns(),
         dataset.name,
+        partial(service.quotas.admitted, dataset),
         limiter=service.writes,
     )
     service.refresh.note(dataset.name)

@@ -26,7 +26,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
-from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, FileRecord, NoteChange, PendingFile
+from dieselfs.records import (
+    ChunkRecord,
+    DatasetRecord,
+    DatasetUsage,
+    EntryTable,
+    FileRecord,
+    NoteChange,
+    PendingFile,
+)
 from dieselfs.rpc.records import CheckRecord
 
 
@@ -46,6 +54,13 @@ class MetadataStore(Protocol):
 
     def datasets(self) -> list[DatasetRecord]:
         """All datasets, ordered by name."""
+        ...
+
+    def usage(self, names: Sequence[str]) -> list[DatasetUsage | None]:
+        """What the datasets with these names take, each at one instant; None for a name without a dataset.
+
+        Each chunk counts from the instant in which it is applied until it is forgotten.
+        """
         ...
 
     def drop_dataset(self, dataset_id: bytes, /) -> None:
@@ -143,6 +158,14 @@ class MetadataStore(Protocol):
 
         If a reply of the store was lost, the result may be False although the notes have changed.
         """
+        ...
+
+    def common_note(self, name: str) -> bytes | None:
+        """A note that belongs to no dataset, or None."""
+        ...
+
+    def change_common_note(self, change: NoteChange) -> bool:
+        """As `change_notes`, for a note that belongs to no dataset."""
         ...
 
     def pending(self, dataset_id: bytes, /, path: bytes) -> PendingFile:

@@ -1,13 +1,28 @@
 """A small dataset for the verbs that look at one."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.dlcmd import Dlcmd
+from tests.support.server import RunningServer, running_server
 
 MTIME_NS = 1_600_000_000_123_456_789
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RunningServer]:
+    """A server that no other test uses."""
+    with running_server(tmp_path / "server", ["--attach-roots", str(tmp_path)]) as server:
+        yield server
+
+
+@pytest.fixture
+def admin(dlcmd: Dlcmd, own_server: RunningServer) -> Dlcmd:
+    """An administrator of that server."""
+    return Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": own_server.unix})
 
 
 @pytest.fixture

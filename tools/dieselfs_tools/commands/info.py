@@ -8,9 +8,12 @@ from dieselfs.names import Location
 from dieselfs.units import count, format_time
 from dieselfs_tools import options
 from dieselfs_tools.commands.cat import find_file
+from dieselfs_tools.commands.usage import quota_text, usage_fields
 from dieselfs_tools.entries import dataset_fields
 from dieselfs_tools.output import name_fields
 from dieselfs_tools.session import Session
+
+USAGE_FIELDS = ("owner", "stored_bytes", "quota_bytes", "quota_files")
 
 
 @options.verb(
@@ -42,10 +45,17 @@ def _dataset(session: Session, location: Location) -> None:
         f"  updated     {format_time(record.updated_ns // 10**9)}",
         f"  ID          {record.dataset_id.hex()}",
     ]
+    (used,) = session.client.usage(record.name)
+    lines.insert(4, f"  stored      {output.size(used.stored_bytes)}")
+    if limits := quota_text(output, used):
+        lines.append(f"  quota       {limits}")
+    if used.owner:
+        lines.append(f"  owner       {used.owner}")
     fields = {
         **dataset_fields(record),
         "dataset_id": record.dataset_id.hex(),
         "server": str(session.client.address),
+        **{name: value for name, value in usage_fields(used).items() if name in USAGE_FIELDS},
     }
     output.record("dataset", "\n".join(lines), fields)
 

@@ -24,6 +24,7 @@ from dieselfs_server.metadata.redis.keys import (
     CHANGES,
     HOLD,
     RECORD,
+    STORED,
     VERSIONS,
     DatasetKeys,
     bucket_name,
@@ -37,6 +38,7 @@ from dieselfs_server.metadata.redis.resolve import (
     resolve,
     split_by_bucket,
 )
+from dieselfs_server.metadata.redis.stored import count_chunk
 from dieselfs_server.metadata.redis.values import (
     ChunkState,
     DatasetState,
@@ -216,7 +218,7 @@ class _Commit:
         keys, chunk_id = self._keys, self._application.preamble.chunk_id
         return read_call(
             [
-                (keys.dataset, [RECORD, *(bucket_name(each.part.number) for each in self._applied)]),
+                (keys.dataset, [RECORD, STORED, *(bucket_name(each.part.number) for each in self._applied)]),
                 (keys.chunks, [chunk_id]),
                 (keys.pending, [chunk_id]),
                 (keys.deleted, list(self._effects.dead)),
@@ -226,7 +228,7 @@ class _Commit:
 
     def decide(self, values: Sequence[Sequence[bytes | None]]) -> tuple[list[Change], int | None]:
         """The changes (empty if there is nothing to do) and the generation. Raises DatasetGone, Damaged."""
-        (record, *buckets), (chunk,), (pending,), bitmaps, counts = values
+        (record, stored, *buckets), (chunk,), (pending,), bitmaps, counts = values
         state = live_state(self._keys, record)
         if chunk is not None:
             # Restored entries are counted already; but a bucket that has lost data counts its changes from 0 again.
@@ -249,6 +251,7 @@ class _Commit:
         )
         dataset = self._buckets(buckets)
         dataset.put(RECORD, DatasetState(new).body(), record)
+        count_chunk(dataset, stored, state.record, new, self._application.preamble.object_length)
         changes = [done, recorded, dataset, self._deleted(bitmaps, updated_ns), self._tree(counts)]
         return [change for change in changes if change.names], new.generation
 

@@ -19,6 +19,7 @@ _EXTENT_NAME = struct.Struct(">QQQI")  # big-endian: the extents of a file are n
 EXTENT_NAME_BYTES = _EXTENT_NAME.size
 
 RECORD = b"record"
+STORED = b"stored"
 VERSIONS = b"versions"
 HOLD = b"hold"
 CHANGES = b"changes"
@@ -49,6 +50,11 @@ class KeyPair:
 def registry_keys(prefix: bytes) -> KeyPair:
     """The number in the key is the version of all values. A server that finds no datasets of its version rebuilds."""
     return KeyPair("the registry of datasets", hash_key=prefix + b"{datasets2}")
+
+
+def common_notes_keys(prefix: bytes) -> KeyPair:
+    """Of the notes that belong to no dataset."""
+    return KeyPair("the notes of the store", hash_key=prefix + b"{notes}")
 
 
 class DatasetKeys:

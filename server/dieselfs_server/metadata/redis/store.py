@@ -10,7 +10,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
 
-from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Preamble
+from dieselfs.chunk.format import PREAMBLE_BYTES, VERSION_MAX, ChunkHeader, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.limits import NOTES_AT_ONCE_MAX, REDIS_SWAPS_MAX
@@ -18,6 +18,7 @@ from dieselfs.names import split_path
 from dieselfs.records import (
     ChunkRecord,
     DatasetRecord,
+    DatasetUsage,
     EntryTable,
     Extent,
     FileRecord,
@@ -40,11 +41,13 @@ from dieselfs_server.metadata.redis.keys import (
     BUCKETS,
     CHANGES,
     RECORD,
+    STORED,
     VERSIONS,
     BucketKeys,
     DatasetKeys,
     KeyPair,
     bucket_name,
+    common_notes_keys,
     extents_of_file,
     names_after,
     names_below,
@@ -52,6 +55,7 @@ from dieselfs_server.metadata.redis.keys import (
 )
 from dieselfs_server.metadata.redis.persistence import checks, node_settings
 from dieselfs_server.metadata.redis.resolve import EXTENTS_OF_FILE_MAX
+from dieselfs_server.metadata.redis.stored import count_chunk, read_usage
 from dieselfs_server.metadata.redis.switch import (
     begin_copy,
     copy_of,
@@ -108,6 +112,7 @@ class RedisMetadata:
     def __init__(self, client: RedisCalls, prefix: bytes) -> None:
         self._client = client
         self._datasets = Datasets(client, prefix)
+        self._common_notes = common_notes_keys(prefix)
         self._commits_lock = Lock()  # guards `_commits`
         # By token: this process makes one commit at a time in each dataset.
         self._commits: defaultdict[bytes, Lock] = defaultdict(Lock)
@@ -130,6 +135,16 @@ class RedisMetadata:
 
     def datasets(self) -> list[DatasetRecord]:
         return [_shown(record) for record in self._datasets.all()]
+
+    def usage(self, names: Sequence[str]) -> list[DatasetUsage | None]:
+        return [self._usage(name) for name in names]
+
+    def _usage(self, name: str) -> DatasetUsage | None:
+        with suppress(NotFound):
+            dataset_id = self._datasets.find(name).dataset_id
+            found = self._on(dataset_id, lambda keys: read_usage(self._client, keys))
+            return DatasetUsage(_shown(found.record), found.stored_bytes)
+        return None
 
     def drop_dataset(self, dataset_id: bytes) -> None:
         self._on(dataset_id, lambda keys: self._datasets.drop(keys, dataset_id))
@@ -199,8 +214,8 @@ class RedisMetadata:
     @_on_dataset
     def forget_chunk(self, keys: DatasetKeys, chunk_id: bytes) -> None:
         for _ in range(REDIS_SWAPS_MAX):
-            fields = [(keys.dataset, [RECORD]), (keys.chunks, [chunk_id]), (keys.deleted, [chunk_id])]
-            (((record,), (chunk,), (bitmap,)),) = execute(self._client, [read_call(fields)])
+            fields = [(keys.dataset, [RECORD, STORED]), (keys.chunks, [chunk_id]), (keys.deleted, [chunk_id])]
+            (((record, counted), (chunk,), (bitmap,)),) = execute(self._client, [read_call(fields)])
             state = live_state(keys, record)
             if chunk is None:
                 return
@@ -218,6 +233,8 @@ class RedisMetadata:
             marks.remove(chunk_id, bitmap)
             fewer = DatasetState(state.record._replace(chunks=state.record.chunks - 1))
             dataset.put(RECORD, fewer.body(), record)
+            length = PREAMBLE_BYTES + stored.header_length + stored.payload_length
+            count_chunk(dataset, counted, state.record, fewer.record, -length)
             if swap(self._client, forgotten, marks, dataset):
                 return
         raise Contended(f"{keys.owner} changes too fast for a chunk to be forgotten; try again")
@@ -261,10 +278,17 @@ class RedisMetadata:
         self._check(keys)
         swapped = Change(keys.notes)
         for change in changes:
-            name = change.name.encode()
-            value = b"" if change.value is None else seal(keys.notes, name, change.value)
-            expected = None if change.expected is None else seal(keys.notes, name, change.expected)
-            swapped.add(name, value, expected)
+            _add_change(swapped, change)
+        return swap(self._client, swapped)
+
+    def common_note(self, name: str) -> bytes | None:
+        field = name.encode()
+        (value,) = read_fields(self._client, self._common_notes, field)
+        return None if value is None else unseal(self._common_notes, field, value)
+
+    def change_common_note(self, change: NoteChange) -> bool:
+        swapped = Change(self._common_notes)
+        _add_change(swapped, change)
         return swap(self._client, swapped)
 
     @_on_dataset
@@ -385,6 +409,14 @@ class RedisMetadata:
             place, length = parse_extent_name(name)[3:]
             extents[place, length] = StoredExtent.of(unseal(bucket.extents, name, value))
         return extents
+
+
+def _add_change(swapped: Change, change: NoteChange) -> None:
+    """Add the change of a note to that of the fields of all notes."""
+    keys, name = swapped.key_pair, change.name.encode()
+    value = b"" if change.value is None else seal(keys, name, change.value)
+    expected = None if change.expected is None else seal(keys, name, change.expected)
+    swapped.add(name, value, expected)
 
 
 def _shown(record: DatasetRecord) -> DatasetRecord:

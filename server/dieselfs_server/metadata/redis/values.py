@@ -96,6 +96,16 @@ class DatasetState:
 
 
 @dataclass(frozen=True)
+class StoredState(_Packed):
+    """The bytes of the chunks of the dataset's record with this generation and number of chunks."""
+
+    FORMAT = struct.Struct("<qqq")
+    generation: int
+    chunks: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
 class ChunkState(_Packed):
     """A chunk's record, without its deletion bitmap. `buckets` has one bit for each bucket with a receipt."""
 

@@ -13,7 +13,13 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, StorageFull, Unavailable
-from dieselfs_server.metadata.sqlite.schema import APPLICATION_ID, SCHEMA_VERSION, STAGED, TABLES
+from dieselfs_server.metadata.sqlite.schema import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    STAGED,
+    STORED_TABLE,
+    TABLES,
+)
 
 MEMORY = ":memory:"
 
@@ -197,6 +203,9 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
             for statement in TABLES:
                 connection.execute(statement)
         _check_schema(connection, path)
+        if _number(connection, "SELECT count(*) FROM sqlite_schema WHERE name = 'stored'") == 0:
+            for statement in STORED_TABLE:
+                connection.execute(statement)
     if path != MEMORY and _switch_to_log(connection) != "wal":
         raise Unavailable(
             f"metadata database {path}: this file system does not support a write-ahead log; use a local disk"

@@ -3,6 +3,8 @@
 The digest of a file's bytes is stored as two numbers, its halves, because `group_concat` joins numbers.
 """
 
+from dieselfs.chunk.format import PREAMBLE_BYTES
+
 APPLICATION_ID = 0x44534C4D  # "DSLM"; `file` shows it; distinguishes our databases from others
 SCHEMA_VERSION = 3
 
@@ -124,7 +126,35 @@ TABLES = (
     """,
 )
 
-DATASET_TABLES = ("entry", "tombstone", "piece", "assembly", "folder", "chunk", "note")
+_BYTES = f"{PREAMBLE_BYTES} + {{row}}header_length + {{row}}payload_length"
+
+STORED_TABLE = (
+    """
+    -- One row per dataset with chunks: the bytes of all its chunks, which the triggers count.
+    CREATE TABLE stored (
+        dataset  INTEGER PRIMARY KEY,
+        bytes    INTEGER NOT NULL
+    ) STRICT
+    """,
+    f"INSERT INTO stored SELECT dataset, sum({_BYTES.format(row='')}) FROM chunk GROUP BY dataset",
+    f"""
+    CREATE TRIGGER chunk_added AFTER INSERT ON chunk BEGIN
+        INSERT INTO stored VALUES (new.dataset, {_BYTES.format(row="new.")})
+        ON CONFLICT (dataset) DO UPDATE SET bytes = bytes + excluded.bytes;
+    END
+    """,
+    f"""
+    CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
+        UPDATE stored SET bytes = bytes - ({_BYTES.format(row="old.")}) WHERE dataset = old.dataset;
+    END
+    """,
+)
+"""Made in databases of before too. Triggers, so that an older dieselfs that writes the database counts as well."""
+
+COMMON = 0
+"""In place of the number of a dataset: of notes that belong to none."""
+
+DATASET_TABLES = ("stored", "entry", "tombstone", "piece", "assembly", "folder", "chunk", "note")
 """Tables with a column `dataset`."""
 
 STAGED = """

@@ -17,6 +17,7 @@ from dieselfs.names import split_path
 from dieselfs.records import (
     ChunkRecord,
     DatasetRecord,
+    DatasetUsage,
     EntryTable,
     Extent,
     FileRecord,
@@ -27,6 +28,7 @@ from dieselfs.rpc.records import OK, WARNING, CheckRecord
 from dieselfs_server.metadata.rules import merge_listing
 from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
 from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections
+from dieselfs_server.metadata.sqlite.schema import COMMON
 from dieselfs_server.metadata.sqlite.switch import (
     IS_VISIBLE,
     begin_copy,
@@ -94,6 +96,15 @@ class SqliteMetadata:
             query = f"SELECT {_DATASET_COLUMNS} FROM dataset WHERE {IS_VISIBLE} ORDER BY name"
             rows = connection.execute(query).fetchall()
         return [DatasetRecord(*row) for row in rows]
+
+    def usage(self, names: Sequence[str]) -> list[DatasetUsage | None]:
+        query = (
+            f"SELECT ifnull((SELECT bytes FROM stored WHERE dataset = number), 0), {_DATASET_COLUMNS} "
+            "FROM dataset WHERE name = ?"
+        )
+        with self._connections.reading() as connection:
+            rows = [connection.execute(query, (name,)).fetchone() for name in names]
+        return [None if row is None else DatasetUsage(DatasetRecord(*row[1:]), row[0]) for row in rows]
 
     def drop_dataset(self, dataset_id: bytes) -> None:
         with self._writing(dataset_id, is_durable=True) as (connection, number):
@@ -193,14 +204,15 @@ class SqliteMetadata:
 
     def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
         with self._writing(dataset_id) as (connection, number):
-            if any(_note(connection, number, change.name) != change.expected for change in changes):
-                return False
-            for name, value in ((change.name, change.value) for change in changes):
-                if value is None:
-                    connection.execute("DELETE FROM note WHERE (dataset, name) = (?, ?)", (number, name))
-                else:
-                    connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (number, name, value))
-        return True
+            return _change_notes(connection, number, changes)
+
+    def common_note(self, name: str) -> bytes | None:
+        with self._connections.reading() as connection:
+            return _note(connection, COMMON, name)
+
+    def change_common_note(self, change: NoteChange) -> bool:
+        with self._connections.writing() as connection:
+            return _change_notes(connection, COMMON, [change])
 
     def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
         with self._reading(dataset_id) as (connection, number):
@@ -316,6 +328,17 @@ def _note(connection: sqlite3.Connection, dataset: int, name: str) -> bytes | No
     query = "SELECT value FROM note WHERE (dataset, name) = (?, ?)"
     row = connection.execute(query, (dataset, name)).fetchone()
     return None if row is None else bytes(row[0])
+
+
+def _change_notes(connection: sqlite3.Connection, dataset: int, changes: Sequence[NoteChange]) -> bool:
+    if any(_note(connection, dataset, change.name) != change.expected for change in changes):
+        return False
+    for name, value in ((change.name, change.value) for change in changes):
+        if value is None:
+            connection.execute("DELETE FROM note WHERE (dataset, name) = (?, ?)", (dataset, name))
+        else:
+            connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (dataset, name, value))
+    return True
 
 
 def _insert_chunk(

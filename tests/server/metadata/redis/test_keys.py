@@ -8,6 +8,7 @@ from dieselfs_server.metadata.redis.keys import (
     BUCKETS,
     BucketKeys,
     DatasetKeys,
+    common_notes_keys,
     extent_name,
     extents_of_file,
     names_after,
@@ -68,7 +69,12 @@ def test_the_document_lists_every_key() -> None:
     text = (REPOSITORY / "docs" / "reference" / "metadata-keys.md").read_text("utf-8")
     documented = set(re.findall(r"^\| `(PREFIX[^`]*)`", text, re.MULTILINE))
     folder = b"\0" * 16
-    made = [registry_keys(b"dieselfs:").key, *KEYS.all_keys, *KEYS.bucket(0).own_keys]
+    made = [
+        registry_keys(b"dieselfs:").key,
+        common_notes_keys(b"dieselfs:").key,
+        *KEYS.all_keys,
+        *KEYS.bucket(0).own_keys,
+    ]
     made += [KEYS.bucket(0).folder(folder).sorted_key, KEYS.bucket(0).folder(folder).hash_key]
     token = KEYS.token.hex()
     shown = {

@@ -1,0 +1,109 @@
+"""Handlers for quotas, and for what datasets and users take."""
+
+from collections.abc import Iterator, Sequence
+
+import trio
+
+from dieselfs.errors import InvalidInput
+from dieselfs.rpc.records import QuotaRecord, UsageRecord
+from dieselfs_server.accounts import (
+    ALL_DATASETS,
+    USER_MARK,
+    Accounts,
+    Quota,
+    Right,
+    dataset_account,
+    with_owner,
+    with_quota,
+)
+from dieselfs_server.quotas.admission import used
+from dieselfs_server.service import Call
+
+NO_LIMIT = -1
+
+
+async def usage(call: Call) -> Sequence[UsageRecord]:
+    accounts = await trio.to_thread.run_sync(call.service.users.current)
+    if call.arguments.dataset:
+        names = [(await call.dataset(Right.READ)).name]
+        return await trio.to_thread.run_sync(_of_datasets, call, accounts, names)
+    datasets = await trio.to_thread.run_sync(call.service.metadata.datasets)
+    names = [dataset.name for dataset in datasets if await call.right(dataset.name) >= Right.READ]
+    is_admin = await call.right(ALL_DATASETS) >= Right.ADMIN
+    users = _users(accounts) if is_admin else [call.caller.name]
+    return await trio.to_thread.run_sync(
+        lambda: [*_of_datasets(call, accounts, names), *_of_users(call, accounts, users)]
+    )
+
+
+def _users(accounts: Accounts) -> list[str]:
+    """Those who own datasets, or have a quota of their own."""
+    limited = {
+        account.removeprefix(USER_MARK) for account in accounts.quotas if account.startswith(USER_MARK)
+    }
+    return sorted((limited & accounts.users.keys()) | set(accounts.owners.values()))
+
+
+def _of_datasets(call: Call, accounts: Accounts, names: Sequence[str]) -> list[UsageRecord]:
+    found = zip(names, call.service.metadata.usage(names), strict=True)
+    return [
+        UsageRecord(
+            "dataset",
+            name,
+            accounts.owners.get(name, ""),
+            one.record.files,
+            one.record.total_bytes,
+            one.stored_bytes,
+            *_limits(accounts.quotas.get(dataset_account(name))),
+        )
+        for name, one in found
+        if one is not None  # dropped meanwhile
+    ]
+
+
+def _of_users(call: Call, accounts: Accounts, users: Sequence[str]) -> Iterator[UsageRecord]:
+    for user in users:
+        owned = call.service.metadata.usage(accounts.datasets_of(user))
+        total_bytes, amount = sum(one.record.total_bytes for one in owned if one), used(owned)
+        limits = _limits(accounts.quota_of_user(user))
+        yield UsageRecord("user", user, "", amount.files, total_bytes, amount.stored_bytes, *limits)
+
+
+def _limits(quota: Quota | None) -> tuple[int, int]:
+    quota = quota or Quota()
+    return (
+        NO_LIMIT if quota.stored_bytes is None else quota.stored_bytes,
+        NO_LIMIT if quota.files is None else quota.files,
+    )
+
+
+async def set_quota(call: Call) -> None:
+    await call.require_admin()
+    arguments = call.arguments
+    quota = Quota(_limit(arguments.stored_bytes), _limit(arguments.files))
+    users = call.service.users
+    await trio.to_thread.run_sync(
+        users.change, lambda accounts: with_quota(accounts, arguments.account, quota)
+    )
+
+
+def _limit(number: int) -> int | None:
+    if number < NO_LIMIT:
+        raise InvalidInput(f"a quota of {number} is out of range")
+    return None if number == NO_LIMIT else number
+
+
+async def list_quotas(call: Call) -> Sequence[QuotaRecord]:
+    await call.require_admin()
+    accounts = await trio.to_thread.run_sync(call.service.users.current)
+    return [QuotaRecord(account, *_limits(quota)) for account, quota in sorted(accounts.quotas.items())]
+
+
+async def set_owner(call: Call) -> None:
+    await call.require_admin()
+    arguments = call.arguments
+    users = call.service.users
+    await call.dataset(Right.READ)
+    await trio.to_thread.run_sync(
+        users.change, lambda accounts: with_owner(accounts, arguments.dataset, arguments.user)
+    )

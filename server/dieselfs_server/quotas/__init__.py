@@ -1,0 +1,1 @@
+"""Quotas: what datasets and users may store."""

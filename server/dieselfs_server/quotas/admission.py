@@ -1,0 +1,165 @@
+"""Admits chunks within the quotas of their dataset and of its owner. This module calls the metadata store, and waits.
+
+Before a chunk is stored, its hold is added to the note of the owner, by compare and swap with what was compared with
+the quotas. So the decision has no window: of two servers that see the same room, one must look again. The hold ends
+once the chunk is counted as stored, or is refused.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+
+from dieselfs.chunk.format import ChunkHeader, Op, Preamble
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Damaged,
+    DieselfsError,
+    InvalidInput,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
+from dieselfs.metrics import Registry
+from dieselfs.records import DatasetRecord, DatasetUsage, NoteChange
+from dieselfs_server.accounts import Accounts, dataset_account
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.quotas.holds import Amount, Hold, Holds, Limit
+from dieselfs_server.users import UserStore
+
+HOLD_S = 600
+"""A hold that a server did not end, because it has died or the metadata store was away, ends after this time."""
+QUOTA_WAIT_S, QUOTA_PAUSE_S = 5.0, 0.05
+"""A chunk that would fit without the holds of others waits this long for them, and looks this often."""
+CHANGE_TRIES_MAX = 256
+"""Tries of a change of a note; with each lost try, another server has made one."""
+
+_NOT_STORED = (AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound)
+"""Errors of a commit after which the chunk is not stored, and will not be. After others it may yet be applied."""
+
+log = logging.getLogger(__name__)
+
+
+class QuotaExceeded(StorageFull):
+    """A chunk does not fit into a quota. It is not stored."""
+
+
+def used(usages: Sequence[DatasetUsage | None]) -> Amount:
+    """What datasets take together."""
+    found = [usage for usage in usages if usage is not None]
+    return Amount(sum(usage.stored_bytes for usage in found), sum(usage.record.files for usage in found))
+
+
+class Quotas:
+    """Thread-safe. All methods block."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        users: UserStore,
+        metrics: Registry,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._metadata = metadata
+        self._users = users
+        self._clock = clock
+        self._pause = pause
+        self._locks_lock = Lock()  # guards `_locks`
+        self._locks: defaultdict[str, Lock] = defaultdict(
+            Lock
+        )  # by note: this process makes one change at a time
+        self._refusals = metrics.counter("quota.refusals", "Chunks that did not fit into a quota.")
+
+    @contextmanager
+    def admitted(self, dataset: DatasetRecord, preamble: Preamble, header: ChunkHeader) -> Iterator[None]:
+        """Store a chunk in the block. Raises QuotaExceeded before it, and Unavailable.
+
+        Deletes always fit, and chunks that are applied already.
+        """
+        accounts, name = self._users.current(), dataset.name
+        owner = accounts.owners.get(name, "")
+        is_limited = accounts.quotas.get(dataset_account(name)) or (owner and accounts.quota_of_user(owner))
+        is_file = header.ops == Op.FILE
+        if (
+            not is_limited
+            or (header.ops == Op.DELETE).all()
+            or self._metadata.has_chunk(dataset.dataset_id, preamble.chunk_id)
+        ):
+            yield
+            return
+        asked = Amount(preamble.object_length, int(is_file.sum()))
+        chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}"
+        note = f"quota/{owner}"
+        self._take(accounts, name, owner, note, Hold(name, chunk, asked, int(self._clock()) + HOLD_S))
+        try:
+            yield
+        except _NOT_STORED:
+            self._end(note, chunk)
+            raise
+        self._end(note, chunk)
+
+    def _take(self, accounts: Accounts, name: str, owner: str, note: str, hold: Hold) -> None:
+        deadline_s = self._clock() + QUOTA_WAIT_S
+        while True:
+            with self._lock(note):
+                reason, is_final = self._try(accounts, name, owner, note, hold)
+            if reason is None:
+                return
+            if is_final or self._clock() >= deadline_s:
+                self._refusals.value += 1
+                raise QuotaExceeded(reason)
+            self._pause(QUOTA_PAUSE_S)
+
+    def _try(
+        self, accounts: Accounts, name: str, owner: str, note: str, hold: Hold
+    ) -> tuple[str | None, bool]:
+        """Add the hold if the chunk fits; else why it does not, and whether it would not without other holds either."""
+        for _ in range(CHANGE_TRIES_MAX):
+            now_s = self._clock()
+            content = self._metadata.common_note(note)
+            holds = Holds.decode(content)
+            # After the note: a chunk without a hold there is counted here, or was not admitted yet.
+            limits = self._limits(accounts, name, owner, holds, hold.chunk, now_s)
+            reasons = [(limit, limit.excess(hold.amount)) for limit in limits]
+            for limit, reason in reasons:
+                if reason is not None:
+                    return reason, limit.stored_only().excess(hold.amount) is not None
+            changed = holds.with_hold(hold, now_s).encode()
+            if self._metadata.change_common_note(NoteChange(note, content, changed)):
+                return None, False
+        raise Unavailable(f"dataset {name}: too many servers store chunks within a quota at once; try again")
+
+    def _limits(
+        self, accounts: Accounts, name: str, owner: str, holds: Holds, chunk: str, now_s: float
+    ) -> list[Limit]:
+        limits = []
+        account = dataset_account(name)
+        if quota := accounts.quotas.get(account):
+            amount = used(self._metadata.usage([name]))
+            held = holds.amount(chunk, now_s, name)
+            limits.append(Limit(f"dataset {name}", f"dl://{name}", quota, amount, held))
+        if owner and (quota := accounts.quota_of_user(owner)):
+            amount = used(self._metadata.usage(accounts.datasets_of(owner)))
+            limits.append(Limit(f"user {owner}", owner, quota, amount, holds.amount(chunk, now_s)))
+        return limits
+
+    def _end(self, note: str, chunk: str) -> None:
+        """Remove a hold; if that fails, it expires."""
+        try:
+            with self._lock(note):
+                for _ in range(CHANGE_TRIES_MAX):
+                    content = self._metadata.common_note(note)
+                    changed = Holds.decode(content).without(chunk, self._clock()).encode()
+                    if self._metadata.change_common_note(NoteChange(note, content, changed)):
+                        return
+        except DieselfsError as error:
+            log.warning("a hold on a quota stays for %d s: %s", HOLD_S, error)
+
+    def _lock(self, note: str) -> Lock:
+        with self._locks_lock:
+            return self._locks[note]

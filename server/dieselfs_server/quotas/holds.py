@@ -1,0 +1,109 @@
+"""Holds: what the chunks that are being stored now take of quotas, beside what is stored. No I/O.
+
+A note of the metadata store has all holds on datasets of one owner. A chunk is stored only while it has a hold, and a
+hold is added only to the very note that was compared with the quota, so two servers never give the same room twice.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from dieselfs.errors import Damaged
+from dieselfs.units import format_size
+from dieselfs_server.accounts import Quota
+
+
+class Amount(NamedTuple):
+    """Bytes of chunks, and files."""
+
+    stored_bytes: int = 0
+    files: int = 0
+
+    def plus(self, other: "Amount") -> "Amount":
+        return Amount(self.stored_bytes + other.stored_bytes, self.files + other.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """`expires_s`: since 1970; until then the server that made it has stored the chunk, or is gone."""
+
+    dataset: str
+    chunk: str
+    amount: Amount
+    expires_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The content of a note. `changes` counts them, so that no content comes back: what was read then is old."""
+
+    changes: int = 0
+    held: tuple[Hold, ...] = ()
+
+    def with_hold(self, hold: Hold, now_s: float) -> "Holds":
+        """With one more; without those that have expired, and without an earlier one of this chunk."""
+        return Holds(self.changes + 1, (*self._others(hold.chunk, now_s), hold))
+
+    def without(self, chunk: str, now_s: float) -> "Holds":
+        return Holds(self.changes + 1, self._others(chunk, now_s))
+
+    def amount(self, chunk: str, now_s: float, dataset: str | None = None) -> Amount:
+        """What the other chunks take, of one dataset or of all."""
+        total = Amount()
+        for hold in self._others(chunk, now_s):
+            if dataset in (None, hold.dataset):
+                total = total.plus(hold.amount)
+        return total
+
+    def _others(self, chunk: str, now_s: float) -> tuple[Hold, ...]:
+        return tuple(hold for hold in self.held if hold.chunk != chunk and now_s < hold.expires_s)
+
+    def encode(self) -> bytes:
+        rows = [[hold.dataset, hold.chunk, *hold.amount, hold.expires_s] for hold in self.held]
+        return json.dumps([self.changes, rows], separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, content: bytes | None) -> "Holds":
+        """Raises Damaged."""
+        if content is None:
+            return cls()
+        try:
+            changes, rows = json.loads(content)
+            held = tuple(
+                Hold(str(dataset), str(chunk), Amount(int(size), int(files)), int(expires_s))
+                for dataset, chunk, size, files, expires_s in rows
+            )
+            return cls(int(changes), held)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Damaged(f"metadata store: a note about quotas is invalid: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A quota, and what counts towards it. `subject`: as messages say it; `account`: as `dlcmd quota` takes it."""
+
+    subject: str
+    account: str
+    quota: Quota
+    used: Amount
+    held: Amount
+
+    def stored_only(self) -> "Limit":
+        """Without the holds: what they take may come back."""
+        return replace(self, held=Amount())
+
+    def excess(self, asked: Amount) -> str | None:
+        """Why a chunk does not fit, in a line; None if it fits."""
+        taken, quota = self.used.plus(self.held), self.quota
+        if quota.stored_bytes is not None and taken.stored_bytes + asked.stored_bytes > quota.stored_bytes:
+            return (
+                f"over quota: {self.subject} has {format_size(taken.stored_bytes)} of "
+                f"{format_size(quota.stored_bytes)}, and {format_size(asked.stored_bytes)} more are to be stored; "
+                f"delete files and purge, or ask an administrator: dlcmd quota set {self.account} --size SIZE"
+            )
+        if quota.files is not None and taken.files + asked.files > quota.files:
+            return (
+                f"over quota: {self.subject} has {taken.files:,} of {quota.files:,} files, and {asked.files:,} more "
+                f"are to be stored; delete files, or ask an administrator: dlcmd quota set {self.account} --files N"
+            )
+        return None

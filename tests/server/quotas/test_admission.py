@@ -1,0 +1,234 @@
+"""Quotas with several servers over one SQLite file or one Redis: never exceeded, never short, and given back."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dieselfs.errors import Damaged, InvalidInput, StorageFull, Unavailable
+from dieselfs.metrics import Registry
+from dieselfs.records import DatasetUsage
+from dieselfs.rpc.auth import Key
+from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.maintenance.purge import purge
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.metadata.redis.store import RedisMetadata
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.quotas.admission import HOLD_S, QuotaExceeded, Quotas
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.users import UserStore
+from tests.support.identity import IDENTITY
+from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, delete, encode, pack
+from tests.support.redis import RedisProcess, running_redis
+
+OTHER, OTHER_ID = "ants", bytes(16)
+CHUNK_BYTES = pack([Put(b"f00001", 1, size=100)], chunk_id(1))[0].object_length
+
+
+class Server:
+    """What a server has of its own: caches and locks. Its clock stands, unless a test moves it."""
+
+    def __init__(self, store: MemoryStore, metadata: MetadataStore) -> None:
+        self.store, self.metadata, self.now_s = store, metadata, float(NOW_NS // 10**9)
+        self.users = UserStore(store, lambda: self.now_s)
+        self.quotas = Quotas(metadata, self.users, Registry(), lambda: self.now_s, self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def put(self, number: int, *puts: Put, name: str = DATASET) -> None:
+        """Store a chunk; without `puts`, of one file of 100 bytes."""
+        dataset, identity = self.metadata.dataset(name), chunk_id(number)
+        entries = puts or (Put(b"f%05d" % number, number, size=100),)
+        commit_chunk(
+            self.store,
+            self.metadata,
+            dataset.dataset_id,
+            identity,
+            encode(entries, identity, dataset.dataset_id),
+            NOW_NS,
+            admitted=lambda preamble, header: self.quotas.admitted(dataset, preamble, header),
+        )
+
+    def limit(self, account: str, stored_bytes: int | None = None, files: int | None = None) -> None:
+        self.users.change(lambda accounts: with_quota(accounts, account, Quota(stored_bytes, files)))
+
+    def usage(self, name: str = DATASET) -> DatasetUsage:
+        (found,) = self.metadata.usage([name])
+        assert found is not None
+        return found
+
+
+def owned_by_ada(accounts: Accounts) -> Accounts:
+    key = Key.generate("ada")
+    accounts = with_key(accounts, "ada", key.key_id, StoredKey(key.verifier(), 0, 0))
+    return with_owner(with_owner(accounts, DATASET, "ada"), OTHER, "ada")
+
+
+Make = Callable[[], list[Server]]
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Two servers over new stores with each call."""
+    with ExitStack() as stack:
+        made: list[Path] = []
+
+        def open_metadata(folder: Path) -> MetadataStore:
+            if request.param == "sqlite":
+                return SqliteMetadata(folder / "metadata.db")
+            redis: RedisProcess = request.getfixturevalue("redis_server")
+            return RedisMetadata.open(f"redis://127.0.0.1:{redis.port}/0?prefix=test.{folder.name}:")
+
+        def make_servers() -> list[Server]:
+            made.append(tmp_path / f"{tmp_path.name}-{len(made)}")
+            made[-1].mkdir()
+            store, servers = MemoryStore(), []
+            for _ in range(2):
+                metadata = open_metadata(made[-1])
+                stack.callback(metadata.close)
+                servers.append(Server(store, metadata))
+            servers[0].metadata.create_dataset(DATASET, DATASET_ID)
+            servers[0].metadata.create_dataset(OTHER, OTHER_ID)
+            servers[0].users.change(owned_by_ada)
+            return servers
+
+        yield make_servers
+
+
+def test_writers_of_two_servers_take_all_of_a_quota_and_no_more(make: Make) -> None:
+    servers, chunks, room = make(), 24, 10
+    for server in servers:
+        server.limit(f"dataset:{DATASET}", room * CHUNK_BYTES + CHUNK_BYTES - 1)
+        server.quotas = Quotas(server.metadata, server.users, Registry())  # which waits for the other one
+
+    def put(number: int) -> bool:
+        try:
+            servers[number % 2].put(number)
+        except QuotaExceeded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        stored = list(threads.map(put, range(1, chunks + 1)))
+    assert sum(stored) == room
+    assert servers[0].usage().stored_bytes == room * CHUNK_BYTES
+    assert len(list(servers[0].store.list_chunks(DATASET_ID))) == room  # a refused chunk leaves nothing
+
+
+def test_a_user_has_one_quota_for_all_datasets_that_it_owns(make: Make) -> None:
+    here, there = make()
+    here.limit("user:ada", files=3)
+    here.put(1)
+    there.put(2, name=OTHER)
+    there.put(3)
+    with pytest.raises(QuotaExceeded, match="user ada has 3 of 3 files"):
+        here.put(4, name=OTHER)
+    here.users.change(lambda accounts: with_owner(accounts, OTHER, ""))
+    here.put(5)  # what ada does not own does not count
+    here.put(6, name=OTHER)
+
+
+def test_the_quota_of_all_users_is_for_those_without_one(make: Make) -> None:
+    here, _ = make()
+    here.limit("user:*", files=0)
+    with pytest.raises(QuotaExceeded):
+        here.put(1)
+    here.limit("user:ada", files=1)
+    here.put(1)
+
+
+def test_a_refused_chunk_gives_back_what_it_held(make: Make) -> None:
+    here, there = make()
+    here.limit(f"dataset:{DATASET}", CHUNK_BYTES)
+    identity = chunk_id(1)
+    preamble, header = pack([Put(b"a", 1, size=100)], identity)
+    for error in (Damaged, InvalidInput):
+        with pytest.raises(error), here.quotas.admitted(here.metadata.dataset(DATASET), preamble, header):
+            raise error("not stored")
+    there.put(2)
+
+
+def test_a_chunk_that_may_yet_be_applied_keeps_its_room_until_it_is_put_again_or_expires(make: Make) -> None:
+    here, there = make()
+    here.limit(f"dataset:{DATASET}", CHUNK_BYTES)
+    dataset, identity = here.metadata.dataset(DATASET), chunk_id(1)
+    preamble, header = pack([Put(b"f00001", 1, size=100)], identity)
+    with pytest.raises(Unavailable), here.quotas.admitted(dataset, preamble, header):
+        raise Unavailable("stored, but not applied")
+    with pytest.raises(QuotaExceeded):
+        there.put(2)
+    there.put(1)  # by another server, as a client repeats it
+    there.put(1)
+    assert here.usage().stored_bytes == CHUNK_BYTES
+    here.limit(f"dataset:{DATASET}", 2 * CHUNK_BYTES)
+    third = pack([Put(b"f00003", 3, size=100)], chunk_id(3))
+    with suppress(Unavailable), here.quotas.admitted(dataset, *third):
+        raise Unavailable("the server dies")
+    with pytest.raises(QuotaExceeded):
+        there.put(2)
+    there.now_s += HOLD_S
+    there.put(2)
+
+
+def test_deletes_fit_always_and_a_purge_gives_back(make: Make) -> None:
+    here, there = make()
+    here.put(1, Put(b"f00001", 1, size=5000))
+    here.limit(f"dataset:{DATASET}", 5400)
+    with pytest.raises(StorageFull, match="delete files and purge"):
+        there.put(2)
+    there.put(3, delete(b"f00001", 9))
+    with pytest.raises(QuotaExceeded):
+        there.put(4)
+    tags, dataset = TagStore(here.store, IDENTITY), here.metadata.dataset(DATASET)
+    purge(here.store, here.metadata, dataset, tags, NOW_NS + 10**9, 0, False)
+    there.put(5)
+
+
+def test_a_dropped_dataset_gives_back(make: Make) -> None:
+    here, there = make()
+    here.limit("user:ada", CHUNK_BYTES)
+    here.put(1)
+    with pytest.raises(QuotaExceeded):
+        there.put(2, name=OTHER)
+    here.metadata.drop_dataset(DATASET_ID)
+    there.put(2, name=OTHER)
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_any_writers_stay_within_both_quotas(make: Make, data: st.DataObject) -> None:
+    servers = make()
+    sizes = data.draw(st.lists(st.integers(0, 3000), min_size=1, max_size=12), "sizes")
+    of_dataset, of_user = data.draw(st.tuples(st.integers(0, 9000), st.integers(0, 12000)), "quotas")
+    servers[0].limit(f"dataset:{DATASET}", of_dataset)
+    servers[0].limit("user:ada", of_user)
+
+    def put(number: int) -> None:
+        name = (DATASET, OTHER)[number % 3 == 0]
+        with suppress(QuotaExceeded):
+            servers[number % 2].put(
+                number + 1, Put(b"f%d" % number, number + 1, size=sizes[number]), name=name
+            )
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(put, range(len(sizes))))
+    taken = servers[0].usage().stored_bytes
+    assert taken <= of_dataset
+    assert taken + servers[0].usage(OTHER).stored_bytes <= of_user

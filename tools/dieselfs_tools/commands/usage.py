@@ -1,0 +1,76 @@
+"""`dlcmd usage`: what datasets and users store, beside their quotas."""
+
+from collections.abc import Sequence
+
+import click
+
+from dieselfs.rpc.records import UsageRecord
+from dieselfs_tools import options
+from dieselfs_tools.entries import SIZE_COLUMNS
+from dieselfs_tools.output import Output
+from dieselfs_tools.session import Session
+
+NO_LIMIT = -1
+
+
+@options.verb(
+    "usage",
+    "dlcmd usage",
+    "dlcmd usage --by user --json",
+)
+@click.argument("datasets", nargs=-1, type=options.DATASET, metavar="[dl://DATASET]...")
+@click.option(
+    "--by",
+    type=click.Choice(("dataset", "user")),
+    default="dataset",
+    show_default=True,
+    help="One line for each dataset, or for each owner.",
+)
+@options.human
+def usage(session: Session, datasets: Sequence[str], by: str) -> int:
+    """Show the bytes of files, the bytes of all chunks, the number of files, and the quotas. Chunks also have what was
+    replaced or deleted, until a purge.
+
+    Users see the datasets that they may read, and themselves; administrators see all.
+    """
+    found = [one for name in datasets or ("",) for one in session.client.usage(name)]
+    shown = [one for one in found if one.kind == by] if not datasets else found
+    for one in shown:
+        session.output.record("usage", _text(session.output, one), usage_fields(one))
+    fields = {
+        "bytes": sum(one.total_bytes for one in shown),
+        "stored_bytes": sum(one.stored_bytes for one in shown),
+        "files": sum(one.files for one in shown),
+    }
+    return session.output.summary("", fields)
+
+
+def usage_fields(one: UsageRecord) -> dict[str, object]:
+    return {
+        "kind": one.kind,
+        "name": one.name,
+        "owner": one.owner,
+        "files": one.files,
+        "bytes": one.total_bytes,
+        "stored_bytes": one.stored_bytes,
+        "quota_bytes": None if one.quota_bytes == NO_LIMIT else one.quota_bytes,
+        "quota_files": None if one.quota_files == NO_LIMIT else one.quota_files,
+    }
+
+
+def quota_text(output: Output, one: UsageRecord) -> str:
+    """`12 GiB of 20 GiB, 5 of 100 files`, or empty."""
+    parts = []
+    if one.quota_bytes != NO_LIMIT:
+        parts.append(f"{output.size(one.stored_bytes)} of {output.size(one.quota_bytes)}")
+    if one.quota_files != NO_LIMIT:
+        parts.append(f"{one.files:,} of {one.quota_files:,} files")
+    return ", ".join(parts)
+
+
+def _text(output: Output, one: UsageRecord) -> str:
+    sizes = f"{output.size(one.total_bytes):>{SIZE_COLUMNS}} {output.size(one.stored_bytes):>{SIZE_COLUMNS}} stored"
+    name = f"dl://{one.name}" if one.kind == "dataset" else one.name
+    owner = f"  of {one.owner}" if one.owner else ""
+    limits = quota_text(output, one)
+    return f"{sizes} {one.files:>12,} files  {name}{owner}{f'  (quota: {limits})' if limits else ''}"
