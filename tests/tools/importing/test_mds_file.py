@@ -1,8 +1,10 @@
 """Samples of MDS, as MosaicML Streaming wrote them."""
 
+import gzip
 import io
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged
+from dieselfs_tools.importing.inputs import Input
+from dieselfs_tools.importing.mds_file import INDEX, INDEX_BYTES_MAX, read_index
 from tests.support.documents import REPOSITORY
-from tests.support.importing import contents, read_all
+from tests.support.importing import QUIET, contents, read_all
 
 SAMPLES = REPOSITORY / "tests/samples"
 
@@ -89,3 +93,9 @@ def test_an_index_that_makes_no_sense(folder: Path, index: str) -> None:
     (folder / "index.json").write_text(index)
     with pytest.raises(Damaged, match=r"index.json: "):
         read_all(folder)
+
+
+def test_a_small_file_that_is_a_large_index_does_not_fill_memory(folder: Path) -> None:
+    (folder / INDEX).write_bytes(gzip.compress(bytes(INDEX_BYTES_MAX + 1), 1))
+    with ExitStack() as stack, pytest.raises(Damaged, match=f"more than {INDEX_BYTES_MAX} bytes"):
+        read_index(Input(str(folder), stack, QUIET))

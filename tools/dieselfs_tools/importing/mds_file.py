@@ -18,6 +18,8 @@ from dieselfs_tools.importing.record import Place, Record
 from dieselfs_tools.importing.sample_shards import samples, values
 
 INDEX = "index.json"
+INDEX_BYTES_MAX = 64 << 20
+"""Of an index, decompressed: it is read into memory, and names a shard in some 400 bytes."""
 SUFFIXES = {"str": ".txt", "json": ".json", "jpeg": ".jpg", "png": ".png", "pkl": ".pkl", "pil": ".pil"}
 TEXTS = ("str", "str_int", "str_float", "str_decimal")
 
@@ -97,7 +99,10 @@ def read_index(source: Input) -> tuple[Any, int]:
     with ExitStack() as stack:
         try:
             if (file := source.beside(INDEX, stack)) is not None:
-                return json.load(file.stream()), file.mtime_ns
+                content = file.stream().read(INDEX_BYTES_MAX + 1)
+                if len(content) > INDEX_BYTES_MAX:
+                    raise ValueError(f"more than {INDEX_BYTES_MAX} bytes")
+                return json.loads(content), file.mtime_ns
         except (OSError, ValueError, RecursionError) as error:
             raise Damaged(f"{INDEX}: {error}") from None
     raise Damaged(f"{INDEX} is missing")
