@@ -90,6 +90,8 @@ system: system-demo  # and what the tests need
 	test -e /usr/include/fuse3/fuse_lowlevel.h || missing="$$missing libfuse3-dev"; \
 	$(PYTHON3) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || missing="$$missing python3-dev"; \
 	command -v systemd-nspawn >/dev/null || missing="$$missing systemd-container"; \
+	command -v slurmd >/dev/null && command -v slurmctld >/dev/null && command -v sbatch >/dev/null || \
+		missing="$$missing slurmctld slurmd slurm-client munge"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
 	command -v mkfs.xfs >/dev/null || missing="$$missing xfsprogs"; \
 	command -v mksquashfs >/dev/null || missing="$$missing squashfs-tools"; \

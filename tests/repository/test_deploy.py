@@ -105,7 +105,7 @@ _PROGRAMS = {
 
 
 def test_others_cannot_make_the_folder_in_which_a_job_mounts(tmp_path: Path) -> None:
-    """deploy/job.sbatch, with programs that note what they are called with."""
+    """deploy/slurm/job.sbatch without its prolog, with programs that note what they are called with."""
     for name, script in _PROGRAMS.items():
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n{script}\n")
@@ -119,7 +119,12 @@ def test_others_cannot_make_the_folder_in_which_a_job_mounts(tmp_path: Path) -> 
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_JOB_ID": "7",
     }
-    subprocess.run(["bash", DEPLOY / "job.sbatch"], env=variables, timeout=TIMEOUT_S, check=True)
+    subprocess.run(
+        ["bash", DEPLOY / "slurm/job.sbatch", "imagenet", "train.py"],
+        env=variables,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
     calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
     assert [verb for _, _, verb, _ in calls] == ["mount", "mount", "umount", "umount"]
     for mode, _, _, place in calls[1::2]:  # the folder around the mount point

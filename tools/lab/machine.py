@@ -8,6 +8,7 @@ the host: the mounts are in a table of their own.
 Needs root and Debian's package systemd-container.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 
 _SOURCE, _PYTHON, _BASE = "/opt/dieselfs/source", "/opt/dieselfs/python", "/opt/dieselfs/base"
+_FUSE = os.makedev(10, 229)
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _BOOT = """\
 set -eu
@@ -131,7 +133,6 @@ def running_machine(host: Host, binds: Mapping[Path, str] | None = None) -> Iter
     options = [
         *(f"--bind-ro={source}:{target}" for source, target in read_only.items()),
         *(f"--bind={source}:{target}" for source, target in (binds or {}).items()),
-        "--bind=/dev/fuse",
     ]
     words = [
         *("unshare", "--mount", "--propagation", "private"),
@@ -139,7 +140,10 @@ def running_machine(host: Host, binds: Mapping[Path, str] | None = None) -> Iter
     ]
     process = host.start([*words, *options, f"--hostname={host.name}", "--capability=all", "--boot"])
     try:
-        yield Machine(host, _started(host, process))
+        machine = Machine(host, _started(host, process))
+        # Without udev the device of this machine may be for root alone.
+        machine.run("mknod", "--mode=666", "/dev/fuse", "c", str(os.major(_FUSE)), str(os.minor(_FUSE)))
+        yield machine
     finally:
         with suppress(ProcessLookupError):
             process.terminate()  # systemd-nspawn shuts the machine down
