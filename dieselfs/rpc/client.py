@@ -58,6 +58,9 @@ MAINTENANCE_TIMEOUT_S = 24 * 3600.0
 MEMBERS_PER_CALL_MAX = 50
 """A call has 64 values at most."""
 
+Progressed = Callable[[CopyProgress], object]
+"""Called about once a second while a server works, with what it has done."""
+
 _T = TypeVar("_T")
 
 
@@ -82,7 +85,7 @@ class ServerClient(ServerConnections):
         bulk_bytes_max: int = 0,
         is_repeatable: bool = True,
         is_urgent: bool = False,
-        progressed: Callable[[CopyProgress], object] | None = None,
+        progressed: Progressed | None = None,
         **arguments: object,
     ) -> tuple[Any, bytearray | None]:
         """The reply, and the bulk bytes behind it. Options: as of `Connection.call` and `_with_connection`."""
@@ -128,9 +131,11 @@ class ServerClient(ServerConnections):
 
     # -- maintenance -------------------------------------------------------------------------------------
 
-    def purge(self, dataset: str, grace_s: int, is_dry_run: bool) -> PurgeReport:
+    def purge(
+        self, dataset: str, grace_s: int, is_dry_run: bool, progressed: Progressed | None = None
+    ) -> PurgeReport:
         """Rewrite chunks with dead entries; remove chunks that have been dead for `grace_s`. Raises NotFound."""
-        report = self._maintain("purge", dataset=dataset, grace_s=grace_s, is_dry_run=is_dry_run)
+        report = self._job("purge", progressed, dataset=dataset, grace_s=grace_s, is_dry_run=is_dry_run)
         return _copy(PurgeReport, report, held_by=tuple(report.held_by))
 
     def attached_sources(self, dataset: str) -> list[AttachedRecord]:
@@ -147,25 +152,35 @@ class ServerClient(ServerConnections):
         """Delete the entries that come from the sources at or below `location`. Raises NotFound."""
         return _copy(DetachReport, self._maintain("detach", dataset=dataset, location=location))
 
-    def copy_attached(self, dataset: str, is_dry_run: bool) -> int:
+    def copy_attached(self, dataset: str, is_dry_run: bool, progressed: Progressed | None = None) -> int:
         """Copy the bytes of attached chunks into ordinary chunks; returns the number of attached ones.
 
         Raises NotFound; Damaged at a source that cannot be read, and what is copied by then stays.
         """
-        return int(self._maintain("copy_attached", dataset=dataset, is_dry_run=is_dry_run))
+        return int(self._job("copy_attached", progressed, dataset=dataset, is_dry_run=is_dry_run))
 
-    def rebuild(self, dataset: str, since_s: int | None = None) -> RebuildReport:
+    def rebuild(
+        self, dataset: str, since_s: int | None = None, progressed: Progressed | None = None
+    ) -> RebuildReport:
         """Make the metadata again from all chunks, or from those since a time (seconds since 1970).
 
         Raises NotFound.
         """
-        report = self._maintain("rebuild", dataset=dataset, since_s=-1 if since_s is None else since_s)
+        since_s = -1 if since_s is None else since_s
+        report = self._job("rebuild", progressed, dataset=dataset, since_s=since_s)
         return _copy(RebuildReport, report, damaged=tuple(report.damaged))
 
-    def fsck(self, dataset: str, is_deep: bool, is_repair: bool) -> FsckReport:
+    def fsck(
+        self, dataset: str, is_deep: bool, is_repair: bool, progressed: Progressed | None = None
+    ) -> FsckReport:
         """Compare chunks, metadata and snapshot. Raises NotFound."""
-        report = self._maintain("fsck", dataset=dataset, is_deep=is_deep, is_repair=is_repair)
+        report = self._job("fsck", progressed, dataset=dataset, is_deep=is_deep, is_repair=is_repair)
         return _copy(FsckReport, report, problems=tuple(_copy(Problem, one) for one in report.problems))
+
+    def _job(self, method: str, progressed: Progressed | None, **arguments: object) -> Any:
+        return self._maintain(
+            method, progressed=progressed, with_progress=progressed is not None, **arguments
+        )
 
     def _maintain(self, method: str, **arguments: object) -> Any:
         return self._value(method, work_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False, **arguments)
@@ -239,9 +254,7 @@ class ServerClient(ServerConnections):
             self._value("put_chunk", bulk=parts, dataset=dataset, chunk_id=chunk_id, bulk_length=length)
         )
 
-    def copy_entries(
-        self, request: CopyRequest, progressed: Callable[[CopyProgress], object] | None = None
-    ) -> CopyReport:
+    def copy_entries(self, request: CopyRequest, progressed: Progressed | None = None) -> CopyReport:
         """Copy inside the servers, also to another dataset; `progressed` is called about once a second. Of an
         interrupted copy each entry is complete or absent; the source is deleted when all are stored. May be repeated.
 

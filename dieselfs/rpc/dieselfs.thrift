@@ -296,16 +296,19 @@ service ChunkServer extends Handshake {
   void drop_dataset(1: string name) throws (1: Refusal refusal)
 
   // -- maintenance (docs/guide/recovery.md) --
-  PurgeReport purge(1: string dataset, 2: i64 grace_s, 3: bool is_dry_run) throws (1: Refusal refusal)
+  /** `with_progress`, here and below: progress before the reply, in chunks, as of copy_entries. */
+  PurgeReport purge(1: string dataset, 2: i64 grace_s, 3: bool is_dry_run, 4: bool with_progress = 0)
+    throws (1: Refusal refusal)
   /** Sources of attached chunks that sort behind `after`, 100 of them. */
   list<AttachedInfo> list_attached(1: string dataset, 2: binary after) throws (1: Refusal refusal)
   /** Delete the entries that come from the sources at or below a location. */
   DetachReport detach(1: string dataset, 2: binary location) throws (1: Refusal refusal)
   /** Copy the bytes of attached chunks into ordinary ones, as purge does with live entries. Returns their number. */
-  i64 copy_attached(1: string dataset, 2: bool is_dry_run) throws (1: Refusal refusal)
+  i64 copy_attached(1: string dataset, 2: bool is_dry_run, 3: bool with_progress = 0) throws (1: Refusal refusal)
   /** Metadata from chunks: all of them, or those made at `since_s` or later; -1: all. */
-  RebuildReport rebuild(1: string dataset, 2: i64 since_s) throws (1: Refusal refusal)
-  FsckReport fsck(1: string dataset, 2: bool is_deep, 3: bool is_repair) throws (1: Refusal refusal)
+  RebuildReport rebuild(1: string dataset, 2: i64 since_s, 3: bool with_progress = 0) throws (1: Refusal refusal)
+  FsckReport fsck(1: string dataset, 2: bool is_deep, 3: bool is_repair, 4: bool with_progress = 0)
+    throws (1: Refusal refusal)
   /** Keep a generation (0: the newest) under a name. */
   TagInfo put_tag(1: string dataset, 2: string tag, 3: i64 generation) throws (1: Refusal refusal)
   /** `with_kept`: also, with empty names, the generations whose snapshots this server has. */

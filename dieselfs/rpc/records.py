@@ -134,7 +134,7 @@ class CopyReport(NamedTuple):
 
 
 class CopyProgress(NamedTuple):
-    """Entries and bytes of files: stored until now, and in all."""
+    """Entries and bytes of files: stored until now, and in all. Of maintenance: chunks, without bytes."""
 
     done: int
     done_bytes: int

@@ -206,7 +206,8 @@ class Dispatcher:
                         call.bulk = await connection.receive_bulk(length)
                 self._service.requests.value += 1
                 if method in LONG_METHODS:
-                    interval_s = PROGRESS_S if method == "copy_entries" else KEEP_ALIVE_S
+                    is_shown = method == "copy_entries" or getattr(arguments, "with_progress", False)
+                    interval_s = PROGRESS_S if is_shown else KEEP_ALIVE_S
                     reply = await kept_alive(
                         connection, lambda: HANDLERS[method](call), interval_s, call.sign_of_life
                     )

@@ -24,7 +24,7 @@ from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.identity import Identity
 from dieselfs_server.logs import AuditLog
-from dieselfs_server.maintenance.jobs import MaintenanceJobs
+from dieselfs_server.maintenance.jobs import MaintenanceJobs, Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.quotas.admission import Quotas
 from dieselfs_server.reading.executor import RequestExecutor
@@ -141,6 +141,11 @@ class Call:
     hold: Callable[[int], Awaitable[None]] = _hold_nothing
     audited: dict[str, str] = field(default_factory=dict)
     progress: Callable[[], CopyProgress] | None = None
+
+    def show_progress(self, proceed: Proceed) -> None:
+        """Tell the caller about a job, if the call asks for it."""
+        if self.arguments.with_progress:
+            self.progress = lambda: proceed.progress
 
     def sign_of_life(self) -> bytes:
         """A message for the caller while the server works: its progress, if the handler has any, or empty."""

@@ -15,7 +15,7 @@ TIMEOUT_S = 30.0
 class WebFile:
     """`sends`: how many bytes each request sends before its connection is closed; later ones send all. `statuses`: of
     the first requests, without a body. `ranges`: the Range header of each request. `redirects`: where a path leads.
-    `silent`: how many of the first requests get no answer.
+    `silent`: how many of the first requests get no answer. `held`: answers wait until it is set.
     """
 
     content: bytes
@@ -27,6 +27,7 @@ class WebFile:
     has_ranges: bool = True
     redirects: dict[str, str] = field(default_factory=dict)
     silent: int = 0
+    held: threading.Event | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -44,6 +45,8 @@ def web_file(
 
         def do_GET(self) -> None:
             file.ranges.append(self.headers["Range"])
+            if file.held is not None:
+                file.held.wait(TIMEOUT_S)
             if file.silent:
                 file.silent -= 1
                 file.ended.wait(TIMEOUT_S)

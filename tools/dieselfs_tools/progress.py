@@ -1,8 +1,10 @@
-"""The progress of a command: one changing line on a terminal; elsewhere, with `--progress`, a line every 10 s.
+"""The progress of a command: one changing line on a terminal; elsewhere, with `--progress`, a line every 10 s,
+which `--json` makes an object.
 
 This module writes to stderr and starts a thread.
 """
 
+import json
 import os
 import sys
 import time
@@ -89,6 +91,22 @@ def progress_line(
     return f"{verb}: {', '.join(parts)}"[:columns]
 
 
+def progress_json(verb: str, reading: Reading, worked_bytes: int, elapsed_s: float) -> str:
+    """The same as a JSON object."""
+    rate = worked_bytes / elapsed_s if elapsed_s > 0 else 0.0
+    left_s = _left_s(reading, rate, elapsed_s) if reading.is_total_known else None
+    fields: dict[str, object] = {"type": "progress", "work": verb, "seconds": round(elapsed_s, 1)}
+    if reading.noun:
+        fields |= {"unit": reading.noun, "done": reading.done_files, "total": reading.total_files}
+    if reading.has_bytes:
+        fields |= {"done_bytes": reading.done_bytes, "total_bytes": reading.total_bytes, "rate": round(rate)}
+    fields |= {
+        "is_total_known": reading.is_total_known,
+        "left_s": None if left_s is None else round(left_s, 1),
+    }
+    return json.dumps(fields)
+
+
 def _left_s(reading: Reading, rate: float, elapsed_s: float) -> float | None:
     """The time left: by bytes, or without them by what `files` counts."""
     if reading.has_bytes:
@@ -108,7 +126,9 @@ def shown(
         yield
         return
     over = Event()
-    thread = Thread(target=_show, args=(verb, read, stream, over), name="dieselfs-progress", daemon=True)
+    thread = Thread(
+        target=_show, args=(verb, read, stream, over, output.is_json), name="dieselfs-progress", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -117,8 +137,8 @@ def shown(
         thread.join()
 
 
-def _show(verb: str, read: Callable[[], Reading], stream: TextIO, over: Event) -> None:
-    is_terminal = stream.isatty()
+def _show(verb: str, read: Callable[[], Reading], stream: TextIO, over: Event, is_json: bool) -> None:
+    is_terminal = stream.isatty() and not is_json
     started_s, first = time.monotonic(), read()
     wait_s = TERMINAL_INTERVAL_S if is_terminal else FIRST_LINE_S
     while not over.wait(wait_s):
@@ -128,7 +148,8 @@ def _show(verb: str, read: Callable[[], Reading], stream: TextIO, over: Event) -
             line = progress_line(verb, reading, worked_bytes, elapsed_s, _columns(stream) - 1)
             print(f"\r{line}\033[K", end="", file=stream, flush=True)
         else:
-            print(progress_line(verb, reading, worked_bytes, elapsed_s), file=stream, flush=True)
+            written = progress_json if is_json else progress_line
+            print(written(verb, reading, worked_bytes, elapsed_s), file=stream, flush=True)
             wait_s = LINE_INTERVAL_S
     if is_terminal:
         print("\r\033[K", end="", file=stream, flush=True)

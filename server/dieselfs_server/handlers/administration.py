@@ -138,6 +138,7 @@ async def purge(call: Call) -> PurgeReport:
             arguments.is_dry_run,
             proceed,
         ),
+        call.show_progress,
     )
 
 
@@ -180,6 +181,7 @@ async def copy_attached(call: Call) -> int:
         lambda proceed: purging.copy_attached(
             service.store, service.metadata, dataset, service.now_ns(), is_dry_run, proceed
         ),
+        call.show_progress,
     )
 
 
@@ -200,6 +202,7 @@ async def rebuild(call: Call) -> RebuildReport:
             None if arguments.since_s < 0 else arguments.since_s,
             proceed,
         ),
+        call.show_progress,
     )
 
 
@@ -221,6 +224,7 @@ async def fsck(call: Call) -> FsckReport:
             arguments.is_repair,
             proceed,
         ),
+        call.show_progress,
     )
 
 

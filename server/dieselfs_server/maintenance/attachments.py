@@ -18,7 +18,7 @@ from dieselfs.names import printable
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import AttachedRecord, DetachReport
 from dieselfs_server.datasets.commit import commit_chunk, read_header
-from dieselfs_server.maintenance.jobs import Proceed, always
+from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.maintenance.parallel_reads import read_in_order
 from dieselfs_server.maintenance.rebuild import report_line
 from dieselfs_server.metadata.interface import MetadataStore
@@ -40,7 +40,7 @@ class AttachedChunk:
 
 
 def attached_chunks(
-    store: ObjectStore, metadata: MetadataStore, dataset_id: bytes, proceed: Proceed = always
+    store: ObjectStore, metadata: MetadataStore, dataset_id: bytes, proceed: Proceed | None = None
 ) -> Iterator[AttachedChunk]:
     """The attached chunks that count. Raises Damaged for a chunk that cannot be read."""
     records = {
@@ -48,6 +48,8 @@ def attached_chunks(
         for chunk in metadata.chunks(dataset_id)
         if chunk.deleted_entries < chunk.entries
     }
+    proceed = proceed or Proceed()
+    proceed.expect(len(records))
     with closing(read_in_order(_attached_header, store, dataset_id, records)) as chunks:
         for chunk_id, found in chunks:
             proceed()
@@ -74,7 +76,7 @@ def list_attached(
     dataset_id: bytes,
     after: bytes,
     check: Callable[[Source], None],
-    proceed: Proceed = always,
+    proceed: Proceed | None = None,
 ) -> list[AttachedRecord]:
     """The sources of a dataset whose locations sort behind `after`: those of ATTACHED_PER_REPLY_MAX locations, ordered.
 
@@ -110,7 +112,7 @@ def detach(
     location: bytes,
     now_ns: int,
     ids: ChunkIdSource,
-    proceed: Proceed = always,
+    proceed: Proceed | None = None,
 ) -> DetachReport:
     """Delete the entries that count and come from a source at, or below, `location`. May be repeated.
 

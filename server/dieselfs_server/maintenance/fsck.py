@@ -24,7 +24,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import check_size, read_chunk, read_header, versions_ahead
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.maintenance.jobs import Proceed, always
+from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.maintenance.parallel_reads import HEADERS_AT_ONCE, PAYLOADS_AT_ONCE, read_in_order
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
 from dieselfs_server.metadata.interface import MetadataStore
@@ -44,12 +44,14 @@ def fsck(
     now_ns: int,
     is_deep: bool,
     is_repair: bool,
-    proceed: Proceed = always,
+    proceed: Proceed | None = None,
 ) -> FsckReport:
     """Check a dataset; with `is_deep` read every byte of every chunk, with `is_repair` repair what is possible.
 
     `scratch` is a folder with room for a copy of the metadata. A concurrent write can be reported as a difference.
     """
+    proceed = proceed or Proceed()
+    proceed.expect(dataset.chunks)
     check = _Check(store, metadata, dataset, now_ns, is_deep, is_repair)
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (

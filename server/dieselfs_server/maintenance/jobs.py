@@ -14,22 +14,39 @@ import trio
 
 from dieselfs.errors import DieselfsError, NotFound, StorageFull, Unavailable
 from dieselfs.process.companion import accompanied
+from dieselfs.rpc.records import CopyProgress
 from dieselfs_server.leases.maintenance_lease import RENEWAL_S, Excluded, end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
 
 JOBS_MAX = 2
 """Of a server."""
 
-Proceed = Callable[[], None]
-"""Called at every chunk; raises when the job is cancelled."""
+
+class Proceed:
+    """Called at every chunk; raises when the job is cancelled. Counts the chunks: the thread of the job changes the
+    numbers, others read them.
+    """
+
+    def __init__(self, check: Callable[[], object] = lambda: None) -> None:
+        self._check = check
+        self.done = self.total = 0
+
+    def __call__(self) -> None:
+        self._check()
+        self.done += 1
+
+    def expect(self, chunks: int) -> None:
+        """So many more follow."""
+        self.total += chunks
+
+    @property
+    def progress(self) -> CopyProgress:
+        return CopyProgress(self.done, 0, max(self.total, self.done), 0)
+
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-def always() -> None:
-    """The `Proceed` of a job that is not cancelled."""
 
 
 class MaintenanceJobs:
@@ -41,8 +58,15 @@ class MaintenanceJobs:
         self._running: dict[bytes, str] = {}  # by dataset ID; changed only between checkpoints
         self._threads = trio.CapacityLimiter(JOBS_MAX)
 
-    async def run(self, dataset_id: bytes, what: str, work: Callable[[Proceed], T]) -> T:
-        """What `work` returns. If cancelled, `work` is told by its `Proceed`, and this waits until it has ended.
+    async def run(
+        self,
+        dataset_id: bytes,
+        what: str,
+        work: Callable[[Proceed], T],
+        begin: Callable[[Proceed], object] = lambda proceed: None,
+    ) -> T:
+        """What `work` returns. `begin` gets its `Proceed` first. If cancelled, `work` is told by it, and this
+        waits until it has ended.
 
         Raises Unavailable at once if a job of this dataset is running, or too many on this server; also if another
         server has taken the lease, after an outage of the metadata store.
@@ -60,7 +84,9 @@ class MaintenanceJobs:
             # A rebuild of lost metadata has no place for a lease, and a purge on a full disk neither.
             with suppress(NotFound, StorageFull):
                 await trio.to_thread.run_sync(self._take, dataset_id, holder)
-            return await self._run_leased(dataset_id, holder, work)
+            proceed = Proceed(trio.from_thread.check_cancelled)
+            begin(proceed)
+            return await self._run_leased(dataset_id, holder, partial(work, proceed))
         finally:
             del self._running[dataset_id]
             with trio.CancelScope(shield=True), suppress(DieselfsError):  # else it expires
@@ -69,7 +95,7 @@ class MaintenanceJobs:
     def _take(self, dataset_id: bytes, holder: str) -> None:
         take_lease(self._metadata, dataset_id, holder, self._now_ns())
 
-    async def _run_leased(self, dataset_id: bytes, holder: str, work: Callable[[Proceed], T]) -> T:
+    async def _run_leased(self, dataset_id: bytes, holder: str, work: Callable[[], T]) -> T:
         async def renew() -> None:
             while True:
                 await trio.sleep(RENEWAL_S)
@@ -82,5 +108,5 @@ class MaintenanceJobs:
                 except DieselfsError as error:
                     log.warning("the lease of %s was not renewed: %s", holder, error)
 
-        run = partial(trio.to_thread.run_sync, work, trio.from_thread.check_cancelled, limiter=self._threads)
+        run = partial(trio.to_thread.run_sync, work, limiter=self._threads)
         return await accompanied(run, renew)

@@ -21,7 +21,7 @@ from dieselfs_server.datasets.commit import commit_chunk, read_chunk
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.pins import Pin, live_pins
 from dieselfs_server.maintenance.attachments import attached_chunks, is_attached
-from dieselfs_server.maintenance.jobs import Proceed, always
+from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -34,7 +34,7 @@ def purge(
     now_ns: int,
     grace_s: int,
     is_dry_run: bool,
-    proceed: Proceed = always,
+    proceed: Proceed | None = None,
 ) -> PurgeReport:
     """Purge a dataset; with `is_dry_run` only report.
 
@@ -57,6 +57,8 @@ def purge(
     ]
     bytes_freed = sum(_stored_bytes(store, dataset.dataset_id, chunk) for chunk in expired)
     if not is_dry_run:
+        proceed = proceed or Proceed()
+        proceed.expect(len(expired))
         for chunk in expired:
             proceed()
             store.delete(dataset.dataset_id, chunk.chunk_id)
@@ -77,13 +79,14 @@ def copy_attached(
     dataset: DatasetRecord,
     now_ns: int,
     is_dry_run: bool,
-    proceed: Proceed = always,
+    proceed: Proceed | None = None,
 ) -> int:
     """Copy the live entries of attached chunks, with their bytes, into ordinary ones; returns the number of attached
     chunks. A later purge removes these.
 
     Raises Damaged at a source that cannot be read; what is copied by then stays.
     """
+    proceed = proceed or Proceed()
     found = attached_chunks(store, metadata, dataset.dataset_id, proceed)
     attached = [chunk.record for chunk in found]
     if not is_dry_run:
@@ -104,6 +107,7 @@ def _rewrite(
     # writers were ahead.
     newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in chunks), default=0)
     ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
+    proceed.expect(len(chunks))
     rewriter = _Rewriter(store, metadata, dataset, now_ns, ids)
     for chunk in chunks:
         proceed()

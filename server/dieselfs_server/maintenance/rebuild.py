@@ -17,7 +17,7 @@ from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.leases.pins import put_pin, remove_pin
-from dieselfs_server.maintenance.jobs import Proceed, always
+from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.maintenance.parallel_reads import read_in_order
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
@@ -35,7 +35,7 @@ def rebuild(
     dataset_id: bytes,
     now_ns: int,
     since_s: int | None = None,
-    proceed: Proceed = always,
+    proceed: Proceed | None = None,
 ) -> RebuildReport:
     """Rebuild the metadata of a dataset, or only of its chunks since `since_s` (seconds since 1970).
 
@@ -43,6 +43,10 @@ def rebuild(
     anything is changed, if the object store is away.
     """
     next(store.list_chunks(dataset_id), None)
+    proceed = proceed or Proceed()
+    if since_s is None:
+        with suppress(NotFound):  # lost metadata does not say how many there are
+            proceed.expect(metadata.dataset(name).chunks)
     found = None if since_s is not None else _fill_copy(store, metadata, name, dataset_id, now_ns, proceed)
     found = found or _fill_in_place(store, metadata, name, dataset_id, now_ns, since_s, proceed)
     record = metadata.dataset(name)

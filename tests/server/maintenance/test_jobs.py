@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from dieselfs.errors import Unavailable
+from dieselfs.rpc.records import CopyProgress
 from dieselfs_server.leases.maintenance_lease import LEASE_S, take_lease
-from dieselfs_server.maintenance.jobs import JOBS_MAX, MaintenanceJobs, Proceed, always
+from dieselfs_server.maintenance.jobs import JOBS_MAX, MaintenanceJobs, Proceed
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
 WAIT_S = 60.0
@@ -124,5 +125,23 @@ def test_a_job_that_has_lost_its_lease_ends(metadata: SqliteMetadata) -> None:
 
 def always_done(proceed: Proceed) -> str:
     proceed()
-    always()
     return "done"
+
+
+def test_a_job_counts_its_chunks(metadata: SqliteMetadata) -> None:
+    begun: list[Proceed] = []
+
+    def work(proceed: Proceed) -> CopyProgress:
+        proceed.expect(3)
+        proceed()
+        return proceed.progress
+
+    async def scenario() -> None:
+        jobs = MaintenanceJobs(metadata, lambda: NOW_NS)
+        assert await jobs.run(bytes(16), "fsck", work, begun.append) == CopyProgress(1, 0, 3, 0)
+
+    trio.run(scenario)
+    assert (begun[0].done, begun[0].total) == (1, 3)
+    more = Proceed()
+    more()
+    assert more.progress == CopyProgress(1, 0, 1, 0), "more than was known before"

@@ -6,6 +6,7 @@ from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
 from dieselfs.units import count
 from dieselfs_tools import options
 from dieselfs_tools.dataset_choice import Result, for_each_dataset
+from dieselfs_tools.job_watch import watched
 from dieselfs_tools.session import Session
 
 
@@ -34,7 +35,9 @@ def fsck(
 
 
 def _fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> Result:
-    report, output = session.client.fsck(dataset, is_deep, is_repair), session.output
+    output = session.output
+    with watched(output, f"fsck {dataset}") as progressed:
+        report = session.client.fsck(dataset, is_deep, is_repair, progressed)
     for problem in report.problems:
         repaired = "repaired: " if problem.is_mended else ""
         output.record("problem", f"{repaired}{problem.what}", problem._asdict())

@@ -8,6 +8,7 @@ from dieselfs.errors import EXIT_OK
 from dieselfs.units import count, format_duration
 from dieselfs_tools import options
 from dieselfs_tools.dataset_choice import Result, for_each_dataset
+from dieselfs_tools.job_watch import watched
 from dieselfs_tools.session import Session
 
 
@@ -51,9 +52,12 @@ def purge(
 
 
 def _purge(session: Session, dataset: str, grace_s: int, is_copying: bool, is_dry_run: bool) -> Result:
-    copied = session.client.copy_attached(dataset, is_dry_run) if is_copying else 0
-    report = session.client.purge(dataset, grace_s, is_dry_run)
-    would, output = "would have " if is_dry_run else "", session.output
+    would, output, copied = "would have " if is_dry_run else "", session.output, 0
+    if is_copying:
+        with watched(output, f"copy {dataset}") as progressed:
+            copied = session.client.copy_attached(dataset, is_dry_run, progressed)
+    with watched(output, f"purge {dataset}") as progressed:
+        report = session.client.purge(dataset, grace_s, is_dry_run, progressed)
     text = (
         f"{would}removed {count(report.chunks_removed, 'chunk')} ({output.size(report.bytes_freed)}), "
         f"{would}rewritten {report.chunks_rewritten:,} with holes; "

@@ -8,6 +8,7 @@ from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput
 from dieselfs.units import count
 from dieselfs_tools import options
 from dieselfs_tools.dataset_choice import Result, for_each_dataset, names_of_all
+from dieselfs_tools.job_watch import watched
 from dieselfs_tools.session import Session
 
 
@@ -58,7 +59,8 @@ def _rebuild(
         what = "all chunks" if since_s is None else f"chunks since {since}"
         text = f"would rebuild the metadata of dl://{dataset} from {what}"
         return text, {"dry_run": True, "dataset": dataset, "since_s": since_s}, EXIT_OK
-    report = session.client.rebuild(dataset, since_s)
+    with watched(session.output, f"rebuild {dataset}") as progressed:
+        report = session.client.rebuild(dataset, since_s, progressed)
     for reason in report.damaged:
         session.output.failure(f"dl://{dataset}", reason)
     text = f"rebuilt {dataset} from {count(report.chunks, 'chunk')}: {count(report.files, 'file')}"
