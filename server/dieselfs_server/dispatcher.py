@@ -148,6 +148,11 @@ def _loggable(value: Any) -> Any:
     return printable(value) if isinstance(value, bytes) else value
 
 
+def _longest_s(bulk_bytes: int) -> float:
+    """How long the bytes behind a call or a reply may take."""
+    return BULK_IDLE_TIMEOUT_S + bulk_bytes / LEAST_RATE_BYTES_PER_S
+
+
 class Dispatcher:
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -199,10 +204,11 @@ class Dispatcher:
                 except InvalidInput:
                     raise ProtocolError(f"bulk of {arguments.bulk_length} bytes") from None
                 except DieselfsError:
-                    await connection.discard_bulk(arguments.bulk_length)
+                    with trio.fail_after(_longest_s(arguments.bulk_length)):
+                        await connection.discard_bulk(arguments.bulk_length)
                     raise
                 if length:
-                    with trio.fail_after(BULK_IDLE_TIMEOUT_S + length / LEAST_RATE_BYTES_PER_S):
+                    with trio.fail_after(_longest_s(length)):
                         call.bulk = await connection.receive_bulk(length)
                 self._service.requests.value += 1
                 if method in LONG_METHODS:
@@ -238,7 +244,7 @@ class Dispatcher:
 async def _send(connection: ClientConnection, method: str, sequence: int, reply: Reply) -> None:
     if not reply.files:
         length = sum(len(part) for part in reply.bulk)
-        with trio.fail_after(BULK_IDLE_TIMEOUT_S + length / LEAST_RATE_BYTES_PER_S):
+        with trio.fail_after(_longest_s(length)):
             await connection.send(encode_reply(method, sequence, as_struct(reply.value)), reply.bulk)
         return
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dieselfs.errors import Unavailable
+from dieselfs.errors import NotFound, Unavailable
 from dieselfs.limits import (
     BULK_IDLE_TIMEOUT_S,
     BULK_WAIT_S,
@@ -63,8 +63,8 @@ class _Server:
         self.taken += 1
         return Reply(thrift.Bulk(bulk_length=self._payload_bytes), [_Long(self._payload_bytes)])
 
-    async def answer(self, reader: Any, user: str) -> None:
-        await self._dispatcher.answer(cast(ClientConnection, reader), Identity(user, "k"), GET_PAYLOAD)
+    async def answer(self, reader: Any, user: str, message: bytes = GET_PAYLOAD) -> None:
+        await self._dispatcher.answer(cast(ClientConnection, reader), Identity(user, "k"), message)
 
 
 class _Long(bytes):
@@ -132,6 +132,43 @@ def test_a_reader_below_the_least_rate_loses_its_connection(monkeypatch: pytest.
         with pytest.raises(trio.TooSlowError):
             await server.answer(_Reader(), "mal")
         least_s = BULK_IDLE_TIMEOUT_S + 64 * MIB / LEAST_RATE_BYTES_PER_S
+        assert trio.current_time() - started_s == pytest.approx(least_s)
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+class _Trickle:
+    """A client whose announced bytes never all come."""
+
+    name = peer = "trickle"
+
+    async def receive_bulk(self, length: int) -> bytearray:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def discard_bulk(self, length: int) -> None:
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_an_upload_below_the_least_rate_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch, is_allowed: bool
+) -> None:
+    """Also one that is refused, whose bytes are dropped."""
+    upload_bytes = 64 * MIB
+    upload = encode_call("put_chunk", 1, {"dataset": "d", "chunk_id": bytes(16), "bulk_length": upload_bytes})
+
+    async def bulk_length(call: Call) -> int:
+        if is_allowed:
+            return upload_bytes
+        raise NotFound("there is no dataset 'd'")
+
+    async def scenario() -> None:
+        monkeypatch.setattr(Call, "bulk_length", bulk_length)
+        server, started_s = _Server(monkeypatch, 0), trio.current_time()
+        with pytest.raises(trio.TooSlowError):
+            await server.answer(_Trickle(), "mal", upload)
+        least_s = BULK_IDLE_TIMEOUT_S + upload_bytes / LEAST_RATE_BYTES_PER_S
         assert trio.current_time() - started_s == pytest.approx(least_s)
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))

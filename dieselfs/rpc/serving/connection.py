@@ -129,7 +129,7 @@ class ClientConnection:
 
     async def discard_bulk(self, length: int) -> None:
         """Receive and drop the bulk bytes of a refused call; the next message follows them."""
-        scratch = memoryview(bytearray(min(length, MIB)))
+        scratch = memoryview(bytearray(_RECEIVE_BYTES))
         taken = min(length, len(self._received))
         del self._received[:taken]
         while taken < length:
