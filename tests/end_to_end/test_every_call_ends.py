@@ -130,6 +130,7 @@ WITHOUT_SERVER = {
     "top",
     "why",
     "report",
+    "chaos",
 }
 """They ask daemons of this machine, or nobody; `mount` and `cache` start one, which has the bounds of the library."""
 

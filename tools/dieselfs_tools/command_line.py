@@ -84,6 +84,7 @@ VERBS = {
     "top": "Watch the mounts, caches and servers of this node.",
     "why": "Say what limits the training that reads a mount.",
     "report": "Show an epoch of a mount or job on one page.",
+    "chaos": "Rehearse faults, and show what readers see.",
     "metrics": "Print the metrics of this node's daemons, for Prometheus.",
     "completion": "Print the completion script of a shell.",
 }

@@ -185,6 +185,10 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "epoch": ["subject plan began_s seconds totals quality ranks daemons points"],
         "summary": ["daemons"],
     },
+    "chaos": {
+        "rehearsal": ["fault reads failed wrong worst_s errors remedy is_as_promised seconds"],
+        "summary": ["rehearsed broken refused"],
+    },
     "metrics": {"process": ["about families"], "summary": ["processes", "address"]},
     "config": {
         "setting": [_SETTING],

@@ -1,0 +1,276 @@
+"""The faults that `dlcmd chaos` rehearses, each in a scratch home. This module starts and kills processes, mounts, and
+changes stored files.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import dieselfs
+from dieselfs.dataset import Dataset
+from dieselfs.errors import InvalidInput, StorageFull, Unavailable
+from dieselfs.limits import MIB
+from dieselfs.settings import EMBEDDED
+from dieselfs_client import control
+from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.mount.mounting import unmount
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
+from dieselfs_tools.private_home import private_home, stop_server
+from dieselfs_tools.verifying_readers import Seen, content_of, read_and_drop, reading, wait_for
+
+DATASET = "rehearsal"
+FILES, FILE_BYTES = 384, 64 << 10
+"""24 MB, in six chunks."""
+MEMORY_BYTES = 24 * MIB
+NODES = 3
+READS = 150
+"""Of each reader, after the fault."""
+DISK_MIB = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What a fault did. `remedy`: what let the readers continue. `is_as_promised`: whether they saw what the
+    documentation says.
+    """
+
+    fault: str
+    seen: Seen
+    remedy: str
+    is_as_promised: bool
+
+
+class Scratch:
+    """A home with one dataset, and its mounts."""
+
+    def __init__(self, home: Path, stack: ExitStack) -> None:
+        self.home, self._stack = home, stack
+        self.contents = {f"{number:03}.bin": content_of(f"{number}", FILE_BYTES) for number in range(FILES)}
+
+    def store(self, names: Mapping[str, bytes] | None = None) -> None:
+        """Raises what the library raises."""
+        with self.connect() as data:
+            for name, content in (names or self.contents).items():
+                data.put(name, content)
+            data.flush()
+
+    def connect(self) -> Dataset:
+        return dieselfs.connect(DATASET, server=EMBEDDED, home=self.home, job="", create=True)
+
+    def mount(self, number: int = 0, nodes: int = 0) -> Path:
+        """A mount; with `nodes`, as one of so many nodes of a job."""
+        place = self.home / f"mount-{number}"
+        place.mkdir()
+        self._stack.callback(_clear, place)
+        options = MountOptions(
+            server=EMBEDDED,
+            home=str(self.home),
+            memory_bytes=MEMORY_BYTES,
+            log_file=str(self.home / "log" / f"mount-{number}.log"),
+        )
+        if nodes:
+            options = replace(
+                options,
+                job="rehearsal",
+                job_nodes=nodes,
+                job_node=f"node-{number}",
+                job_rank=number,
+                job_host="127.0.0.1",
+                job_secret=str(self.home / "job-secret"),
+            )
+        control.mount(DATASET, place, options)
+        return place
+
+    def is_readable(self, place: Path) -> bool:
+        """Whether each file of a mount has its content."""
+        with suppress(OSError):
+            return all(read_and_drop(place / name) == content for name, content in self.contents.items())
+        return False
+
+    def mount_job(self) -> list[Path]:
+        """They wait for each other."""
+        secret = self.home / "job-secret"
+        secret.touch(0o600)
+        secret.write_text(os.urandom(32).hex())
+        with ThreadPoolExecutor(NODES) as threads:
+            return list(threads.map(lambda number: self.mount(number, NODES), range(NODES)))
+
+
+@contextmanager
+def scratch() -> Iterator[Scratch]:
+    """At the end nothing of it is left: no mount, no process, no file."""
+    with private_home() as home, ExitStack() as stack:
+        yield Scratch(home, stack)
+
+
+def _clear(place: Path) -> None:
+    """Unmount, and kill what serves it."""
+    status = supervision_of(str(place))
+    if status is not None:
+        kill_both(status)
+    while mount_at(str(place)) is not None:
+        unmount(str(place), lazily=True)
+
+
+def kill_both(supervision: SupervisorStatus) -> None:
+    """Kill the supervisor of a mount and its daemon, before one of them can replace the other."""
+    _send(supervision.supervisor, signal.SIGSTOP)
+    _send(supervision.daemon, signal.SIGKILL)
+    _send(supervision.supervisor, signal.SIGKILL)
+
+
+def _send(process: int, number: signal.Signals) -> None:
+    if process:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _supervision(place: Path) -> SupervisorStatus:
+    status = supervision_of(str(place))
+    if status is None or not status.daemon:
+        raise Unavailable(f"{place}: its daemon is not there")
+    return status
+
+
+def lost_node() -> Rehearsed:
+    """One of three nodes of a job answers no more, as after a power failure: its connections stay open."""
+    with scratch() as here:
+        here.store()
+        *others, lost = here.mount_job()
+        with reading(others, here.contents) as readers:
+            readers.wait_for_reads(READS // 3)
+            status = _supervision(lost)
+            readers.begin()
+            for process in (status.supervisor, status.daemon):
+                _send(process, signal.SIGSTOP)
+            took_s = wait_for(lambda: _is_avoided(others), "the others avoid the lost node")
+            seen = readers.wait_for_reads(READS)
+        remedy = f"the others avoided the node after {took_s:.1f} s, and got its chunks from the server"
+        return Rehearsed("lost-node", seen, remedy, not seen.failed and not seen.wrong)
+
+
+def _is_avoided(places: Sequence[Path]) -> bool:
+    """Whether each of these nodes suspects another one, or has it no longer in its list."""
+    jobs = [control.job_of(str(place)) or {} for place in places]
+    return all(job.get("suspected") or len(job.get("members", ())) < NODES for job in jobs)
+
+
+def killed_daemon() -> Rehearsed:
+    """The daemon of a mount is killed."""
+    with scratch() as here:
+        here.store()
+        place = here.mount()
+        with reading([place], here.contents) as readers:
+            status = _supervision(place)
+            readers.begin()
+            _send(status.daemon, signal.SIGKILL)
+
+            def is_replaced() -> bool:
+                now = supervision_of(str(place))
+                return now is not None and now.restarts > status.restarts and now.is_served
+
+            took_s = wait_for(is_replaced, "another daemon serves the mount")
+            seen = readers.wait_for_reads(READS)
+        remedy = f"the supervisor started another daemon within {took_s:.1f} s"
+        if not status.resends:
+            remedy += "; this kernel sends no request again (Linux 6.9), so open files fail"
+        return Rehearsed(
+            "killed-daemon", seen, remedy, not seen.wrong and (not seen.failed or not status.resends)
+        )
+
+
+def full_disk() -> Rehearsed:
+    """The disk of the store is full while a program stores files."""
+    with scratch() as outer, ExitStack() as stack:
+        disk = outer.home / "disk"
+        disk.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "dieselfs-chaos", str(disk)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InvalidInput(f"needs root, to mount a small disk: {done.stderr.strip()}")
+        stack.callback(unmount_disk, disk)
+        home = disk / "home"
+        home.mkdir()
+        stack.callback(stop_server, home)
+        here = Scratch(home, stack)
+        here.store()
+        place = here.mount()
+        more = {f"more-{number}": content_of(f"more-{number}", MIB) for number in range(DISK_MIB)}
+        with reading([place], here.contents) as readers:
+            readers.begin()
+            refusal = ""
+            try:
+                here.store(more)
+            except StorageFull as error:
+                refusal = str(error)
+            seen = readers.wait_for_reads(READS)
+        with here.connect() as data:
+            is_whole = here.contents.keys() <= set(data.files())
+        remedy = "the writer got an error, and no file was lost; with more room the same command continues"
+        is_as_promised = bool(refusal) and is_whole and not seen.failed and not seen.wrong
+        return Rehearsed("full-disk", seen, remedy, is_as_promised)
+
+
+def unmount_disk(disk: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(disk)], capture_output=True, check=False)
+
+
+def corrupt_chunk() -> Rehearsed:
+    """A stored chunk has wrong bytes, as of a disk that fails."""
+    with scratch() as here:
+        here.store()
+        chunk = max((path for path in (here.home / "chunks").rglob("*") if path.is_file()), key=_size)
+        original = chunk.read_bytes()
+        chunk.chmod(0o600)
+        damaged = bytearray(original)
+        for offset in range(len(damaged) // 2, len(damaged), FILE_BYTES):
+            damaged[offset] ^= 0xFF
+        chunk.write_bytes(damaged)
+        place = here.mount()
+        with reading([place], here.contents) as readers:
+            seen = readers.wait_for_reads(READS)
+        with here.connect() as data:
+            found = data.client.fsck(DATASET, is_deep=True, is_repair=False).problem_count
+        chunk.write_bytes(original)
+        wait_for(lambda: here.is_readable(place), "its files can be read again")
+        remedy = f"fsck --deep named {found} problems; with the chunk restored, its files are read again"
+        is_as_promised = 0 < seen.failed < seen.reads and not seen.wrong and found > 0
+        return Rehearsed("corrupt-chunk", seen, remedy, is_as_promised)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def lost_metadata() -> Rehearsed:
+    """The server and its metadata are lost; the chunks are there."""
+    with scratch() as here:
+        here.store()
+        place = here.mount()
+        with reading([place], here.contents) as readers:
+            readers.begin()
+            stop_server(here.home)
+            for path in here.home.glob("metadata.db*"):
+                path.unlink()
+            seen = readers.wait_for_reads(READS)
+            with here.connect() as data:
+                report = data.client.rebuild(DATASET)
+        with here.connect() as data:
+            is_whole = {name: data.get(name) for name in here.contents} == here.contents
+        remedy = f"dlcmd rebuild made the metadata of {report.files} files again, from {report.chunks} chunks"
+        return Rehearsed("lost-metadata", seen, remedy, is_whole and not seen.failed and not seen.wrong)
+
+
+FAULTS: Mapping[str, Callable[[], Rehearsed]] = {
+    "lost-node": lost_node,
+    "killed-daemon": killed_daemon,
+    "full-disk": full_disk,
+    "corrupt-chunk": corrupt_chunk,
+    "lost-metadata": lost_metadata,
+}
