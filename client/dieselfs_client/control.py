@@ -28,9 +28,9 @@ from dieselfs_client.mount.mount_table import (
     is_stale,
     mount_at,
 )
-from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
+from dieselfs_client.mount.mounting import facts, prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.mount.mounting import unmount as unmount_from_kernel
-from dieselfs_client.mount.options import MountOptions, format_options
+from dieselfs_client.mount.options import MountOptions, check_following, format_options
 from dieselfs_client.supervision.adoption import OWNED
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of, supervisions
 
@@ -63,6 +63,7 @@ class Mount:
     - `resends`: the kernel sends requests again (Linux 6.9), so that readers notice neither
     - `trouble`: the last failure of its processes, or empty; for a dead mount, the reason of its end from its log
     - `last_error`: the newest line of `.dieselfs/errors`: time, path and reason of a failed read; or empty
+    - `following`: the generation, and what a mount with `follow_s` does about the next one; else empty
     """
 
     mountpoint: str
@@ -78,6 +79,7 @@ class Mount:
     resends: bool
     trouble: str
     last_error: str
+    following: str
 
 
 def mount(
@@ -86,21 +88,24 @@ def mount(
     options: MountOptions | None = None,
     timeout_s: float = MOUNT_START_TIMEOUT_S,
     owner: int | None = None,
+    destination: str = "",
 ) -> int:
     """Mount a dataset or a folder of it (`name[@tag][/folder]`, with or without `dl://`), or a saved snapshot: a path
     that begins with a slash, "./" or "../".
 
     Returns the process ID of its supervisor, once the mount can be used. `owner`: the read end of a pipe; the mount
-    ends when the other end is closed.
+    ends when the other end is closed. `destination`: the path that the caller will move the mount to.
     Raises MountError (mount point or kernel), what `dieselfs.connect` raises, and Unavailable if it is not ready within
     `timeout_s`. After an error nothing is mounted.
     """
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)
-    log_file = Path(options.log_file).absolute() if options.log_file else _log_of(place)
-    name = _checked(dataset, place, options)
+    log_file = Path(options.log_file).absolute() if options.log_file else _log_of(destination or place)
+    name = _checked(dataset, place, options, owner is not None)
     return launch(
-        lambda report: supervisor_command(name, place, options, str(report), str(log_file), owner),
+        lambda report: supervisor_command(
+            name, place, options, str(report), str(log_file), owner, destination
+        ),
         log_file,
         timeout_s,
         f"the mount on {place}",
@@ -120,17 +125,23 @@ def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options:
     Raises InvalidInput and MountError. Later errors are written to standard error, and set the exit code.
     """
     place = resolved_mountpoint(mountpoint)
-    command = supervisor_command(_checked(dataset, place, options), place, options, "-", "-")
+    command = supervisor_command(_checked(dataset, place, options, True), place, options, "-", "-")
     os.execve(command[0], command, module_environment())
 
 
-def _checked(dataset: str, place: str, options: MountOptions) -> str:
-    """The dataset, with its tag and folder. Raises the errors that are known before a process is started."""
+def _checked(dataset: str, place: str, options: MountOptions, is_kept: bool) -> str:
+    """The dataset, with its tag and folder. Raises the errors that are known before a process is started.
+
+    `is_kept`: the caller needs the first supervisor.
+    """
+    location = None
     if is_file_path(dataset):
         name = os.path.abspath(os.path.expanduser(dataset))
     else:
-        name = parse_location(dataset if is_location(dataset) else SCHEME + dataset).part
+        location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
+        name = location.part
     options.check()
+    check_following(options, location, is_kept, facts())
     if options.driver != KERNEL:
         from dieselfs_client.mount.drivers import driver_class
 
@@ -143,10 +154,16 @@ def _checked(dataset: str, place: str, options: MountOptions) -> str:
 
 
 def supervisor_command(
-    dataset: str, place: str, options: MountOptions, report: str, log_file: str, owner: int | None = None
+    dataset: str,
+    place: str,
+    options: MountOptions,
+    report: str,
+    log_file: str,
+    owner: int | None = None,
+    destination: str = "",
 ) -> list[str]:
     """The command line of the supervisor, which ends with that of its zygote."""
-    arguments = dataset, place, format_options(options.absolute()), log_file
+    arguments = dataset, place, format_options(options.absolute()), log_file, destination
     zygote = python_command("dieselfs_client.zygote", *arguments)
     owned = () if owner is None else (OWNED, str(owner))
     return python_command("dieselfs_client.supervision.supervisor", *owned, report, log_file, place, *zygote)
@@ -287,7 +304,22 @@ def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mou
         supervision.resends,
         _reason_of_end(record.mountpoint) if stale else supervision.trouble,
         _last_error(record.mountpoint) if supervision.is_served and not stale else "",
+        _following(record.mountpoint) if supervision.is_served and not stale else "",
     )
+
+
+def _following(place: str) -> str:
+    try:
+        about = json.loads(Path(place, _INFO).read_bytes())
+        follow = about["follow"]
+        if follow is None:
+            return ""
+        text = f"generation {about['generation']}, looks for the next every {follow['interval_s']:g} s"
+        if follow["next_generation"] is not None:
+            text += f"; generation {follow['next_generation']}: {follow['state']}"
+        return f"{text} {follow['reason']}".rstrip()
+    except (OSError, ValueError, KeyError, TypeError):  # as in `job_of`
+        return ""
 
 
 def _last_error(place: str) -> str:

@@ -34,12 +34,13 @@ from dieselfs_client.mount.layers import (
     LAYERS,
     Layers,
     cover,
+    is_covered,
     make_base,
     remove_base,
     remove_bases,
 )
 from dieselfs_client.mount.metadata_push import MetadataPush
-from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.mount.mount_table import is_staged, mount_at
 from dieselfs_client.mount.mount_watch import uncovered
 from dieselfs_client.mount.mounting import facts, raise_read_ahead, unmount
 from dieselfs_client.mount.options import MountOptions
@@ -70,15 +71,18 @@ async def serve_mount(
     options: MountOptions,
     client: ServerClient | None,
     supervisor_client: SupervisorClient,
+    destination: str = "",
 ) -> None:
     """Mount `snapshot` on `mountpoint` (resolved), or take over the mount of an earlier daemon, and serve it until it
     is unmounted, or the supervisor orders to stop.
+
+    `destination`: the path that another process may move the mount to, which is then served there.
 
     With `client`, the server keeps the generation that is mounted, and the mount takes part in the job of `options`.
     Raises MountError, and the error with which the job refuses the node: a mount that was ready stays then, and reads
     of it fail. After another error, or the order to yield, the mount stays for the next daemon; else it is gone.
     """
-    service = _MountService(snapshot, source, options, client, mountpoint, supervisor_client)
+    service = _MountService(snapshot, source, options, client, mountpoint, supervisor_client, destination)
     refusal: DieselfsError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor_client.beat)
@@ -99,6 +103,7 @@ class _MountService(Service):
     options: MountOptions
     mountpoint: str
     supervisor_client: SupervisorClient
+    destination: str = ""
     is_yielding: bool = False
 
     def __post_init__(self) -> None:
@@ -110,6 +115,7 @@ class _MountService(Service):
         self._choices: list[Choice] | None = None
         self._refused_view: MountError | None = None
         self._image: ImageFile | None = None
+        self._pages: PageCache | None = None
 
     async def run(self, orders: AsyncIterator[Command]) -> None:
         self._allot()  # raises before anything is mounted
@@ -159,7 +165,7 @@ class _MountService(Service):
         )
         if not connection.is_taken_over:
             supervisor.tell("keep", DEVICE, connection.device)
-            self._note_layers(replace(self.layers, number="" if self.layers.base else connection.number))
+            self._note_layers(replace(self.layers, number="" if self.layers.has_cover else connection.number))
             supervisor.tell("mounted", self.layers.number)
             if not connection.can_resend:
                 _log.warning(
@@ -177,6 +183,7 @@ class _MountService(Service):
         if content is not None:
             self._layers_file = MemoryFile(LAYERS, content)
             self.layers = Layers.decode(os.pread(content, LAYERS_BYTES_MAX, 0))
+            self.mountpoint = self.layers.mountpoint
             self._choices = [Choice(self.layers.view, self.layers.reason)]
             if self.layers.view == IMAGE:
                 self._open_image(supervisor.inherited.pop(IMAGE, None))
@@ -193,7 +200,7 @@ class _MountService(Service):
                     raise
         view, reason = self._choices[0]
         base = ""
-        if view != FUSE:
+        if view != FUSE or self.options.follow_s:
             base, self._base = make_base()
             supervisor.tell("keep", BASE, self._base)
         self._note_layers(Layers(self.mountpoint, view, reason, base))
@@ -211,7 +218,7 @@ class _MountService(Service):
         if inherited is None:
             self.supervisor_client.tell("keep", IMAGE, self._image.descriptor)
 
-    def _pages(self, device: int, buffer_pool: BufferPool) -> PageCache:
+    def _pages_of(self, device: int, buffer_pool: BufferPool) -> PageCache:
         if self._image is None:
             return PageCache(device, self.layers.fuse_place, self.snapshot, buffer_pool)
         return self._image.pages(device, self.layers, self.snapshot, buffer_pool)
@@ -238,7 +245,7 @@ class _MountService(Service):
             buffer_pool = BufferPool(
                 slot_bytes, 1 + allotment.evictable // slot_bytes
             )  # 1: of the page cache
-            pages = self._pages(connection.device, buffer_pool)
+            self._pages = pages = self._pages_of(connection.device, buffer_pool)
             try:
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
@@ -260,6 +267,7 @@ class _MountService(Service):
                         view=Choice(self.layers.view, self.layers.reason),
                         root_mode=0o700 if self._is_private() else None,
                         scores_file=self._scores_file(),
+                        is_staged=is_staged(self.mountpoint),
                     )
                     if self.client is not None:
                         node.watch_servers(self.client)
@@ -287,12 +295,13 @@ class _MountService(Service):
 
     def _about(self) -> dict[str, str]:
         """The labels of its metrics."""
-        about = {"component": "mount", "dataset": self.snapshot.dataset, "mountpoint": self.mountpoint}
+        place = self.destination or self.mountpoint
+        about = {"component": "mount", "dataset": self.snapshot.dataset, "mountpoint": place}
         return about | ({"job": self.config.job.name} if self.config else {})
 
     def _is_private(self) -> bool:
         """Whether the mode of the root must keep other users out: FUSE does that, other file systems do not."""
-        return bool(self.layers.base) and not self.options.allow_other
+        return self.layers.has_cover and not self.options.allow_other
 
     def _handover_state(self) -> HandoverState:
         """The state that the previous daemon handed over."""
@@ -337,9 +346,11 @@ class _MountService(Service):
                 self._refused_view = error
                 serving.cancel()
                 return
-        nursery.start_soon(self._end_when_uncovered)
+        nursery.start_soon(self._watch_cover, node)
         await self.settled(connection.is_taken_over)
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
+        if not is_staged(self.mountpoint):
+            self._begin_following(node)
 
     async def _cover(self, metadata_push: MetadataPush | None) -> None:
         """Mount what users see over the FUSE mount. Raises MountError if the kernel refuses."""
@@ -353,11 +364,36 @@ class _MountService(Service):
         self._note_layers(layers)
         self.supervisor_client.tell("mounted", self.layers.number)
 
-    async def _end_when_uncovered(self) -> None:
-        """Detach the FUSE mount when the mount that users see is unmounted; its last user ends the connection."""
-        if self.layers.base:
+    async def _watch_cover(self, node: Node) -> None:
+        """Detach the FUSE mount when the mount that users see is unmounted; its last user ends the connection. One that
+        is moved to its destination is served there.
+        """
+        if not self.layers.base:
+            return
+        await uncovered(self.layers)
+        moved = replace(self.layers, mountpoint=self.destination)
+        if is_staged(self.mountpoint) and await trio.to_thread.run_sync(is_covered, moved):
+            self.mountpoint = self.destination
+            self._note_layers(moved)
+            self.supervisor_client.tell("moved", self.mountpoint)
+            _log.info("generation %d is on %s now", self.snapshot.generation, self.mountpoint)
+            if self._pages is not None:
+                self._pages.moved(self.mountpoint)
+            self._begin_following(node)
             await uncovered(self.layers)
+        if self.options.follow_s:
+            self.supervisor_client.tell("moved", "")  # its path may be that of the next generation
+        if self.layers.has_cover:
             await trio.to_thread.run_sync(remove_base, self.layers)
+
+    def _begin_following(self, node: Node) -> None:
+        """Move to new generations from now on, with the option for it."""
+        if self.options.follow_s and self.client is not None and node.follower is None:
+            from dieselfs_client.following import Follower
+
+            node.begin(
+                Follower(self.snapshot, self.client, self.options, lambda: self.layers, node, self.metrics)
+            )
 
     async def _obey(
         self,
@@ -378,7 +414,10 @@ class _MountService(Service):
                 serving.cancel()
             else:
                 is_stopping = True
-                await self._unmount(serving)
+                if self.layers.number and not is_covered(self.layers):  # only open files are served
+                    serving.deadline = trio.current_time() + STOP_GRACE_S
+                else:
+                    await self._unmount(serving)
 
     async def _unmount(self, serving: trio.CancelScope) -> None:
         try:
@@ -392,7 +431,7 @@ class _MountService(Service):
     def _clear(self, connection: KernelConnection) -> None:
         """Unmount what is left, and remove the base."""
         record = mount_at(self.mountpoint)
-        number = self.layers.number or ("" if self.layers.base else connection.number)
+        number = self.layers.number or ("" if self.layers.has_cover else connection.number)
         if record is not None and record.device == number:
             with contextlib.suppress(MountError):
                 unmount(self.mountpoint, lazily=True)

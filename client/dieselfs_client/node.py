@@ -20,6 +20,7 @@ from dieselfs.importance.scored_files import POLICY as IMPORTANCE
 from dieselfs.metrics import Registry
 from dieselfs.names import printable
 from dieselfs.prefetch.extent_table import ExtentTable, Pages
+from dieselfs.prefetch.window import PlanWindow
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import FUSE, ONESHOT
@@ -53,13 +54,14 @@ from dieselfs_client.mount.metadata_push import MetadataPush
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.read_path import ReadPath
 from dieselfs_client.mount.view import FUSE_VIEW, Choice
-from dieselfs_client.prefetch.prefetcher import Prefetcher
+from dieselfs_client.prefetch.prefetcher import PLAN_END_SHARE, PLAN_QUIET_S, Prefetcher
 from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
 from dieselfs_client.supervision.kept_scores import KeptScores
 from dieselfs_client.supervision.status import MemoryFile
 
-if TYPE_CHECKING:  # imported in a job alone
+if TYPE_CHECKING:  # imported in a job, or to follow, alone
     from dieselfs_client.cluster.role import JobRole
+    from dieselfs_client.following import Follower
 
 _LAYOUTS_MAX = 4
 """Layouts of the dataset and of folders, for plans; 4 bytes a file each."""
@@ -116,8 +118,10 @@ class Node:
         view: Choice = FUSE_VIEW,
         root_mode: int | None = None,
         scores_file: MemoryFile | None = None,
+        is_staged: bool = False,
     ) -> None:
-        """`source`: the current source of bytes; called for each request, in any thread.
+        """`source`: the current source of bytes; called for each request, in any thread. `is_staged`: nobody reads
+        before `begin`.
 
         `root_mode`: see `MountCore`. `scores_file`: has the scores of the previous daemon, and gets those of this one.
         """
@@ -144,6 +148,8 @@ class Node:
         self._job = job
         self._allotment = allotment
         self._clock = clock
+        self._nursery = nursery
+        self.follower: Follower | None = None
         self._started_s = clock()
         self._layout = lru_cache(_LAYOUTS_MAX)(lambda folder: Layout.of(snapshot, folder))
         self._chunk_cache = ChunkCache(
@@ -182,7 +188,7 @@ class Node:
         )
         if job is None:  # in a job each node fetches the chunks that it owns
             nursery.start_soon(self._warming.run)
-            if options.policy == ONESHOT:
+            if options.policy == ONESHOT and not is_staged:
                 self._warming.start()
 
     # -- for the control tree: `control_tree.ControlContents` ------------------------------------------------
@@ -196,6 +202,10 @@ class Node:
     def declare(self, share: Share) -> None:
         self._prefetcher.declare(share)
         self._write_state()
+
+    async def order_opened(self, name: bytes) -> None:
+        if self.follower is not None:
+            await self.follower.order_opened(name)
 
     async def ahead_of(self, share: Share) -> None:
         await self._prefetcher.ahead_of(share)
@@ -220,6 +230,30 @@ class Node:
         """Cursor of the slowest reader of each plan; it may have read slightly more. A list has none."""
         windows = [window for window in self._prefetcher.windows if not isinstance(window.plan, ListedPlan)]
         return [str(window.plan.cursor(window.position)) for window in windows]
+
+    # -- following: `following.Moments` ------------------------------------------------------------------------
+
+    def begin(self, follower: "Follower") -> None:
+        """The mount is on its path, and moves to new generations."""
+        self.follower = follower
+        if self._options.policy == ONESHOT:
+            self._warming.start()
+        self._nursery.start_soon(follower.run)
+
+    def is_idle(self) -> bool:
+        return not self._read_windows() and not self.control.has_unread_orders()
+
+    def is_between(self) -> bool:
+        windows = self._read_windows()
+        readers = [reader for window in windows for reader in window.positions()]
+        is_at_end = all(
+            window.is_finished or window.position >= PLAN_END_SHARE * len(window.plan) for window in windows
+        )
+        return is_at_end and len(readers) <= 1 and not self.control.has_unread_orders()
+
+    def _read_windows(self) -> list[PlanWindow]:
+        since_s = self._clock() - PLAN_QUIET_S
+        return [window for window in self._prefetcher.windows if window.quiet_since_s >= since_s]
 
     # -- handover to the next daemon -----------------------------------------------------------------------
 
@@ -264,6 +298,7 @@ class Node:
             "home": self._options.home,
             "version": __version__,
             **self._view_fields(),
+            "follow": self.follower.fields() if self.follower else None,
             "options": {name: value for name, value in asdict(self._options).items() if value is not None},
         }
 

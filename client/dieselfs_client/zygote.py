@@ -1,6 +1,6 @@
 """The process that daemons are forked from. This module forks, and exchanges messages with the supervisor.
 
-    python -m dieselfs_client.zygote DATASET MOUNTPOINT OPTIONS LOG CHANNEL
+    python -m dieselfs_client.zygote DATASET MOUNTPOINT OPTIONS LOG DESTINATION CHANNEL
 
 It has imported everything and opened the dataset, and never has a second thread. The supervisor keeps the snapshot, so
 that a later zygote has the same inode numbers, and needs neither the server nor the snapshot cache.
@@ -116,10 +116,12 @@ def _import_for(options: MountOptions) -> None:
         driver_class(options.driver)
     if options.job is not None:
         import_module("dieselfs_client.cluster.role")
+    if options.follow_s:
+        import_module("dieselfs_client.following")
 
 
 def main() -> None:
-    dataset, mountpoint, text, log, end = sys.argv[1:]
+    dataset, mountpoint, text, log, destination, end = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # signals are for the supervisor, which sends orders
     os.umask(0o077)
@@ -150,7 +152,7 @@ def main() -> None:
         _import_for(options)
         fork_daemons(
             control_channel,
-            partial(serve_mount, snapshot, source, mountpoint, options, client),
+            partial(serve_mount, snapshot, source, mountpoint, options, client, destination=destination),
             log_file,
         )
 

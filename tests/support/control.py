@@ -42,6 +42,9 @@ class SimpleContents:
     def declare(self, share: Share) -> None:
         self.declared.append(share)
 
+    async def order_opened(self, name: bytes) -> None:
+        pass
+
     async def ahead_of(self, share: Share) -> None:
         await self.is_ahead.wait()
 

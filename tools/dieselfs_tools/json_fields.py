@@ -157,6 +157,7 @@ FIELDS: Mapping[str, Field] = {
     "resends": Field(YES_NO, "Whether readers survive the death of the daemon."),
     "trouble": Field(TEXT, "The last failure of its processes, or why a source cannot be read; or empty."),
     "last_error": Field(TEXT, "The last failed read, or empty."),
+    "following": Field(TEXT, "With --follow: the generation, and the state of the next one; else empty."),
     "job": Field(TEXT, "Name of the job, or empty.", is_nullable=True),
     "node": Field(TEXT, "Name of this node in the job."),
     "nodes": Field(

@@ -77,9 +77,9 @@ def connect(
         detach(layers)
         os.close(inherited)
     prepare_mountpoint(layers.mountpoint)
-    source = PRIVATE_SOURCE if layers.base else SCHEME + dataset
+    source = PRIVATE_SOURCE if layers.has_cover else SCHEME + dataset
     # For the control tree, in which there is a file to write to. Below another view, users reach nothing else.
-    is_writable = bool(layers.base) or options.scores
+    is_writable = layers.has_cover or options.scores
     device = mount_device(layers.fuse_place, source, options.allow_other, options.noexec, is_writable)
     record = mount_at(layers.fuse_place)
     can_resend = _resends(options) and resend(device)

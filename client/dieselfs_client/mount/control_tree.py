@@ -43,6 +43,9 @@ CONTROL_FILES_MAX = 1024
 SHUFFLES_KEPT_MAX = 16
 """File lists that `.dieselfs/shuffle/` keeps for repeated requests; 4 bytes a file."""
 
+ORDER_HELD_NS = 10 * 10**9
+"""A program that opens the list of an order begins to read it within this time. The kernel does not report a close."""
+
 SHUFFLE_INODE = CONTROL_INODE + 1
 _WARM, _WARM_NOW, _SCORES = b"warm", b"warm-now", b"scores"
 _LISTED_INODE = CONTROL_INODE + 2
@@ -71,6 +74,9 @@ class ControlContents(Protocol):
 
     def declare(self, share: Share) -> None:
         """A process has begun to read the files of this share."""
+
+    async def order_opened(self, name: bytes) -> None:
+        """A process opens the order `name`. Raises Refused if the mount has been replaced."""
 
     async def ahead_of(self, share: Share) -> None:
         """Wait, for a limited time, until the first files of a declared share are stored."""
@@ -192,6 +198,7 @@ class ControlTree:
     async def lookup_later(self, folder: int, name: bytes) -> Attributes:
         """As `lookup`, for the names of `takes_time`. Raises as `lookup_shuffle`. If cancelled, it makes no file."""
         if folder == SHUFFLE_INODE:
+            await self._contents.order_opened(name)
             return await self.lookup_shuffle(name)
         text = _Text(_json(await self._contents.warmth()))
         begin = self._contents.warm if name == _WARM_NOW else None
@@ -253,6 +260,14 @@ class ControlTree:
             file.lookups -= lookups
             if file.lookups <= 0:
                 del self._files[inode]
+
+    def has_unread_orders(self) -> bool:
+        """Whether a program has opened an order lately and not begun to read it."""
+        since_ns = self._clock_ns() - ORDER_HELD_NS
+        return any(
+            file.share is not None and file.on_first_read is not None and file.attributes.mtime_ns > since_ns
+            for file in self._files.values()
+        )
 
     # -- handover to the next daemon -----------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from dieselfs.names import CONTROL_FOLDER, SCHEME
 from dieselfs.process.state_dirs import is_at, make_private, runtime_folder
 from dieselfs.settings import FUSE, IMAGE, OVERLAY
 from dieselfs_client.mount import utab
-from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
+from dieselfs_client.mount.mount_table import MOUNTINFO, STAGED, is_staged, mount_at, parse_mountinfo
 from dieselfs_client.mount.mounting import (
     facts,
     image_read_aheads,
@@ -54,7 +54,7 @@ class Layers:
 
     - `mountpoint`: the path that users see, resolved; `view`: one of `dieselfs.settings.VIEWS` without AUTO
     - `reason`: why there is no better view, or empty
-    - `base`: the folder of the FUSE mount, empty for the view FUSE
+    - `base`: the folder of the FUSE mount; for the view FUSE, which needs none, of a mount that follows, else empty
     - `number`: the `major:minor` of the mount that users see; empty until all layers are mounted
     """
 
@@ -65,9 +65,19 @@ class Layers:
     number: str = ""
 
     @property
+    def has_cover(self) -> bool:
+        """Whether users see another file system than FUSE."""
+        return self.view != FUSE
+
+    @property
     def fuse_place(self) -> str:
         """Where the FUSE mount is."""
-        return os.path.join(self.base, _FUSE) if self.base else self.mountpoint
+        return os.path.join(self.base, _FUSE) if self.has_cover else self.mountpoint
+
+    @property
+    def staging(self) -> str:
+        """Where the next generation is mounted before it takes the place of this one; with a base only."""
+        return os.path.join(self.base, STAGED)
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -126,13 +136,13 @@ def cover(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
             image = os.path.join(layers.fuse_place, IMAGE_FILE)
             mount_image(image, layers.mountpoint, SCHEME + dataset, layers.base, noexec)
     place = os.path.join(layers.mountpoint, CONTROL_FOLDER)
-    if layers.base and mount_at(place) is None:
+    if layers.has_cover and mount_at(place) is None:
         try:
             mount_kernel_file_system(os.path.join(layers.fuse_place, CONTROL_FOLDER), place, None)
         except MountError:
             unmount(layers.mountpoint, lazily=True)
             raise
-    if layers.base:
+    if layers.has_cover and not is_staged(layers.mountpoint):
         with suppress(OSError):  # then only a plain umount does not work
             utab.enter(SCHEME + dataset, layers.mountpoint)
     record = mount_at(layers.mountpoint)
@@ -183,7 +193,10 @@ def mount_image(image: str, mountpoint: str, source: str, folder: str, noexec: b
 
 def detach(layers: Layers) -> None:
     """Detach the mount that users see, and the FUSE mount; whatever is open on them stays open."""
-    for place in dict.fromkeys((layers.mountpoint, layers.fuse_place)):
+    record = mount_at(layers.mountpoint)
+    is_ours = record is not None and record.device == layers.number
+    places = [layers.mountpoint] if is_ours else []  # else it may be the mount of a later generation
+    for place in dict.fromkeys([*places, *([layers.fuse_place] if layers.has_cover else [])]):
         with suppress(MountError):  # it is unmounted already
             unmount(place, lazily=True)
 

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ MOUNT_PROBE_TIMEOUT_S = 2.0
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
+STAGED = ".next"
+"""The name of the folder on which a mount is made that will take the place of another one."""
+
 MOUNT_FIELDS_MIN = 6
 """Of a line, before the optional fields."""
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
@@ -24,13 +27,17 @@ _ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
 
 @dataclass(frozen=True, slots=True)
 class MountRecord:
-    """One mount. `device` is the `major:minor` that its files have; `options` as `/proc/self/mountinfo` prints them."""
+    """One mount. `device` is the `major:minor` that its files have; `options` as `/proc/self/mountinfo` prints them.
+    `number`: of the mount, and `below`: that of the mount on which it is.
+    """
 
     mountpoint: str
     source: str
     filesystem: str
     device: str
     options: tuple[str, ...]
+    number: int = 0
+    below: int = 0
 
     @property
     def is_dieselfs(self) -> bool:
@@ -65,6 +72,7 @@ def parse_mountinfo(text: bytes) -> Iterator[MountRecord]:
             _unescaped(kind),
             os.fsdecode(fields[2]),
             tuple(dict.fromkeys(_unescaped(fields[5] + b"," + super_options).split(","))),
+            *(int(field) if field.isdigit() else 0 for field in fields[:2]),
         )
 
 
@@ -73,17 +81,42 @@ def _unescaped(field: bytes) -> str:
 
 
 def dieselfs_mounts() -> list[MountRecord]:
-    """The mounts of dieselfs, in the order in which they were made."""
-    return [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.is_dieselfs]
+    """The mounts of dieselfs, in the order in which they were made; without those that take the place of another."""
+    found = [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.is_dieselfs]
+    return [record for record in found if not is_staged(record.mountpoint) and not _is_covered(record, found)]
+
+
+def is_staged(mountpoint: str) -> bool:
+    """Whether this is the place of a mount that will take the place of another one."""
+    return os.path.basename(mountpoint) == STAGED
+
+
+def _is_covered(record: MountRecord, others: Iterable[MountRecord]) -> bool:
+    """Whether one of the other mounts lies on the root of this one."""
+    return any(
+        other.below == record.number != 0 and other.mountpoint == record.mountpoint for other in others
+    )
 
 
 def mount_at(mountpoint: str) -> MountRecord | None:
     """The mount on exactly this (absolute, resolved) path; the uppermost if there are several."""
-    found = None
-    for record in parse_mountinfo(MOUNTINFO.read_bytes()):
-        if record.mountpoint == mountpoint:
-            found = record
-    return found
+    found = [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.mountpoint == mountpoint]
+    return uppermost(found)
+
+
+def uppermost(found: Sequence[MountRecord]) -> MountRecord | None:
+    """Of the mounts on one path: the one that shows, which is the last one, unless that was moved beneath another."""
+    return next((record for record in reversed(found) if not _is_covered(record, found)), None)
+
+
+def is_above(upper: str, lower: str, mountpoint: str) -> bool:
+    """Whether on this path the mount of the device `upper` covers that of the device `lower`."""
+    found = [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.mountpoint == mountpoint]
+    return any(
+        above.device == upper and below.device == lower and above.below == below.number
+        for above in found
+        for below in found
+    )
 
 
 def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:

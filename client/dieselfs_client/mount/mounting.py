@@ -44,7 +44,9 @@ _CAP_SYS_ADMIN = 21
 _OPEN_TREE, _MOVE_MOUNT = 428, 429
 _AT_FDCWD = -100
 _OPEN_TREE_CLONE = 1
+_OPEN_TREE_RECURSIVE = 0x8000
 _MOVE_MOUNT_FROM_DESCRIPTOR = 4
+_MOVE_MOUNT_BENEATH = 0x200
 _ALL_USERS = ["0", "0", "4294967295"]
 """The user IDs in a process that is in no user namespace."""
 
@@ -264,6 +266,30 @@ def unmount(mountpoint: str, lazily: bool = False, is_cut_off: bool = False) -> 
     finally:
         if copy >= 0:
             os.close(copy)
+
+
+def move_beneath(staged: str, mountpoint: str) -> None:
+    """Mount what is mounted on the folder `staged` on `mountpoint` as well, beneath the mount there (Linux 6.5).
+
+    `uncover` then shows it, in one step of the kernel: there is no moment without a mount. Raises MountError.
+    """
+    what = _AT_FDCWD, os.fsencode(staged), _OPEN_TREE_CLONE | _OPEN_TREE_RECURSIVE | os.O_CLOEXEC
+    copy = _libc.syscall(_OPEN_TREE, *what)
+    if copy < 0:
+        raise MountError(f"{staged}: cannot be copied: {os.strerror(ctypes.get_errno())}")
+    try:
+        if mount_at(staged) is None:  # it may have ended before the copy, which then is of the folder
+            raise MountError(f"{staged}: nothing is mounted there")
+        how = _MOVE_MOUNT_FROM_DESCRIPTOR | _MOVE_MOUNT_BENEATH
+        if _libc.syscall(_MOVE_MOUNT, copy, b"", _AT_FDCWD, os.fsencode(mountpoint), how) != 0:
+            raise MountError(f"{mountpoint}: cannot be replaced: {os.strerror(ctypes.get_errno())}")
+    finally:
+        os.close(copy)
+
+
+def uncover(mountpoint: str) -> None:
+    """Detach the uppermost mount; what is open on it stays open. Raises MountError."""
+    _unmount(mountpoint, mountpoint, _UMOUNT_NOFOLLOW | _MNT_DETACH)
 
 
 def _unmount(place: str, mountpoint: str, flags: int) -> None:

@@ -3,16 +3,22 @@
 import re
 from dataclasses import dataclass, replace
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, MountError
 from dieselfs.limits import READ_TIMEOUT_S
+from dieselfs.names import Location
 from dieselfs.setting_kinds import SWITCH
 from dieselfs.settings import AUTO, KERNEL, CacheOptions, Place, given_at
+from dieselfs_client.mount.view import Facts
+
+BENEATH_LINUX = 6, 5
+"""The first Linux that mounts beneath another mount."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions(CacheOptions):
     """The options of a mount; the table of settings (`dieselfs.settings`) explains them.
 
+    - `follow_s`: 0: stay at one generation
     - `uid`, `gid`: None for the user who mounts
     - `log_file`: None for the one in the user's state folder
     - `no_resend`: recover from a crash as on kernels before Linux 6.9; for tests
@@ -24,11 +30,35 @@ class MountOptions(CacheOptions):
     allow_plans: bool = False
     scores: bool = False
     noexec: bool = False
+    follow_s: float = 0.0
     uid: int | None = None
     gid: int | None = None
     timeout_s: float = READ_TIMEOUT_S
     log_file: str | None = None
     no_resend: bool = False
+
+
+def check_following(options: MountOptions, dataset: Location | None, is_kept: bool, facts: Facts) -> None:
+    """Raise InvalidInput, or MountError, if a mount cannot follow its dataset, which is None for a saved snapshot.
+
+    `is_kept`: the process that starts the mount must stay its supervisor. `facts`: of this process.
+    """
+    if not options.follow_s:
+        return
+    fixed = {
+        "a saved snapshot has one generation": dataset is None,
+        "a tag has one generation": dataset is not None and bool(dataset.tag),
+        "--generation names one generation": bool(options.generation),
+        "the nodes of a job read one generation": options.job is not None,
+        "a mount in the foreground, or for one command, stays at one generation": is_kept,
+    }
+    for reason in (reason for reason, is_so in fixed.items() if is_so):
+        raise InvalidInput(f"{reason}: leave out --follow")
+    if not facts.may_mount or facts.linux < BENEATH_LINUX:
+        raise MountError(
+            "--follow needs root, and Linux 6.5: else the kernel cannot put one mount in the place of another; "
+            "mount without --follow, and mount again to read a new generation"
+        )
 
 
 _ROWS = {row.name: row for row in given_at(Place.OPTION)}

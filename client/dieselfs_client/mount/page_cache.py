@@ -81,6 +81,10 @@ class PageCache:
         with suppress(MountError):  # retried at the first order
             self._started()
 
+    def moved(self, mountpoint: str) -> None:
+        """The mount is on this path now. May be called in any thread."""
+        self._root = os.fsencode(mountpoint) + b"/"
+
     def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
         """Store extents; the bytes of extent `i` begin at `starts[i]` in `payload`, which is no larger than the largest
         chunk. Returns how many bytes the kernel took.

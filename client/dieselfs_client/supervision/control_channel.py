@@ -6,7 +6,7 @@ memory, so this module imports little, and its limits are here and not in `diese
     to a new daemon                 keep NAME + descriptor ..., go [clean]
     to the daemon                   stop, yield, beat, keep NAME + descriptor
     from the daemon                 born PID, beat, keep NAME + descriptor, drop NAME, mounted DEVICE,
-                                    view REASON, ready [resends], clean, ended, failed CODE KIND TEXT
+                                    view REASON, moved MOUNTPOINT, ready [resends], clean, ended, failed CODE KIND TEXT
     to the zygote                   keep snapshot + descriptor, go, fork + the daemon's end of its channel
     from the zygote                 keep snapshot + descriptor, warm, failed CODE KIND TEXT
     to a new supervisor             keep NAME + descriptor ..., go, and what it would have heard from the daemon

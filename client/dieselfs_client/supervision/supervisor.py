@@ -130,7 +130,7 @@ class Supervisor:
             self._zygote.is_ready = True
         content = os.pread(self._status_file.descriptor, STATUS_BYTES_MAX, 0)
         before = parse_status(content) or self._state
-        self._state = before._replace(supervisor=os.getpid(), mountpoint=self._state.mountpoint)
+        self._state = before._replace(supervisor=os.getpid())
         self._is_clean, self._was_ready = False, True
         self._note(f"supervisor {before.supervisor} is gone or did not answer; this one replaces it")
 
@@ -238,6 +238,8 @@ class Supervisor:
             self._state = self._state._replace(device=about)
         elif word == "view":
             self._state = self._state._replace(view_reason=about)
+        elif word == "moved":
+            self._state = self._state._replace(mountpoint=about)
         elif word == "warm":
             child.is_ready = True
             if child is self._zygote:

@@ -1,7 +1,7 @@
 import os
 from pathlib import Path
 
-from dieselfs_client.mount.mount_table import MountRecord, is_stale, mount_at, parse_mountinfo
+from dieselfs_client.mount.mount_table import MountRecord, is_stale, mount_at, parse_mountinfo, uppermost
 
 MOUNTINFO = rb"""22 27 0:20 / /sys rw,nosuid - sysfs sysfs rw
 42 27 0:39 / /mnt/a\040b\134c ro,nosuid,nodev,noatime shared:5 master:1 - fuse.dieselfs image\040net ro,user_id=0
@@ -13,8 +13,22 @@ def test_a_line_is_a_record() -> None:
     records = list(parse_mountinfo(MOUNTINFO))
     assert len(records) == 3
     assert records[1] == MountRecord(
-        "/mnt/a b\\c", "image net", "fuse.dieselfs", "0:39", ("ro", "nosuid", "nodev", "noatime", "user_id=0")
+        "/mnt/a b\\c",
+        "image net",
+        "fuse.dieselfs",
+        "0:39",
+        ("ro", "nosuid", "nodev", "noatime", "user_id=0"),
+        42,
+        27,
     )
+
+
+def test_a_mount_that_was_moved_beneath_another_is_not_the_uppermost() -> None:
+    """Lines come in the order in which the mounts were made; the second one is beneath the first."""
+    lines = b"43 45 0:39 / /m ro - erofs dl://x ro\n45 27 0:40 / /m ro - erofs dl://x ro\n"
+    above, beneath = parse_mountinfo(lines)
+    assert uppermost([above, beneath]) == above == uppermost([above])
+    assert uppermost([beneath]) == beneath and uppermost([]) is None
 
 
 def test_bytes_that_are_not_utf_8_come_as_the_file_system_gives_them() -> None:

@@ -1,11 +1,15 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, MountError
 from dieselfs.limits import GIB
+from dieselfs.names import Location
 from dieselfs.settings import Place, given_at
-from dieselfs_client.mount.options import MountOptions, format_options, parse_options
+from dieselfs_client.mount.options import MountOptions, check_following, format_options, parse_options
+from dieselfs_client.mount.view import Facts
+
+ROOT = Facts(True, False, (6, 12))
 
 
 def test_options_of_dieselfs_and_of_mount_stand_side_by_side() -> None:
@@ -69,6 +73,32 @@ def test_times_have_units() -> None:
 
 def test_every_option_has_a_field() -> None:
     assert {row.field for row in given_at(Place.OPTION)} == {field.name for field in fields(MountOptions)}
+
+
+@pytest.mark.parametrize(
+    ("options", "dataset", "is_kept", "facts", "said"),
+    [
+        (
+            MountOptions(follow_s=1, generation=3),
+            Location("x"),
+            False,
+            ROOT,
+            "--generation .*leave out --follow",
+        ),
+        (MountOptions(follow_s=1, job="j"), Location("x"), False, ROOT, "nodes of a job"),
+        (MountOptions(follow_s=1), Location("x", tag="v1"), False, ROOT, "a tag has one"),
+        (MountOptions(follow_s=1), None, False, ROOT, "a saved snapshot"),
+        (MountOptions(follow_s=1), Location("x"), True, ROOT, "in the foreground"),
+        (MountOptions(follow_s=1), Location("x"), False, Facts(False, False, (6, 18)), "needs root"),
+        (MountOptions(follow_s=1), Location("x"), False, Facts(True, False, (6, 4)), "Linux 6.5"),
+    ],
+)
+def test_a_mount_that_cannot_follow_says_why(
+    options: MountOptions, dataset: Location | None, is_kept: bool, facts: Facts, said: str
+) -> None:
+    with pytest.raises((InvalidInput, MountError), match=said):
+        check_following(options, dataset, is_kept, facts)
+    check_following(replace(options, follow_s=0), dataset, is_kept, facts)
 
 
 def test_sloppy_passes_over_what_is_unknown_only() -> None:

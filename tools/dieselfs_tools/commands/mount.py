@@ -23,6 +23,7 @@ from dieselfs_tools.session import Session
     "dlcmd mount imagenet /mnt/imagenet",
     "dlcmd mount --memory 8G --generation 41 dl://imagenet /mnt/imagenet",
     "dlcmd mount imagenet@v3/train /mnt/train",
+    "dlcmd mount --follow 30s imagenet /mnt/imagenet",
     "dlcmd mount imagenet /mnt/imagenet --memory 64GiB --job resnet --job-nodes 8 --job-secret ~/job.secret",
 )
 @click.argument("dataset", type=options.MOUNTABLE, metavar="DATASET[@TAG][/FOLDER]|FILE")
@@ -38,7 +39,8 @@ def mount(
     is_dry_run: bool,
     given: dict[str, Any],
 ) -> int:
-    """Mount a dataset, or a folder of it, on an empty folder, read-only. The mount stays at the current generation.
+    """Mount a dataset, or a folder of it, on an empty folder, read-only. The mount stays at the current generation, or
+    moves to new ones with --follow.
 
     FILE is a saved snapshot ('dlcmd snapshot save'), given as a path with a slash: ./imagenet.snapshot.
 

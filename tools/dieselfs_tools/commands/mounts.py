@@ -33,6 +33,8 @@ def _state(mount: control.Mount) -> str:
     state = f"process {mount.process}, daemon {mount.daemon or 'is being replaced'}, view {mount.view}"
     if mount.view_reason:
         state += f": {mount.view_reason}"
+    if mount.following:
+        state += f", {mount.following}"
     if mount.restarts:
         state += f", restarted {mount.restarts} times after a crash"
     if not mount.resends:
