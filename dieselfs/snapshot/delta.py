@@ -18,7 +18,7 @@ from dieselfs.arrays import Hashes, Keys, Numbers
 from dieselfs.columns import split_blob
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.delta_format import Delta
-from dieselfs.snapshot.format import encode_snapshot
+from dieselfs.snapshot.format import SIGNATURE_BYTES, SIGNER_BYTES, encode_snapshot
 from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_slots, path_hashes
 from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import Splice, runs_of
@@ -43,13 +43,23 @@ def apply_delta(base: Snapshot, delta: Delta, source: str) -> bytes:
     if delta.base_digest != base.digest:
         raise Damaged(f"{source}: it is for another snapshot")
     try:
-        return _applied(base, delta)
+        seal = delta.signer, delta.signature
+        return spliced(base, delta.columns, delta.generation, delta.updated_ns, seal)
     except (IndexError, ValueError, OverflowError) as error:
         raise Damaged(f"{source}: its columns do not fit the snapshot: {error}") from None
 
 
-def _applied(base: Snapshot, delta: Delta) -> bytes:
-    changes = delta.columns
+def spliced(
+    base: Snapshot,
+    changes: Columns,
+    generation: int,
+    updated_ns: int,
+    seal: tuple[bytes, bytes] = (bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES)),
+) -> bytes:
+    """The snapshot file of `base` with the columns of a delta; `seal`: signer and signature.
+
+    Raises IndexError, ValueError and OverflowError if they do not fit.
+    """
     numbers = changes["nodes"].astype(np.int64)
     _check_lengths(changes)
     is_added = changes["path_lengths"] > 0
@@ -90,8 +100,8 @@ def _applied(base: Snapshot, delta: Delta) -> bytes:
         base.dataset,
         base.header.dataset_id,
         {
-            "generation": delta.generation,
-            "updated_ns": delta.updated_ns,
+            "generation": generation,
+            "updated_ns": updated_ns,
             "nodes": nodes.count,
             "files": int(is_file.sum()),
             "total_bytes": int(columns["sizes"][is_file].sum()),
@@ -101,7 +111,7 @@ def _applied(base: Snapshot, delta: Delta) -> bytes:
             "hash_bits": hash_bits_for(nodes.count),
         },
         columns,
-        (delta.signer, delta.signature),
+        seal,
     )
 
 

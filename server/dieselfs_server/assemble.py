@@ -28,7 +28,7 @@ from dieselfs.settings import OFF
 from dieselfs_server import condition
 from dieselfs_server.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
 from dieselfs_server.certificates import CertificateFiles, identity_tls
-from dieselfs_server.datasets.commit import catch_up
+from dieselfs_server.datasets.commit import catch_up, read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.dispatcher import Dispatcher
@@ -182,7 +182,12 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             metadata,
             users,
             identity,
-            SnapshotCache(settings.state / "snapshots", metadata, identity),
+            SnapshotCache(
+                settings.state / "snapshots",
+                metadata,
+                identity,
+                lambda dataset_id, chunk_id: read_header(store, dataset_id, chunk_id)[1],
+            ),
             TagStore(store, identity),
             settings.state / "scratch",
             names=(settings.store, settings.metadata),

@@ -18,6 +18,7 @@ from dieselfs.snapshot.delta_format import encode_delta
 from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header, with_signature
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
+from dieselfs_server.datasets.changes import Headers, content_since
 from dieselfs_server.identity import Identity
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -46,8 +47,12 @@ def check_signed(snapshot: Snapshot, identity: Identity) -> None:
 class SnapshotCache:
     """One folder with a file for each dataset and generation. Concurrent requests share one build."""
 
-    def __init__(self, folder: Path, metadata: MetadataStore, identity: Identity) -> None:
+    def __init__(
+        self, folder: Path, metadata: MetadataStore, identity: Identity, headers: Headers | None = None
+    ) -> None:
+        """`headers`: of stored chunks, to build a generation from the one before; None builds from all entries."""
         self._folder = folder
+        self._headers = headers
         self._identity = identity
         self._metadata = metadata
         self._locks: dict[bytes, trio.Lock] = {}  # changed only between checkpoints
@@ -80,7 +85,10 @@ class SnapshotCache:
             return self._older(dataset, generation)
         if (kept := self.kept(dataset)) is not None:
             return kept
-        content = signed(build_snapshot(self._metadata.entry_table(dataset.dataset_id)), self._identity)
+        unsigned = self._since_last(dataset.dataset_id)
+        if unsigned is None:
+            unsigned = build_snapshot(self._metadata.entry_table(dataset.dataset_id))
+        content = signed(unsigned, self._identity)
         built = Snapshot(content, f"snapshot of {dataset.name}")
         path = self._path(dataset.dataset_id, built.header)  # of the generation built, which may be newer
         try:
@@ -97,6 +105,14 @@ class SnapshotCache:
         self.drop(dataset.dataset_id, GENERATIONS_KEPT)
         self._open[path] = Snapshot.open(path)
         return self._open[path]
+
+    def _since_last(self, dataset_id: bytes) -> bytes | None:
+        """The newest generation made from the last one that is kept; None where that is not possible."""
+        last = max(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"), default=None)
+        base = None if last is None or self._headers is None else self._kept(last)
+        if base is None or self._headers is None:
+            return None
+        return content_since(base, self._metadata, self._headers)
 
     async def delta(self, snapshot: Snapshot, bases: Sequence[bytes]) -> tuple[bytes, bytes] | None:
         """The digest of the newest of `bases` that is kept here, and the delta from it to the snapshot.
