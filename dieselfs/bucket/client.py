@@ -281,7 +281,7 @@ def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
         try:
             match url.kind:
                 case "s3":
-                    s3: S3Config = {"region": region}
+                    s3: S3Config = {"region": region, "skip_signature": url.is_anonymous}
                     if endpoint:
                         s3["endpoint"] = endpoint
                     return S3Store(
@@ -293,12 +293,16 @@ def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
                         credential_provider=credentials,
                     )
                 case "gs":
-                    gs: GCSConfig = {"base_url": endpoint} if endpoint else {}
+                    gs: GCSConfig = {"skip_signature": url.is_anonymous}
+                    if endpoint:
+                        gs["base_url"] = endpoint
                     return GCSStore(
                         url.bucket, prefix=prefix, config=gs, client_options=client, retry_config=retry
                     )
                 case _:
-                    az: AzureConfig = {"endpoint": endpoint} if endpoint else {}
+                    az: AzureConfig = {"skip_signature": url.is_anonymous}
+                    if endpoint:
+                        az["endpoint"] = endpoint
                     if "account" in url.options:
                         az["account_name"] = url.options["account"]
                     return AzureStore(
@@ -334,8 +338,10 @@ def _client_options(url: BucketUrl, endpoint: str | None, timeout_s: float) -> "
     return options
 
 
-def _s3_credentials(url: BucketUrl) -> tuple[Callable[[], "S3Credential"], str]:
-    """A source of credentials that are valid now, and the region: as the AWS tools find them."""
+def _s3_credentials(url: BucketUrl) -> tuple[Callable[[], "S3Credential"] | None, str]:
+    """A source of credentials that are valid now, and the region: as the AWS tools find them. None for anonymous
+    requests.
+    """
     try:
         from botocore.exceptions import BotoCoreError, ConfigParseError, ProfileNotFound
         from botocore.session import Session
@@ -343,19 +349,21 @@ def _s3_credentials(url: BucketUrl) -> tuple[Callable[[], "S3Credential"], str]:
         raise InvalidInput(f"store {url}: it needs the package botocore: {_INSTALL} ({error})") from None
     try:
         session = Session(profile=url.options.get("profile"))
-        found = session.get_credentials()
+        found = None if url.is_anonymous else session.get_credentials()
         region = url.options.get("region") or session.get_config_variable("region") or DEFAULT_REGION
     except (ConfigParseError, ProfileNotFound) as error:
         raise InvalidInput(f"store {url}: {error}") from None
     except BotoCoreError as error:  # a process or a service that gives none
         raise Unavailable(f"store {url}: {error}") from None
+    check_name("region", region, f"store {url}")
+    if url.is_anonymous:
+        return None, region
     if found is None:
         raise Unavailable(
             f"store {url}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "or use a profile (AWS_PROFILE, profile=NAME) or the role of the machine"
+            "or use a profile (AWS_PROFILE, profile=NAME) or the role of the machine; for a public bucket, write "
+            "?anonymous=true behind the URL"
         )
-
-    check_name("region", region, f"store {url}")
 
     def current() -> "S3Credential":
         frozen = found.get_frozen_credentials()

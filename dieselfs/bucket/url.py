@@ -3,6 +3,7 @@
 s3://BUCKET/PREFIX?endpoint=https://HOST:PORT&region=NAME&profile=NAME&ca=FILE
 gs://BUCKET/PREFIX
 az://CONTAINER/PREFIX?account=NAME&endpoint=https://HOST:PORT&ca=FILE
+...?anonymous=true    a public bucket, without credentials
 """
 
 import re
@@ -15,9 +16,9 @@ from dieselfs.errors import InvalidInput
 from dieselfs.urls import split
 
 OPTIONS: Mapping[str, frozenset[str]] = {
-    "s3": frozenset(("endpoint", "region", "profile", "ca")),
-    "gs": frozenset(("endpoint", "ca")),
-    "az": frozenset(("account", "endpoint", "ca")),
+    "s3": frozenset(("endpoint", "region", "profile", "ca", "anonymous")),
+    "gs": frozenset(("endpoint", "ca", "anonymous")),
+    "az": frozenset(("account", "endpoint", "ca", "anonymous")),
 }
 """By kind of store. None is a secret: a command line and a log show them."""
 
@@ -66,9 +67,18 @@ class BucketUrl:
             raise InvalidInput(f"store {place!r}: give each option once, with a value")
         if "endpoint" in options:
             check_endpoint(options["endpoint"], f"store {place!r}")
+        if options.get("anonymous", "true") != "true":
+            raise InvalidInput(f"store {place!r}: write anonymous=true, or leave it out")
+        if "anonymous" in options and "profile" in options:
+            raise InvalidInput(f"store {place!r}: anonymous and profile exclude each other")
         for name in options.keys() & _NAMES.keys():
             check_name(name, options[name], f"store {place!r}")
         return cls(parts.scheme, bucket, prefix, options)
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether no credentials are used."""
+        return "anonymous" in self.options
 
     def __str__(self) -> str:
         return f"{self.kind}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")

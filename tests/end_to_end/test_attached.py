@@ -67,6 +67,25 @@ def test_a_mount_reads_all_of_it_but_what_broke(
         os.utime(archives / "2.tar", ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+def test_a_mount_keeps_what_is_detached(archives: Path, server: RunningServer, tmp_path: Path) -> None:
+    place = tmp_path / "mount"
+    place.mkdir()
+    with private_home() as home:
+        dlcmd = Dlcmd(home, archives, {"DIESELFS_SERVER": server.unix})
+        dlcmd("attach", "0.tar", "1.tar", "dl://mounted/")
+        control.mount("mounted", place, MountOptions(server=server.unix, log_file=str(tmp_path / "log")))
+        try:
+            dlcmd("detach", "0.tar", "dl://mounted")
+            dlcmd("purge", "--grace", "0s", "dl://mounted")
+            for name, content in FILES.items():
+                if name[0] in "01":
+                    assert (place / name).read_bytes() == content
+        finally:
+            control.unmount(place)
+        dlcmd("purge", "--grace", "0s", "dl://mounted")
+        assert dlcmd("info", "--json", "dl://mounted").objects[0]["files"] == 300
+
+
 @pytest.mark.parametrize("has_shared_memory", [True, False])
 def test_the_library_reads_shuffled(archives: Path, server: RunningServer, has_shared_memory: bool) -> None:
     """Through memory of a server of this user, and through its replies over TCP."""

@@ -46,7 +46,10 @@ def test_a_url_is_shown_without_its_options() -> None:
         ("s3://data/a//b", "a prefix has letters"),
         ("s3://data/../b", "a prefix has letters"),
         ("s3://data/a%0Ab", "a prefix has letters"),
-        ("s3://data?regoin=eu", "unknown option 'regoin'; the options are ca, endpoint, profile, region"),
+        (
+            "s3://data?regoin=eu",
+            "unknown option 'regoin'; the options are anonymous, ca, endpoint, profile, region",
+        ),
         ("gs://data?profile=x", "unknown option 'profile'"),
         ("s3://data?region=", "give each option once, with a value"),
         ("s3://data?region=a&region=b", "give each option once"),
@@ -118,3 +121,12 @@ def test_a_key_has_any_characters(url: str, bucket: str, key: str) -> None:
 def test_a_wrong_url_of_an_object_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
         parse_object(url)
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_anonymous_requests(kind: str) -> None:
+    assert BucketUrl.parse(f"{kind}://data?anonymous=true").is_anonymous
+    assert not BucketUrl.parse(f"{kind}://data").is_anonymous
+    for options in ("anonymous=yes", "anonymous=", "anonymous=true&profile=me"):
+        with pytest.raises(InvalidInput):
+            BucketUrl.parse(f"{kind}://data?{options}")

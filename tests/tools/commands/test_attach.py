@@ -248,6 +248,21 @@ def test_a_source_that_changed_fails_for_its_files_only(dlcmd: Dlcmd, dataset: s
     assert dlcmd("cat", f"{location}/{names[0]}").stdout == CONTENT[names[0]]
 
 
+def test_copies_of_attached_files_need_no_source(dlcmd: Dlcmd, dataset: str) -> None:
+    location = f"dl://{dataset}"
+    names = list(CONTENT)
+    (dlcmd.folder / "a.tar").write_bytes(tar_of(CONTENT))
+    dlcmd("attach", "a.tar", f"{location}/")
+    dlcmd("cp", "-r", f"{location}/train", f"dl://{dataset}-copy/")
+    dlcmd("mv", f"{location}/{names[0]}", f"{location}/moved")
+    (dlcmd.folder / "a.tar").unlink()
+    dlcmd("get", "-r", f"dl://{dataset}-copy", "got")
+    assert all((dlcmd.folder / "got" / name).read_bytes() == content for name, content in CONTENT.items())
+    assert dlcmd("cat", f"{location}/moved").stdout == CONTENT[names[0]]
+    assert dlcmd("attach", "--list", f"dl://{dataset}-copy", "--json").summary["sources"] == 0
+    dlcmd("cat", f"{location}/{names[1]}", exit_code=EXIT_DAMAGED)
+
+
 def test_copies_with_purge(dlcmd: Dlcmd, dataset: str) -> None:
     location = f"dl://{dataset}"
     write_tar(dlcmd.folder)

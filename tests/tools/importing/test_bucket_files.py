@@ -166,3 +166,23 @@ def test_errors_are_one_line(dlcmd: Dlcmd, gateway: S3Server, tmp_path: Path) ->
     nobody = Dlcmd(run.home, run.folder, {"AWS_EC2_METADATA_DISABLED": "true", "AWS_ACCESS_KEY_ID": ""})
     stderr = nobody("import", "s3://data/a.tar", "dl://x/", exit_code=EXIT_UNAVAILABLE).stderr
     assert "no credentials found" in stderr
+
+
+def test_a_public_bucket_needs_no_credentials(
+    dlcmd: Dlcmd, dataset: str, gateway: S3Server, tmp_path: Path
+) -> None:
+    client = gateway.client()
+    client.create_bucket(Bucket="public", ACL="public-read")
+    for number in range(2):
+        content = archive(**{f"{number}": b"public"})
+        client.put_object(Bucket="public", Key=f"sets/{number}.tar", Body=content, ACL="public-read")
+    without = Dlcmd(dlcmd.home, dlcmd.folder, {"AWS_CONFIG_FILE": os.devnull, "HOME": str(tmp_path)})
+    options = f"?endpoint={gateway.endpoint}&region={REGION}"
+    for verb in ("import", "attach"):
+        url = f"s3://public/sets/*.tar{options}&anonymous=true"
+        without(verb, url, f"dl://{dataset}-{verb}/")
+        assert without("cat", f"dl://{dataset}-{verb}/1").stdout == b"public"
+    private = without(
+        "import", f"s3://{BUCKET}/x.tar{options}&anonymous=true", "dl://x/", exit_code=EXIT_UNAVAILABLE
+    )
+    assert len(private.stderr.splitlines()) == 1
