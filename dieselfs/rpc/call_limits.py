@@ -37,6 +37,7 @@ _LISTS = frozenset(
         "list_users",
         "list_groups",
         "list_quotas",
+        "list_rates",
         "usage",
     )
 )

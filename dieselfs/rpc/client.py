@@ -35,6 +35,7 @@ from dieselfs.rpc.records import (
     Problem,
     PurgeReport,
     QuotaRecord,
+    RateRecord,
     RebuildReport,
     RemoteEntry,
     RemoteSnapshot,
@@ -443,6 +444,14 @@ class ServerClient(ServerConnections):
     def quotas(self) -> list[QuotaRecord]:
         """All quotas, ordered by account."""
         return [_copy(QuotaRecord, info) for info in self._value("list_quotas")]
+
+    def set_rate(self, rate: RateRecord) -> None:
+        """Limit what each server moves for a user; without limits, remove the rate. Raises NotFound, InvalidInput."""
+        self._value("set_rate", **rate._asdict())
+
+    def rates(self) -> list[RateRecord]:
+        """All rates, ordered by user."""
+        return [_copy(RateRecord, info) for info in self._value("list_rates")]
 
     def set_owner(self, dataset: str, user: str) -> None:
         """Let a dataset count towards the quota of `user`, or, if it is empty, of nobody. Raises NotFound."""

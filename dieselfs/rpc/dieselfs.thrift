@@ -141,6 +141,14 @@ struct QuotaInfo {
   3: required i64 files
 }
 
+/** The most that each server moves for a user ("*": for each one without a rate). -1: no limit. */
+struct RateInfo {
+  1: required string user
+  2: required i64 bytes_per_s
+  3: required i64 requests_per_s
+  4: required i64 job_bytes_per_s
+}
+
 struct PurgeReport {
   1: required i64 chunks_rewritten
   2: required i64 chunks_removed
@@ -415,6 +423,10 @@ service ChunkServer extends Handshake {
   /** `account` as in QuotaInfo; -1: no limit. Without limits, the quota is removed. */
   void set_quota(1: string account, 2: i64 stored_bytes, 3: i64 files) throws (1: Refusal refusal)
   list<QuotaInfo> list_quotas() throws (1: Refusal refusal)
+  /** As in RateInfo; without limits, the rate is removed. */
+  void set_rate(1: string user, 2: i64 bytes_per_s, 3: i64 requests_per_s, 4: i64 job_bytes_per_s)
+    throws (1: Refusal refusal)
+  list<RateInfo> list_rates() throws (1: Refusal refusal)
   /** Makes a dataset count towards the quota of a user; of none if `user` is empty. */
   void set_owner(1: string dataset, 2: string user) throws (1: Refusal refusal)
 

@@ -78,6 +78,15 @@ class QuotaRecord(NamedTuple):
     files: int = -1
 
 
+class RateRecord(NamedTuple):
+    """The most that each server moves for a user (`*`: for each other one), and for each job of it. -1: no limit."""
+
+    user: str
+    bytes_per_s: int = -1
+    requests_per_s: int = -1
+    job_bytes_per_s: int = -1
+
+
 class PurgeReport(NamedTuple):
     """The result of a purge. `chunks_waiting` are dead, but younger than the grace time, or held.
 

@@ -1,5 +1,5 @@
-"""Accounts: users with keys, groups of users, their rights on datasets, and quotas. No I/O; `users.py` keeps the
-table.
+"""Accounts: users with keys, groups of users, their rights on datasets, quotas and rates. No I/O; `users.py` keeps
+the table.
 """
 
 from collections.abc import Iterable, Mapping
@@ -81,6 +81,18 @@ class Quota:
     files: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The most that a server moves for a user, and for each job of that user; None for no limit."""
+
+    bytes_per_s: int | None = None
+    requests_per_s: int | None = None
+    job_bytes_per_s: int | None = None
+
+
+RATE_BYTES_PER_S_MIN = 1 << 20
+"""Below, the least rate of bulk bytes would be missed with a few connections."""
+
 USER_MARK, DATASET_MARK = "user:", "dataset:"
 """Before the names of users and datasets that have quotas. ALL_USERS: those without a quota of their own."""
 ALL_USERS = "*"
@@ -96,8 +108,8 @@ def dataset_account(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """The table: users and groups by name, owners by dataset, quotas by account. Edits are functions that return
-    another table.
+    """The table: users and groups by name, owners by dataset, quotas by account, rates by user. Edits are functions
+    that return another table.
 
     The owner of a dataset is the user who pays for it: it counts towards the quota of that user. It gives no right.
     """
@@ -106,9 +118,13 @@ class Accounts:
     groups: Mapping[str, Group] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    rates: Mapping[str, Rate] = field(default_factory=dict)
 
     def quota_of_user(self, user: str) -> Quota | None:
         return self.quotas.get(user_account(user)) or self.quotas.get(user_account(ALL_USERS))
+
+    def rate_of(self, user: str) -> Rate | None:
+        return self.rates.get(user) or self.rates.get(ALL_USERS)
 
     def datasets_of(self, owner: str) -> list[str]:
         return [dataset for dataset, user in self.owners.items() if user == owner]
@@ -203,6 +219,7 @@ def without_key(accounts: Accounts, name: str, key_id: str) -> Accounts:
         groups=groups,
         owners={dataset: user for dataset, user in accounts.owners.items() if user != name},
         quotas={k: v for k, v in accounts.quotas.items() if k != user_account(name)},
+        rates={user: rate for user, rate in accounts.rates.items() if user != name},
     )
 
 
@@ -285,6 +302,26 @@ def with_quota(accounts: Accounts, account: str, quota: Quota) -> Accounts:
     if quota != Quota():
         quotas[account] = quota
     return replace(accounts, quotas=quotas)
+
+
+def with_rate(accounts: Accounts, user: str, rate: Rate) -> Accounts:
+    """`accounts` with the rate of a user, or of all users without one (`*`); one without limits removes it.
+
+    Raises NotFound, InvalidInput.
+    """
+    if user != ALL_USERS:
+        _require(accounts, user)
+    for limit in (rate.bytes_per_s, rate.job_bytes_per_s):
+        if limit is not None and limit < RATE_BYTES_PER_S_MIN:
+            raise InvalidInput(
+                f"a rate of {limit} bytes per second is too low: {RATE_BYTES_PER_S_MIN} at least"
+            )
+    if rate.requests_per_s is not None and rate.requests_per_s < 1:
+        raise InvalidInput("a rate of less than one request per second is too low")
+    rates = {k: v for k, v in accounts.rates.items() if k != user}
+    if rate != Rate():
+        rates[user] = rate
+    return replace(accounts, rates=rates)
 
 
 def _with_user(accounts: Accounts, name: str, user: User) -> Accounts:

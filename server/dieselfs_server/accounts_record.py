@@ -1,16 +1,19 @@
 """The table of accounts as bytes: a record of the object store. No I/O.
 
-A table without groups and quotas has format 1, which older servers read; they drop owners of datasets at their next
-change. With groups or quotas it has format 2, which they refuse.
+A table without groups, quotas and rates has format 1, which older servers read; they drop owners of datasets at their
+next change. With any of these it has format 2, which they refuse.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 from dieselfs.errors import Damaged
 from dieselfs.rpc.auth import Verifier
-from dieselfs_server.accounts import Accounts, Grants, Group, Quota, Right, StoredKey, User
+from dieselfs_server.accounts import Accounts, Grants, Group, Quota, Rate, Right, StoredKey, User
+
+Limits = TypeVar("Limits", Quota, Rate)
 
 USERS_PREFIX = "users-"
 """Of the records of the table, one for each version; the newest counts."""
@@ -23,8 +26,10 @@ def encode_accounts(accounts: Accounts) -> bytes:
         name: {"members": sorted(group.members), "grants": _encode_grants(group.grants)}
         for name, group in accounts.groups.items()
     }
-    quotas = {account: _encode_quota(quota) for account, quota in accounts.quotas.items()}
-    added = {key: value for key, value in (("groups", groups), ("quotas", quotas)) if value}
+    quotas = {account: _encode_limits(quota) for account, quota in accounts.quotas.items()}
+    rates = {user: _encode_limits(rate) for user, rate in accounts.rates.items()}
+    parts: dict[str, object] = {"groups": groups, "quotas": quotas, "rates": rates}
+    added = {key: value for key, value in parts.items() if value}
     users = {name: _encode_user(user) for name, user in accounts.users.items()}
     record: dict[str, object] = {"format": 2 if added else 1, "users": users, **added}
     if accounts.owners:
@@ -32,9 +37,8 @@ def encode_accounts(accounts: Accounts) -> bytes:
     return json.dumps(record, indent=1).encode()
 
 
-def _encode_quota(quota: Quota) -> dict[str, int]:
-    limits = {"stored_bytes": quota.stored_bytes, "files": quota.files}
-    return {name: limit for name, limit in limits.items() if limit is not None}
+def _encode_limits(limits: Quota | Rate) -> dict[str, int]:
+    return {name: limit for name, limit in asdict(limits).items() if limit is not None}
 
 
 def _encode_user(user: User) -> dict[str, object]:
@@ -64,7 +68,8 @@ def decode_accounts(content: bytes) -> Accounts:
             {name: _decode_user(fields) for name, fields in record["users"].items()},
             {name: _decode_group(fields) for name, fields in record.get("groups", {}).items()},
             {str(dataset): str(user) for dataset, user in record.get("owners", {}).items()},
-            {account: _decode_quota(fields) for account, fields in record.get("quotas", {}).items()},
+            {account: _decode_limits(Quota, fields) for account, fields in record.get("quotas", {}).items()},
+            {user: _decode_limits(Rate, fields) for user, fields in record.get("rates", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(
@@ -72,8 +77,8 @@ def decode_accounts(content: bytes) -> Accounts:
         ) from None
 
 
-def _decode_quota(fields: Mapping[str, Any]) -> Quota:
-    return Quota(**{name: int(limit) for name, limit in fields.items()})
+def _decode_limits(kind: Callable[..., Limits], fields: Mapping[str, Any]) -> Limits:
+    return kind(**{name: int(limit) for name, limit in fields.items()})
 
 
 def _decode_user(fields: Mapping[str, Any]) -> User:

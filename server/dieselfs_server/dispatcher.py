@@ -26,13 +26,14 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc import records
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
 from dieselfs.rpc.serving.byte_budget import ByteBudget
-from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.connection import ClientConnection, Pace
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.keep_alive import LONG_METHODS, kept_alive
 from dieselfs_server.accounts import Caller
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.logs import event
 from dieselfs_server.service import Call, Reply, Service
+from dieselfs_server.throttle import Throttle
 from dieselfs_server.users import UserStore
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ _STRUCTS = {
     records.Problem: thrift.Problem,
     records.PurgeReport: thrift.PurgeReport,
     records.QuotaRecord: thrift.QuotaInfo,
+    records.RateRecord: thrift.RateInfo,
     records.RebuildReport: thrift.RebuildReport,
     records.RemoteEntry: thrift.EntryInfo,
     records.ServerCheck: thrift.ServerCheck,
@@ -65,7 +67,7 @@ AUDITED = frozenset(
         *("create_dataset", "drop_dataset", "purge", "rebuild", "put_tag", "delete_tag", "copy_entries"),
         *("detach", "copy_attached"),
         *("add_key", "expire_key", "remove_key", "grant", "add_members", "remove_members"),
-        *("set_quota", "set_owner"),
+        *("set_quota", "set_owner", "set_rate"),
     )
 )
 """Methods that the audit log has, also refused ones. It has `put_chunk` for the first chunk of an attached source."""
@@ -81,6 +83,9 @@ _AUDITED_ARGUMENTS = {
     "right": "right",
     "account": "account",
     "stored_bytes": "stored_bytes",
+    "bytes_per_s": "bytes_per_s",
+    "requests_per_s": "requests_per_s",
+    "job_bytes_per_s": "job_bytes_per_s",
     "files": "files",
     "is_dry_run": "is_dry_run",
     "path": "path",
@@ -159,6 +164,7 @@ class Dispatcher:
         self._uploads = ByteBudget("uploads", BULK_BYTES_MAX, BULK_BYTES_PER_USER_MAX)
         self._replies = ByteBudget("replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX)
         metrics = service.metrics
+        self._throttle = Throttle(service.users, metrics)
         self._refused_logins = metrics.counter("rpc.refused_logins", "Clients that proved no key.")
 
     @property
@@ -195,7 +201,12 @@ class Dispatcher:
         """The bytes of the reply are held until this returns."""
         method, arguments, user = call.method, call.arguments, call.caller
         noted = _Noted(connection.peer, f"{connection.name}-{sequence}", call)
+        host = connection.peer.rpartition(":")[0]
+        dataset = getattr(arguments, "dataset", "")
+        before_bytes = connection.bulk_bytes_received, connection.bulk_bytes_sent
         try:
+            await self._throttle.before_call(user, method)
+            pace = self._throttle.pace(user, host, dataset)
             async with AsyncExitStack() as holding:
                 try:
                     length = await call.bulk_length()
@@ -209,7 +220,7 @@ class Dispatcher:
                     raise
                 if length:
                     with trio.fail_after(_longest_s(length)):
-                        call.bulk = await connection.receive_bulk(length)
+                        call.bulk = await connection.receive_bulk(length, pace)
                 self._service.requests.value += 1
                 if method in LONG_METHODS:
                     is_shown = method == "copy_entries" or getattr(arguments, "with_progress", False)
@@ -220,6 +231,8 @@ class Dispatcher:
                 else:
                     reply = await HANDLERS[method](call)
             noted.end("ok")
+            if method == "join_job":
+                self._throttle.joined(user, host, dataset, arguments.job)
         except ProtocolError:
             raise
         except DieselfsError as error:
@@ -236,16 +249,31 @@ class Dispatcher:
             )
             await connection.send(encode_refusal(method, sequence, fault))
         else:
-            await _send(connection, method, sequence, reply if isinstance(reply, Reply) else Reply(reply))
+            await _send(
+                connection, method, sequence, reply if isinstance(reply, Reply) else Reply(reply), pace
+            )
         finally:
             noted.end("interrupted")
+            self._count_bytes(user.name, connection, *before_bytes)
+
+    def _count_bytes(self, user: str, connection: ClientConnection, received: int, sent: int) -> None:
+        """Count the bulk bytes of a call; `received`, `sent`: before it."""
+        metrics = self._service.metrics
+        if connection.bulk_bytes_received > received:
+            counter = metrics.counter("users.received_bytes", "Bulk bytes received from a user.", user=user)
+            counter.value += connection.bulk_bytes_received - received
+        if connection.bulk_bytes_sent > sent:
+            counter = metrics.counter("users.sent_bytes", "Bulk bytes sent to a user.", user=user)
+            counter.value += connection.bulk_bytes_sent - sent
 
 
-async def _send(connection: ClientConnection, method: str, sequence: int, reply: Reply) -> None:
+async def _send(
+    connection: ClientConnection, method: str, sequence: int, reply: Reply, pace: Pace | None
+) -> None:
     if not reply.files:
         length = sum(len(part) for part in reply.bulk)
         with trio.fail_after(_longest_s(length)):
-            await connection.send(encode_reply(method, sequence, as_struct(reply.value)), reply.bulk)
+            await connection.send(encode_reply(method, sequence, as_struct(reply.value)), reply.bulk, pace)
         return
     with ExitStack() as stack:
         files = [stack.enter_context(file) for file in reply.files]

@@ -17,7 +17,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_PARTIAL, EXIT_UNAVAILABLE, DieselfsError
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
-from dieselfs.rpc.records import CopyRequest, QuotaRecord
+from dieselfs.rpc.records import CopyRequest, QuotaRecord, RateRecord
 from dieselfs.settings import Settings
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
@@ -75,6 +75,8 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "usage": lambda client: client.usage(),
     "set_quota": lambda client: client.set_quota(QuotaRecord("dataset:d", 1, 1)),
     "quotas": lambda client: client.quotas(),
+    "set_rate": lambda client: client.set_rate(RateRecord("ada", 1 << 20)),
+    "rates": lambda client: client.rates(),
     "set_owner": lambda client: client.set_owner("d", "ada"),
     "status": lambda client: client.status(),
     "check_server": lambda client: client.check_server(True),
@@ -110,6 +112,7 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "group": ["group", "ls"],
     "quota": ["quota", "ls"],
     "usage": ["usage"],
+    "limit": ["limit", "ls"],
     "config": ["config", "test"],
     "doctor": ["doctor"],
     "server": ["server", "status"],

@@ -20,11 +20,13 @@ from dieselfs.limits import (
 )
 from dieselfs.metrics import Registry
 from dieselfs.rpc.messages import decode_reply, encode_call, thrift
-from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.rpc.serving.connection import ClientConnection, Pace
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.service import Call, Reply, Service
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.users import UserStore
 
 GET_PAYLOAD = encode_call("get_payload", 1, {"dataset": "d", "chunk_id": bytes(16)})
 
@@ -33,13 +35,14 @@ class _Reader:
     """A client that takes a reply when it is told to."""
 
     name = peer = "reader"
+    bulk_bytes_received = bulk_bytes_sent = 0
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.is_to_take = trio.Event()
         self.is_waiting = trio.Event()
 
-    async def send(self, message: bytes, bulk: Iterable[bytes] = ()) -> None:
+    async def send(self, message: bytes, bulk: Iterable[bytes] = (), pace: Pace | None = None) -> None:
         self.is_waiting.set()
         await self.is_to_take.wait()
         self.sent.append(message)
@@ -54,7 +57,10 @@ class _Server:
         monkeypatch.setitem(HANDLERS, "get_payload", self._payload)
         registry = Registry()
         service = SimpleNamespace(
-            requests=registry.counter("rpc.requests", "Calls."), audit=None, metrics=registry
+            requests=registry.counter("rpc.requests", "Calls."),
+            audit=None,
+            metrics=registry,
+            users=UserStore(MemoryStore()),
         )
         self._dispatcher = Dispatcher(cast(Service, service))
 

@@ -113,6 +113,8 @@ RUNS: Sequence[tuple[str, int]] = (
     ("group ls", 0),
     ("quota ls", 0),
     ("quota set -n * --size 1TB", 0),
+    ("limit ls", 0),
+    ("limit set -n * --rate 10MiB/s", 0),
     ("usage", 0),
     ("usage --by user", 0),
     ("server status", 0),

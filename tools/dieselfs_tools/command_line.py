@@ -77,6 +77,7 @@ VERBS = {
     "user": "Manage users, keys and rights (administrators).",
     "group": "Manage groups of users (administrators).",
     "quota": "Limit what datasets and users may store (administrators).",
+    "limit": "Limit the rates of users and of their jobs (administrators).",
     "usage": "Show what datasets and users store, and their quotas.",
     "server": "Show the state of the servers (administrators).",
     "config": "Show, change and test your settings.",

@@ -173,6 +173,10 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "quota": ["account quota_bytes quota_files"],
         "summary": ["account quota_bytes quota_files dry_run", "quotas", "dataset owner dry_run"],
     },
+    "limit": {
+        "limit": ["user bytes_per_s requests_per_s job_bytes_per_s"],
+        "summary": ["user bytes_per_s requests_per_s job_bytes_per_s dry_run", "limits"],
+    },
     "usage": {
         "usage": ["kind name owner files bytes stored_bytes quota_bytes quota_files"],
         "summary": ["bytes stored_bytes files"],

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import trio
@@ -18,6 +18,10 @@ from dieselfs.sockets import rights
 
 Buffer = bytes | bytearray | memoryview
 
+Pace = Callable[[int], Awaitable[None]]
+
+PACED_BYTES = 256 * KIB
+"""Bytes that are moved at once for a client that is slowed down."""
 _RECEIVE_BYTES = 64 * KIB
 _GROWTH_BYTES = 8 * MIB
 """Memory for bulk bytes is taken in such steps; most chunks are shorter."""
@@ -102,9 +106,9 @@ class ClientConnection:
         del self._received[:length]
         return taken
 
-    async def receive_bulk(self, length: int) -> bytearray:
-        """The `length` raw bytes that follow a call. The caller has checked `length`.
-        Memory is taken as they arrive.
+    async def receive_bulk(self, length: int, pace: Pace | None = None) -> bytearray:
+        """The `length` raw bytes that follow a call. The caller has checked `length`. Memory is taken as they arrive.
+        `pace` is called with the number of bytes when some of them have been received.
         """
         filled = min(length, len(self._received))
         bulk = self._received[:filled]
@@ -113,7 +117,10 @@ class ClientConnection:
             if filled == len(bulk):  # announced bytes that do not come take no memory
                 bulk += bytes(min(length - filled, _GROWTH_BYTES))
             with memoryview(bulk) as view, view[filled:] as free:
-                filled += await self._receive_into(free)
+                size = await self._receive_into(free if pace is None else free[:PACED_BYTES])
+            filled += size
+            if pace is not None:
+                await pace(size)
         self.bulk_bytes_received += length
         return bulk
 
@@ -135,12 +142,15 @@ class ClientConnection:
         while taken < length:
             taken += await self._receive_into(scratch[: length - taken])
 
-    async def send(self, message: bytes, bulk: Iterable[Buffer] = ()) -> None:
+    async def send(self, message: bytes, bulk: Iterable[Buffer] = (), pace: Pace | None = None) -> None:
         """Send a reply and the bulk bytes behind it; `bulk` is consumed as it is sent. If the kernel takes all at once,
-        there is no checkpoint.
+        there is no checkpoint. `pace` is called with the number of bytes before some of them are sent.
         """
         framed = frame(message)
-        for batch, batch_bytes in _batches(chain([framed], bulk)):
+        send_bytes = _SEND_BYTES if pace is None else PACED_BYTES
+        for batch, batch_bytes in _batches(chain([framed], bulk), send_bytes):
+            if pace is not None:
+                await pace(batch_bytes)
             if self._tls is None:
                 await self._send_batch(self._stream.socket, batch, batch_bytes)
             else:
@@ -196,20 +206,20 @@ def _left(views: list[Buffer], sent: int) -> list[Buffer]:
     return views
 
 
-def _batches(bulk: Iterable[Buffer]) -> Iterator[tuple[list[Buffer], int]]:
+def _batches(bulk: Iterable[Buffer], bytes_max: int) -> Iterator[tuple[list[Buffer], int]]:
     """The same bytes in the same order, in lists of buffers for one call each, with the length of each list."""
     batch: list[Buffer] = []
     batch_bytes = 0
     for buffer in bulk:
         size = len(buffer)
-        if batch_bytes + size > _SEND_BYTES or len(batch) == _BUFFERS_MAX:
+        if batch_bytes + size > bytes_max or len(batch) == _BUFFERS_MAX:
             if batch:
                 yield batch, batch_bytes
             batch, batch_bytes = [], 0
-            while size > _SEND_BYTES:
-                yield [memoryview(buffer)[:_SEND_BYTES]], _SEND_BYTES
-                buffer = memoryview(buffer)[_SEND_BYTES:]
-                size -= _SEND_BYTES
+            while size > bytes_max:
+                yield [memoryview(buffer)[:bytes_max]], bytes_max
+                buffer = memoryview(buffer)[bytes_max:]
+                size -= bytes_max
         batch.append(buffer)
         batch_bytes += size
     if batch:

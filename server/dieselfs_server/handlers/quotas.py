@@ -1,20 +1,23 @@
-"""Handlers for quotas, and for what datasets and users take."""
+"""Handlers for quotas and rates, and for what datasets and users take."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 
 import trio
 
 from dieselfs.errors import InvalidInput
-from dieselfs.rpc.records import QuotaRecord, UsageRecord
+from dieselfs.rpc.records import QuotaRecord, RateRecord, UsageRecord
 from dieselfs_server.accounts import (
     ALL_DATASETS,
     USER_MARK,
     Accounts,
     Quota,
+    Rate,
     Right,
     dataset_account,
     with_owner,
     with_quota,
+    with_rate,
 )
 from dieselfs_server.quotas.admission import used
 from dieselfs_server.service import Call
@@ -89,7 +92,7 @@ async def set_quota(call: Call) -> None:
 
 def _limit(number: int) -> int | None:
     if number < NO_LIMIT:
-        raise InvalidInput(f"a quota of {number} is out of range")
+        raise InvalidInput(f"a limit of {number} is out of range")
     return None if number == NO_LIMIT else number
 
 
@@ -97,6 +100,24 @@ async def list_quotas(call: Call) -> Sequence[QuotaRecord]:
     await call.require_admin()
     accounts = await trio.to_thread.run_sync(call.service.users.current)
     return [QuotaRecord(account, *_limits(quota)) for account, quota in sorted(accounts.quotas.items())]
+
+
+async def set_rate(call: Call) -> None:
+    await call.require_admin()
+    a = call.arguments
+    rate = Rate(_limit(a.bytes_per_s), _limit(a.requests_per_s), _limit(a.job_bytes_per_s))
+    await trio.to_thread.run_sync(
+        call.service.users.change, lambda accounts: with_rate(accounts, a.user, rate)
+    )
+
+
+async def list_rates(call: Call) -> Sequence[RateRecord]:
+    await call.require_admin()
+    accounts = await trio.to_thread.run_sync(call.service.users.current)
+    return [
+        RateRecord(user, *(NO_LIMIT if limit is None else limit for limit in astuple(rate)))
+        for user, rate in sorted(accounts.rates.items())
+    ]
 
 
 async def set_owner(call: Call) -> None:

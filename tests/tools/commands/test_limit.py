@@ -1,0 +1,59 @@
+"""dlcmd limit: a user with a limit gets slower, and nothing fails."""
+
+import time
+
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE
+from tests.support.dlcmd import Dlcmd
+from tests.support.server import RunningServer
+
+CONTENT_BYTES = 3 << 20
+
+
+def waits(admin: Dlcmd) -> int:
+    (status,) = admin("server", "status", "--json").objects
+    return int(status["metrics"]["rates.waits"])
+
+
+def test_a_limited_user_waits_both_ways_and_others_do_not(
+    dlcmd: Dlcmd, own_server: RunningServer, admin: Dlcmd
+) -> None:
+    def user(name: str) -> Dlcmd:
+        settings = {
+            "DIESELFS_SERVER": own_server.tcp,
+            "DIESELFS_KEY_FILE": str(own_server.user(name, pets="write")),
+        }
+        return Dlcmd(dlcmd.home, dlcmd.folder, settings)
+
+    slow, fast = user("slow"), user("fast")
+    (dlcmd.folder / "f").write_bytes(bytes(range(256)) * (CONTENT_BYTES // 256))
+    assert admin("limit", "set", "slow", "--rate", "1MiB/s").text == "slow: 1.0 MiB/s\n"
+    fast("put", "f", "dl://pets/fast")
+    fast("get", "dl://pets/fast", "from-fast")
+    assert waits(admin) == 0
+    start_s = time.monotonic()
+    slow("put", "f", "dl://pets/slow")
+    assert time.monotonic() - start_s > 1.5  # 3 MiB, of which one is free
+    put_waits = waits(admin)
+    assert put_waits
+    start_s = time.monotonic()
+    slow("get", "dl://pets/slow", "from-slow")
+    assert time.monotonic() - start_s > 1.5 and waits(admin) > put_waits
+    assert (dlcmd.folder / "from-slow").read_bytes() == (dlcmd.folder / "f").read_bytes()
+    slow("limit", "ls", exit_code=EXIT_REFUSED)
+    slow("limit", "rm", "slow", exit_code=EXIT_REFUSED)
+
+
+def test_limits_are_set_listed_and_removed(own_server: RunningServer, admin: Dlcmd) -> None:
+    own_server.user("anna")
+    assert admin("limit", "ls").text == "there are no limits\n"
+    admin("limit", "set", "-n", "anna", "--requests", "5")
+    admin("limit", "set", "anna", "--requests", "2000", "--job-rate", "200MiB/s")
+    admin("limit", "set", "*", "--rate", "1GiB/s")
+    assert admin("limit", "ls").text == "*: 1.0 GiB/s\nanna: 200 MiB/s for each job, 2,000 requests/s\n"
+    (_, anna) = admin("limit", "ls", "--json").objects
+    assert (anna["bytes_per_s"], anna["job_bytes_per_s"]) == (None, 200 << 20)
+    admin("limit", "rm", "anna")
+    admin("limit", "rm", "anna", exit_code=EXIT_NOT_FOUND)
+    admin("limit", "set", "anna", exit_code=EXIT_USAGE)
+    admin("limit", "set", "anna", "--rate", "1KiB/s", exit_code=EXIT_USAGE)
+    admin("limit", "set", "nobody-known", "--requests", "5", exit_code=EXIT_NOT_FOUND)

@@ -1,0 +1,99 @@
+"""`dlcmd limit`: rates of users and of their jobs."""
+
+import click
+
+from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.rpc.records import RateRecord
+from dieselfs.units import parse_rate
+from dieselfs_tools import options
+from dieselfs_tools.output import Output
+from dieselfs_tools.session import Session
+
+NO_LIMIT = -1
+RATE = options.Parsed("RATE", parse_rate)
+
+limit = options.verb_group(
+    "limit",
+    "Limit the rates of users and of their jobs (administrators). Who is limited gets slower; nothing fails.",
+    "dlcmd limit set anna --rate 500MiB/s",
+    "dlcmd limit ls",
+)
+
+
+def _text(output: Output, rate: RateRecord) -> str:
+    parts = []
+    if rate.bytes_per_s != NO_LIMIT:
+        parts.append(f"{output.size(rate.bytes_per_s)}/s")
+    if rate.job_bytes_per_s != NO_LIMIT:
+        parts.append(f"{output.size(rate.job_bytes_per_s)}/s for each job")
+    if rate.requests_per_s != NO_LIMIT:
+        parts.append(f"{rate.requests_per_s:,} requests/s")
+    return ", ".join(parts) or "no limit"
+
+
+def _fields(rate: RateRecord) -> dict[str, object]:
+    return {name: None if value == NO_LIMIT else value for name, value in rate._asdict().items()}
+
+
+@options.verb(
+    "set",
+    "dlcmd limit set anna --rate 500MiB/s --job-rate 200MiB/s",
+    "dlcmd limit set '*' --requests 2000      # each user without a limit of its own",
+    group=limit,
+)
+@click.argument("user", metavar="USER")
+@click.option("--rate", "bytes_per_s", type=RATE, help="Bytes per second, both ways together. [no limit]")
+@click.option(
+    "--job-rate", "job_bytes_per_s", type=RATE, help="The same, of each job of the user. [no limit]"
+)
+@click.option(
+    "--requests",
+    "requests_per_s",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests per second. [no limit]",
+)
+@options.dry_run
+def set_(
+    session: Session,
+    user: str,
+    bytes_per_s: int | None,
+    job_bytes_per_s: int | None,
+    requests_per_s: int | None,
+    is_dry_run: bool,
+) -> int:
+    """Set the rates that each server gives a user, in place of those before."""
+    given = (bytes_per_s, requests_per_s, job_bytes_per_s)
+    if all(one is None for one in given):
+        raise InvalidInput("name a rate: --rate, --job-rate or --requests; 'dlcmd limit rm' removes a limit")
+    rate = RateRecord(user, *(NO_LIMIT if one is None else one for one in given))
+    fields = {**_fields(rate), "dry_run": is_dry_run}
+    text = f"{user}: {_text(session.output, rate)}"
+    if is_dry_run:
+        session.client.rates()  # raises AccessDenied without the right
+        return session.output.summary(f"would set {text}", fields)
+    session.client.set_rate(rate)
+    return session.output.summary(text, fields)
+
+
+@options.verb("rm", "dlcmd limit rm anna", "dlcmd limit rm '*'", group=limit)
+@click.argument("user", metavar="USER")
+@options.dry_run
+def rm(session: Session, user: str, is_dry_run: bool) -> int:
+    """Remove the limit of a user."""
+    if all(known.user != user for known in session.client.rates()):
+        raise NotFound(f"{user} has no limit")
+    fields = {**_fields(RateRecord(user)), "dry_run": is_dry_run}
+    if is_dry_run:
+        return session.output.summary(f"would remove the limit of {user}", fields)
+    session.client.set_rate(RateRecord(user))
+    return session.output.summary(f"removed the limit of {user}", fields)
+
+
+@options.verb("ls", "dlcmd limit ls", "dlcmd limit ls --json", group=limit)
+def ls(session: Session) -> int:
+    """List all limits. '*' is that of users without a limit of their own."""
+    rates = session.client.rates()
+    for one in rates:
+        session.output.record("limit", f"{one.user}: {_text(session.output, one)}", _fields(one))
+    return session.output.summary("" if rates else "there are no limits", {"limits": len(rates)})
