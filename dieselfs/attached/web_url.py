@@ -69,7 +69,10 @@ def redirected(url: str, target: str) -> str:
     """The URL to which a server sends a client from `url`; it may have a query. Raises InvalidInput, and AccessDenied
     for a way out of TLS.
     """
-    found = urljoin(url, target).partition("#")[0]
+    try:
+        found = urljoin(url, target).partition("#")[0]
+    except ValueError as error:
+        raise InvalidInput(f"{without_query(url)}: it redirects to no URL ({error})") from None
     parts = _parsed(found)
     if url.startswith("https:") and parts.scheme != "https":
         raise AccessDenied(f"{without_query(url)}: it redirects to {without_query(found)}, without TLS")
@@ -109,5 +112,5 @@ def http_time_ns(text: str | None) -> int:
     """The time of a header; 0 without one."""
     try:
         return int(parsedate_to_datetime(text or "").timestamp()) * 10**9
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0

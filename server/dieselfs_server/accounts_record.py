@@ -71,7 +71,7 @@ def decode_accounts(content: bytes) -> Accounts:
             {account: _decode_limits(Quota, fields) for account, fields in record.get("quotas", {}).items()},
             {user: _decode_limits(Rate, fields) for user, fields in record.get("rates", {}).items()},
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise Damaged(
             f"the table of users in the object store (records {USERS_PREFIX}*) is invalid: {error!r}"
         ) from None

@@ -12,7 +12,11 @@ def test_the_record_survives_and_damage_is_noticed() -> None:
     record = encode_accounts(table(expires_s=5))
     assert decode_accounts(record) == table(expires_s=5)
     assert KEY.secret.hex().encode() not in record
-    for content in (b"", b"{}", b"[" * 100_000, record[:-5], record.replace(b'"format": 1', b'"format": 9')):
+    for content in (
+        *(b"", b"{}", b"[" * 100_000, record[:-5]),
+        record.replace(b'"format": 1', b'"format": 9'),
+        record.replace(b'"expires_s": 5', b'"expires_s": 1e999'),
+    ):
         with pytest.raises(Damaged):
             decode_accounts(content)
 

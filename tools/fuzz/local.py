@@ -8,11 +8,13 @@ from functools import cache
 import numpy as np
 
 from dieselfs.address import TcpAddress, parse_metrics_address
+from dieselfs.attached.web_url import http_time_ns, is_address, is_below, parse_web_url, redirected, with_host
 from dieselfs.bucket.errors import parse_failure
 from dieselfs.bucket.url import parse_object
 from dieselfs.cluster.chunk_requests import decode_requests
 from dieselfs.config_file import changed
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_server, decode_settings, encode_server
+from dieselfs.history import History, Recorded
 from dieselfs.importance.score_lines import ScoreLines
 from dieselfs.importance.scored_files import ScoredFiles
 from dieselfs.metrics import Registry, Report
@@ -22,6 +24,7 @@ from dieselfs.samples.file_lists import match_files
 from dieselfs.shuffle.opportunistic import Arrival, ServedLog
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount import kernel_protocol
+from dieselfs_server.quotas.holds import Holds
 from dieselfs_tools.commands.rebuild import parse_time
 from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.plans import SkippedSteps
@@ -88,6 +91,29 @@ def _report() -> bytes:
     return json.dumps(asdict(registry.report({"process": "7"}))).encode()
 
 
+def _web_url(text: str) -> None:
+    parts = parse_web_url(text)
+    is_below(text, "https://data.example.org/pets")
+    with_host(text, "2001:db8::1")
+    is_address(parts.hostname or "")
+
+
+def _redirect(text: str) -> None:
+    for url in ("https://data.example.org/pets/a.tar", "http://[::1]:8080/b"):
+        redirected(url, text)
+
+
+def _history() -> bytes:
+    history = History(metrics := Registry())
+    metrics.counter("page_cache.hits", "Hits.").value += 1
+    plan = {"order": "a", "seed": 1, "epoch": 0, "group": 100, "positions": 9}
+    reader = {"world": 1, "rank": 0, "worker": 0, "position": 3}
+    metrics.info("plans", "Plans.", lambda: [{**plan, "readers": [reader]}])
+    for now_s in (1000.0, 1001.0):
+        history.sample(now_s)
+    return json.dumps(history.content()).encode()
+
+
 _LOG = ServedLog("0123456789abcdef01234567", 1, 0, 0, 2, (Arrival(0, 3), Arrival(7, 1)))
 
 LOCAL_TARGETS = (
@@ -120,5 +146,16 @@ LOCAL_TARGETS = (
         "config-change", of_text(lambda text: changed(text, "server", 'a"\n')), [b'# x\nserver = "a" # y\n']
     ),
     Target("metrics-report", lambda data: prometheus_text([Report.parse(data)]), [_report()]),
+    Target("history", Recorded.parse, [_history()]),
+    Target(
+        "web-url", of_text(_web_url), [b"https://data.example.org:8443/pets/a%20b.tar", b"http://[::1]/x"]
+    ),
+    Target(
+        "web-redirect", of_text(_redirect), [b"/c.tar?token=1", b"https://[2001:db8::1]:443/a#b", b"../x"]
+    ),
+    Target(
+        "http-time", of_text(http_time_ns), [b"Wed, 21 Oct 2015 07:28:00 GMT", b"Wed, 21 Oct 15 07:28 +0200"]
+    ),
+    Target("quota-holds", Holds.decode, [b'[3,[["pets","OO7-V-81f03--V--9V--0k",4096,2,1777638600]]]']),
     Target("kernel-request", _kernel_request, [bytes(120)]),
 )

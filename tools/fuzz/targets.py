@@ -302,7 +302,12 @@ TARGETS = (
     Target(
         "users",
         decode_accounts,
-        [b'{"format": 1, "users": {"ann": {"keys": {}, "grants": {"pets": "read"}}}}'],
+        [
+            b'{"format": 1, "users": {"ann": {"keys": {}, "grants": {"pets": "read"}}}}',
+            b'{"format": 2, "users": {"ann": {"keys": {"1": {"verifier": "00", "server_key": "00", "created_s": 1, '
+            b'"expires_s": 2}}, "grants": {}}}, "groups": {"g": {"members": ["ann"], "grants": {"pets": "read"}}}, '
+            b'"quotas": {"ann": {"files": 9, "stored_bytes": 1}}, "owners": {"pets": "ann"}}',
+        ],
     ),
     Target("identity", Identity.decode, [Identity(bytes(32), bytes(32)).encode()]),
     Target(

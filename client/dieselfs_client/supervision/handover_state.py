@@ -62,5 +62,5 @@ def parse_handover(data: bytes) -> HandoverEntries:
             [*map(int, found["pinned"])],
             [ControlFile(**file) for file in found["files"]],
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return HandoverEntries()

@@ -74,7 +74,7 @@ class Holds:
                 for dataset, chunk, size, files, expires_s in rows
             )
             return cls(int(changes), held)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError, OverflowError) as error:
             raise Damaged(f"metadata store: a note about quotas is invalid: {error!r}") from None
 
 

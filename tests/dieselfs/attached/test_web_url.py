@@ -83,7 +83,7 @@ def test_redirects() -> None:
     assert redirected("http://x.org/a", "https://y.org/c#d") == "https://y.org/c"
     with pytest.raises(AccessDenied, match="without TLS"):
         redirected("https://x.org/a", "http://x.org/a")
-    for target in ("file:///etc/passwd", "https://u:p@x.org/a"):
+    for target in ("file:///etc/passwd", "https://u:p@x.org/a", "//[::1/a"):
         with pytest.raises(InvalidInput):
             redirected("https://x.org/a", target)
 
@@ -114,3 +114,4 @@ def test_parts_of_urls() -> None:
     assert with_host("http://x.org/a", "::1") == "http://[::1]/a"
     assert http_time_ns("Sun, 13 Sep 2020 12:26:40 GMT") == 1_600_000_000 * 10**9
     assert http_time_ns(None) == http_time_ns("yesterday") == 0
+    assert http_time_ns("Sun, 13 Sep 99999999999 12:26:40 GMT") == 0
