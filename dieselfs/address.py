@@ -8,6 +8,7 @@ from dieselfs.errors import InvalidInput
 DEFAULT_PORT = 7070
 ETCD_PORT = 2379
 METRICS_PORT = 9568
+WEB_PORT = 7071
 
 _ETCD = "etcd://"
 _TCP = re.compile(
@@ -82,6 +83,14 @@ def parse_metrics_address(text: str) -> TcpAddress:
     address = _parse_tcp(text, METRICS_PORT)
     if address is None or "://" in text:
         raise InvalidInput(f"metrics address {text!r} is not HOST:PORT, for example 127.0.0.1:{METRICS_PORT}")
+    return address
+
+
+def parse_web_address(text: str) -> TcpAddress:
+    """Parse `host:port`, at which the web page is served; the port is optional. Raises InvalidInput."""
+    address = _parse_tcp(text, WEB_PORT)
+    if address is None or "://" in text:
+        raise InvalidInput(f"web address {text!r} is not HOST:PORT, for example 10.0.0.5:{WEB_PORT}")
     return address
 
 

@@ -61,6 +61,14 @@ def _roots(text: str) -> tuple[str, ...]:
     return roots
 
 
+def _host_names(text: str) -> tuple[str, ...]:
+    names = tuple(filter(None, text.split(",")))
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
+            raise InvalidInput(f"{name[:80]!r} is not the name of a host: write for example data.example.org")
+    return names
+
+
 def choice(names: tuple[str, ...]) -> Kind:
     """One of a few words."""
 
@@ -81,6 +89,7 @@ DISK_SIZE = Kind("SIZE", _disk_size, "_bytes")
 RATE = Kind("RATE", parse_rate, "_bytes")
 TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
 ROOTS = Kind("FOLDER,...", _roots)
+HOST_NAMES = Kind("HOST,...", _host_names)
 SWITCH = Kind("")
 YES = "yes"
 YES_OR_NO = choice((YES, "no"))

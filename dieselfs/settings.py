@@ -29,6 +29,7 @@ from dieselfs.setting_kinds import (
     FILE,
     FOLDER,
     HOST,
+    HOST_NAMES,
     MEMORY,
     NAME,
     NUMBER,
@@ -209,6 +210,10 @@ SETTINGS = (
             "Log of logins, refusals, and changes of users, rights, datasets and tags.", "audit.log in `state`"),
     Setting("metrics", Kind("HOST:PORT"), _P.SERVER | _P.ETCD,
             "Serve metrics over HTTP there, for Prometheus; everybody who can connect reads them.", "not served"),
+    Setting("web", Kind("HOST:PORT"), _P.SERVER | _P.ETCD,
+            "Serve the web page there, over TLS; users log in with their keys.", "not served"),
+    Setting("web_names", HOST_NAMES, _P.SERVER | _P.ETCD,
+            "Names of the page in browsers, besides those of the machine and of `listen` and `advertise`.", "none"),
     Setting("attach_roots", ROOTS, _P.SERVER | _P.ETCD,
             "Folders, also s3://BUCKET/FOLDER and https://HOST/FOLDER, whose files `dlcmd attach` may make part of "
             "datasets.", "none"),

@@ -26,8 +26,8 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 KEY_FILE_BYTES_MAX = 1024
 
-SERVER_ROLE, PEER_ROLE = "server", "peer"
-"""What the caller wants to talk to: a proof for a peer of a job is worthless at a server."""
+SERVER_ROLE, PEER_ROLE, PAGE_ROLE = "server", "peer", "page"
+"""What the caller wants to talk to: a proof for a peer of a job, or for the web page, is worthless at a server."""
 PLAIN_CHANNEL, LOCAL_CHANNEL = b"plain", b"local"
 """Channels without TLS: over TCP, and over a Unix socket."""
 

@@ -31,6 +31,7 @@ from dieselfs.rpc.records import (
     FsckReport,
     GroupRecord,
     KeyRecord,
+    PageLink,
     PinRecord,
     Problem,
     PurgeReport,
@@ -466,6 +467,17 @@ class ServerClient(ServerConnections):
         """
         found = self._value("check_server", is_whole=is_whole)
         return _copy(ServerCheck, found, checks=tuple(_copy(CheckRecord, check) for check in found.checks))
+
+    def open_page(self, lease_s: int) -> PageLink:
+        """A one-time link to the web page of a server. An embedded server serves it for `lease_s` from now.
+
+        Raises Unavailable if there is no page.
+        """
+        return _copy(PageLink, self._value("open_page", lease_s=lease_s))
+
+    def keep_page(self, lease_s: int) -> None:
+        """Let an embedded server serve its page for `lease_s` from now; 0: no longer."""
+        self._value("keep_page", lease_s=lease_s)
 
 
 def _copy(kind: Callable[..., _T], struct: Any, **converted: object) -> _T:

@@ -272,6 +272,14 @@ struct PinInfo {
   3: required i64 expires_ns
 }
 
+/** The web page of a server. `token`: a browser logs in with it, once. `fingerprint`: of the page's certificate. */
+struct PageLink {
+  1: required string address
+  2: required string token
+  3: required binary fingerprint
+  4: required i32 expires_s
+}
+
 /** docs/reference/rpc.md, "Authentication". */
 service Handshake {
   Challenge hello(1: i32 protocol_version, 2: string user, 3: string key_id, 4: binary client_nonce)
@@ -433,4 +441,10 @@ service ChunkServer extends Handshake {
   StatusInfo status() throws (1: Refusal refusal)
   /** The server's clock; with `is_whole`, which needs an administrator, also what it finds in what it depends on. */
   ServerCheck check_server(1: bool is_whole) throws (1: Refusal refusal)
+
+  // -- the web page --
+  /** A link to the page, as the caller. An embedded server serves the page for `lease_s` from now. */
+  PageLink open_page(1: i32 lease_s) throws (1: Refusal refusal)
+  /** An embedded server serves the page for `lease_s` from now, 0: no longer. */
+  void keep_page(1: i32 lease_s) throws (1: Refusal refusal)
 }

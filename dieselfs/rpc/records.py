@@ -184,6 +184,17 @@ class TagRecord(NamedTuple):
     digest: bytes
 
 
+class PageLink(NamedTuple):
+    """The web page of a server, and a token with which one browser logs in, once, within `expires_s`. `fingerprint`:
+    SHA-256 of the certificate that the browser gets; empty without TLS.
+    """
+
+    address: str
+    token: str
+    fingerprint: bytes
+    expires_s: int
+
+
 class PinRecord(NamedTuple):
     """A lease of a reader on a generation; `holder`: `USER/NODE PROCESS PATH`, `expires_ns` since 1970."""
 

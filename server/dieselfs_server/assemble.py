@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from dieselfs.address import TcpAddress, UnixAddress
+from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
 from dieselfs.metrics import Registry
@@ -27,7 +27,7 @@ from dieselfs.rpc.tls import ServerTls
 from dieselfs.settings import OFF
 from dieselfs_server import condition
 from dieselfs_server.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
-from dieselfs_server.certificates import CertificateFiles, identity_tls
+from dieselfs_server.certificates import CertificateFiles, browser_tls, identity_tls
 from dieselfs_server.datasets.commit import catch_up, read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
@@ -38,6 +38,7 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.reading.shared_payloads import default_bytes
+from dieselfs_server.recent import noting_log
 from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
@@ -45,6 +46,7 @@ from dieselfs_server.store.measured import MeasuredStore
 from dieselfs_server.store.opening import open_store
 from dieselfs_server.store.sources import Sources
 from dieselfs_server.users import UserStore
+from dieselfs_server.web.page import Page, check_address
 
 LOCK_TIMEOUT_S = 10.0
 """Timeout of an embedded server that waits for its predecessor to exit."""
@@ -85,6 +87,14 @@ def open_tls(settings: ServerSettings, identity: Identity) -> Callable[[], Serve
     if settings.tls_certificate is not None and settings.tls_key is not None:
         return CertificateFiles(settings.tls_certificate, settings.tls_key).current
     made = identity_tls(identity)
+    return lambda: made
+
+
+def open_page_tls(settings: ServerSettings, identity: Identity) -> Callable[[], ServerTls]:
+    """The present certificate for browsers. Raises InvalidInput."""
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        return CertificateFiles(settings.tls_certificate, settings.tls_key).current
+    made = browser_tls(identity, settings.web_names)
     return lambda: made
 
 
@@ -135,6 +145,19 @@ def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | N
     return audit
 
 
+def _page(service: Service, settings: ServerSettings, identity: Identity) -> Page | None:
+    """The web page, of an embedded server too. Raises InvalidInput."""
+    if settings.web is None:
+        return Page(service, None, None, frozenset()) if settings.lock is not None else None
+    check_address(settings.web, settings.tls != OFF)
+    return Page(
+        service,
+        settings.web,
+        None if settings.tls == OFF else open_page_tls(settings, identity),
+        frozenset(settings.web_names),
+    )
+
+
 def _shared_bytes(settings: ServerSettings) -> int:
     """The limit of shared payloads: nobody can reach them without a Unix socket."""
     if not any(isinstance(address, UnixAddress) for address in settings.listen):
@@ -151,6 +174,22 @@ def _surroundings(settings: ServerSettings) -> list[Callable[[], CheckRecord]]:
     if (registry := settings.registry) is not None:
         found.append(lambda: condition.etcd(registry))
     return found
+
+
+async def _listening(
+    stack: AsyncExitStack, address: Address, has_tls: bool
+) -> list[tuple[trio.SocketListener, bool]]:
+    """Listeners at an address, and whether they are encrypted. Raises Unavailable."""
+    is_encrypted = isinstance(address, TcpAddress) and has_tls
+    listeners = await stack.enter_async_context(open_listeners(address))
+    log.info("listening on %s, %s TLS", address, "with" if is_encrypted else "without")
+    if isinstance(address, TcpAddress) and not has_tls:
+        log.warning(
+            "%s: tls is off: somebody on the network between can read and change everything, "
+            "and act as any user that connects",
+            address,
+        )
+    return [(listener, is_encrypted) for listener in listeners]
 
 
 @asynccontextmanager
@@ -201,29 +240,26 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         )
         server = RpcServer(Dispatcher(service), tls, metrics=metrics)
         about = {"component": "server"}
+        stack.enter_context(noting_log(service.recent))
+        page = service.page = _page(service, settings, identity)
+        if page is not None and settings.web is not None:
+            await stack.enter_async_context(page.served())
         if settings.metrics is not None:
             from dieselfs.process.metrics_http import serving  # prometheus-client, which few servers need
 
             web = stack.enter_context(serving(settings.metrics, lambda: [metrics.report(about)]))
             log.info("serving metrics at %s", web)
-        opened = []
-        for address in settings.listen:
-            listeners = await stack.enter_async_context(open_listeners(address))
-            has_tls = isinstance(address, TcpAddress) and tls is not None
-            opened += [(listener, has_tls) for listener in listeners]
-            log.info("listening on %s, %s TLS", address, "with" if has_tls else "without")
-            if isinstance(address, TcpAddress) and tls is None:
-                log.warning(
-                    "%s: tls is off: somebody on the network between can read and change everything, "
-                    "and act as any user that connects",
-                    address,
-                )
+        opened = [
+            each for address in settings.listen for each in await _listening(stack, address, tls is not None)
+        ]
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         nursery.start_soon(service.refresh.run)
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
         nursery.start_soon(publish, metrics, about)
+        if page is not None and settings.web is None:
+            nursery.start_soon(page.serve_on_request)
         yield server
 
 

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dieselfs.errors import InvalidInput
@@ -21,6 +21,7 @@ CHANGES_LOOK_S = 1.0
 
 _BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
 _SERIAL = 1
+_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,29 @@ def identity_tls(identity: Identity) -> ServerTls:
     context = new_context(ssl.PROTOCOL_TLS_SERVER)
     load_pair(context, certificate, key.private_bytes(serialization.Encoding.PEM, form, encryption))
     return ServerTls(context, _first_fingerprint(certificate))
+
+
+def browser_tls(identity: Identity, names: Sequence[str]) -> ServerTls:
+    """TLS for the web page without a certificate of an authority: with a key for P-256, as browsers know no Ed25519.
+    The key is derived from the identity, so it is the same at all servers of the store. Browsers warn of it.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    derived = HKDF(hashes.SHA256(), 48, None, b"dieselfs web page, P-256").derive(identity.seed)
+    key = ec.derive_private_key(1 + int.from_bytes(derived, "big") % (_P256_ORDER - 1), ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dieselfs web page")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), _SERIAL, _BEGIN, _END).add_extension(
+        x509.SubjectAlternativeName([x509.DNSName(each) for each in names or ("localhost",)]), critical=False
+    )
+    certificate = builder.sign(key, hashes.SHA256())
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    context = new_context(ssl.PROTOCOL_TLS_SERVER)
+    load_pair(context, pem, key.private_bytes(serialization.Encoding.PEM, form, encryption))
+    return ServerTls(context, _first_fingerprint(pem))
 
 
 class CertificateFiles:

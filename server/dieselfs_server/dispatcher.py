@@ -47,6 +47,7 @@ _STRUCTS = {
     records.FsckReport: thrift.FsckReport,
     records.GroupRecord: thrift.GroupInfo,
     records.KeyRecord: thrift.KeyInfo,
+    records.PageLink: thrift.PageLink,
     records.PinRecord: thrift.PinInfo,
     records.Problem: thrift.Problem,
     records.PurgeReport: thrift.PurgeReport,
@@ -106,8 +107,8 @@ class _Noted:
     started_s: float = field(default_factory=time.monotonic)
     has_ended: bool = False
 
-    def end(self, outcome: str, is_refused: bool = False) -> None:
-        """Write the logs and count, before the reply; later calls do nothing."""
+    def end(self, outcome: str, is_refused: bool = False, reason: str = "") -> None:
+        """Write the logs and count, before the reply; later calls do nothing. `reason`: of a failure."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -120,6 +121,7 @@ class _Noted:
         took.observe(took_s)
         if outcome != "ok":
             metrics.counter("rpc.failures", "Calls that failed or were refused.", outcome=outcome).value += 1
+            call.service.recent.add("call", call.method, call.caller.name, outcome, reason)
         event(
             log,
             logging.DEBUG,
@@ -236,7 +238,7 @@ class Dispatcher:
         except ProtocolError:
             raise
         except DieselfsError as error:
-            noted.end(type(error).__name__, is_refused=True)
+            noted.end(type(error).__name__, is_refused=True, reason=str(error))
             await connection.send(encode_refusal(method, sequence, error))
         except (trio.TooSlowError, trio.BrokenResourceError):
             raise

@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
@@ -15,7 +15,7 @@ from dieselfs.metrics import Registry
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
-from dieselfs.rpc.records import CheckRecord, CopyProgress
+from dieselfs.rpc.records import CheckRecord, CopyProgress, PageLink
 from dieselfs_server.accounts import Caller, Right
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_names import DatasetNames
@@ -30,6 +30,7 @@ from dieselfs_server.quotas.admission import Quotas
 from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.reading.shared_payloads import SharedPayloads
+from dieselfs_server.recent import RecentFailures
 from dieselfs_server.store.attached import AttachedStore
 from dieselfs_server.store.interface import Buffer, ObjectStore, OpenPayload
 from dieselfs_server.store.sources import Sources
@@ -60,6 +61,18 @@ class Reply:
     files: Sequence[OpenPayload] = ()
 
 
+class PageHost(Protocol):
+    """Serves the web page."""
+
+    async def open(self, caller: Caller, lease_s: int) -> PageLink:
+        """A link with which a browser becomes `caller`. Raises Unavailable."""
+        ...
+
+    def keep(self, caller: Caller, lease_s: int) -> None:
+        """How long an embedded server goes on to serve the page."""
+        ...
+
+
 @dataclass(eq=False)
 class Service:
     """The state of a server: only caches and counters, so any number of servers can run on the same backends.
@@ -67,6 +80,7 @@ class Service:
     `scratch` is a folder for temporary files, `names` has the URLs of object store and metadata store. `shared_bytes`:
     the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of them. `sources`: what
     may be attached. `surroundings`: checks of what the server depends on besides its stores.
+    `recent`: what failed lately; `page`: the web page, if there is one.
     """
 
     store: ObjectStore
@@ -84,6 +98,8 @@ class Service:
     request_path: RequestPath = field(default_factory=RequestPath)
     sources: Sources = field(default_factory=Sources)
     surroundings: Sequence[Callable[[], CheckRecord]] = ()
+    recent: RecentFailures = field(default_factory=RecentFailures)
+    page: PageHost | None = None
 
     def __post_init__(self) -> None:
         self.store = AttachedStore(self.store, self.sources)

@@ -4,6 +4,7 @@ All three use the same names; `docs/reference/settings.md` lists them, with the 
 """
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from dieselfs.address import (
     parse_address,
     parse_etcd,
     parse_metrics_address,
+    parse_web_address,
 )
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
@@ -69,6 +71,8 @@ class ServerSettings:
     is_new: bool = False
     audit_log: Path | None = None
     metrics: TcpAddress | None = None
+    web: TcpAddress | None = None
+    web_names: Sequence[str] = ()
     shared_memory_bytes: int | None = None
     attach_roots: Sequence[str] | None = ()
     large_reads: int | None = None
@@ -132,11 +136,20 @@ class ServerSettings:
             admin_key=values.get("admin_key"),
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
             metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
+            web=parse_web_address(values["web"]) if "web" in values else None,
+            web_names=_web_names([*listen, *advertise], values.get("web_names", ())),
             shared_memory_bytes=values.get("shared_memory_bytes"),
             attach_roots=values.get("attach_roots", ()),
             large_reads=_large_reads(values),
             registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
         )
+
+
+def _web_names(addresses: Sequence[Address], names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the web page in browsers, in small letters."""
+    hosts = [address.host for address in addresses if isinstance(address, TcpAddress)]
+    own = socket.gethostname()
+    return tuple(dict.fromkeys(name.lower() for name in (*names, own, own.partition(".")[0], *hosts)))
 
 
 def _large_reads(values: Mapping[str, Any]) -> int | None:

@@ -1,11 +1,12 @@
 """Certificates of servers: from the identity of the store, and from files that change."""
 
+import ssl
 from pathlib import Path
 
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs_server.certificates import CHANGES_LOOK_S, CertificateFiles, identity_tls
+from dieselfs_server.certificates import CHANGES_LOOK_S, CertificateFiles, browser_tls, identity_tls
 from dieselfs_server.identity import Identity
 from tests.support.certificates import make_certificate
 
@@ -14,6 +15,13 @@ def test_all_servers_of_a_store_show_one_certificate() -> None:
     identity = Identity.generate()
     assert identity_tls(identity).channel == identity_tls(identity).channel
     assert identity_tls(Identity.generate()).channel != identity_tls(identity).channel
+
+
+def test_browsers_get_a_certificate_of_their_own() -> None:
+    identity = Identity.generate()
+    made = browser_tls(identity, ["storage-1"])
+    assert made.channel != identity_tls(identity).channel
+    assert made.context.minimum_version == ssl.TLSVersion.TLSv1_3
 
 
 def test_a_certificate_that_is_renewed_is_read_again(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ VERBS = {
     "server": "Show the state of the servers (administrators).",
     "config": "Show, change and test your settings.",
     "doctor": "Check this machine and the servers, and say what to change.",
+    "dashboard": "Open the web page of a server, or of this home.",
     "top": "Watch the mounts, caches and servers of this node.",
     "why": "Say what limits the training that reads a mount.",
     "report": "Show an epoch of a mount or job on one page.",

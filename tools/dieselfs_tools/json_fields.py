@@ -51,6 +51,9 @@ FIELDS: Mapping[str, Field] = {
     "exit_code": Field(WHOLE, "The exit code of the command."),
     "error": Field(TEXT, "The error that ended the command."),
     "reason": Field(TEXT, "Why an item failed."),
+    "url": Field(TEXT, "Address of the web page, with a token that logs one browser in, once."),
+    "fingerprint": Field(TEXT, "SHA-256 of the certificate of the page, in hexadecimal; empty without TLS."),
+    "expires_s": Field(NUMBER, "Seconds until the token is worthless."),
     "dry_run": Field(YES_NO, "Whether nothing was changed."),
     "seconds": Field(NUMBER, "Duration, in seconds."),
     # -- names

@@ -184,6 +184,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "server": {"server": ["address version started_s store metadata metrics"], "summary": ["servers"]},
     "doctor": {"check": ["name state text fix"], "summary": ["ok warnings failures"]},
     "top": {"activity": ["process about activity"], "summary": ["processes?"]},
+    "dashboard": {"page": ["url fingerprint expires_s"], "summary": [""]},
     "why": {"diagnosis": ["limit text advice activity"], "summary": ["limit"]},
     "report": {
         "epoch": ["subject plan began_s seconds totals quality ranks daemons points"],

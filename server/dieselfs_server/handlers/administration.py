@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from dieselfs import __version__
-from dieselfs.errors import AlreadyExists, InvalidInput
+from dieselfs.errors import AlreadyExists, InvalidInput, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
@@ -15,6 +15,7 @@ from dieselfs.rpc.records import (
     AttachedRecord,
     DetachReport,
     FsckReport,
+    PageLink,
     PurgeReport,
     RebuildReport,
     ServerCheck,
@@ -27,7 +28,7 @@ from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
-from dieselfs_server.service import Call, Service
+from dieselfs_server.service import Call, PageHost, Service
 
 GRACE_S_MAX = 1 << 40
 TIME_S_MAX = 0xFFFF_FFFF
@@ -250,3 +251,22 @@ async def check_server(call: Call) -> ServerCheck:
         condition.checks, service.store, service.metadata, service.surroundings
     )
     return ServerCheck(service.now_ns(), checks)
+
+
+# -- the web page ----------------------------------------------------------------------------------------
+
+
+async def open_page(call: Call) -> PageLink:
+    return await _page(call.service).open(call.caller, call.arguments.lease_s)
+
+
+async def keep_page(call: Call) -> None:
+    _page(call.service).keep(call.caller, call.arguments.lease_s)
+
+
+def _page(service: Service) -> PageHost:
+    if service.page is None:
+        raise Unavailable(
+            'this server has no web page; an administrator can set its address: web = "HOST:PORT"'
+        )
+    return service.page

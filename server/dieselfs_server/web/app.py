@@ -1,0 +1,381 @@
+"""Answers the requests of browsers: static files, logins, and what the views show. This module reads files."""
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from time import time
+from typing import Any
+
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from dieselfs import __version__
+from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.rpc.auth import NONCE_BYTES
+from dieselfs_server.accounts import ALL_DATASETS, Accounts, Caller, Right
+from dieselfs_server.service import Service
+from dieselfs_server.web import views
+from dieselfs_server.web.events import EventStream
+from dieselfs_server.web.facts import Facts
+from dieselfs_server.web.guard import EVENTS_PATH, Guard
+from dieselfs_server.web.live import Live
+from dieselfs_server.web.logins import SESSION_S, Logins, checked_proof
+
+STATIC = Path(__file__).parent / "static"
+BODY_BYTES_MAX = 4096
+BODY_S = 10.0
+SPAN_S_MAX = 24 * 3600
+STREAMS_MAX = 64
+STREAMS_PER_USER_MAX = 16
+READS_MAX = 4
+"""Requests that ask the stores at a time; others wait."""
+
+_STATUS: dict[type[DieselfsError], int] = {
+    InvalidInput: 400,
+    AccessDenied: 403,
+    NotFound: 404,
+    Unavailable: 503,
+}
+
+
+class _LoggedOut(Exception):
+    """The request has no session, or that of a key that was removed."""
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """Who looks, with the rights of now."""
+
+    caller: Caller
+    accounts: Accounts
+    now_s: float
+
+    def right(self, dataset: str) -> Right:
+        return self.caller.right_on(dataset, self.accounts, self.now_s)
+
+    def may_see(self, dataset: str) -> bool:
+        return self.right(dataset) >= Right.READ
+
+    @property
+    def is_admin(self) -> bool:
+        return self.right(ALL_DATASETS) >= Right.ADMIN
+
+
+def _answered(endpoint: "Callable[[App, Request], Awaitable[Any]]") -> "Callable[[App, Request], Any]":
+    """An endpoint that returns a response or a value for JSON; errors become answers."""
+
+    @wraps(endpoint)
+    async def answer(self: "App", request: Request) -> Response:
+        try:
+            found = await endpoint(self, request)
+        except _LoggedOut:
+            return JSONResponse({"error": "log in first"}, 401)
+        except DieselfsError as error:
+            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+            # Perhaps not all of the body was read, so the connection cannot be used again.
+            headers = {"connection": "close"} if request.method == "POST" else None
+            return JSONResponse({"error": str(error)}, status, headers)
+        return found if isinstance(found, Response) else JSONResponse(found)
+
+    return answer
+
+
+class App:
+    """`cookie`: its name; `port` is that of the listener, which cookies do not tell apart."""
+
+    def __init__(self, service: Service, logins: Logins, live: Live, is_encrypted: bool, port: int) -> None:
+        self._service = service
+        self._logins = logins
+        self._live = live
+        self._is_encrypted = is_encrypted
+        self._scheme = "https" if is_encrypted else "http"
+        self._cookie = "__Host-dieselfs" if is_encrypted else f"dieselfs-{port}"
+        self._facts = Facts(service.metadata, service.tags, service.now_ns)
+        self._reads = trio.CapacityLimiter(READS_MAX)
+        self._streams: list[str] = []  # the user of each
+        self._refused = service.metrics.counter("rpc.refused_logins", "Clients that proved no key.")
+
+    def guarded(self, names: Collection[str]) -> Guard:
+        """The app with the rules for all requests."""
+        routes = [
+            Route("/", self.index),
+            Route("/api/challenge", self.challenge, methods=["POST"]),
+            Route("/api/login", self.login, methods=["POST"]),
+            Route("/api/link", self.link, methods=["POST"]),
+            Route("/api/logout", self.logout, methods=["POST"]),
+            Route("/api/me", self.me),
+            Route("/api/live", self.live),
+            Route("/api/datasets", self.datasets),
+            Route("/api/datasets/{name}", self.dataset),
+            Route("/api/jobs", self.jobs),
+            Route("/api/jobs/{dataset}/{job}/{id}", self.job),
+            Route("/api/failures", self.failures),
+            Route(EVENTS_PATH, self.events),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        return Guard(Starlette(routes=routes), self._scheme, names)
+
+    async def index(self, _: Request) -> Response:
+        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    # -- logins ------------------------------------------------------------------------------------------
+
+    @_answered
+    async def challenge(self, request: Request) -> dict[str, str]:
+        fields = await _fields(request)
+        nonce = _bytes_of(fields, "client_nonce", NONCE_BYTES)
+        user, key_id = fields.get("user", ""), fields.get("key_id", "")
+        token, challenge = self._logins.challenge(_address(request), user[:64], key_id[:32], nonce)
+        return {"challenge": token, "server_nonce": urlsafe_b64encode(challenge.server_nonce).decode()}
+
+    @_answered
+    async def login(self, request: Request) -> Response:
+        fields = await self._tried(request)
+        users = self._service.users
+        try:
+            challenge = self._logins.take_challenge(fields.get("challenge", ""))
+            known = await trio.to_thread.run_sync(users.verifier, challenge.user, challenge.key_id)
+            origin = f"{self._scheme}://{request.headers['host']}"
+            proof = checked_proof(challenge, origin, _bytes_of(fields, "proof", 32), known, users.salt)
+        except AccessDenied as error:
+            self._note_refusal(request, str(error))
+            raise
+        answer = self._opened(request, Caller(challenge.user, challenge.key_id), "key")
+        answer.body = answer.render({"proof": urlsafe_b64encode(proof).decode()})
+        answer.headers["content-length"] = str(len(answer.body))
+        return answer
+
+    @_answered
+    async def link(self, request: Request) -> Response:
+        fields = await self._tried(request)
+        try:
+            caller = self._logins.take_link(fields.get("token", ""))
+        except AccessDenied as error:
+            self._note_refusal(request, str(error))
+            raise
+        return self._opened(request, caller, "link")
+
+    @_answered
+    async def logout(self, request: Request) -> Response:
+        await _fields(request)
+        self._logins.close(request.cookies.get(self._cookie, ""))
+        answer = JSONResponse({})
+        answer.delete_cookie(
+            self._cookie, path="/", secure=self._is_encrypted, httponly=True, samesite="strict"
+        )
+        return answer
+
+    async def _tried(self, request: Request) -> dict[str, str]:
+        """The fields of an attempt to log in. Raises Unavailable if there are too many."""
+        if not self._logins.may_try(_address(request)):
+            raise Unavailable("too many logins: wait a minute, then try again")
+        return await _fields(request)
+
+    def _opened(self, request: Request, caller: Caller, how: str) -> JSONResponse:
+        if self._service.audit is not None:
+            self._service.audit.write(
+                "login", caller.name, _address(request), key_used=caller.key_id, page=how
+            )
+        self._logins.succeeded(_address(request))
+        self._logins.close(request.cookies.get(self._cookie, ""))
+        answer = JSONResponse({})
+        answer.set_cookie(
+            self._cookie,
+            self._logins.open(caller),
+            max_age=int(SESSION_S),
+            path="/",
+            secure=self._is_encrypted,
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    def _note_refusal(self, request: Request, reason: str) -> None:
+        self._refused.value += 1
+        if self._service.audit is not None:
+            self._service.audit.write("refused", "", _address(request), reason=reason, page="login")
+
+    async def _viewer(self, request: Request) -> Viewer:
+        """Raises _LoggedOut."""
+        token = request.cookies.get(self._cookie, "")
+        caller = self._logins.caller(token)
+        if caller is None:
+            raise _LoggedOut
+        accounts = Accounts()
+        if not caller.is_trusted:
+            accounts = await trio.to_thread.run_sync(self._service.users.current)
+            try:
+                caller.key(accounts, time())
+            except AccessDenied:
+                self._logins.close(token)
+                raise _LoggedOut from None
+        return Viewer(caller, accounts, time())
+
+    # -- views -------------------------------------------------------------------------------------------
+
+    @_answered
+    async def me(self, request: Request) -> dict[str, Any]:
+        viewer = await self._viewer(request)
+        return {
+            "user": viewer.caller.name,
+            "is_admin": viewer.is_admin,
+            "version": __version__,
+            "started_s": self._service.started_s,
+        }
+
+    @_answered
+    async def live(self, request: Request) -> dict[str, Any]:
+        viewer = await self._viewer(request)
+        if not viewer.is_admin:
+            raise AccessDenied("only administrators see the figures of the whole server")
+        span_s = _number(request, "span_s", 600)
+        return self._live.history.columns(min(max(span_s, 1), SPAN_S_MAX))
+
+    @_answered
+    async def events(self, request: Request) -> Response:
+        viewer = await self._viewer(request)
+        user = viewer.caller.name
+        if len(self._streams) >= STREAMS_MAX or self._streams.count(user) >= STREAMS_PER_USER_MAX:
+            raise Unavailable("too many open pages: close some")
+
+        async def next_event() -> bytes | None:
+            latest = await self._live.next()
+            try:
+                now = await self._viewer(request)
+            except _LoggedOut:
+                return None
+            return latest if now.is_admin else b"{}"
+
+        return EventStream(next_event, lambda: self._opened_stream(user), lambda: self._closed_stream(user))
+
+    def _opened_stream(self, user: str) -> None:
+        self._streams.append(user)
+        self._live.watchers += 1
+
+    def _closed_stream(self, user: str) -> None:
+        self._streams.remove(user)
+        self._live.watchers -= 1
+
+    @_answered
+    async def datasets(self, request: Request) -> dict[str, Any]:
+        viewer = await self._viewer(request)
+        search, sort = request.query_params.get("search", "")[:200], request.query_params.get("sort", "name")
+        page = _number(request, "page", 0)
+
+        def read() -> dict[str, Any]:
+            seen = [each for each in self._facts.datasets() if viewer.may_see(each.name)]
+            return views.datasets_view(seen, search, sort, page)
+
+        return await self._read(read)
+
+    @_answered
+    async def dataset(self, request: Request) -> dict[str, Any]:
+        viewer, name = await self._viewer(request), request.path_params["name"]
+        if not viewer.may_see(name):
+            raise _no_dataset(name)
+
+        def read() -> dict[str, Any]:
+            facts, now_ns = self._facts, self._service.now_ns()
+            try:
+                dataset = facts.dataset(name)
+            except NotFound:
+                raise _no_dataset(name) from None
+            chunks = facts.chunks(dataset)
+            return {
+                **views.dataset_view(dataset),
+                "right": views.right_view(viewer.right(name)),
+                "stored_bytes": int(chunks.payload_bytes.sum()),
+                "dead_entries": chunks.deleted_entries,
+                "growth": views.growth_view(chunks, now_ns / 1e9),
+                "tags": [views.tag_view(tag) for tag in facts.tags(dataset)],
+                "readers": views.readers_view(facts.readers(dataset), now_ns),
+                "jobs": [views.job_summary(job, now_ns) for job in facts.jobs_of(dataset)],
+            }
+
+        return await self._read(read)
+
+    @_answered
+    async def jobs(self, request: Request) -> dict[str, Any]:
+        viewer = await self._viewer(request)
+
+        def read() -> dict[str, Any]:
+            now_ns = self._service.now_ns()
+            seen = [job for job in self._facts.jobs() if viewer.may_see(job.dataset)]
+            return {"jobs": [views.job_summary(job, now_ns) for job in seen]}
+
+        return await self._read(read)
+
+    @_answered
+    async def job(self, request: Request) -> dict[str, Any]:
+        viewer, named = await self._viewer(request), request.path_params
+        if not viewer.may_see(named["dataset"]):
+            raise _no_dataset(named["dataset"])
+
+        def read() -> dict[str, Any]:
+            dataset = self._facts.dataset(named["dataset"])
+            for found in self._facts.jobs_of(dataset):
+                if found.job == named["job"] and found.fingerprint.startswith(named["id"]):
+                    return views.job_view(found, self._facts.chunks(dataset), self._service.now_ns())
+            raise NotFound(f"job {named['job']} has ended: it has no members")
+
+        return await self._read(read)
+
+    @_answered
+    async def failures(self, request: Request) -> dict[str, Any]:
+        viewer = await self._viewer(request)
+        newest = self._service.recent.newest()
+        return {"failures": views.failures_view(newest, viewer.caller.name, viewer.is_admin)}
+
+    async def _read(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return await trio.to_thread.run_sync(read, limiter=self._reads, abandon_on_cancel=True)
+
+
+def _no_dataset(name: str) -> NotFound:
+    return NotFound(f"there is no dataset {name!r}, or you have no right to see it")
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    """Raises InvalidInput."""
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise InvalidInput(f"{name} is not a number")
+    return int(text)
+
+
+def _bytes_of(fields: dict[str, str], name: str, length: int) -> bytes:
+    """Raises InvalidInput."""
+    try:
+        value = urlsafe_b64decode(fields.get(name, ""))
+    except ValueError:
+        value = b""
+    if len(value) != length:
+        raise InvalidInput(f"{name} must be {length} bytes in URL-safe base64")
+    return value
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """The body of a request: a JSON object of texts. Raises InvalidInput."""
+    body = bytearray()
+    with trio.fail_after(BODY_S):
+        async for part in request.stream():
+            body += part
+            if len(body) > BODY_BYTES_MAX:
+                raise InvalidInput(f"a body of more than {BODY_BYTES_MAX} bytes")
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
+        raise InvalidInput("the body must be a JSON object of texts")
+    return fields

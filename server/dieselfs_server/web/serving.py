@@ -1,0 +1,148 @@
+"""Listens for browsers, and gives their requests to the app, with Hypercorn. This module opens sockets.
+
+Connections are bounded, and so is each wait for a browser. A connection that takes no bytes is closed.
+"""
+
+import errno
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
+
+from dieselfs.address import TcpAddress
+from dieselfs.errors import Unavailable
+from dieselfs.limits import KIB
+from dieselfs.rpc.tls import ServerTls
+
+CONNECTIONS_MAX = 128
+CONNECTIONS_PER_ADDRESS_MAX = 48
+HANDSHAKE_S = 10.0
+IDLE_S = 20.0
+SEND_S = 20.0
+HEADERS_BYTES_MAX = 16 * KIB
+BODY_BYTES_MAX = 4 * KIB
+
+_PAUSE_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class _BoundedStream(trio.abc.HalfCloseableStream):
+    """A stream of a browser whose writes end after SEND_S: Hypercorn waits for them without end."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.socket = stream.socket
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with trio.move_on_after(SEND_S):
+            await self._stream.send_all(data)
+            return
+        self.socket.close()
+        raise trio.BrokenResourceError("the browser takes no bytes")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _Browsers:
+    """The connections, by address."""
+
+    def __init__(self, app: Any, tls: Callable[[], ServerTls] | None) -> None:
+        self._tls = tls
+        self._config = Config()
+        self._config.include_server_header = False
+        self._config.keep_alive_timeout = IDLE_S
+        self._config.ssl_handshake_timeout = HANDSHAKE_S
+        self._config.h11_max_incomplete_size = HEADERS_BYTES_MAX
+        self._config.h2_max_concurrent_streams = 16
+        self._app = wrap_app(app, BODY_BYTES_MAX, "asgi")
+        self._context = WorkerContext(None)
+        self._open: list[tuple[str, trio.SocketStream]] = []
+
+    async def accept(self, listener: trio.SocketListener) -> None:
+        """Serve browsers until cancelled."""
+        async with trio.open_nursery() as nursery:
+            try:
+                while True:
+                    try:
+                        stream = await listener.accept()
+                    except OSError as error:
+                        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                            raise
+                        log.error("cannot accept a browser: %s", error.strerror)
+                        await trio.sleep(_PAUSE_S)
+                        continue
+                    nursery.start_soon(self._serve, stream)
+            finally:
+                for _, open_stream in self._open:  # ends writes, which Hypercorn shields
+                    open_stream.socket.close()
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        try:
+            address = str(stream.socket.getpeername()[0])
+        except OSError:
+            stream.socket.close()
+            return
+        entry = address, stream
+        same = sum(other == address for other, _ in self._open)
+        if len(self._open) >= CONNECTIONS_MAX or same >= CONNECTIONS_PER_ADDRESS_MAX:
+            log.warning("%s: browser refused: too many connections", address)
+            stream.socket.close()
+            return
+        self._open.append(entry)
+        try:
+            bounded = _BoundedStream(stream)
+            shown: Any = bounded
+            if self._tls is not None:
+                context = self._tls().context
+                shown = trio.SSLStream(bounded, context, server_side=True, https_compatible=True)
+            await TCPServer(self._app, self._config, self._context, ConnectionState({}), shown)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            log.debug("%s: browser disconnected: %s", address, error)
+        except Exception:
+            log.exception("%s: the connection of a browser ended by an internal error", address)
+        finally:
+            self._open.remove(entry)
+            stream.socket.close()
+
+
+@asynccontextmanager
+async def serving(
+    make_app: Callable[[int], Any], address: TcpAddress, tls: Callable[[], ServerTls] | None
+) -> AsyncIterator[int]:
+    """Answer browsers until the end of the block; yields the port, which `make_app` gets.
+
+    Raises Unavailable if the address cannot be used.
+    """
+    try:
+        listeners = await trio.open_tcp_listeners(address.port, host=address.host)
+    except OSError as error:
+        raise Unavailable(f"cannot serve the page at {address}: {error.strerror or error}") from None
+    port = int(listeners[0].socket.getsockname()[1])
+    browsers = _Browsers(make_app(port), tls)
+    try:
+        async with trio.open_nursery() as nursery:
+            for listener in listeners:
+                nursery.start_soon(browsers.accept, listener)
+            yield port
+            nursery.cancel_scope.cancel()
+    finally:
+        for listener in listeners:
+            listener.socket.close()

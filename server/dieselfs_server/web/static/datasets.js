@@ -1,0 +1,103 @@
+// The datasets, and one of them.
+
+import { get, onEvent } from "./api.js";
+import { Chart } from "./chart.js";
+import { fill, h, panel, say, table, tiles } from "./dom.js";
+import * as show from "./format.js";
+import { jobsTable } from "./jobs.js";
+
+const TICKS = 5;
+const TYPING_MS = 150;
+
+export const datasetLink = (name) => h("a", { href: `#/datasets/${encodeURIComponent(name)}`, "data-key": name }, name);
+
+const COLUMNS = [
+  { label: "Name", sort: "name", cell: (row) => datasetLink(row.name) },
+  { label: "Files", sort: "files", number: true, cell: (row) => show.count(row.files) },
+  { label: "Size", sort: "size", number: true, cell: (row) => show.bytes(row.bytes) },
+  { label: "Chunks", sort: "chunks", number: true, wide: true, cell: (row) => show.count(row.chunks) },
+  { label: "Generation", sort: "generation", number: true, wide: true, cell: (row) => show.count(row.generation) },
+  { label: "Changed", sort: "updated", number: true, cell: (row) => (row.updated_s ? h("time", { title: show.when(row.updated_s) }, show.ago(row.updated_s)) : "never") },
+];
+
+export async function datasetsView(main, { query, signal, setQuery }) {
+  let { search = "", sort = "name", page = "0" } = query;
+  const input = h("input", { type: "search", id: "search", value: search, placeholder: "part of a name", autocomplete: "off", spellcheck: "false" });
+  const shown = h("div", { class: "panel" });
+  const totals = h("span", { class: "dim" });
+  fill(main,
+    h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Datasets"),
+      h("form", { class: "tools", role: "search", on: { submit: (event) => event.preventDefault() } }, totals, h("label", { for: "search" }, "Search"), input)),
+    shown);
+  let last = "";
+  const load = async (isSaid = true) => {
+    const found = await get(`/api/datasets?${new URLSearchParams({ search, sort, page })}`, signal);
+    const text = JSON.stringify(found) + sort;
+    if (text === last) return;
+    last = text;
+    page = String(found.page);
+    totals.textContent = `${show.count(found.matching)} of ${show.count(found.total)}: ${show.count(found.files)} files, ${show.bytes(found.bytes)}`;
+    fill(shown,
+      table("Datasets", COLUMNS, found.rows, { sort, onSort: (next) => { sort = next; page = "0"; change(); }, empty: search ? "No dataset has this in its name." : "No dataset yet. Store one: dlcmd put -r FOLDER dl://NAME/" }),
+      found.pages > 1 ? h("div", { class: "pages" },
+        h("button", { type: "button", "data-key": "back", disabled: found.page === 0, on: { click: () => { page = String(found.page - 1); change(); } } }, "Back"),
+        h("span", {}, `Page ${found.page + 1} of ${found.pages}`),
+        h("button", { type: "button", "data-key": "next", disabled: found.page + 1 >= found.pages, on: { click: () => { page = String(found.page + 1); change(); } } }, "Next")) : null);
+    if (isSaid) say(`${found.matching} datasets`);
+  };
+  const change = () => { setQuery({ search, sort, page }); load().catch(() => {}); };
+  let typing;
+  input.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => { search = input.value.trim(); page = "0"; change(); }, TYPING_MS);
+  });
+  await load(false);
+  let ticks = 0;
+  const end = onEvent(() => { ticks += 1; if (ticks % TICKS === 0) load(false).catch(() => {}); });
+  signal.addEventListener("abort", end);
+}
+
+export async function datasetView(main, { parts: [name], signal }) {
+  const growth = new Chart("Growth: bytes of the chunks there are, by the time they were written", show.bytes, [{ key: "bytes", label: "stored" }], { isBytes: true, isArea: true });
+  signal.addEventListener("abort", () => growth.close());
+  const title = h("h1", { tabindex: "-1" }, name);
+  const facts = h("div", {});
+  const lists = h("div", {});
+  fill(main, h("p", { class: "dim" }, h("a", { href: "#/datasets" }, "Datasets"), " /"), title, facts, h("div", { class: "grid" }, growth.element), lists);
+  let last = "";
+  const load = async () => {
+    const found = await get(`/api/datasets/${encodeURIComponent(name)}`, signal);
+    const text = JSON.stringify(found);
+    if (text === last) return;
+    last = text;
+    fill(facts, tiles(`Totals of ${name}`, [
+      ["Files", show.count(found.files)],
+      ["Size", show.bytes(found.bytes)],
+      ["Stored", show.bytes(found.stored_bytes)],
+      ["Chunks", show.count(found.chunks)],
+      ["Dead entries", show.count(found.dead_entries)],
+      ["Generation", show.count(found.generation)],
+      ["Changed", found.updated_s ? show.ago(found.updated_s) : "never"],
+      ["Your right", found.right],
+    ]));
+    growth.set(found.growth);
+    fill(lists,
+      panel("Tags", table("Tags", [
+        { label: "Tag", cell: (row) => row.name },
+        { label: "Generation", number: true, cell: (row) => show.count(row.generation) },
+        { label: "Files", number: true, cell: (row) => show.count(row.files) },
+        { label: "Size", number: true, cell: (row) => show.bytes(row.bytes) },
+        { label: "Of", number: true, wide: true, cell: (row) => show.when(row.updated_s) },
+      ], found.tags, { empty: `No tag. Keep this generation: dlcmd tag add dl://${name} NAME` })),
+      panel("Jobs", jobsTable(found.jobs, "No job reads this dataset now.")),
+      panel("Readers that hold a generation", table("Readers", [
+        { label: "User, node, process, place", cell: (row) => h("code", {}, row.holder) },
+        { label: "Generation", number: true, cell: (row) => show.count(row.generation) },
+        { label: "Lease", number: true, cell: (row) => show.duration(row.expires_in_s) },
+      ], found.readers, { empty: "Nobody." })));
+  };
+  await load();
+  let ticks = 0;
+  const end = onEvent(() => { ticks += 1; if (ticks % TICKS === 0) load().catch(() => {}); });
+  signal.addEventListener("abort", end);
+}

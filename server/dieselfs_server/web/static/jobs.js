@@ -1,0 +1,79 @@
+// The jobs, and the map of one.
+
+import { get, onEvent } from "./api.js";
+import { datasetLink } from "./datasets.js";
+import { fill, h, panel, table, tiles } from "./dom.js";
+import * as show from "./format.js";
+
+const DENSE = 64;
+const ROWS = 200;
+
+const jobLink = (job) => h("a", { href: `#/jobs/${[job.dataset, job.job, job.id].map(encodeURIComponent).join("/")}`, "data-key": `${job.dataset}/${job.job}/${job.id}` }, job.job);
+
+export function jobsTable(jobs, empty) {
+  return table("Jobs", [
+    { label: "Job", cell: jobLink },
+    { label: "Dataset", cell: (row) => datasetLink(row.dataset) },
+    { label: "Nodes", number: true, cell: (row) => show.count(row.nodes) },
+    { label: "Suspected", number: true, cell: (row) => (row.suspected ? h("span", { class: "bad" }, show.count(row.suspected)) : "0") },
+    { label: "Memory", number: true, cell: (row) => show.bytes(row.memory_bytes) },
+    { label: "Generation", number: true, wide: true, cell: (row) => show.count(row.generation) },
+  ], jobs, { empty });
+}
+
+export async function jobsView(main, { signal }) {
+  const shown = h("div", { class: "panel" });
+  fill(main, h("h1", { tabindex: "-1" }, "Jobs"), shown);
+  const load = async () => fill(shown, jobsTable((await get("/api/jobs", signal)).jobs, "No job runs. A mount joins one with --job NAME; a new job is found within half a minute."));
+  await load();
+  let ticks = 0;
+  const end = onEvent(() => { ticks += 1; if (ticks % 3 === 0) load().catch(() => {}); });
+  signal.addEventListener("abort", end);
+}
+
+const state = (node) => (node.is_suspected ? `suspected: silent for ${show.duration(node.silent_s)}` : "alive");
+
+function map(members) {
+  const largest = Math.max(...members.map((node) => node.owned_share), 1e-9);
+  return h("ol", { class: members.length > DENSE ? "map dense" : "map" }, members.map((node) => {
+    const share = h("span", { class: "share" });
+    share.style.width = `${100 * node.owned_share / largest}%`;
+    return h("li", { class: node.is_suspected ? "late" : null, title: `${node.node}: ${state(node)}` },
+      h("span", { class: "name" }, node.node),
+      h("span", { class: "dim" }, `${show.bytes(node.memory_bytes)}, owns ${show.share(node.owned_share)}`),
+      node.is_suspected ? h("span", { class: "bad" }, ` ${state(node)}`) : null,
+      share);
+  }));
+}
+
+export async function jobView(main, { parts: [dataset, job, id], signal }) {
+  const shown = h("div", {});
+  fill(main, h("p", { class: "dim" }, h("a", { href: "#/jobs" }, "Jobs"), " / ", datasetLink(dataset), " /"), h("h1", { tabindex: "-1" }, job), shown);
+  const load = async () => {
+    const found = await get(`/api/jobs/${[dataset, job, id].map(encodeURIComponent).join("/")}`, signal);
+    fill(shown,
+      tiles(`Totals of job ${job}`, [
+        ["Nodes", show.count(found.nodes)],
+        ["Suspected", show.count(found.suspected), found.suspected ? "bad" : ""],
+        ["Memory offered", show.bytes(found.memory_bytes)],
+        ["Dataset", show.bytes(found.dataset_bytes)],
+        ["Fits into memory", show.share(Math.min(found.memory_bytes / found.dataset_bytes, 1))],
+        ["Generation", show.count(found.generation)],
+      ]),
+      panel("Nodes, with the share of the chunks that each owns", map(found.members)),
+      panel("Members", table("Members", [
+        { label: "Node", cell: (row) => row.node },
+        { label: "Rank", number: true, cell: (row) => show.count(row.rank) },
+        { label: "State", cell: (row) => h("span", { class: row.is_suspected ? "bad" : "good" }, state(row)) },
+        { label: "Memory", number: true, cell: (row) => show.bytes(row.memory_bytes) },
+        { label: "Owns", number: true, cell: (row) => show.bytes(row.owned_bytes) },
+        { label: "Share", number: true, wide: true, cell: (row) => show.share(row.owned_share) },
+        { label: "Last renewal", number: true, wide: true, cell: (row) => `${show.duration(row.silent_s)} ago` },
+        { label: "Address", wide: true, cell: (row) => h("code", {}, row.address) },
+      ], found.members.slice(0, ROWS)),
+      found.members.length > ROWS ? h("p", { class: "dim" }, `The first ${ROWS} of ${found.members.length} members.`) : null));
+  };
+  await load();
+  const end = onEvent(() => load().catch(() => {}));
+  signal.addEventListener("abort", end);
+}

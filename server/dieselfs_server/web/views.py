@@ -1,0 +1,212 @@
+"""What the page shows of datasets, jobs and failures, as values for JSON. No I/O."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.placement import Placement
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import SEAL_BYTES
+from dieselfs.records import ChunkRecord, DatasetRecord
+from dieselfs.rpc.records import TagRecord
+from dieselfs_server.accounts import Right
+from dieselfs_server.leases.job_members import Head, Leases, interval_s, lease_ns
+from dieselfs_server.leases.pins import Pin
+from dieselfs_server.recent import Failure
+
+PAGE_ROWS = 100
+GROWTH_POINTS = 240
+READERS_MAX = 200
+FAILURES_SHOWN_MAX = 200
+LATE_INTERVALS = 2.5
+"""A member that has missed two renewals is suspected."""
+
+_SORTED_BY: Mapping[str, Callable[[DatasetRecord], Any]] = {
+    "name": lambda dataset: dataset.name.lower(),
+    "size": lambda dataset: dataset.total_bytes,
+    "files": lambda dataset: dataset.files,
+    "chunks": lambda dataset: dataset.chunks,
+    "generation": lambda dataset: dataset.generation,
+    "updated": lambda dataset: dataset.updated_ns,
+}
+
+
+def dataset_view(dataset: DatasetRecord) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "id": dataset.dataset_id.hex(),
+        "generation": dataset.generation,
+        "updated_s": dataset.updated_ns / 1e9,
+        "files": dataset.files,
+        "bytes": dataset.total_bytes,
+        "chunks": dataset.chunks,
+    }
+
+
+def datasets_view(datasets: Sequence[DatasetRecord], search: str, sort: str, page: int) -> dict[str, Any]:
+    """A page of the datasets whose names contain `search`. `sort`: a column, with `-` before it for the largest first.
+
+    Raises InvalidInput.
+    """
+    key = _SORTED_BY.get(sort.removeprefix("-"))
+    if key is None or page < 0:
+        raise InvalidInput(f"cannot sort by {sort[:40]!r}, page {page}: use one of {', '.join(_SORTED_BY)}")
+    words = search.lower().split()
+    found = [each for each in datasets if all(word in each.name.lower() for word in words)]
+    found.sort(key=key, reverse=sort.startswith("-"))
+    pages = max(1, -(-len(found) // PAGE_ROWS))
+    page = min(page, pages - 1)
+    return {
+        "total": len(datasets),
+        "matching": len(found),
+        "files": sum(each.files for each in found),
+        "bytes": sum(each.total_bytes for each in found),
+        "page": page,
+        "pages": pages,
+        "rows": [dataset_view(each) for each in found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]],
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkFacts:
+    """The chunks of a dataset: IDs, uint8 of shape (16 n,); when each was made, in seconds since 1970, and the bytes of
+    its payload, shape (n,).
+    """
+
+    ids: npt.NDArray[np.uint8]
+    times_s: npt.NDArray[np.float64]
+    payload_bytes: npt.NDArray[np.int64]
+    deleted_entries: int
+
+    @classmethod
+    def of(cls, chunks: Sequence[ChunkRecord], time_of: Callable[[bytes], int]) -> "ChunkFacts":
+        return cls(
+            np.frombuffer(b"".join(chunk.chunk_id for chunk in chunks), np.uint8),
+            np.array([time_of(chunk.chunk_id) for chunk in chunks], np.float64),
+            np.array([chunk.payload_length for chunk in chunks], np.int64),
+            sum(chunk.deleted_entries for chunk in chunks),
+        )
+
+
+def growth_view(facts: ChunkFacts, now_s: float) -> dict[str, list[float]]:
+    """How many bytes the chunks that there are had at points of time, until now: `time` and `bytes`."""
+    if not len(facts.times_s):
+        return {"time": [], "bytes": []}
+    order = np.argsort(facts.times_s, kind="stable")
+    times_s, total_bytes = facts.times_s[order], np.cumsum(facts.payload_bytes[order])
+    points = np.unique(np.linspace(0, len(order) - 1, min(len(order), GROWTH_POINTS)).astype(np.int64))
+    is_last = np.append(times_s[points][1:] != times_s[points][:-1], True)
+    shown = points[is_last]
+    return {
+        "time": [*times_s[shown].tolist(), max(now_s, float(times_s[-1]))],
+        "bytes": [*total_bytes[shown].astype(float).tolist(), float(total_bytes[-1])],
+    }
+
+
+def tag_view(tag: TagRecord) -> dict[str, Any]:
+    return {
+        "name": tag.name,
+        "generation": tag.generation,
+        "updated_s": tag.updated_ns / 1e9,
+        "files": tag.files,
+        "bytes": tag.total_bytes,
+    }
+
+
+def readers_view(pins: Iterable[Pin], now_ns: int) -> list[dict[str, Any]]:
+    """Mounts and programs that hold a generation. `holder`: user, node, process and place."""
+    return [
+        {"holder": pin.holder, "generation": pin.generation, "expires_in_s": (pin.expires_ns - now_ns) / 1e9}
+        for pin in [*pins][:READERS_MAX]
+    ]
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """The membership list of a job, as it is stored. `fingerprint`: of its secret, in hexadecimal."""
+
+    dataset: str
+    job: str
+    fingerprint: str
+    head: Head
+    leases: Leases
+
+
+def job_summary(found: FoundJob, now_ns: int) -> dict[str, Any]:
+    live = {node: lease for node, lease in found.leases.items() if lease.expires_ns > now_ns}
+    members = [Member.of(lease.value[SEAL_BYTES:]) for lease in live.values()]
+    return {
+        "dataset": found.dataset,
+        "job": found.job,
+        "id": found.fingerprint[:16],
+        "generation": found.head.generation,
+        "nodes": len(live),
+        "suspected": sum(_is_late(found.head, lease.expires_ns, now_ns) for lease in live.values()),
+        "memory_bytes": sum(member.memory_bytes for member in members),
+    }
+
+
+def _silent_s(head: Head, expires_ns: int, now_ns: int) -> float:
+    """Since the last renewal of a lease."""
+    return max((now_ns - (expires_ns - lease_ns(head.members))) / 1e9, 0.0)
+
+
+def _is_late(head: Head, expires_ns: int, now_ns: int) -> bool:
+    return _silent_s(head, expires_ns, now_ns) > LATE_INTERVALS * interval_s(head.members)
+
+
+def job_view(found: FoundJob, facts: ChunkFacts, now_ns: int) -> dict[str, Any]:
+    """The nodes of a job, ordered by rank: memory, share of the chunks, and whether the node is suspected."""
+    live = {node: lease for node, lease in found.leases.items() if lease.expires_ns > now_ns}
+    members = {node: Member.of(lease.value[SEAL_BYTES:]) for node, lease in live.items()}
+    owned = _owned_bytes(members, facts)
+    total_bytes = max(int(facts.payload_bytes.sum()), 1)
+    nodes = [
+        {
+            "node": node,
+            "rank": member.rank,
+            "address": str(member.address).removeprefix("tcp://"),
+            "memory_bytes": member.memory_bytes,
+            "owned_bytes": owned.get(node, 0),
+            "owned_share": owned.get(node, 0) / total_bytes,
+            "silent_s": _silent_s(found.head, live[node].expires_ns, now_ns),
+            "is_suspected": _is_late(found.head, live[node].expires_ns, now_ns),
+        }
+        for node, member in members.items()
+    ]
+    nodes.sort(key=lambda node: (node["rank"], node["node"]))
+    return {**job_summary(found, now_ns), "dataset_bytes": total_bytes, "members": nodes}
+
+
+def _owned_bytes(members: Mapping[str, Member], facts: ChunkFacts) -> dict[str, int]:
+    if not members or not len(facts.payload_bytes):
+        return {}
+    placement = Placement(members.values())
+    owners = placement.owners(facts.ids)
+    sums = np.bincount(owners, weights=facts.payload_bytes, minlength=len(placement.members))
+    return {member.node: int(sums[place]) for place, member in enumerate(placement.members)}
+
+
+def failures_view(failures: Iterable[Failure], user: str, is_admin: bool) -> list[dict[str, Any]]:
+    """The newest failures that a user may see: their own calls; administrators see all, and the log."""
+    shown = [each for each in failures if is_admin or (each.user and each.user == user)]
+    return [
+        {
+            "number": each.number,
+            "time_s": each.time_s,
+            "level": each.level,
+            "what": each.what,
+            "user": each.user,
+            "outcome": each.outcome,
+            "text": each.text,
+        }
+        for each in shown[:FAILURES_SHOWN_MAX]
+    ]
+
+
+def right_view(right: Right) -> str:
+    return right.name.lower()

@@ -1,0 +1,259 @@
+"""The page of a real server: logins, rights, headers, bounds and events, as a browser and an attacker send them."""
+
+import json
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from dieselfs.errors import DieselfsError
+from dieselfs.rpc import auth
+from dieselfs.rpc.client import ServerClient
+from dieselfs_server.web.guard import HEADERS
+from dieselfs_server.web.login_rate import TRIES_PER_ADDRESS
+from tests.support.many_datasets import add_datasets
+from tests.support.server import RunningServer, running_server, start_server
+
+READING = (
+    *("/api/me", "/api/live", "/api/datasets", "/api/datasets/open", "/api/jobs", "/api/jobs/open/j/0"),
+    *("/api/failures", "/events"),
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server"), ("--web", "127.0.0.1:0")) as server:
+        with closing(server.client()) as client:
+            for name in ("open", "closed"):
+                client.create_dataset(name)
+        server.user("ann", open="read")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def local(server: RunningServer) -> Iterator[ServerClient]:
+    with closing(server.client()) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ann(server: RunningServer) -> Iterator[ServerClient]:
+    with closing(server.client(server.folder / "ann.key")) as client:
+        yield client
+
+
+class Browser(httpx.Client):
+    """Requests as the page sends them."""
+
+    def __init__(self, client: ServerClient) -> None:
+        self.link = client.open_page(0)
+        super().__init__(base_url=self.link.address, verify=False, timeout=30)
+        self.origin = self.link.address.rstrip("/")
+
+    def send_fields(self, path: str, **fields: str) -> httpx.Response:
+        return self.post(path, json=fields, headers={"origin": self.origin})
+
+    def log_in(self) -> httpx.Response:
+        return self.send_fields("/api/link", token=self.link.token)
+
+    def with_key(self, key: auth.Key, origin: str = "") -> httpx.Response:
+        nonce = bytes(32)
+        fields = {"user": key.user, "key_id": key.key_id, "client_nonce": urlsafe_b64encode(nonce).decode()}
+        challenge = self.send_fields("/api/challenge", **fields).json()
+        names = auth.PAGE_ROLE, (origin or self.origin).encode(), key.user, key.key_id
+        transcript = auth.transcript(*names, nonce, urlsafe_b64decode(challenge["server_nonce"]))
+        proof = urlsafe_b64encode(auth.client_proof(key, transcript)).decode()
+        return self.send_fields("/api/login", challenge=challenge["challenge"], proof=proof)
+
+
+@pytest.fixture
+def stranger(ann: ServerClient) -> Iterator[Browser]:
+    with Browser(ann) as browser:
+        yield browser
+
+
+@pytest.fixture
+def user(stranger: Browser) -> Browser:
+    assert stranger.log_in().status_code == 200
+    return stranger
+
+
+@pytest.fixture
+def admin(local: ServerClient) -> Iterator[Browser]:
+    with Browser(local) as browser:
+        browser.log_in()
+        yield browser
+
+
+@pytest.mark.parametrize("path", READING)
+def test_nothing_is_shown_without_a_login(stranger: Browser, path: str) -> None:
+    answer = stranger.get(path)
+    assert (answer.status_code, answer.json()) == (401, {"error": "log in first"})
+
+
+def test_a_link_logs_one_browser_in(ann: ServerClient, stranger: Browser) -> None:
+    answer = stranger.log_in()
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-dieselfs=")
+    assert all(part in cookie for part in ("HttpOnly", "Secure", "SameSite=strict", "Path=/"))
+    assert stranger.get("/api/me").json()["user"] == "ann"
+    with Browser(ann) as other:
+        assert other.send_fields("/api/link", token=stranger.link.token).status_code == 403
+        assert other.get("/api/me").status_code == 401
+
+
+def test_a_key_logs_in_and_the_server_proves_itself(server: RunningServer, stranger: Browser) -> None:
+    key = auth.read_key_file(server.folder / "ann.key")
+    answer = stranger.with_key(key)
+    assert answer.status_code == 200 and len(urlsafe_b64decode(answer.json()["proof"])) == 32
+    assert stranger.get("/api/me").json()["user"] == "ann"
+
+
+def test_a_wrong_key_and_a_proof_for_another_page_are_refused(
+    server: RunningServer, stranger: Browser
+) -> None:
+    key = auth.read_key_file(server.folder / "ann.key")
+    for answer in (
+        stranger.with_key(auth.Key("ann", key.key_id, bytes(32))),
+        stranger.with_key(auth.Key("nobody", "k", bytes(32))),
+        stranger.with_key(key, origin="https://evil.example.org"),
+    ):
+        assert (answer.status_code, "unknown key" in answer.json()["error"]) == (403, True)
+        assert "set-cookie" not in answer.headers
+    audit = [json.loads(line) for line in (server.folder / "state" / "audit.log").read_text().splitlines()]
+    assert any(entry["event"] == "refused" and entry.get("page") == "login" for entry in audit)
+    assert any(entry["event"] == "login" and entry["user"] == "ann" and "page" in entry for entry in audit)
+
+
+def test_a_session_ends_with_the_key_and_with_logging_out(server: RunningServer, user: Browser) -> None:
+    user.send_fields("/api/logout")
+    assert user.get("/api/me").status_code == 401
+    file = server.user("bob", open="read")
+    with closing(server.client(file)) as bob, Browser(bob) as browser, closing(server.client()) as local:
+        browser.log_in()
+        assert browser.get("/api/me").status_code == 200
+        local.remove_key("bob")
+        assert browser.get("/api/me").status_code == 401
+
+
+def test_users_see_what_they_may_read(user: Browser, admin: Browser) -> None:
+    assert [row["name"] for row in user.get("/api/datasets").json()["rows"]] == ["open"]
+    assert [row["name"] for row in admin.get("/api/datasets").json()["rows"]] == ["closed", "open"]
+    assert user.get("/api/datasets/open").json()["right"] == "read"
+    hidden, missing = user.get("/api/datasets/closed"), user.get("/api/datasets/missing")
+    assert hidden.status_code == missing.status_code == 404
+    assert hidden.json()["error"].replace("closed", "missing") == missing.json()["error"]
+    assert user.get("/api/jobs/closed/j/0").status_code == 404
+    assert user.get("/api/live").status_code == 403
+    assert "sent_bytes" in admin.get("/api/live?span_s=60").json()
+
+
+def test_users_see_their_own_errors(ann: ServerClient, user: Browser, admin: Browser) -> None:
+    with pytest.raises(DieselfsError):
+        ann.dataset("closed")
+    (mine, *_) = user.get("/api/failures").json()["failures"]
+    assert (mine["what"], mine["user"], mine["outcome"]) == ("get_dataset", "ann", "NotFound")
+    assert {each["user"] for each in user.get("/api/failures").json()["failures"]} == {"ann"}
+    assert any(each["number"] == mine["number"] for each in admin.get("/api/failures").json()["failures"])
+
+
+@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/me", "/missing", "/static/../app.py"])
+def test_every_answer_has_the_headers(user: Browser, path: str) -> None:
+    answer = user.get(path)
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize("host", ["evil.example.org", "storage-1.evil.org:7071", ""])
+def test_another_name_is_refused(user: Browser, host: str) -> None:
+    assert user.get("/api/me", headers={"host": host}).status_code in (400, 421)
+
+
+def test_other_sites_cannot_post(ann: ServerClient, stranger: Browser) -> None:
+    for headers in ({}, {"origin": "https://evil.example.org"}, {"origin": "null"}):
+        answer = stranger.post("/api/link", json={"token": stranger.link.token}, headers=headers)
+        assert answer.status_code == 403
+    assert stranger.log_in().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/datasets?sort=secret", 400),
+        ("/api/datasets?page=-1", 400),
+        ("/api/datasets?page=99999999999999", 400),
+        ("/api/live?span_s=x", 403),
+        ("/api/jobs/open/none/00", 404),
+        ("/static/missing.js", 404),
+    ],
+)
+def test_bad_requests_are_one_line(user: Browser, path: str, status: int) -> None:
+    answer = user.get(path)
+    assert answer.status_code == status
+    if path.startswith("/api"):
+        assert "\n" not in answer.json()["error"]
+
+
+def test_bad_bodies_are_refused(stranger: Browser) -> None:
+    headers = {"origin": stranger.origin}
+    for body in (b"", b"x", b"[]", b'{"token": 1}', b"[" * 3000, b"x" * 5000):
+        assert stranger.post("/api/link", content=body, headers=headers).status_code == 400
+    assert stranger.put("/api/link").status_code == 405
+
+
+def test_events_follow_each_other(admin: Browser, user: Browser) -> None:
+    def events(browser: Browser) -> Iterator[dict[str, object]]:
+        with browser.stream("GET", "/events") as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+
+    seen = events(admin)
+    first, second = next(seen), next(seen)
+    assert "sample" in second and first != second
+    assert next(events(user)) == {}
+
+
+def test_pages_are_quick_with_ten_thousand_datasets(tmp_path: Path) -> None:
+    with running_server(tmp_path, ("--web", "127.0.0.1:0")) as own, closing(own.client()) as local:
+        add_datasets(tmp_path / "metadata.db", 10_000)
+        with Browser(local) as browser:
+            browser.log_in()
+            took = []
+            for query in (
+                "sort=-size",
+                "search=set-0099",
+                "sort=name&page=99",
+                "sort=files",
+                "search=5&sort=-updated",
+            ):
+                began_s = time.monotonic()
+                found = browser.get(f"/api/datasets?{query}").json()
+                took.append(time.monotonic() - began_s)
+                assert found["total"] == 10_000 and len(found["rows"]) <= 100
+            assert sorted(took)[len(took) // 2] < 0.5
+            assert browser.get("/api/jobs").json() == {"jobs": []}
+
+
+def test_logins_of_an_address_are_bounded(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, ("--web", "127.0.0.1:0")) as own,
+        closing(own.client()) as local,
+        Browser(local) as browser,
+    ):
+        assert browser.log_in().status_code == 200  # does not count
+        tries = range(TRIES_PER_ADDRESS + 1)
+        codes = [browser.send_fields("/api/link", token="x").status_code for _ in tries]
+        assert codes == [403] * TRIES_PER_ADDRESS + [503]
+        assert browser.get("/").status_code == 200
+
+
+def test_a_page_that_others_could_read_on_the_way_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the page needs TLS there"):
+        start_server(tmp_path, ("--web", "0.0.0.0:0", "--tls", "off"))

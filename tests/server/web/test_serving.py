@@ -1,0 +1,102 @@
+"""Connections of browsers: bounded in number and time, with TLS 1.3."""
+
+import ssl
+
+import pytest
+import trio
+
+from dieselfs.address import TcpAddress
+from dieselfs.errors import Unavailable
+from dieselfs_server.certificates import browser_tls
+from dieselfs_server.web import serving as module
+from dieselfs_server.web.guard import Receive, Scope, Send
+from dieselfs_server.web.serving import CONNECTIONS_PER_ADDRESS_MAX, serving
+from tests.support.identity import IDENTITY
+
+LOOPBACK = TcpAddress("127.0.0.1", 0)
+REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+TIMEOUT_S = 30.0
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+async def answer(stream: trio.abc.ReceiveStream) -> bytes:
+    received = b""
+    while not received.endswith(b"hello"):
+        part = await stream.receive_some()
+        if not part:
+            break
+        received += part
+    return received
+
+
+async def test_a_request_over_tls_1_3() -> None:
+    tls = browser_tls(IDENTITY, ["storage-1"])
+    with trio.fail_after(TIMEOUT_S):
+        async with serving(lambda port: hello, LOOPBACK, lambda: tls) as port:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            stream = trio.SSLStream(
+                await trio.open_tcp_stream("127.0.0.1", port), context, server_hostname="storage-1"
+            )
+            await stream.send_all(REQUEST)
+            assert (await answer(stream)).startswith(b"HTTP/1.1 200")
+            assert stream.version() == "TLSv1.3"
+            await stream.aclose()
+
+
+async def test_the_connections_of_an_address_are_bounded_and_come_free_again() -> None:
+    with trio.fail_after(TIMEOUT_S):
+        async with serving(lambda port: hello, LOOPBACK, None) as port:
+            streams = [
+                await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CONNECTIONS_PER_ADDRESS_MAX)
+            ]
+            await streams[-1].send_all(REQUEST)
+            assert (await answer(streams[-1])).endswith(b"hello")
+            more = await trio.open_tcp_stream("127.0.0.1", port)
+            assert await more.receive_some() == b""
+            await streams[0].aclose()
+            found = b""
+            while not found:
+                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                    try:
+                        await stream.send_all(REQUEST)
+                        found = await answer(stream)
+                    except trio.BrokenResourceError:
+                        continue
+            for stream in [*streams, more]:
+                await stream.aclose()
+
+
+async def test_a_silent_browser_and_one_that_takes_nothing_are_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
+    monkeypatch.setattr(module, "SEND_S", 0.2)
+    ended = trio.Event()
+
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+        ended.set()
+
+    with trio.fail_after(TIMEOUT_S):
+        async with serving(lambda port: large, LOOPBACK, None) as port:
+            silent = await trio.open_tcp_stream("127.0.0.1", port)
+            assert await silent.receive_some() == b""
+            greedy = await trio.open_tcp_stream("127.0.0.1", port)
+            await greedy.send_all(REQUEST)
+            await ended.wait()  # although nobody has read
+            await silent.aclose()
+            await greedy.aclose()
+
+
+async def test_an_address_in_use_is_one_line() -> None:
+    async with serving(lambda port: hello, LOOPBACK, None) as port:
+        with pytest.raises(Unavailable, match=r"cannot serve the page at tcp://127\.0\.0\.1"):
+            async with serving(lambda other: hello, TcpAddress("127.0.0.1", port), None):
+                pass

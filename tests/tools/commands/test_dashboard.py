@@ -1,0 +1,56 @@
+"""`dlcmd dashboard`: the page of an embedded home until Ctrl-C, and links to the page of a server."""
+
+import json
+import signal
+import socket
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from dieselfs.errors import EXIT_OK, EXIT_UNAVAILABLE
+from tests.support.dlcmd import Dlcmd, wait_until
+from tests.support.server import running_server
+
+
+def is_open(url: str) -> bool:
+    parts = urlsplit(url)
+    assert parts.hostname and parts.port
+    with socket.socket() as probe:
+        return probe.connect_ex((parts.hostname, parts.port)) == 0
+
+
+def test_the_page_of_a_home_until_ctrl_c(dlcmd: Dlcmd, pets: str) -> None:
+    with dlcmd.start("dashboard", "--json", stdout=-1) as process:
+        assert process.stdout is not None
+        try:
+            page = json.loads(process.stdout.readline())
+            address, _, token = page["url"].partition("#login=")
+            assert urlsplit(address).hostname == "127.0.0.1" and page["fingerprint"] == ""
+            body = json.dumps({"token": token}).encode()
+            headers = {"origin": address.rstrip("/"), "content-type": "application/json"}
+            with urlopen(Request(f"{address}api/link", body, headers), timeout=30) as answer:
+                cookie = answer.headers["set-cookie"].partition(";")[0]
+            with urlopen(Request(f"{address}api/datasets", headers={"cookie": cookie}), timeout=30) as answer:
+                assert pets in [row["name"] for row in json.load(answer)["rows"]]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == EXIT_OK
+            wait_until(lambda: not is_open(address))
+        finally:
+            process.kill()
+
+
+def test_a_link_to_the_page_of_a_server(tmp_path: Path) -> None:
+    with running_server(tmp_path / "server", ("--web", "127.0.0.1:0")) as server:
+        dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
+        (page,) = dlcmd("dashboard", "--json").objects
+        assert page["url"].startswith("https://127.0.0.1:") and len(page["fingerprint"]) == 64
+        shown = dlcmd("dashboard").text
+        fingerprint = ":".join(page["fingerprint"][at : at + 2].upper() for at in range(0, 64, 2))
+        assert fingerprint in shown and "#login=" in shown
+
+
+def test_a_server_without_a_page_says_how_to_set_it(tmp_path: Path) -> None:
+    with running_server(tmp_path / "server") as server, closing(server.client()):
+        dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
+        assert 'web = "HOST:PORT"' in dlcmd("dashboard", exit_code=EXIT_UNAVAILABLE).stderr

@@ -1,0 +1,50 @@
+"""`dlcmd dashboard`: the web page of a server, or of the embedded server of this home."""
+
+import sys
+import time
+from contextlib import suppress
+
+import click
+
+from dieselfs.errors import DieselfsError
+from dieselfs_tools import options
+from dieselfs_tools.session import Session
+
+LEASE_S = 20
+RENEW_S = 5.0
+"""How often the embedded server is asked to keep the page."""
+
+
+@options.verb(
+    "dashboard", "dlcmd dashboard", "dlcmd dashboard --open", "dlcmd dashboard --server tcp://10.0.0.5"
+)
+@options.flag("--open", "is_opened", text="Open the page in your browser.")
+def dashboard(session: Session, is_opened: bool) -> int:
+    """Print a link to the web page: datasets, jobs, rates and errors, in a browser.
+
+    The link logs one browser in, as you, once, within 10 minutes. Without a configured server, this serves the page of
+    your data on this machine until Ctrl-C.
+    """
+    client, is_embedded = session.client, session.settings().server is None
+    link = client.open_page(LEASE_S)
+    url = f"{link.address}#login={link.token}"
+    output = session.output
+    if link.fingerprint:
+        shown = ":".join(f"{byte:02X}" for byte in link.fingerprint)
+        output.note(f"certificate of the page (SHA-256): {shown}")
+    fields = {"url": url, "expires_s": link.expires_s, "fingerprint": link.fingerprint.hex()}
+    output.record("page", url, fields)
+    sys.stdout.flush()
+    if is_opened and click.launch(url) != 0:
+        output.aside("no browser could be started: open the link yourself")
+    if is_embedded:
+        output.note("serving the page; Ctrl-C ends it")
+        try:
+            with suppress(KeyboardInterrupt):  # how it ends
+                while True:
+                    time.sleep(RENEW_S)
+                    client.keep_page(LEASE_S)
+        finally:
+            with suppress(DieselfsError):
+                client.keep_page(0)
+    return output.summary("", {})
