@@ -96,6 +96,20 @@ def test_the_line_of_fstab_is_a_mount_of_the_network(tmp_path: Path) -> None:
     assert complaints(unit) == ""
 
 
+@pytest.mark.parametrize("script", sorted(DEPLOY.glob("*/*.sh")), ids=lambda script: script.name)
+def test_scripts_say_how_they_are_called(script: Path) -> None:
+    """Programs that bash can parse, with a comment at their head."""
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], timeout=TIMEOUT_S, check=True)
+    assert script.read_text().splitlines()[1].startswith("# ")
+
+
+def test_a_cluster_without_hosts_is_a_usage_error() -> None:
+    for script in (DEPLOY / "cluster").iterdir():
+        ran = subprocess.run(["bash", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert ran.returncode == 1 and "PACKAGE" in ran.stderr and "set -euo" not in ran.stderr
+
+
 _PROGRAMS = {
     "scontrol": "echo localhost",
     "srun": 'exec "$@"',
