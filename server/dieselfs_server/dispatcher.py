@@ -33,7 +33,7 @@ from dieselfs_server.accounts import Caller
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.logs import event
 from dieselfs_server.service import Call, Reply, Service
-from dieselfs_server.throttle import Throttle
+from dieselfs_server.throttle import PacedCall, Throttle
 from dieselfs_server.users import UserStore
 
 log = logging.getLogger(__name__)
@@ -192,26 +192,35 @@ class Dispatcher:
         method, sequence, arguments = decode_call(message)
         if method in ("hello", "prove"):
             raise ProtocolError("a second handshake")
+        paced = self._throttle.call(user, method, connection.peer, getattr(arguments, "dataset", ""))
         async with AsyncExitStack() as reply_bytes:
-            hold = partial(self._hold, reply_bytes, user.name)
-            await self._answer(connection, Call(self._service, user, method, arguments, hold=hold), sequence)
+            hold = partial(self._hold, reply_bytes, user.name, paced)
+            call = Call(self._service, user, method, arguments, hold=hold)
+            await self._answer(connection, call, sequence, paced)
 
-    async def _hold(self, reply_bytes: AsyncExitStack, user: str, size_bytes: int) -> None:
+    async def _hold(
+        self, reply_bytes: AsyncExitStack, user: str, paced: PacedCall | None, size_bytes: int
+    ) -> None:
+        if paced is not None:
+            await paced.announce(size_bytes)
         await reply_bytes.enter_async_context(self._replies.held(user, size_bytes))
 
-    async def _answer(self, connection: ClientConnection, call: Call, sequence: int) -> None:
+    async def _answer(
+        self, connection: ClientConnection, call: Call, sequence: int, paced: PacedCall | None
+    ) -> None:
         """The bytes of the reply are held until this returns."""
         method, arguments, user = call.method, call.arguments, call.caller
+        pace = None if paced is None else paced.move
         noted = _Noted(connection.peer, f"{connection.name}-{sequence}", call)
-        host = connection.peer.rpartition(":")[0]
-        dataset = getattr(arguments, "dataset", "")
         before_bytes = connection.bulk_bytes_received, connection.bulk_bytes_sent
         try:
-            await self._throttle.before_call(user, method)
-            pace = self._throttle.pace(user, host, dataset)
+            if paced is not None:
+                await paced.begin()
             async with AsyncExitStack() as holding:
                 try:
                     length = await call.bulk_length()
+                    if length and paced is not None:
+                        await paced.announce(length)
                     if length:
                         await holding.enter_async_context(self._uploads.held(user.name, length))
                 except InvalidInput:
@@ -234,7 +243,7 @@ class Dispatcher:
                     reply = await HANDLERS[method](call)
             noted.end("ok")
             if method == "join_job":
-                self._throttle.joined(user, host, dataset, arguments.job)
+                self._throttle.joined(user, connection.peer, arguments.dataset, arguments.job)
         except ProtocolError:
             raise
         except DieselfsError as error:

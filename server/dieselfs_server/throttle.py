@@ -1,15 +1,17 @@
 """Slows users down to their rates. This module waits; a call that waits never fails for it.
 
-Clients give up on a server that is silent, and on bulk bytes that are too slow. So no wait before a call is longer than
-REQUEST_WAIT_S_MAX, and bytes of a connection always move at SLOWEST_BYTES_PER_S. With so many connections that this is
-more than the rate, a user gets more than the rate.
+Clients give up on a server that is silent, and on bulk bytes that are too slow. So no wait before a reply is longer
+than REQUEST_WAIT_S_MAX, and bytes of a connection always move at SLOWEST_BYTES_PER_S. With so many connections that
+this is more than the rate, a user gets more than the rate.
 """
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import trio
 
 from dieselfs.limits import LEAST_RATE_BYTES_PER_S, SERVER_SILENCE_S
 from dieselfs.metrics import Registry
-from dieselfs.rpc.serving.connection import Pace
 from dieselfs_server.accounts import Caller, Rate
 from dieselfs_server.rates import Rates
 from dieselfs_server.users import UserStore
@@ -35,31 +37,63 @@ class Throttle:
         """A node of the caller, at `host`, is a member of a job."""
         self._rates.join(caller.name, host, dataset, job, trio.current_time())
 
-    async def before_call(self, caller: Caller, method: str) -> None:
-        rate = self._rate(caller)
-        if rate is not None and method not in UNTHROTTLED:
-            wait_s = self._rates.request_wait_s(caller.name, rate, trio.current_time())
-            await self._wait(min(wait_s, REQUEST_WAIT_S_MAX))
-
-    def pace(self, caller: Caller, host: str, dataset: str) -> Pace | None:
-        """How the bulk bytes of a call are moved; None for a caller without a limit."""
-        rate = self._rate(caller)
-        if rate is None or (rate.bytes_per_s is None and rate.job_bytes_per_s is None):
+    def call(self, caller: Caller, method: str, host: str, dataset: str) -> "PacedCall | None":
+        """A call of a user with a rate; None for others, and for methods that do not wait."""
+        rate = None if caller.is_trusted else self._users.latest.rate_of(caller.name)
+        if rate is None or method in UNTHROTTLED:
             return None
         job = self._rates.job_of(caller.name, host, dataset, trio.current_time())
-
-        async def wait(length_bytes: int) -> None:
-            now_s = trio.current_time()
-            wait_s = self._rates.bytes_wait_s(caller.name, job, rate, length_bytes, now_s)
-            await self._wait(min(wait_s, length_bytes / SLOWEST_BYTES_PER_S))
-
-        return wait
-
-    def _rate(self, caller: Caller) -> Rate | None:
-        return None if caller.is_trusted else self._users.latest.rate_of(caller.name)
+        return PacedCall(self._rates, caller.name, job, rate, self._wait)
 
     async def _wait(self, wait_s: float) -> None:
         if wait_s > 0:
             self._waited_s.value += wait_s
             self._waits.value += 1
             await trio.sleep(wait_s)
+
+
+@dataclass(eq=False, slots=True)
+class PacedCall:
+    """Waits for the rate of a call's user: before the call, before memory is taken for its bytes, and while they move.
+
+    So calls wait without memory, as long as their clients are patient. For one task.
+    """
+
+    rates: Rates
+    user: str
+    job: str | None
+    rate: Rate
+    wait: Callable[[float], Awaitable[None]]
+    patience_s: float = REQUEST_WAIT_S_MAX
+    """How long the client may yet wait for the first byte."""
+    _announced_bytes: int = 0
+    _owed_s: float = 0.0
+    """The rest of the wait for the announced bytes."""
+
+    async def begin(self) -> None:
+        await self._pause(self.rates.request_wait_s(self.user, self.rate, trio.current_time()))
+
+    async def announce(self, length_bytes: int) -> None:
+        """Before the memory for bulk bytes is taken."""
+        self._announced_bytes += length_bytes
+        self._owed_s += await self._pause(self._take(length_bytes))
+
+    async def move(self, length_bytes: int) -> None:
+        """Before, or after, as many bulk bytes are moved."""
+        announced = min(length_bytes, self._announced_bytes)
+        wait_s = self._owed_s * announced / self._announced_bytes if announced else 0.0
+        self._announced_bytes -= announced
+        self._owed_s -= wait_s
+        if length_bytes > announced:
+            wait_s += self._take(length_bytes - announced)
+        await self.wait(min(wait_s, length_bytes / SLOWEST_BYTES_PER_S))
+
+    def _take(self, length_bytes: int) -> float:
+        return self.rates.bytes_wait_s(self.user, self.job, self.rate, length_bytes, trio.current_time())
+
+    async def _pause(self, wait_s: float) -> float:
+        """Wait, but not longer than the client; returns what is left."""
+        now_s = min(wait_s, self.patience_s)
+        self.patience_s -= now_s
+        await self.wait(now_s)
+        return wait_s - now_s

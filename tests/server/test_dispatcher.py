@@ -147,8 +147,9 @@ class _Trickle:
     """A client whose announced bytes never all come."""
 
     name = peer = "trickle"
+    bulk_bytes_received = bulk_bytes_sent = 0
 
-    async def receive_bulk(self, length: int) -> bytearray:
+    async def receive_bulk(self, length: int, pace: Pace | None = None) -> bytearray:
         await trio.sleep_forever()
         raise AssertionError
 

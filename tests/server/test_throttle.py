@@ -8,10 +8,11 @@ from dieselfs.metrics import Registry
 from dieselfs.rpc.auth import Key
 from dieselfs_server.accounts import Accounts, Caller, Rate, StoredKey, with_key, with_rate
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.throttle import REQUEST_WAIT_S_MAX, SLOWEST_BYTES_PER_S, Throttle
+from dieselfs_server.throttle import REQUEST_WAIT_S_MAX, SLOWEST_BYTES_PER_S, PacedCall, Throttle
 from dieselfs_server.users import UserStore
 
 MIB = 1 << 20
+PIECE = MIB // 4
 KEY = Key.generate("ada")
 ADA = Caller("ada", KEY.key_id)
 
@@ -26,24 +27,39 @@ def throttle(rate: Rate) -> Throttle:
     return Throttle(users, Registry())
 
 
-async def test_calls_come_at_their_rate_and_leases_are_renewed_in_time(autojump_clock: MockClock) -> None:
+def call_of(slowed: Throttle, host: str = "node-1") -> PacedCall:
+    found = slowed.call(ADA, "get_payload", host, "pets")
+    assert found is not None
+    return found
+
+
+async def test_calls_come_at_their_rate(autojump_clock: MockClock) -> None:
     slowed = throttle(Rate(requests_per_s=2))
     start_s = trio.current_time()
     for _ in range(12):
-        await slowed.before_call(ADA, "get_ranges")
+        await call_of(slowed).begin()
     assert trio.current_time() - start_s == 5.0
-    await slowed.before_call(ADA, "join_job")
-    await slowed.before_call(Caller("bob", "k"), "get_ranges")
-    await slowed.before_call(Caller("ada", "", is_trusted=True), "get_ranges")
-    assert trio.current_time() - start_s == 5.0
+
+
+def test_leases_other_users_and_the_user_of_the_server_are_not_slowed() -> None:
+    slowed = throttle(Rate(requests_per_s=2))
+
+    async def run() -> None:
+        assert slowed.call(ADA, "join_job", "node-1", "pets") is None
+        assert slowed.call(Caller("bob", "k"), "get_payload", "node-1", "pets") is None
+        assert slowed.call(Caller("ada", "", is_trusted=True), "get_payload", "node-1", "pets") is None
+
+    trio.run(run)
 
 
 async def test_no_call_of_many_waits_longer_than_clients_do(autojump_clock: MockClock) -> None:
-    slowed, waits = throttle(Rate(requests_per_s=1)), []
+    slowed = throttle(Rate(requests_per_s=1, bytes_per_s=MIB))
+    waits: list[float] = []
 
     async def call() -> None:
-        start_s = trio.current_time()
-        await slowed.before_call(ADA, "get_ranges")
+        start_s, one = trio.current_time(), call_of(slowed)
+        await one.begin()
+        await one.announce(4 * MIB)
         waits.append(trio.current_time() - start_s)
 
     async with trio.open_nursery() as nursery:
@@ -53,35 +69,45 @@ async def test_no_call_of_many_waits_longer_than_clients_do(autojump_clock: Mock
 
 
 async def test_connections_of_a_user_share_its_rate_evenly(autojump_clock: MockClock) -> None:
-    slowed, ends = throttle(Rate(bytes_per_s=4 * MIB)), []
+    slowed = throttle(Rate(bytes_per_s=4 * MIB))
+    await call_of(slowed).move(4 * MIB)  # what a second gives, which is free
+    ends: list[float] = []
 
-    async def send(pieces: int) -> None:
-        pace = slowed.pace(ADA, "host", "pets")
-        assert pace is not None
-        for _ in range(pieces):
-            await pace(MIB // 4)
+    async def receive(payloads: int) -> None:
+        for _ in range(payloads):
+            one = call_of(slowed)
+            await one.announce(MIB)
+            for _ in range(MIB // PIECE):
+                await one.move(PIECE)
         ends.append(trio.current_time() - start_s)
 
-    used = slowed.pace(ADA, "host", "pets")
-    assert used is not None
-    await used(4 * MIB)  # what a second gives, which is free
     start_s = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(4):
-            nursery.start_soon(send, 32)  # 8 MiB each
-    assert 7.5 < min(ends) <= max(ends) == 8.0
+            nursery.start_soon(receive, 8)
+    assert 7 < min(ends) <= max(ends) == 8.0
+
+
+async def test_what_a_client_has_no_patience_for_is_spread_over_its_bytes(autojump_clock: MockClock) -> None:
+    slowed, start_s = throttle(Rate(bytes_per_s=MIB)), trio.current_time()
+    await call_of(slowed).move(MIB)
+    one = call_of(slowed)
+    await one.announce(10 * MIB)
+    assert trio.current_time() - start_s == REQUEST_WAIT_S_MAX
+    for _ in range(10 * MIB // PIECE):
+        await one.move(PIECE)
+    assert abs(trio.current_time() - start_s - 10) < 1e-6
 
 
 async def test_bytes_move_faster_than_the_least_rate_whatever_the_number_of_connections(
     autojump_clock: MockClock,
 ) -> None:
-    slowed, waits = throttle(Rate(bytes_per_s=MIB)), []
+    slowed = throttle(Rate(bytes_per_s=MIB))
+    waits: list[float] = []
 
     async def send() -> None:
-        pace = slowed.pace(ADA, "host", "pets")
-        assert pace is not None
         start_s = trio.current_time()
-        await pace(MIB)
+        await call_of(slowed).move(MIB)
         waits.append(trio.current_time() - start_s)
 
     async with trio.open_nursery() as nursery:
@@ -91,12 +117,9 @@ async def test_bytes_move_faster_than_the_least_rate_whatever_the_number_of_conn
 
 
 async def test_only_the_job_of_a_node_is_slowed_by_the_rate_of_jobs(autojump_clock: MockClock) -> None:
-    slowed = throttle(Rate(job_bytes_per_s=MIB))
+    slowed, start_s = throttle(Rate(job_bytes_per_s=MIB)), trio.current_time()
     slowed.joined(ADA, "node-1", "pets", "train")
-    start_s = trio.current_time()
     for host, waited_s in (("node-2", 0.0), ("node-1", 1.0)):
-        pace = slowed.pace(ADA, host, "pets")
-        assert pace is not None
-        for _ in range(8):
-            await pace(MIB // 4)
+        for _ in range(2 * MIB // PIECE):
+            await call_of(slowed, host).move(PIECE)
         assert trio.current_time() - start_s == waited_s

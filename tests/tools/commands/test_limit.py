@@ -1,8 +1,10 @@
 """dlcmd limit: a user with a limit gets slower, and nothing fails."""
 
 import time
+from contextlib import closing
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE
+from tests.server.test_jobs import join
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 
@@ -57,3 +59,20 @@ def test_limits_are_set_listed_and_removed(own_server: RunningServer, admin: Dlc
     admin("limit", "set", "anna", exit_code=EXIT_USAGE)
     admin("limit", "set", "anna", "--rate", "1KiB/s", exit_code=EXIT_USAGE)
     admin("limit", "set", "nobody-known", "--requests", "5", exit_code=EXIT_NOT_FOUND)
+
+
+def test_a_job_is_limited_once_a_node_of_it_has_joined(
+    dlcmd: Dlcmd, own_server: RunningServer, admin: Dlcmd
+) -> None:
+    key_file = own_server.user("teamed", shared="write")
+    settings = {"DIESELFS_SERVER": own_server.tcp, "DIESELFS_KEY_FILE": str(key_file)}
+    teamed = Dlcmd(dlcmd.home, dlcmd.folder, settings)
+    (dlcmd.folder / "f").write_bytes(bytes(range(256)) * (CONTENT_BYTES // 256))
+    teamed("put", "f", "dl://shared/f")
+    admin("limit", "set", "teamed", "--job-rate", "1MiB/s")
+    teamed("get", "dl://shared/f", "alone")
+    assert waits(admin) == 0
+    with closing(own_server.client(key_file)) as client:
+        join(client, "n1")
+    teamed("get", "dl://shared/f", "in-job")
+    assert waits(admin) > 0
