@@ -47,8 +47,6 @@ METADATA_GUARD_BLOCKS = 256
 FILE_GUARD_BLOCKS = 1
 """Unused blocks on each side of a guarded file. One is enough for the kernel to see no sequence of reads."""
 _CONTROL_MODE = _FOLDER << _TYPE_SHIFT | 0o555
-_NAMES_AT_ONCE = 1 << 16
-"""Entries whose names are copied in one step: the arithmetic takes 16 bytes for each byte of a name."""
 
 _ENTRY = Struct("<QHBx")
 """An entry of a folder: nid, offset of the name in the block, type."""
@@ -390,11 +388,17 @@ def _write_names(metadata: npt.NDArray[np.uint8], tree: _Tree, names: _Names, la
     words[places], words[places + 1] = nids & 0xFFFF_FFFF, nids >> 32
     words[places + 2] = offsets | _ENTRY_TYPES[tree.types[names.targets]] << 16
     starts = unit_starts + offsets
-    for first, last in pairwise([*range(0, len(starts), _NAMES_AT_ONCE), len(starts)]):
-        lengths = names.name_lengths[first:last]
-        in_name = np.arange(lengths.sum()) - np.repeat(before[first:last] - before[first], lengths)
-        source = np.repeat(names.name_starts[first:last], lengths) + in_name
-        metadata[np.repeat(starts[first:last], lengths) + in_name] = names.names[source]
+    order = np.argsort(names.name_lengths.astype(np.uint8), kind="stable")
+    bounds = np.flatnonzero(np.diff(names.name_lengths[order], prepend=0)).tolist()
+    for first, last in pairwise([*bounds, len(order)]):  # a copy of each name, not of each byte
+        chosen = order[first:last]
+        length = int(names.name_lengths[chosen[0]])
+        _windows(metadata, length)[starts[chosen]] = _windows(names.names, length)[names.name_starts[chosen]]
+
+
+def _windows(data: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.void]:
+    """The `length` bytes from each place on: shape (places,); no copy."""
+    return np.ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
 
 
 def _without(block: bytes, place: int) -> npt.NDArray[np.uint8]:

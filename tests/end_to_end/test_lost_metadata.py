@@ -5,12 +5,17 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
+from dieselfs.settings import FUSE, IMAGE, OVERLAY
+from dieselfs.snapshot.store import save_snapshot
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
+from tests.client.conftest import needs_root
 from tests.end_to_end.test_redis_servers import options
 from tests.support.redis import needs_redis, running_redis
 from tests.support.server import running_server
@@ -62,6 +67,34 @@ def test_redis_starts_from_nothing_during_an_upload_and_a_mount(tmp_path: Path) 
         assert acknowledged <= found.keys()
         assert all(contents[path] == content for path, content in found.items())
         assert data.client.fsck("data", is_deep=True, is_repair=False).problem_count == 0
+
+
+@pytest.mark.parametrize("view", [FUSE, *(pytest.param(name, marks=needs_root) for name in (OVERLAY, IMAGE))])
+def test_a_saved_snapshot_is_mounted_while_redis_is_away(tmp_path: Path, view: str) -> None:
+    contents = {f"train/{number}": os.urandom(5_000) for number in range(50)}
+    saved, mountpoint = tmp_path / "saved.snapshot", tmp_path / "mount"
+    mountpoint.mkdir()
+    with (
+        running_redis(tmp_path / "redis") as redis,
+        running_server(tmp_path / "server", options(tmp_path, redis, "one")) as server,
+    ):
+        with contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as data:
+            for path, content in contents.items():
+                data.put(path, content)
+            data.flush()
+            save_snapshot(data.snapshot, saved)
+        redis.kill()
+        log = str(tmp_path / "log")
+        control.mount(str(saved), mountpoint, MountOptions(server=server.unix, view=view, log_file=log))
+        try:
+            saved.unlink()
+            (mount,) = (one for one in control.mounts() if one.mountpoint == str(mountpoint))
+            assert mount.view == view
+            order = (mountpoint / ".dieselfs/shuffle/seed=1,epoch=0").read_text().split()
+            assert sorted(order) == sorted(contents) and order != sorted(order)
+            assert {path: (mountpoint / path).read_bytes() for path in order} == contents
+        finally:
+            control.unmount(mountpoint)
 
 
 def _upload(sender: ChunkSender, contents: dict[bytes, bytes]) -> None:

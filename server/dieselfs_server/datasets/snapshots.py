@@ -72,13 +72,15 @@ class SnapshotCache:
 
     async def prepare(self, dataset: DatasetRecord) -> None:
         """Build the newest snapshot before a reader asks for it. One that nobody asked for takes the place of the last
-        such one, so that those that clients have stay. If cancelled, the build ends in the background.
+        such one, so that those that clients have stay. The delta from the last generation is made as well: it is what
+        most clients need. If cancelled, the build ends in the background.
         """
         async with self._locks.setdefault(dataset.dataset_id, trio.Lock()):
             if await trio.to_thread.run_sync(self.kept, dataset, abandon_on_cancel=True) is not None:
                 return
             built = await trio.to_thread.run_sync(self._get, dataset, 0, abandon_on_cancel=True)
-        self._ahead.add(Path(built.source))
+            self._ahead.add(Path(built.source))
+            await trio.to_thread.run_sync(self._delta_from_last, built, abandon_on_cancel=True)
 
     def _get(self, dataset: DatasetRecord, generation: int) -> Snapshot:
         if generation not in (0, dataset.generation):
@@ -136,6 +138,10 @@ class SnapshotCache:
             if len(self._deltas) > DELTAS_KEPT:
                 self._deltas.pop(next(iter(self._deltas)), None)
         return (base.digest, encoded) if encoded else None
+
+    def _delta_from_last(self, snapshot: Snapshot) -> None:
+        others = [one.digest for one in self.generations(snapshot.header.dataset_id)]
+        self._delta(snapshot, frozenset(others) - {snapshot.digest})
 
     def generations(self, dataset_id: bytes) -> list[TagRecord]:
         """The generations whose snapshots are kept, oldest first; records without names. Blocks."""

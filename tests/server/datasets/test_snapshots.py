@@ -13,7 +13,8 @@ from dieselfs.records import EntryTable
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.datasets import snapshots as module
+from dieselfs_server.datasets.commit import commit_chunk, read_header
 from dieselfs_server.datasets.snapshots import GENERATIONS_KEPT, SnapshotCache
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
@@ -40,12 +41,12 @@ def metadata() -> CountingMetadata:
     return store
 
 
-def write(metadata: SqliteMetadata, name: bytes) -> None:
+def write(metadata: SqliteMetadata, name: bytes, store: MemoryStore | None = None) -> None:
     builder = ChunkBuilder()
     builder.add_file(name, name, 0o644, 0)
     chunk_id = IDS.next()
     parts = builder.seal().encode(chunk_id, "data", DATASET, metadata.reserve_versions(DATASET, 1, 1))
-    commit_chunk(MemoryStore(), metadata, DATASET, chunk_id, b"".join(parts), 10**18)
+    commit_chunk(store or MemoryStore(), metadata, DATASET, chunk_id, b"".join(parts), 10**18)
 
 
 async def test_many_who_ask_at_once_get_one_snapshot(metadata: CountingMetadata, tmp_path: Path) -> None:
@@ -154,3 +155,24 @@ async def test_snapshots_that_nobody_asked_for_take_no_room(
     write(metadata, b"file8")
     await snapshots.prepare(metadata.dataset("data"))
     assert names_in(tmp_path) == [1, 7, 8]
+
+
+async def test_what_is_built_ahead_is_ready_to_send(
+    metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    snapshots = SnapshotCache(
+        tmp_path, metadata, IDENTITY, lambda dataset, chunk: read_header(store, dataset, chunk)[1]
+    )
+    for number in range(100):
+        write(metadata, b"file%d" % number, store)
+    first = await snapshots.get(metadata.dataset("data"))
+    write(metadata, b"more", store)
+    await snapshots.prepare(metadata.dataset("data"))
+    assert metadata.tables == 1, "made from the last one and the chunk since"
+    monkeypatch.setattr(module, "delta_between", None)  # made already
+    second = await snapshots.get(metadata.dataset("data"))
+    found = await snapshots.delta(second, [first.digest])
+    assert found is not None
+    assert apply_delta(first, decode_delta(found[1], "delta"), "delta") == second.content
+    second.verify()
