@@ -140,7 +140,7 @@ if [ ! -e "$folder/ready" ]; then
         ! blkid "$device" || { echo "$device has content: wipefs --all $device" >&2; exit 1; }
         ln -sf "$device" "$folder/block"
         chown -h ceph:ceph "$folder/block" "$device"
-        # After a start of the machine, too.
+        mkdir -p /etc/udev/rules.d # for the next start of the machine
         echo "SUBSYSTEM==\"block\", KERNEL==\"${device#/dev/}\", OWNER=\"ceph\", GROUP=\"ceph\"" > /etc/udev/rules.d/99-ceph-dieselfs.rules
     fi
     ceph-authtool /etc/ceph/ceph.keyring -p -n "osd.$number" | sed "s/^/[osd.$number]\n\tkey = /" > "$folder/keyring"
