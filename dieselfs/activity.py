@@ -54,6 +54,8 @@ class Activity:
     memory_granted_bytes: float
     best_hit_share: float | None
     plans: tuple[PlanProgress, ...]
+    slowest_peer: Mapping[str, Any] | None = None
+    """In a job: the `node` whose answers take longest, and their mean, `mean_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
         after.total("dieselfs_memory_granted_bytes"),
         next((value for _, value in after.values("dieselfs_hit_rate_best_possible")), None),
         tuple(_plans(after.infos.get("plans") or ())),
+        after.infos.get("job.slowest"),
     )
 
 

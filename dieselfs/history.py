@@ -19,6 +19,8 @@ SAMPLES_MAX = 3600
 """An hour."""
 COLUMNS_MAX = 48
 """Numbers of one sample; with SAMPLES_MAX 1.4 MB."""
+WINDOW_POINTS_MAX = 240
+"""Samples that another node gets."""
 PLANS_MAX = 64
 """Plans of which the progress is kept: the latest."""
 
@@ -51,6 +53,8 @@ SAMPLED = frozenset(
 _HISTOGRAM_PARTS = ("count", "sum")
 _READER_FIELDS = ("world", "rank", "worker", "position", "began_s", "moved_s")
 
+Window = tuple[float, float]
+"""Begin and end, in seconds since 1970."""
 Column = tuple[str, tuple[str, ...], str]
 """Name of the metric, values of its labels, and of a histogram the part."""
 
@@ -128,12 +132,19 @@ class History:
                 del self._plans[next(iter(self._plans))]
         found.note(plan["readers"], before_s, now_s)
 
-    def content(self) -> dict[str, Any]:
-        """For JSON: `times_s` of the samples; `families` as those of a registry, with a list of values in place of
-        each value; `plans` with the progress of each reader.
+    def content(self, window: Window | None = None) -> dict[str, Any]:
+        """For JSON: `times_s` of the samples, or WINDOW_POINTS_MAX of those in a window and around it; `families` as
+        those of a registry, with a list of values in place of each value; `plans` with the progress of each reader.
         """
         size = min(self._count, len(self._rows))
         order = np.arange(self._count - size, self._count) % len(self._rows)
+        if window is not None and size:
+            first, last = np.searchsorted(self._times_s[order], window)
+            order = order[max(first - 1, 0) : last + 1]
+            chosen = (
+                np.linspace(0, len(order) - 1, min(len(order), WINDOW_POINTS_MAX)).round().astype(np.intp)
+            )
+            order = order[chosen]
         times_s, rows = self._times_s[order].round(3), self._rows[order].round(6)
         return {
             "times_s": times_s.tolist(),

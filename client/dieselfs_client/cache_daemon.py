@@ -23,7 +23,6 @@ import trio
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.errors import EXIT_OK, AlreadyExists, DieselfsError
 from dieselfs.flags import settings_options
-from dieselfs.history import History
 from dieselfs.limits import MIB
 from dieselfs.metrics import Registry
 from dieselfs.process.launch import Report
@@ -87,10 +86,10 @@ async def serve_cache(
             metrics = service.metrics
             if listener is not None:
                 _share(snapshot, service.reader or source, options, memory_bytes, listener, nursery, metrics)
-            about = {"component": "cache", "dataset": snapshot.dataset} | ({"job": job} if job else {})
             began_s = trio.current_time()
             metrics.gauge("uptime_s", "Age of the process.", lambda: round(trio.current_time() - began_s, 3))
-            nursery.start_soon(publish, metrics, about, None, History(metrics))
+            service.publication.about = {"component": "cache", **service.labels()}
+            nursery.start_soon(publish, service.publication)
             if job and is_until_idle:
                 nursery.start_soon(_end_when_unused, lock, nursery.cancel_scope)
             nursery.start_soon(service.keep_pinned)

@@ -13,7 +13,6 @@ from typing import NoReturn
 import trio
 
 from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
-from dieselfs.history import History
 from dieselfs.limits import KIB
 from dieselfs.process.metrics_socket import publish
 from dieselfs.rpc.client import ServerClient
@@ -279,7 +278,8 @@ class _MountService(Service):
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
                     nursery.start_soon(self._announce_mount, driver, node, connection, nursery)
                     nursery.start_soon(self.keep_pinned)
-                    nursery.start_soon(publish, node.metrics, self._about(), None, History(node.metrics))
+                    self.publication.about = self._about()
+                    nursery.start_soon(publish, self.publication)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
                     generation, dataset = snapshot.generation, snapshot.location
@@ -296,8 +296,7 @@ class _MountService(Service):
     def _about(self) -> dict[str, str]:
         """The labels of its metrics."""
         place = self.destination or self.mountpoint
-        about = {"component": "mount", "dataset": self.snapshot.dataset, "mountpoint": place}
-        return about | ({"job": self.config.job.name} if self.config else {})
+        return {"component": "mount", "mountpoint": place, **self.labels()}
 
     def _is_private(self) -> bool:
         """Whether the mode of the root must keep other users out: FUSE does that, other file systems do not."""

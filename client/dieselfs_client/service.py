@@ -14,9 +14,11 @@ import trio
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
 from dieselfs.errors import MountError
+from dieselfs.history import History
 from dieselfs.limits import MIB
 from dieselfs.metrics import Registry
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
+from dieselfs.process.metrics_socket import Publication
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import ONESHOT, CacheOptions, Settings
@@ -113,6 +115,8 @@ class Service:
             self.source = self.reader = node_source(
                 self.client, self.snapshot, options.disk, options.disk_size_bytes, self.metrics
             )
+        self.publication = Publication(self.metrics, {}, History(self.metrics))
+        """Whoever serves sets its labels."""
         self.role: JobRole | None = None
         self.config: PoolConfig | None = None
         if self.options.job is not None and self.client is not None:
@@ -121,6 +125,11 @@ class Service:
             self.config = pool_config(self.options, self.client, self.snapshot.dataset, os.environ)
         self.holder = holder_name(str(path_of(self.snapshot, self.config)), os.getpid())
         self._is_pinned = trio.Event()
+
+    def labels(self) -> dict[str, str]:
+        """Of its metrics: the dataset, and in a job the job and the node."""
+        job = {"job": self.config.job.name, "node": self.config.job.node} if self.config else {}
+        return {"dataset": self.snapshot.dataset, **job}
 
     def join(
         self,
@@ -139,8 +148,9 @@ class Service:
 
         config = replace(self.config, memory_bytes=memory_bytes)
         pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        host = PoolHost(nursery, foreground, pace, handover_chunks)
+        host = PoolHost(nursery, foreground, pace, handover_chunks, self.publication)
         self.role = JobRole(self.reader, self.client, config, lock, host)
+        self.publication.others = self.role.reports
         self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
 
     async def keep_pinned(self) -> None:

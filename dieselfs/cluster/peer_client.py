@@ -22,10 +22,12 @@ from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
+from dieselfs.history import Window
 from dieselfs.limits import (
     PEER_CALL_TIMEOUT_S,
     PEER_CONNECT_TIMEOUT_S,
     PEER_PINGS_AT_ONCE_MAX,
+    PEER_REPORT_BYTES_MAX,
     PEER_SILENCE_S,
 )
 from dieselfs.metrics import Registry
@@ -33,6 +35,8 @@ from dieselfs.rpc.auth import PEER_ROLE
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.stalls import METER
 
+LATEST_SHARE = 0.1
+"""How much the latest call counts in the mean time of a peer."""
 FIRSTS_IN_A_ROW_MAX = 8
 """After this many first requests, one retry gets the semaphore, so that no retry starves."""
 
@@ -100,6 +104,7 @@ class _PeerLink:
         self.peer = peer
         self.turn = PrioritySemaphore(1)
         self.answered_s = now_s  # of the last reply
+        self.mean_s = 0.0  # of the last calls, of which the latest count most
         self.idle: Connection | None = None  # no call uses it
         self.is_closed = False
 
@@ -169,6 +174,13 @@ class PeerClient:
                 if link.peer not in self._members:
                     self._links.pop(link.peer.node).close()
 
+    def slowest(self) -> dict[str, Any] | None:
+        """The node whose calls took longest lately, and their mean in seconds; None before any call."""
+        with self._lock:
+            means = {node: link.mean_s for node, link in self._links.items() if link.mean_s}
+        node = max(means, key=means.__getitem__, default=None)
+        return None if node is None else {"node": node, "mean_s": round(means[node], 6)}
+
     # -- which peers get requests ------------------------------------------------------------------------
 
     def silent(self) -> list[str]:
@@ -220,6 +232,28 @@ class PeerClient:
         """The warmth of a peer; `is_to_warm` starts its warming. Raises as `extents`."""
         reply = self._call(peer, "get_warmth", {"is_to_warm": is_to_warm}, None)
         return Warmth(reply.pinned_bytes, reply.wanted_bytes, reply.damaged_chunks)
+
+    def report(self, peer: Member, window: Window | None = None) -> bytes:
+        """The metrics of a peer as JSON, or their history in a window. It has a connection of its own, and a failure
+        does not count: one of an earlier version does not know the method. Raises Unavailable.
+        """
+        first_s, last_s = (math.floor(window[0]), math.ceil(window[1])) if window else (0, 0)
+        arguments: dict[str, object] = {
+            "digest": self._digest,
+            "is_history": window is not None,
+            "first_s": first_s,
+            "last_s": last_s,
+        }
+        link = _PeerLink(peer, self._clock())
+        link.is_closed = True  # it is kept for no other call
+        try:
+            with self._connected(link) as connection:
+                _, found = connection.call(
+                    "get_report", arguments, (), self._silence_s, bulk_bytes_max=PEER_REPORT_BYTES_MAX
+                )
+        except DieselfsError as error:
+            raise Unavailable(f"node {peer.node}: {error}") from error
+        return bytes(found or b"")
 
     def extents(
         self,
@@ -290,6 +324,9 @@ class PeerClient:
                     left_s = self._call_timeout_s - (self._clock() - began_s)  # connecting has taken a part
                     reply, _ = connection.call(method, arguments, (), self._silence_s, destination, left_s)
                     link.answered_s = self._clock()
+                    if not is_ping:
+                        took_s = link.answered_s - began_s
+                        link.mean_s += (took_s - link.mean_s) * (LATEST_SHARE if link.mean_s else 1.0)
                     return reply
             except DieselfsError as error:
                 self._note_failure(link, error, is_ping)

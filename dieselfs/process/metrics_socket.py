@@ -11,16 +11,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from dieselfs.errors import AccessDenied
-from dieselfs.history import SAMPLE_INTERVAL_S, History, Recorded
+from dieselfs.history import SAMPLE_INTERVAL_S, History, Recorded, Window
 from dieselfs.limits import MIB
 from dieselfs.metrics import Registry, Report
 from dieselfs.process.state_dirs import check_private, make_private, runtime_folder
@@ -31,8 +31,14 @@ METRICS_TIMEOUT_S = 2.0
 METRICS_REQUEST_S = 0.2
 """For the request of a tool. One that writes nothing for so long, and does not end its side, gets the metrics."""
 METRICS_BYTES_MAX = 4 * MIB
-"""Limit of one answer."""
-HISTORY = b"history"
+"""Limit of one answer of a daemon about itself."""
+NODES_BYTES_MAX = 64 * MIB
+"""The same about the other nodes of a job."""
+HISTORY, NODES = b"history", b"nodes"
+"""Requests; begin and end of a window, in seconds since 1970, may follow. `nodes`: of the other nodes of the job the
+metrics or, with a window, the histories.
+"""
+_REQUEST_BYTES_MAX = 100
 
 _BEGAN_S = time.time() - time.monotonic()
 """With it, monotonic time is that since 1970, and no change of the clock disturbs it."""
@@ -48,13 +54,57 @@ def sockets_folder() -> Path:
     return runtime_folder() / "metrics"
 
 
-async def publish(
-    metrics: Registry, about: Mapping[str, str], folder: Path | None = None, history: History | None = None
-) -> None:
-    """Answer tools of this user until cancelled, and keep `history` meanwhile. A daemon that cannot make its socket is
-    only not seen by them.
+class Publication:
+    """What a daemon tells of itself. `others`: asks the other nodes of its job for the same, by node; None without a
+    job. Used from one trio thread.
     """
-    metrics.counter("process.cpu_s", "Processor time of the process.", time.process_time)
+
+    def __init__(self, metrics: Registry, about: Mapping[str, str], history: History | None = None) -> None:
+        self.metrics, self.about, self.history = metrics, about, history
+        self.others: Callable[[Window | None], Awaitable[Mapping[str, bytes]]] | None = None
+
+    def sample(self) -> None:
+        if self.history is not None:
+            try:
+                self.history.sample(_BEGAN_S + time.monotonic())
+            except Exception:  # must not end the daemon
+                _log.exception("metrics cannot be sampled")
+
+    def report(self) -> bytes:
+        return json.dumps(asdict(self.metrics.report(self.about))).encode()
+
+    async def recorded(self, window: Window | None = None) -> bytes:
+        """The history up to now; without one, an empty one."""
+        self.sample()
+        empty: dict[str, Any] = {"times_s": [], "families": [], "plans": []}
+        content = {"about": self.about, **(self.history.content(window) if self.history else empty)}
+        # A hundred thousand numbers take a moment, for which no reader should wait.
+        return await trio.to_thread.run_sync(lambda: json.dumps(content).encode())
+
+    async def of_others(self, window: Window | None) -> bytes:
+        found = await self.others(window) if self.others is not None else {}
+        return json.dumps({node: json.loads(content) for node, content in found.items()}).encode()
+
+    async def answer(self, request: bytes) -> bytes:
+        """Empty if a metric cannot be read, which must not end the daemon. Tools leave it out then."""
+        try:
+            kind, *numbers = request.split()[:3] or [b""]
+            window = (float(numbers[0]), float(numbers[1])) if len(numbers) > 1 else None
+            if kind == NODES:
+                return await self.of_others(window)
+            if kind == HISTORY and self.history is not None:
+                return await self.recorded(window)
+            return self.report()
+        except Exception:
+            _log.exception("metrics cannot be read")
+            return b""
+
+
+async def publish(publication: Publication, folder: Path | None = None) -> None:
+    """Answer tools of this user until cancelled, and keep the history meanwhile. A daemon that cannot make its socket
+    is only not seen by them.
+    """
+    publication.metrics.counter("process.cpu_s", "Processor time of the process.", time.process_time)
     path = (folder or sockets_folder()) / f"{os.getpid()}.sock"
     try:
         make_private(path.parent)
@@ -66,8 +116,8 @@ async def publish(
         return
     try:
         async with trio.open_nursery() as nursery:
-            if history is not None:
-                nursery.start_soon(_keep, history)
+            if publication.history is not None:
+                nursery.start_soon(_keep, publication)
             while True:
                 try:
                     connection, _ = await listener.accept()
@@ -82,47 +132,24 @@ async def publish(
                 ):
                     if peer_user(connection) == os.getuid():
                         stream = trio.SocketStream(connection)
-                        await stream.send_all(await _content(await _request(stream), metrics, about, history))
+                        await stream.send_all(await publication.answer(await _request(stream)))
     finally:
         listener.close()
         path.unlink(missing_ok=True)
 
 
-async def _keep(history: History) -> None:
+async def _keep(publication: Publication) -> None:
     while True:
-        _sample(history)
+        publication.sample()
         await trio.sleep(SAMPLE_INTERVAL_S)
-
-
-def _sample(history: History) -> None:
-    try:
-        history.sample(_BEGAN_S + time.monotonic())
-    except Exception:  # must not end the daemon
-        _log.exception("metrics cannot be sampled")
 
 
 async def _request(stream: trio.SocketStream) -> bytes:
     request = b""
     with trio.move_on_after(METRICS_REQUEST_S):
-        while len(request) <= len(HISTORY) and (part := await stream.receive_some(_READ_BYTES)):
+        while len(request) < _REQUEST_BYTES_MAX and (part := await stream.receive_some(_REQUEST_BYTES_MAX)):
             request += part
     return request
-
-
-async def _content(
-    request: bytes, metrics: Registry, about: Mapping[str, str], history: History | None
-) -> bytes:
-    """The answer; empty if a metric cannot be read, which must not end the daemon. Tools leave it out then."""
-    try:
-        if request == HISTORY and history is not None:
-            _sample(history)  # up to now
-            content = history.content()
-            # A hundred thousand numbers take a moment, for which no reader should wait.
-            return await trio.to_thread.run_sync(lambda: json.dumps({"about": about, **content}).encode())
-        return json.dumps(asdict(metrics.report(about))).encode()
-    except Exception:
-        _log.exception("metrics cannot be read")
-        return b""
 
 
 def _remove_dead(folder: Path) -> None:
@@ -160,6 +187,29 @@ def histories(folder: Path | None = None) -> Iterator[tuple[int, Recorded]]:
     yield from _parsed(Recorded.parse, HISTORY, folder)
 
 
+def of_nodes(process: int, folder: Path | None = None) -> dict[str, Report]:
+    """The metrics of the other nodes of the job of a daemon that `published` has named; those that answer."""
+    return _of_nodes(Report.parse, NODES, process, folder)
+
+
+def histories_of_nodes(process: int, window: Window, folder: Path | None = None) -> dict[str, Recorded]:
+    """The same for the histories, in a window."""
+    return _of_nodes(Recorded.parse, b"%s %.3f %.3f" % (NODES, *window), process, folder)
+
+
+def _of_nodes(
+    parse: Callable[[bytes], _Answer], request: bytes, process: int, folder: Path | None
+) -> dict[str, _Answer]:
+    path = (folder or sockets_folder()) / f"{process}.sock"
+    found = {}
+    try:
+        for node, content in dict(json.loads(_answer(path, request, NODES_BYTES_MAX))).items():
+            found[node] = parse(json.dumps(content).encode())
+    except (OSError, ValueError, TypeError) as error:
+        _log.info("%s gives no metrics of other nodes: %s", path, error)
+    return found
+
+
 def _parsed(
     parse: Callable[[bytes], _Answer], request: bytes, folder: Path | None
 ) -> Iterator[tuple[int, _Answer]]:
@@ -178,7 +228,8 @@ def _parsed(
             yield process, answer
 
 
-def _answer(path: Path, request: bytes) -> bytes:
+def _answer(path: Path, request: bytes, bytes_max: int = 0) -> bytes:
+    bytes_max = bytes_max or METRICS_BYTES_MAX
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(METRICS_TIMEOUT_S)
         with reachable_path(str(path)) as reachable:
@@ -190,6 +241,6 @@ def _answer(path: Path, request: bytes) -> bytes:
         content = bytearray()
         while part := connection.recv(_READ_BYTES):
             content += part
-            if len(content) > METRICS_BYTES_MAX:
-                raise ValueError(f"more than {METRICS_BYTES_MAX} bytes")
+            if len(content) > bytes_max:
+                raise ValueError(f"more than {bytes_max} bytes")
         return bytes(content)

@@ -15,7 +15,7 @@ from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
 from dieselfs.metrics import Registry
-from dieselfs.process.metrics_socket import publish
+from dieselfs.process.metrics_socket import Publication, publish
 from dieselfs.process.service_manager import SERVICE_STOPPING, notify
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
@@ -257,7 +257,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         nursery.start_soon(service.refresh.run)
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
-        nursery.start_soon(publish, metrics, about)
+        nursery.start_soon(publish, Publication(metrics, about))
         if page is not None and settings.web is None:
             nursery.start_soon(page.serve_on_request)
         yield server

@@ -17,8 +17,10 @@ from dieselfs.errors import EXIT_NOT_FOUND
 from dieselfs.limits import MIB
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.supervision.status import supervision_of
 from lab.network import clear
 from tests.support.dlcmd import Dlcmd
+from tests.support.job_mounts import JOB, job_mounts
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import FILES, store
 
@@ -102,6 +104,30 @@ def test_an_epoch_on_one_page(dlcmd: Dlcmd, place: Path) -> None:
         "known epochs: 0"
         in dlcmd("report", place, "-o", page, "--epoch", "9", exit_code=EXIT_NOT_FOUND).stderr
     )
+
+
+@needs_fuse
+def test_the_nodes_of_a_job_are_seen_from_one_of_them(
+    server: RunningServer, dlcmd: Dlcmd, tmp_path: Path
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    with job_mounts(server, "counted", folder, ["a", "b"]) as places:
+        for rank, place in enumerate(places):
+            names = (place / f".dieselfs/shuffle/seed=1,epoch=0,rank={rank},world=2").read_text().splitlines()
+            assert all((place / name).read_bytes() for name in names)
+        other = supervision_of(str(places[1]))
+        assert other is not None
+        (tmp_path / "dieselfs/metrics" / f"{other.daemon}.sock").unlink()  # as on another machine
+        alone = dlcmd("top", "--once", "--interval", "0.1s", "--json").objects
+        assert {each["about"].get("node") for each in alone} == {"a"}
+        seen = dlcmd("top", "--once", "--nodes", "--interval", "0.1s", "--json").objects
+        nodes = {each["about"]["node"]: each for each in seen if "node" in each["about"]}
+        assert nodes.keys() == {"a", "b"} and nodes["b"]["about"]["mountpoint"] == str(places[1])
+        assert nodes["b"]["activity"]["plans"][0]["positions"] == FILES
+        (epoch,) = dlcmd("report", JOB, "--json", "-o", "job.html").objects
+        assert {each["node"] for each in epoch["daemons"]} == {f"a: {places[0]}", f"b: {places[1]}"}
+        assert {each["rank"] for each in epoch["ranks"]} == {0, 1}
 
 
 def test_a_cache_daemon_is_seen(dlcmd: Dlcmd) -> None:

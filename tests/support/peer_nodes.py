@@ -17,6 +17,9 @@ from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
+from dieselfs.history import History
+from dieselfs.metrics import Registry
+from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.sources.interface import Source
 from dieselfs_client.cluster.peer_service import PeerService
@@ -70,8 +73,16 @@ class PeerNode:
                 self.packed.snapshot, self.fetch, room_bytes, evictable_bytes, nursery
             )
             self.own = OwnChunks(self.node_cache, trio.lowlevel.current_trio_token(), self.own_patience_s)
+            metrics = Registry()
+            publication = Publication(metrics, {"node": "a peer"}, History(metrics))
             self.service = PeerService(
-                self.packed.snapshot, self.node_cache, credential, answer_s, self.warmth
+                self.packed.snapshot,
+                self.node_cache,
+                credential,
+                answer_s,
+                self.warmth,
+                metrics,
+                publication,
             )
             async with open_listeners(TcpAddress("127.0.0.1", 0)) as (listener,):
                 port = listener.socket.getsockname()[1]

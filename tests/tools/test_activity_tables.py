@@ -31,6 +31,12 @@ def test_a_mount_and_a_server_have_a_row_each() -> None:
         assert word in text
 
 
+def test_a_node_of_a_job_is_named_and_its_slowest_peer() -> None:
+    about = {"mountpoint": "/mnt/x", "node": "node-7"}
+    text = shown(replace(SLOW, about=about, slowest_peer={"node": "node-9", "mean_s": 0.25}))
+    assert "node-7: /mnt/x" in text and "node-9 250.0 ms" in text
+
+
 def test_a_cache_has_its_dataset_and_no_server_no_table() -> None:
     text = shown(replace(SLOW, about={"dataset": "pets"}, plans=(), hit_share=None, spent={}))
     assert "dl://pets (cache)" in text and "clients" not in text

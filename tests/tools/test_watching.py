@@ -5,7 +5,7 @@ from itertools import islice
 
 from dieselfs.activity import ServerActivity
 from dieselfs.metrics import Registry, Report
-from dieselfs_tools.watching import watched
+from dieselfs_tools.watching import watched, with_nodes
 
 
 def server(uptime_s: float, calls: int) -> Report:
@@ -35,3 +35,19 @@ def test_each_view_is_of_the_time_since_the_last() -> None:
 
     assert calls([*first]) == [10.0] and calls([*second]) == [2.0, 4.0] and third == []
     assert waited == [4.0, 4.0]
+
+
+def test_the_other_nodes_of_a_job_are_asked_once() -> None:
+    def daemon(node: str, job: str = "j") -> Report:
+        return Report({"component": "mount", "job": job, "node": node}, [])
+
+    asked = []
+
+    def ask(process: int) -> dict[str, Report]:
+        asked.append(process)
+        return {"a": daemon("a"), "b": daemon("b"), "c": daemon("c")}
+
+    here = [(1, server(1, 1)), (2, daemon("a")), (3, daemon("b"))]
+    found = [*with_nodes(lambda: iter(here), ask)]
+    assert asked == [2] and found[:3] == here
+    assert [(process, report.about["node"]) for process, report in found[3:]] == [(2, "c")]

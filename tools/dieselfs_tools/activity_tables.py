@@ -1,6 +1,7 @@
 """The activity of daemons as tables for a terminal, with `rich`. No I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -11,7 +12,18 @@ from dieselfs.activity import Activity, PlanProgress, ServerActivity
 from dieselfs.names import SCHEME
 from dieselfs.units import format_duration, format_size
 
-_DAEMONS = ("daemon", "fetched/s", "reads/s", "waiting", "in time", "memory", "CPU", "most time on", "plan")
+_DAEMONS = (
+    "daemon",
+    "fetched/s",
+    "reads/s",
+    "waiting",
+    "in time",
+    "memory",
+    "CPU",
+    "most time on",
+    "slowest peer",
+    "plan",
+)
 _SERVERS = ("server", "calls/s", "failed/s", "sent/s", "answer", "store", "CPU", "clients")
 
 
@@ -39,6 +51,8 @@ def _table(columns: Iterable[str]) -> Table:
 def _daemon(seen: Activity) -> list[Text]:
     about = seen.about
     place = about.get("mountpoint") or f"{SCHEME}{about.get('dataset', '')} (cache)"
+    if "node" in about:
+        place = f"{about['node']}: {place}"
     cause, spent = max(seen.spent.items(), key=lambda item: item[1], default=("", 0.0))
     cells = [
         place,
@@ -49,9 +63,14 @@ def _daemon(seen: Activity) -> list[Text]:
         f"{format_size(int(seen.memory_used_bytes))} of {format_size(int(seen.memory_granted_bytes))}",
         f"{seen.cpu:.2f}",
         f"{cause} {spent:.2f}" if spent > 0 else "",
+        _peer(seen.slowest_peer),
         "\n".join(map(_plan, seen.plans)),
     ]
     return [Text(cell) for cell in cells]
+
+
+def _peer(slowest: Mapping[str, Any] | None) -> str:
+    return f"{slowest['node']} {_latency(slowest['mean_s'])}" if slowest else ""
 
 
 def _plan(plan: PlanProgress) -> str:

@@ -1,13 +1,32 @@
 """Watches the daemons of this node: reads their metrics again and again. This module reads sockets, and waits."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from dieselfs.activity import Activity, ServerActivity, activity
 from dieselfs.metrics import Report
-from dieselfs.process.metrics_socket import published
+from dieselfs.process.metrics_socket import of_nodes, published
 
 Seen = list[Activity | ServerActivity]
+
+
+def with_nodes(
+    read: Callable[[], Iterator[tuple[int, Report]]] = published,
+    ask: Callable[[int], Mapping[str, Report]] = of_nodes,
+) -> Iterator[tuple[int, Report]]:
+    """Those of this machine, and of the other nodes of its jobs; their process is the one here that asked them."""
+    here = [*read()]
+    yield from here
+    known = {(report.about.get("job"), report.about.get("node")) for _, report in here}
+    asked: set[str] = set()
+    for process, report in here:
+        job = report.about.get("job")
+        if job is not None and job not in asked:
+            asked.add(job)
+            for node, other in ask(process).items():
+                if (job, node) not in known:
+                    yield process, replace(other, about={**other.about, "node": node})
 
 
 def watched(
@@ -17,14 +36,15 @@ def watched(
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[Seen]:
     """What the daemons do: first since their start, then in each interval."""
-    before: dict[int, tuple[float, Report]] = {}
+    before: dict[tuple[int, str], tuple[float, Report]] = {}
     while True:
         seen: Seen = []
-        now: dict[int, tuple[float, Report]] = {}
+        now: dict[tuple[int, str], tuple[float, Report]] = {}
         for process, report in read():
-            now[process] = (clock(), report)
-            since_s, earlier = before.get(process, (0.0, None))
-            seen.append(activity(process, earlier, report, now[process][0] - since_s))
+            key = process, report.about.get("node", "")
+            now[key] = (clock(), report)
+            since_s, earlier = before.get(key, (0.0, None))
+            seen.append(activity(process, earlier, report, now[key][0] - since_s))
         before = now
         yield seen
         wait(interval_s)

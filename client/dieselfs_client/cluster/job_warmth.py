@@ -1,8 +1,9 @@
 """The warmth of all nodes of a job, and requests to warm them."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -87,21 +88,35 @@ class JobWarmth:
 
     async def _answers(self, members: Collection[Member], is_to_warm: bool = False) -> dict[Member, Warmth]:
         """Of the members that answer in time."""
-        answers: dict[Member, Warmth] = {}
+        found = await answers_of(members, self._ask, is_to_warm, self._threads)
+        return {member: found[member.node] for member in members if member.node in found}
 
-        async def ask(member: Member) -> None:
-            try:
-                answers[member] = await trio.to_thread.run_sync(
-                    self._ask, member, is_to_warm, abandon_on_cancel=True, limiter=self._threads
-                )
-            except Unavailable:
-                return
 
-        with trio.move_on_after(WARMTH_TIMEOUT_S):
-            async with trio.open_nursery() as nursery:
-                for member in members:
-                    nursery.start_soon(ask, member)
-        return answers
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
+
+
+async def answers_of(
+    members: Iterable[Member],
+    ask: Callable[[Member, _Asked], _Answer],
+    what: _Asked,
+    threads: trio.CapacityLimiter | None = None,
+) -> dict[str, _Answer]:
+    """What the members answer within WARMTH_TIMEOUT_S, by node. `ask` blocks, and raises Unavailable."""
+    limiter = threads or trio.CapacityLimiter(PEER_REQUESTS_AT_ONCE_MAX)
+    answers: dict[str, _Answer] = {}
+
+    async def ask_one(member: Member) -> None:
+        with suppress(Unavailable):
+            answers[member.node] = await trio.to_thread.run_sync(
+                ask, member, what, abandon_on_cancel=True, limiter=limiter
+            )
+
+    with trio.move_on_after(WARMTH_TIMEOUT_S):
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                nursery.start_soon(ask_one, member)
+    return answers
 
 
 def _interval_s(nodes: int) -> float:

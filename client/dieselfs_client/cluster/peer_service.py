@@ -8,6 +8,7 @@ not look dead.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import trio
 
@@ -15,8 +16,9 @@ from dieselfs.cluster.chunk_requests import ChunkAvailability, ReceivedRequest, 
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
-from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX
+from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX, PEER_REPORT_BYTES_MAX
 from dieselfs.metrics import Registry
+from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc import auth
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_refusal, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
@@ -57,7 +59,9 @@ class PeerService:
         answer_s: float = PEER_ANSWER_S,
         warmth: Callable[[bool], Warmth] = lambda is_to_warm: Warmth(0, 0),
         metrics: Registry | None = None,
+        publication: Publication | None = None,
     ) -> None:
+        self._publication = publication
         self.keys = JobKeys(credential.key)
         self._has_tls = credential.has_tls
         self.metrics = metrics = metrics or Registry()
@@ -109,6 +113,12 @@ class PeerService:
                 warmth = thrift.WarmthInfo(**asdict(self._warmth(arguments.is_to_warm)))
                 await connection.send(encode_reply(method, sequence, warmth))
                 return
+            if method == "get_report":
+                report = await self._report(arguments)
+                await connection.send(
+                    encode_reply(method, sequence, thrift.Bulk(bulk_length=len(report))), [report]
+                )
+                return
             requests = decode_requests(arguments, self._snapshot)
         except DieselfsError as error:
             self._refused.value += 1
@@ -122,6 +132,18 @@ class PeerService:
             extent for each, payload in here for extent in each.of(payload)
         )  # lazily, as they are sent
         await connection.send(encode_reply(method, sequence, reply), extents)
+
+    async def _report(self, arguments: Any) -> bytes:
+        """Raises InvalidInput if this node publishes nothing, or more than a reply may have."""
+        if self._publication is None:
+            raise InvalidInput("this node publishes no metrics")
+        if arguments.is_history:
+            report = await self._publication.recorded((arguments.first_s, arguments.last_s))
+        else:
+            report = self._publication.report()
+        if len(report) > PEER_REPORT_BYTES_MAX:
+            raise InvalidInput(f"the report has {len(report)} bytes, limit {PEER_REPORT_BYTES_MAX}")
+        return report
 
     async def _extents(self, requests: Sequence[ReceivedRequest]) -> tuple[list[ChunkAvailability], Here]:
         """The states of all requests, and the payloads in memory within `answer_s`, in the order of the requests."""

@@ -25,6 +25,7 @@ from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
 from dieselfs.host_names import addresses
 from dieselfs.limits import CONNECT_TIMEOUT_S, JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
+from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.serving.server import open_listeners
@@ -75,12 +76,14 @@ class PoolHost:
     - `nursery` runs fetches; its cancellation abandons them
     - `foreground`: the readers that the daemon serves; `pace`: the rate of warming
     - `handover_chunks`: for the chunks of the node cache
+    - `publication`: what the other nodes may know of this one
     """
 
     nursery: trio.Nursery
     foreground: Foreground = field(default_factory=Foreground)
     pace: Pace | None = None
     handover_chunks: HandoverChunks | None = None
+    publication: Publication | None = None
 
 
 class Pool:
@@ -136,7 +139,12 @@ class Pool:
             self.node_cache, self._order, snapshot.chunk_payload_length, host.foreground, host.pace
         )
         self._service = PeerService(
-            snapshot, self.node_cache, credential, warmth=self._warmth_for_peer, metrics=metrics
+            snapshot,
+            self.node_cache,
+            credential,
+            warmth=self._warmth_for_peer,
+            metrics=metrics,
+            publication=host.publication,
         )
         self._membership: Membership | None = None
         self._on_change = on_change

@@ -21,13 +21,14 @@ from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.history import Window
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_PATIENCE_S, MASTER_POLL_S, MASTER_SILENCE_S
 from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import OFF
 from dieselfs.sources.interface import CountedSource, FetchMetrics, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
-from dieselfs_client.cluster.job_warmth import JobWarmth, job_fields
+from dieselfs_client.cluster.job_warmth import JobWarmth, answers_of, job_fields
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.membership import Members
 from dieselfs_client.cluster.node_paths import path_of
@@ -133,6 +134,11 @@ class JobRole:
             "job.suspected",
             "Suspected nodes.",
             lambda: sorted(self._part.peers.detector.suspected()) if self._part else [],
+        )
+        metrics.info(
+            "job.slowest",
+            "The node whose answers take longest, and their mean time in seconds.",
+            lambda: self._part.peers.slowest() if self._part else None,
         )
         metrics.gauge("job.master_silent_s", "Silence of the master.", lambda: round(self._watch.silent_s, 1))
         metrics.gauge(
@@ -268,6 +274,21 @@ class JobRole:
             nodes[job.node] = self._pool.warmth()
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype=np.int64))
         return job_fields(job.name, job.node, nodes, dataset_bytes)
+
+    # -- reports -------------------------------------------------------------------------------------------
+
+    async def reports(self, window: Window | None) -> dict[str, bytes]:
+        """The metrics of the other nodes as JSON, or their histories in a window; of those that answer within
+        WARMTH_TIMEOUT_S.
+        """
+        return await answers_of(self._others(), self._ask_report, window)
+
+    def _ask_report(self, member: Member, window: Window | None) -> bytes:
+        """Called from threads."""
+        part = self._part
+        if part is None:
+            raise Unavailable(f"job {self._config.job.name}: this node has not joined yet")
+        return part.peers.report(member, window)
 
     def _others(self) -> Members:
         """The masters in other processes: of the other nodes, and of this node unless it is this daemon."""

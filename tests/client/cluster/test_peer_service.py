@@ -9,9 +9,12 @@ import trio
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, encode_requests
 from dieselfs.cluster.credential import JobCredential
+from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.secret import secret_of_key
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
+from dieselfs.history import Recorded
 from dieselfs.limits import KIB, MIB, PEER_ANSWER_BYTES_MAX
+from dieselfs.metrics import Report
 from dieselfs.rpc.auth import PEER_ROLE, Key
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs_client.cluster import peer_service
@@ -120,6 +123,18 @@ def test_a_peer_is_told_how_warm_the_shelf_is_and_may_have_it_warmed(packed: Pac
             connection.call("get_warmth", {"digest": bytes(32), "is_to_warm": True})
         assert node.times_warmed == 1
         connection.close()
+
+
+def test_a_peer_is_told_what_this_node_counts(packed: PackedDataset) -> None:
+    with running_node(packed) as node, closing(PeerClient(CREDENTIAL, packed.snapshot.digest)) as client:
+        report = Report.parse(client.report(node.member))
+        assert report.about == {"node": "a peer"} and list(report.values("dieselfs_served_requests_total"))
+        recorded = Recorded.parse(client.report(node.member, (0.0, 1e10)))
+        assert len(recorded.times_s) == 1
+    stranger = PeerClient(CREDENTIAL, bytes(32))
+    with running_node(packed) as node, closing(stranger), pytest.raises(Unavailable, match="snapshot"):
+        stranger.report(node.member)
+    assert stranger.detector.suspected() == frozenset()  # such a failure does not count
 
 
 def test_what_cannot_be_had_here_is_told(packed: PackedDataset) -> None:

@@ -8,10 +8,18 @@ import pytest
 import trio
 
 from dieselfs.errors import AccessDenied
-from dieselfs.history import History
+from dieselfs.history import History, Window
 from dieselfs.metrics import Registry, Report
 from dieselfs.process import metrics_socket
-from dieselfs.process.metrics_socket import HISTORY, histories, publish, published
+from dieselfs.process.metrics_socket import (
+    HISTORY,
+    Publication,
+    histories,
+    histories_of_nodes,
+    of_nodes,
+    publish,
+    published,
+)
 
 ABOUT = {"component": "cache", "dataset": "d"}
 
@@ -32,7 +40,7 @@ def registry() -> Registry:
 
 async def read_while_published(folder: Path, metrics: Registry) -> list[tuple[int, Report]]:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, metrics, ABOUT, folder)
+        nursery.start_soon(publish, Publication(metrics, ABOUT), folder)
         while not (folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         found = await trio.to_thread.run_sync(lambda: [*published(folder)])
@@ -52,7 +60,7 @@ async def test_tools_get_the_history_of_a_daemon_that_keeps_one(folder: Path) ->
     metrics = Registry()
     metrics.counter("page_cache.hits", "Hits.").value = 5
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, metrics, ABOUT, folder, History(metrics))
+        nursery.start_soon(publish, Publication(metrics, ABOUT, History(metrics)), folder)
         while not (folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         ((process, recorded),) = await trio.to_thread.run_sync(lambda: [*histories(folder)])
@@ -62,9 +70,30 @@ async def test_tools_get_the_history_of_a_daemon_that_keeps_one(folder: Path) ->
     assert set(recorded.series("dieselfs_page_cache_hits_total")) == {5}
 
 
+async def test_a_daemon_passes_on_what_the_other_nodes_of_its_job_say(folder: Path) -> None:
+    here, there = Publication(registry(), ABOUT), Publication(registry(), {"job": "j"}, History(registry()))
+
+    async def others(window: Window | None) -> dict[str, bytes]:
+        return {"b": there.report() if window is None else await there.recorded(window)}
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publish, here, folder)
+        while not (folder / f"{os.getpid()}.sock").exists():
+            await trio.sleep(0.001)
+        process = os.getpid()
+        assert await trio.to_thread.run_sync(of_nodes, process, folder) == {}  # without a job
+        here.others = others
+        reports = await trio.to_thread.run_sync(of_nodes, process, folder)
+        recorded = await trio.to_thread.run_sync(histories_of_nodes, process, (0.0, 1e10), folder)
+        nursery.cancel_scope.cancel()
+    assert reports["b"].about == recorded["b"].about == {"job": "j"}
+    assert reports["b"].total("dieselfs_node_cache_hits_total") == 3
+    assert of_nodes(process, folder) == {}  # it has ended
+
+
 async def test_a_daemon_without_history_is_left_out(folder: Path) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, registry(), ABOUT, folder)
+        nursery.start_soon(publish, Publication(registry(), ABOUT), folder)
         while not (folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         assert await trio.to_thread.run_sync(lambda: [*histories(folder)]) == []
@@ -82,7 +111,7 @@ async def test_a_tool_that_does_not_end_its_request_is_answered(folder: Path, re
             return slow.recv(10)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, registry(), ABOUT, folder)
+        nursery.start_soon(publish, Publication(registry(), ABOUT), folder)
         while not (folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         assert await trio.to_thread.run_sync(ask) == b'{"about": '
@@ -102,7 +131,7 @@ async def test_a_tool_that_leaves_early_does_no_harm(folder: Path) -> None:
     metrics = registry()
     metrics.info("large", "More than a socket takes at once.", lambda: "x" * 1_000_000)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, metrics, ABOUT, folder)
+        nursery.start_soon(publish, Publication(metrics, ABOUT), folder)
         while not (path := folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         for _ in range(3):
@@ -129,7 +158,7 @@ async def test_a_daemon_without_a_private_folder_serves_all_the_same(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.chmod(0o755)
-    await publish(registry(), ABOUT, folder)
+    await publish(Publication(registry(), ABOUT), folder)
     assert "metrics are not published" in caplog.text
     with pytest.raises(AccessDenied):
         next(published(folder))

@@ -14,6 +14,7 @@ from dieselfs_tools.session import Session
 if TYPE_CHECKING:
     from dieselfs.history import Recorded
     from dieselfs.shuffle.quality import ShuffleQuality
+    from dieselfs_tools.epoch_report import EpochReport
 
 
 @options.verb(
@@ -35,8 +36,11 @@ def report(session: Session, subject: str, out: str | None, epoch: int | None) -
 
     if out is None and not session.output.is_json:
         raise InvalidInput("name the file of the page: -o report.html, or take the numbers with --json")
-    name, nodes = _histories(subject)
+    name, nodes, process = _histories(subject)
     found = epoch_report(nodes, epoch)
+    if others := _others(nodes, process, found):
+        nodes |= others
+        found = epoch_report(nodes, epoch)
     quality = _quality(nodes, found.plan["order"]) if found.plan else None
     if out is not None:
         replace_file(Path(out), page(name, found, quality))
@@ -45,24 +49,41 @@ def report(session: Session, subject: str, out: str | None, epoch: int | None) -
     return session.output.summary("" if out is None else f"{out}: {name}", {"daemons": len(nodes)})
 
 
-def _histories(subject: str) -> "tuple[str, dict[str, Recorded]]":
-    """The name of a mount or a job, and the history of each of its daemons. Raises NotFound."""
+def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
+    """The name of a mount or a job, the history of each of its daemons on this machine, and of a job the process of one
+    of them, which knows the other nodes. Raises NotFound.
+    """
     from dieselfs.process.metrics_socket import histories
 
     place = os.path.realpath(subject)
-    known = [recorded for _, recorded in histories()]
-    if mounts := [each for each in known if each.about.get("mountpoint") == place]:
-        return place, {place: mounts[0]}
-    if members := [each for each in known if each.about.get("job") == subject]:
-        return f"job {subject}", {_name(each): each for each in members}
+    known = [*histories()]
+    for _, recorded in known:
+        if recorded.about.get("mountpoint") == place:
+            return place, {place: recorded}, None
+    members = [(process, recorded) for process, recorded in known if recorded.about.get("job") == subject]
+    if members:
+        return f"job {subject}", {_name(recorded): recorded for _, recorded in members}, members[0][0]
     raise NotFound(
         f"{subject}: you have no mount there and no job of that name on this machine, or its daemon does not answer; "
         "see 'dlcmd mounts'"
     )
 
 
+def _others(nodes: "dict[str, Recorded]", process: int | None, found: "EpochReport") -> "dict[str, Recorded]":
+    """The histories of the other nodes of a job in the time of an epoch."""
+    from dieselfs.process.metrics_socket import histories_of_nodes
+
+    if process is None:
+        return {}
+    others = histories_of_nodes(process, (found.began_s, found.began_s + found.seconds)).values()
+    named = {_name(recorded): recorded for recorded in others if recorded.times_s}
+    return {name: recorded for name, recorded in named.items() if name not in nodes}
+
+
 def _name(recorded: "Recorded") -> str:
-    return recorded.about.get("mountpoint") or f"cache of {recorded.about['dataset']}"
+    about = recorded.about
+    place = about.get("mountpoint") or f"cache of {about['dataset']}"
+    return f"{about['node']}: {place}" if "node" in about else place
 
 
 def _quality(nodes: "dict[str, Recorded]", order: str) -> "ShuffleQuality | None":
@@ -74,8 +95,8 @@ def _quality(nodes: "dict[str, Recorded]", order: str) -> "ShuffleQuality | None
     from dieselfs.snapshot.reader import Snapshot
     from dieselfs_client import control
 
-    for place in nodes:
-        path = control.snapshot_of(place)
+    for recorded in nodes.values():
+        path = control.snapshot_of(recorded.about.get("mountpoint", ""))
         if path is None:
             continue
         try:

@@ -1,6 +1,7 @@
 """`dlcmd top`: what the mounts, cache daemons and servers of this node do."""
 
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
@@ -25,37 +26,39 @@ FILE_COLUMNS = 160
 @click.option(
     "--interval", type=options.DURATION, default=TOP_INTERVAL_S, help="Time between two views. [2s]"
 )
+@options.flag("--nodes", "has_nodes", text="Also the other nodes of the jobs of this machine.")
 @click.option("--once", is_flag=True, help="Watch for one interval, print it, and end.")
-def top(session: Session, interval: float, once: bool) -> int:
+def top(session: Session, interval: float, has_nodes: bool, once: bool) -> int:
     """Watch your mounts, cache daemons and servers on this machine: rates, waits, memory and plans.
 
     The first view is of the time since their start. Ctrl-C ends it.
     """
-    from dieselfs_tools.watching import watched
+    from dieselfs.process.metrics_socket import published
+    from dieselfs_tools.watching import watched, with_nodes
 
+    read = with_nodes if has_nodes else published
     if interval <= 0:
         raise InvalidInput("--interval needs a time, for example 2s")
     if once:
-        seen = next(islice(watched(interval), 1, None))
+        seen = next(islice(watched(interval, read), 1, None))
         _print(session.output, seen)
         return session.output.summary("", {"processes": len(seen)})
     with suppress(KeyboardInterrupt):  # how it ends
         if session.output.is_json:
-            for seen in watched(interval):
+            for seen in watched(interval, read):
                 _print(session.output, seen)
         else:
-            _watch(interval)
+            _watch(watched(interval, read))
     return session.output.summary("", {})
 
 
-def _watch(interval_s: float) -> None:
+def _watch(views: "Iterator[Seen]") -> None:
     from rich.live import Live
 
     from dieselfs_tools.activity_tables import tables
-    from dieselfs_tools.watching import watched
 
     with Live(auto_refresh=False, screen=True) as live:
-        for seen in watched(interval_s):
+        for seen in views:
             live.update(tables(seen), refresh=True)
 
 
