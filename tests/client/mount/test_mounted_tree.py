@@ -1,5 +1,6 @@
 """The mount as programs see it: through the kernel, over datasets packed from real trees."""
 
+import ctypes
 import errno
 import json
 import mmap
@@ -11,6 +12,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from tests.support.mounted import mounted
 from tests.support.trees import ODD_NAMES, odd_tree
 
 BIG_FILE_BYTES = 30 << 20
+_libc = ctypes.CDLL(None, use_errno=True)
 CROWD = [f"{'x' * (number % 50)}{number:06}" for number in range(100_000)]
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -53,6 +56,13 @@ def assert_errno(code: int, call: Callable[[], object]) -> None:
     with pytest.raises(OSError) as caught:
         call()
     assert errno.errorcode[caught.value.errno or 0] == errno.errorcode[code]
+
+
+def fallocate(descriptor: int, mode: int) -> None:
+    """fallocate(2) of one block, with modes that `os.posix_fallocate` does not have."""
+    start, length = ctypes.c_longlong(0), ctypes.c_longlong(4096)
+    if _libc.fallocate(descriptor, mode, start, length):
+        raise OSError(ctypes.get_errno(), "fallocate")
 
 
 # -- the same as the source -------------------------------------------------------------------------------
@@ -295,6 +305,50 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_nothing_can_be_changed(mount: Path, change: str) -> None:
     assert_errno(errno.EROFS, lambda: CHANGES[change](mount))
+
+
+FALLOCATE_MODES = {
+    "allocate": 0,
+    "keep the size": 1,
+    "punch a hole": 3,
+    "collapse": 8,
+    "zero": 16,
+    "insert": 32,
+}
+WRITES: dict[str, Callable[[int], object]] = {
+    "write": lambda d: os.write(d, b"x"),
+    "pwrite": lambda d: os.pwrite(d, b"x", 0),
+    "pwritev": lambda d: os.pwritev(d, [b"x", b"y"], 4096),
+    "posix_fallocate": lambda d: os.posix_fallocate(d, 0, 4096),
+    "copy_file_range": lambda d: os.copy_file_range(d, d, 4096, 0, 8192),
+    **{f"fallocate, {name}": partial(fallocate, mode=mode) for name, mode in FALLOCATE_MODES.items()},
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_file_that_is_open_to_read_takes_no_bytes(mount: Path, tree: Path, write: str) -> None:
+    descriptor = os.open(mount / "sizes/131073", os.O_RDONLY)
+    try:
+        assert_errno(errno.EBADF, lambda: WRITES[write](descriptor))
+        assert os.pread(descriptor, 1 << 18, 0) == (tree / "sizes/131073").read_bytes()
+    finally:
+        os.close(descriptor)
+
+
+def test_a_file_that_is_open_to_read_keeps_its_size_and_is_not_mapped_to_write(mount: Path) -> None:
+    descriptor = os.open(mount / "sizes/131073", os.O_RDONLY)
+    try:
+        assert_errno(errno.EINVAL, lambda: os.ftruncate(descriptor, 0))
+        assert_errno(errno.EACCES, lambda: mmap.mmap(descriptor, 4096, mmap.MAP_SHARED))
+        for change in (
+            lambda: os.fchmod(descriptor, 0o600),
+            lambda: os.fchown(descriptor, 1, 1),
+            lambda: os.utime(descriptor),
+        ):
+            assert_errno(errno.EROFS, change)
+        assert os.fstat(descriptor).st_size == 131_073
+    finally:
+        os.close(descriptor)
 
 
 def test_what_does_not_exist(mount: Path, options: MountOptions) -> None:
