@@ -3,7 +3,10 @@
 import os
 import random
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+
+from tests.support.dataset import TreeEntry
 
 ODD_NAMES = (
     b"plain.txt",
@@ -57,6 +60,24 @@ def odd_tree(root: Path) -> Path:
         _write(path, b"time")
         os.utime(path, ns=(time_ns, time_ns))
     return root
+
+
+def write_tree(entries: Mapping[bytes, TreeEntry], root: Path) -> None:
+    """Write entries below the new folder `root`. Times come last, as writing into a folder changes its own."""
+    root.mkdir(parents=True)
+    for path in sorted(entries):
+        entry, place = entries[path], os.path.join(os.fsencode(root), path)
+        if stat.S_ISDIR(entry.mode):
+            os.mkdir(place)
+        elif stat.S_ISLNK(entry.mode):
+            os.symlink(entry.content, place)
+        else:
+            _write(place, entry.content)
+        if not stat.S_ISLNK(entry.mode):
+            os.chmod(place, stat.S_IMODE(entry.mode))
+    for path in sorted(entries, reverse=True):
+        times = entries[path].mtime_ns, entries[path].mtime_ns
+        os.utime(os.path.join(os.fsencode(root), path), ns=times, follow_symlinks=False)
 
 
 def _write(path: bytes, content: bytes) -> None:

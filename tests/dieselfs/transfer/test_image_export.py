@@ -4,14 +4,19 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, StorageFull
 from dieselfs.transfer.image_export import ImageExport
+from dieselfs.transfer.upload import TreeUpload, walk_source
 from tests.dieselfs.transfer.test_download import WatchedReader, assert_same, files_tree, upload
+from tests.support.dataset import TreeEntry
 from tests.support.erofs import fsck, mounted_image, needs_fsck
+from tests.support.random_trees import random_trees
 from tests.support.small_disk import small_disk
-from tests.support.trees import odd_tree
+from tests.support.trees import described, odd_tree, write_tree
 
 
 @needs_fsck
@@ -26,6 +31,32 @@ def test_an_export_mounts_as_the_tree_that_was_uploaded(data: Dataset, tmp_path:
     assert fsck(image) == ""
     with mounted_image(image, tmp_path / "mounted") as mounted:
         assert_same(source, mounted)
+
+
+@needs_fsck
+@given(trees=st.lists(random_trees(), min_size=10, max_size=10))
+@settings(
+    max_examples=3,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_an_export_of_random_trees_is_what_was_uploaded(
+    data: Dataset, tmp_path: Path, trees: list[dict[bytes, TreeEntry]]
+) -> None:
+    """Each example is a folder of its own in the dataset, exported alone."""
+    folder = tmp_path / f"{len(os.listdir(tmp_path))}"
+    source, image, name = folder / "tree", folder / "image.erofs", os.fsencode(folder.name)
+    for number, tree in enumerate(trees):
+        write_tree(tree, source / f"{number}")
+    TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=50_000).run(
+        lambda failed: walk_source(os.fsencode(source), name, failed)
+    )
+    data.refresh()
+    ImageExport(data.chunks, str(image), data.snapshot.require(name)).run()
+    assert fsck(image) == ""
+    with mounted_image(image, folder / "mounted") as mounted:
+        assert described(mounted) == described(source)
 
 
 def test_each_chunk_is_fetched_once_and_the_image_is_the_same_again(data: Dataset, tmp_path: Path) -> None:
