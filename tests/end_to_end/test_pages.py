@@ -62,7 +62,9 @@ def write_images(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Session:
-    """A user's machine: ./imagenet/ and ./train.py, a home, /mnt/ in a folder, and a free port in place of 7071."""
+    """A user's machine: ./imagenet/ and ./train.py, a home, /mnt/ in a folder, and a free port in place of 7071.
+    `$SAMPLES` has files of other libraries.
+    """
 
     folder: Path
     home: Path
@@ -77,6 +79,7 @@ class Session:
             "DIESELFS_HOME": str(self.home),
             "XDG_RUNTIME_DIR": str(self.runtime),
             "LANG": "C.UTF-8",
+            "SAMPLES": str(REPOSITORY / "tests" / "samples"),
         }
 
     def placed(self, text: str) -> str:
