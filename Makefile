@@ -97,6 +97,7 @@ system: system-demo  # and what the tests need
 	command -v mksquashfs >/dev/null || missing="$$missing squashfs-tools"; \
 	command -v fsck.erofs >/dev/null || missing="$$missing erofs-utils"; \
 	command -v squashfuse_ll >/dev/null || missing="$$missing squashfuse"; \
+	command -v chromium >/dev/null || missing="$$missing chromium"; \
 	command -v memcached >/dev/null || missing="$$missing memcached"; \
 	command -v nutcracker >/dev/null || missing="$$missing nutcracker"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \

@@ -13,6 +13,8 @@ const BYTE_STEPS = [0, 1, 2, 3, 4, 5].flatMap((power) => STEPS.map((step) => ste
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+const timeLabel = (time, stepS) => (stepS >= 86400 ? when(time).slice(0, 10) : stepS >= 21600 ? when(time).slice(5) : clock(time).slice(0, stepS < 60 ? 8 : 5));
+
 /**
  * `series`: `key`, `label`. `isBytes`: the axis has steps of 1024. `isArea`: filled steps, with dates below, for what adds
  * up. `top`: the end of the axis. `spanS`: the time that is shown; without it, that of the data.
@@ -76,7 +78,7 @@ export class Chart {
         y: { range: (_, __, max) => [0, top || Math.max(max * 1.08, least) || 1] },
       },
       axes: [
-        { ...axis, size: isArea ? 40 : 26, space: 80, values: isArea ? undefined : (_, times) => times.map((time) => clock(time).slice(0, times.length > 1 && times[1] - times[0] < 60 ? 8 : 5)) },
+        { ...axis, size: 26, space: 86, values: (_, times) => times.map((time) => timeLabel(time, times.length > 1 ? times[1] - times[0] : 60)) },
         { ...axis, size: 72, space: 34, incrs: isBytes ? BYTE_STEPS : undefined, values: (_, values) => values.map((value) => this.format(value)) },
       ],
       series: [
@@ -87,7 +89,7 @@ export class Chart {
           width: 1.6,
           fill: isArea ? `${colour(`--c${place + 1}`)}22` : undefined,
           paths: isArea ? uPlot.paths.stepped({ align: 1 }) : undefined,
-          points: { show: false },
+          points: { show: (plot, number) => plot.data[number].filter((value) => value !== null).length < 3, size: 5 },
           spanGaps: true,
         })),
       ],

@@ -63,7 +63,7 @@ export async function datasetView(main, { parts: [name], signal }) {
   const title = h("h1", { tabindex: "-1" }, name);
   const facts = h("div", {});
   const lists = h("div", {});
-  fill(main, h("p", { class: "dim" }, h("a", { href: "#/datasets" }, "Datasets"), " /"), title, facts, h("div", { class: "grid" }, growth.element), lists);
+  fill(main, h("p", { class: "path" }, h("a", { href: "#/datasets" }, "Datasets"), " /"), title, facts, h("div", { class: "grid" }, growth.element), lists);
   let last = "";
   const load = async () => {
     const found = await get(`/api/datasets/${encodeURIComponent(name)}`, signal);

@@ -48,7 +48,7 @@ function map(members) {
 
 export async function jobView(main, { parts: [dataset, job, id], signal }) {
   const shown = h("div", {});
-  fill(main, h("p", { class: "dim" }, h("a", { href: "#/jobs" }, "Jobs"), " / ", datasetLink(dataset), " /"), h("h1", { tabindex: "-1" }, job), shown);
+  fill(main, h("p", { class: "path" }, h("a", { href: "#/jobs" }, "Jobs"), " / ", datasetLink(dataset), " /"), h("h1", { tabindex: "-1" }, job), shown);
   const load = async () => {
     const found = await get(`/api/jobs/${[dataset, job, id].map(encodeURIComponent).join("/")}`, signal);
     fill(shown,

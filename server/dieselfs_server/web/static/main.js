@@ -35,6 +35,7 @@ function logIn(message = "") {
   leaving.abort();
   me = null;
   top_.hidden = true;
+  main.removeAttribute("aria-busy");
   document.title = "Log in – dieselfs";
   loginView(main, start, message);
 }
@@ -61,6 +62,8 @@ async function show() {
     const kept = Object.entries(values).filter(([name, value]) => value && !(name === "page" && value === "0") && !(name === "sort" && value === "name"));
     history.replaceState(null, "", `#/${view}${kept.length ? `?${new URLSearchParams(kept)}` : ""}`);
   };
+  main.setAttribute("aria-busy", "true");
+  main.dataset.place = location.hash;
   try {
     await (parts.length && one ? one : list)(main, { me, parts, query, signal, setQuery });
     if (!isFirst) main.querySelector("h1")?.focus();
@@ -69,6 +72,8 @@ async function show() {
     if (signal.aborted) return;
     if (failure instanceof LoggedOut) logIn("Your session has ended: log in again.");
     else main.prepend(h("p", { class: "message", role: "alert" }, failure.message));
+  } finally {
+    if (!signal.aborted || !me) main.removeAttribute("aria-busy");
   }
 }
 

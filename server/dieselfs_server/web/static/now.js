@@ -10,7 +10,7 @@ const SPANS = [["300", "5 minutes"], ["1800", "30 minutes"], ["86400", "24 hours
 
 function makeCharts() {
   return [
-    new Chart("Throughput", show.rate, [{ key: "sent_bytes", label: "sent to clients" }, { key: "store_bytes", label: "read from the store" }, { key: "received_bytes", label: "received" }], { isBytes: true }),
+    new Chart("Throughput", show.rate, [{ key: "sent_bytes", label: "sent to clients" }, { key: "store_bytes", label: "read from the store" }, { key: "received_bytes", label: "received, when uploads end" }], { isBytes: true }),
     new Chart("Latency", show.latency, [{ key: "answer_s", label: "calls, mean" }, { key: "answer_p99_s", label: "calls, 99th percentile up to" }, { key: "store_s", label: "store, mean" }]),
     new Chart("Calls per second", show.number, [{ key: "calls", label: "answered" }, { key: "failed", label: "failed" }, { key: "busy", label: "store calls at once" }]),
     new Chart("Hit rates", show.share, [{ key: "mount_hit_share", label: "mounts here: files in time" }, { key: "shared_share", label: "ranges from another's read" }], { top: 1 }),
@@ -21,7 +21,7 @@ function makeCharts() {
 function localTable(daemons) {
   return table("Mounts and caches on this machine", [
     { label: "Dataset", cell: (row) => row.about.dataset || row.about.component },
-    { label: "Place", cell: (row) => h("code", {}, row.about.mountpoint || row.about.job || "–"), wide: true },
+    { label: "Place", cell: (row) => h("code", {}, row.about.mountpoint || row.about.job || "–"), wide: true, text: true },
     { label: "Fetched", cell: (row) => show.rate(row.fetched_bytes), number: true },
     { label: "Reads/s", cell: (row) => show.number(row.reads), number: true },
     { label: "Waiting", cell: (row) => show.number(row.waiting), number: true, wide: true },
@@ -57,6 +57,7 @@ export async function nowView(main, { me, signal }) {
     panel("Recent errors", failed));
   const draw = () => charts.forEach((chart) => {
     chart.element.hidden = chart.series.every((one) => one.key.startsWith("mount_")) && !columns.mount_bytes?.some((value) => value !== null);
+    chart.element.classList.toggle("row", chart.element === charts.at(-1).element);
     chart.spanS = Number(span);
     chart.set(columns);
   });

@@ -1,0 +1,212 @@
+"""The page in a real browser, Debian's chromium: logins, layout, accessibility, and what changes while one looks."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from dieselfs.address import TcpAddress
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.secret import JobSecret
+from dieselfs.dataset import Dataset
+from dieselfs.errors import DieselfsError
+from dieselfs.limits import GIB, MIB
+from dieselfs.rpc.members import JobId
+from dieselfs_client import control
+from dieselfs_client.mount.options import MountOptions
+from lab.network import clear
+from tests.support.dlcmd import wait_until
+from tests.support.many_datasets import add_datasets
+from tests.support.server import RunningServer, running_server
+from tests.support.small_chunks import store
+
+CHROMIUM = shutil.which("chromium")
+WIDTHS = (1280, 390)
+PLACES = ("", "datasets", "datasets/counted", "jobs", "jobs/counted/train/{job}", "errors")
+SECRET = JobSecret(b"s" * 32)
+NODES = 12
+TIMEOUT_MS = 60_000
+FETCHED = """async () => {
+    const live = await (await fetch("/api/live?span_s=600")).json();
+    return Math.max(...live.mount_bytes);
+}"""
+"""The largest rate at which mounts have fetched, as the chart has it."""
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with a dataset, a tag, a job, an error, and ten thousand other datasets."""
+    folder = tmp_path_factory.mktemp("server")
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("XDG_RUNTIME_DIR", str(folder))  # where the server finds daemons of its user
+        with running_server(folder, ("--web", "127.0.0.1:0")) as server:
+            with Dataset(server.settings(), "counted", is_created=False) as data:
+                store(data, tmp_path_factory.mktemp("files"))
+            with closing(server.client()) as client:
+                client.put_tag("counted", "v1")
+                join_all(server)
+                with pytest.raises(DieselfsError):
+                    client.dataset("<img src=x onerror=alert(1)>")
+            add_datasets(folder / "metadata.db", 10_000)
+            server.user("ann", counted="read")
+            yield server
+
+
+def join_all(server: RunningServer) -> None:
+    terms = JobId("counted", "train", 1, b"d" * 32)
+    with closing(server.client()) as client:
+        for rank in range(NODES):
+            member = Member(
+                f"node-{rank:02}", rank, TcpAddress("10.0.0.1", 7000), (1 + rank % 3) * GIB, bytes(16)
+            )
+            client.join_job(terms, SECRET.fingerprint(), SECRET.seal(member, terms, 0), 0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that must log no error; the answer 401 to a first look is none."""
+    with browser.new_context(ignore_https_errors=True) as context:
+        page = context.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on(
+            "console",
+            lambda line: (
+                faults.append(line.text) if line.type == "error" and "401" not in line.text else None
+            ),
+        )
+        yield page
+        assert not faults, faults
+
+
+def log_in(page: Page, server: RunningServer, key_file: Path | None = None) -> str:
+    """As the user of the server, or of a key; returns the address of the page."""
+    with closing(server.client(key_file)) as client:
+        link = client.open_page(0)
+    page.goto(f"{link.address}#login={link.token}")
+    page.get_by_role("button", name="Log out").wait_for()
+    return link.address
+
+
+def show(page: Page, address: str, place: str) -> None:
+    place = f"#/{place.format(job=SECRET.fingerprint().hex()[:16])}"
+    page.goto(f"{address}{place}")
+    page.locator(f"main[data-place='{place}']:not([aria-busy]) h1").wait_for()
+    expect(page.locator("#state")).to_have_text("live", timeout=TIMEOUT_MS)
+
+
+def test_a_link_a_key_and_logging_out(page: Page, server: RunningServer) -> None:
+    address = log_in(page, server)
+    assert "login" not in page.url
+    page.get_by_role("button", name="Log out").click()
+    page.get_by_label("Key file").wait_for()
+    page.get_by_label("or its line").fill("dieselfs-key ann k1 AAAA")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("no key file")
+    page.get_by_label("or its line").fill("")
+    page.get_by_label("Key file").set_input_files(server.folder / "ann.key")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator("#user")).to_have_text("ann", timeout=TIMEOUT_MS)
+    show(page, address, "datasets")
+    expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_layout_and_accessibility(page: Page, server: RunningServer, scheme: str) -> None:
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    address = log_in(page, server)
+    found = []
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        for place in PLACES:
+            if place.startswith("jobs"):
+                join_all(server)  # leases are short
+            show(page, address, place)
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                found.append(f"{place} at {width}: wider than the window")
+            if folder := os.environ.get("DIESELFS_SCREENSHOTS"):
+                page.screenshot(
+                    path=f"{folder}/{place.split('/')[0] or 'now'}{place.count('/')}-{width}-{scheme}.png"
+                )
+            for violation in Axe().run(page).response["violations"]:
+                nodes = [node["html"][:120] for node in violation["nodes"][:3]]
+                found.append(f"{place} at {width}: {violation['impact']} {violation['id']} {nodes}")
+    assert not found, "\n".join(found)
+
+
+def test_ten_thousand_datasets_by_keyboard(page: Page, server: RunningServer) -> None:
+    address = log_in(page, server)
+    show(page, address, "datasets")
+    expect(page.get_by_role("row")).to_have_count(101, timeout=TIMEOUT_MS)
+    page.get_by_role("button", name="Size").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("rowheader").first).to_have_text("set-09999", timeout=TIMEOUT_MS)
+    expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "descending")
+    expect(page.get_by_role("button", name="Size")).to_be_focused()
+    page.get_by_label("Search").fill("unted")
+    expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+    page.get_by_role("link", name="counted").click()
+    expect(page.get_by_role("heading", name="counted")).to_be_focused()
+    expect(page.get_by_role("rowheader", name="v1")).to_be_visible()
+
+
+def test_text_of_others_is_not_parsed(page: Page, server: RunningServer) -> None:
+    address = log_in(page, server)
+    show(page, address, "errors")
+    expect(page.get_by_role("cell", name="<img src=x onerror=alert(1)>").first).to_be_visible()
+    assert page.locator("main img").count() == 0
+
+
+def test_a_job_shows_its_nodes(page: Page, server: RunningServer) -> None:
+    join_all(server)
+    address = log_in(page, server)
+    show(page, address, "jobs/counted/train/{job}")
+    expect(page.locator(".map li")).to_have_count(NODES, timeout=TIMEOUT_MS)
+    expect(page.locator(".map li.late").first).to_be_visible(timeout=TIMEOUT_MS)  # nobody renews
+
+
+@pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
+def test_figures_change_while_a_mount_reads(page: Page, server: RunningServer, tmp_path: Path) -> None:
+    address = log_in(page, server)
+    show(page, address, "")
+    local = page.get_by_role("region", name="Mounts and caches on this machine")
+    assert local.count() == 0
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("XDG_RUNTIME_DIR", str(server.folder))
+        place = tmp_path / "mount"
+        place.mkdir()
+        options = MountOptions(server=server.unix, memory_bytes=128 * MIB, log_file=f"{place}.log")
+        control.mount("counted", place, options)
+        try:
+            expect(local.get_by_role("rowheader", name="counted")).to_be_visible(timeout=TIMEOUT_MS)
+            for path in (place / ".dieselfs/shuffle/seed=1,epoch=0").read_text().splitlines():
+                (place / path).read_bytes()
+            fetched = page.locator("figure", has_text="Mounts on this machine")
+            expect(fetched).to_be_visible(timeout=TIMEOUT_MS)
+            wait_until(lambda: page.evaluate(FETCHED) > 0)
+            expect(fetched.locator("b")).not_to_have_text("–")
+            if folder := os.environ.get("DIESELFS_SCREENSHOTS"):
+                page.screenshot(path=f"{folder}/mount.png", full_page=True)
+        finally:
+            clear(place)
+    expect(local).to_have_count(0, timeout=TIMEOUT_MS)
