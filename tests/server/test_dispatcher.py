@@ -24,6 +24,7 @@ from dieselfs.rpc.serving.connection import ClientConnection, Pace
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.recent import RecentFailures
 from dieselfs_server.service import Call, Reply, Service
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.users import UserStore
@@ -61,6 +62,7 @@ class _Server:
             audit=None,
             metrics=registry,
             users=UserStore(MemoryStore()),
+            recent=RecentFailures(),
         )
         self._dispatcher = Dispatcher(cast(Service, service))
 
