@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -41,6 +42,13 @@ def fsck(image: Path) -> str:
     """The complaints of fsck.erofs; empty for a sound image."""
     done = subprocess.run(["fsck.erofs", str(image)], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr if done.returncode or done.stderr else ""
+
+
+def inode_count(image: Path) -> int:
+    """What the superblock says, as dump.erofs reads it."""
+    done = subprocess.run(["dump.erofs", "-s", str(image)], capture_output=True, text=True, check=True)
+    [count] = re.findall(r"inode count: +(\d+)", done.stdout)
+    return int(count)
 
 
 @contextmanager

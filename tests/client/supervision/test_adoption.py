@@ -7,16 +7,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dieselfs.errors import MountError
+from dieselfs.settings import FUSE, IMAGE, OVERLAY
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from lab.mount_processes import KINDS, kill_any, processes_of
+from tests.client.test_image_view import forget, image_of
 from tests.support import verifying_reader
 from tests.support.supervised import (
     is_dead,
@@ -30,7 +33,7 @@ from tests.support.supervised import (
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
-STORM_S = 8.0
+STORM_S = {FUSE: 8.0, OVERLAY: 3.0, IMAGE: 5.0}
 STORM_PAUSE_MAX_S = 0.3
 
 
@@ -203,18 +206,21 @@ def test_both_killed_at_once_end_the_mount_which_can_be_mounted_again(
 
 
 def test_readers_notice_no_storm_of_kills(
-    options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path
+    options: MountOptions, view: str, dataset: str, mountpoint: Path, tmp_path: Path
 ) -> None:
-    """Each process of the mount, at random moments."""
-    control.mount(dataset, mountpoint, options)
+    """Each process of the mount, at random moments. The pages of an image are dropped after each kill."""
+    control.mount(dataset, mountpoint, replace(options, view=view))
+    image = image_of(mountpoint) if view == IMAGE else None
     choice = random.Random(7)
     kills: Counter[str] = Counter()
     with readers(mountpoint, tmp_path) as reading:
-        end_s = time.monotonic() + STORM_S
+        end_s = time.monotonic() + STORM_S[view]
         while time.monotonic() < end_s or len(kills) < len(KINDS):
             assert time.monotonic() < end_s + 120, kills
             killed = kill_any(mountpoint, choice, timeout_s=60)
             kills.update([killed] if killed else [])
+            if image is not None:
+                forget(image)
             time.sleep(choice.uniform(0, STORM_PAUSE_MAX_S))
         wait_for(mountpoint, lambda now: now.is_served)
         reading.finish()

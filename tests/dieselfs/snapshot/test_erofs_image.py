@@ -13,7 +13,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.snapshot import erofs_image
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, Ownership, Serving, build_image
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
-from tests.support.erofs import fsck, image_bytes, mounted_image, needs_fsck
+from tests.support.erofs import fsck, image_bytes, inode_count, mounted_image, needs_fsck
 from tests.support.random_trees import random_trees
 from tests.support.trees import described, odd_tree
 
@@ -39,6 +39,7 @@ def test_the_kernel_reads_the_tree_as_it_was(tmp_path: Path) -> None:
         (root / f"crowd/{number:0{20 + number % 180}}").write_bytes(b"x" * (number % 7))
     image = written(pack_tree(root, chunk_bytes=50_000), tmp_path / "image")
     assert fsck(image) == ""
+    assert inode_count(image) == len(described(root)) + 1
     with mounted_image(image, tmp_path / "mounted") as mounted:
         assert described(mounted) == described(root)
         for folder, folders, _ in os.walk(mounted):
