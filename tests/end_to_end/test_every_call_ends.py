@@ -25,6 +25,7 @@ from dieselfs.sources.server import ServerSource
 from dieselfs_tools.command_line import VERBS
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.dlcmd import Dlcmd
+from tests.support.speeds import write_speeds
 from tests.support.troublemaker import TROUBLES, troublemaker
 
 ENDS_S = 200.0
@@ -122,6 +123,8 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "verify": ["verify", "dl://d"],
     "check": ["check", ".", "dl://d/"],
     "diff": ["diff", "dl://d", "dl://d@v1"],
+    "plan": ["plan", "dl://d", "--speeds", "speeds.json"],
+    "bench": ["bench", "dl://d"],
 }
 WITHOUT_SERVER = {
     "mount",
@@ -208,6 +211,7 @@ def test_reading_ahead_of_a_plan_ends_with_an_error(tmp_path: Path) -> None:
 def test_every_verb_ends_with_an_error(tmp_path: Path, trouble: str) -> None:
     assert set(VERBS) <= set(VERB_ARGUMENTS) | WITHOUT_SERVER
     (tmp_path / "f").write_bytes(b"content")
+    write_speeds(tmp_path / "speeds.json")
     tarfile.open(tmp_path / "f.tar", "w").close()
     with troublemaker(tmp_path, trouble) as address, contextlib.ExitStack() as stack:
         dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": address})

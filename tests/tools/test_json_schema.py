@@ -17,6 +17,7 @@ from dieselfs_tools.json_fields import FIELDS
 from dieselfs_tools.json_schema import VERB_LINES, fields_of, page, schema, text
 from tests.support.dlcmd import Dlcmd, check_json_line
 from tests.support.documents import REPOSITORY
+from tests.support.speeds import write_speeds
 
 REFERENCE = REPOSITORY / "docs" / "reference"
 
@@ -122,6 +123,8 @@ RUNS: Sequence[tuple[str, int]] = (
     ("metrics", 0),
     ("doctor", 0),
     ("why nowhere --since-start", EXIT_NOT_FOUND),
+    ("plan D --speeds speeds.json", 0),
+    ("plan D --speeds nowhere.json", EXIT_NOT_FOUND),
     ("report nowhere -o report.html", EXIT_NOT_FOUND),
     ("config list", 0),
     ("config test", 0),
@@ -137,7 +140,7 @@ RUNS: Sequence[tuple[str, int]] = (
     ("rb -n D", 0),
     ("rb -y D", 0),
 )
-IN_OTHER_TESTS = {"chaos", "dashboard", "mount", "upgrade", "warm", "cache", "run"}
+IN_OTHER_TESTS = {"bench", "chaos", "dashboard", "mount", "upgrade", "warm", "cache", "run"}
 
 
 @pytest.mark.timeout(1200)  # more than sixty processes, one after the other
@@ -153,6 +156,7 @@ def test_every_verb_prints_what_is_documented(dlcmd: Dlcmd, dataset: str) -> Non
         member = tarfile.TarInfo("a.txt")
         member.size = 1
         archive.addfile(member, io.BytesIO(b"x"))
+    write_speeds(dlcmd.folder / "speeds.json")
     for line, exit_code in RUNS:
         words = [
             word.replace("D", dataset) if word.startswith(("D", "dl://D")) else word for word in line.split()

@@ -25,7 +25,7 @@ BENCHMARKS = ["upload", "snapshot", "listing", "reading", "calls", "programs", "
 BENCHMARKS += ["cores", "resilience", "rebuild", "stores", "requests"]
 BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "pool_simulation", "accuracy"]
 BENCHMARKS += ["importance", "deepio", "paper_training", "exposed_io", "lmdbio", "lmdbio_disk", "workers"]
-BENCHMARKS += ["disk", "importance_mount"]
+BENCHMARKS += ["disk", "importance_mount", "prediction"]
 """Each is a function of the module of its name."""
 
 

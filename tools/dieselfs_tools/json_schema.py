@@ -194,6 +194,14 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "rehearsal": ["fault reads failed wrong worst_s errors remedy is_as_promised seconds"],
         "summary": ["rehearsed broken refused"],
     },
+    "plan": {
+        "epoch": ["epoch_kind parts_s limit seconds waiting_s from_servers_bytes from_peers_bytes"],
+        "summary": ["dataset files bytes resident_share group_bytes entropy_ratio chunks_from"],
+    },
+    "bench": {
+        "timing": ["form files size reader first_files_s later_files_s"],
+        "summary": ["speeds chunks_from measured_s view speeds_file"],
+    },
     "metrics": {"process": ["about families"], "summary": ["processes", "address"]},
     "config": {
         "setting": [_SETTING],

@@ -13,7 +13,7 @@ from dieselfs.flags import attributes
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.names import SCHEME, Location, check_dataset_name, is_file_path, is_location, parse_location
 from dieselfs.settings import BY_NAME, Place
-from dieselfs.units import format_size, parse_duration, parse_size
+from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
 from dieselfs_tools.patterns import Patterns
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ MOUNTPOINT = Parsed("FOLDER", str, "mountpoint")
 SOURCE = Parsed("SOURCE", str, "source")
 """A file or folder here, or a location."""
 SIZE = Parsed("SIZE", parse_size)
+RATE = Parsed("RATE", parse_rate)
 DURATION = Parsed("DURATION", parse_duration)
 
 

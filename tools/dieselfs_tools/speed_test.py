@@ -1,0 +1,293 @@
+"""Times small and large files in a mount, in a plain folder, in a tar file and in LMDB, and chunks from the servers.
+
+This module writes a scratch folder, starts a server and mounts, and reads the clock. Everything is removed at the end.
+"""
+
+import json
+import os
+import random
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import MountError
+from dieselfs.limits import MIB
+from dieselfs.prediction import Cost, Speeds
+from dieselfs.settings import Settings
+from dieselfs.sources.server import ServerSource
+from dieselfs_client import control
+from dieselfs_client.mount.options import MountOptions
+from dieselfs_tools.private_home import private_home
+
+PREFETCH_REQUESTS = 8
+"""At a time, as many as a server reads from its store."""
+FETCH_S, FETCH_BYTES = 5.0, 1024 * MIB
+"""Chunks are fetched until one of these is reached."""
+GROUP_CHUNKS = 4
+FILES_OF_FOLDER = 1000
+MOUNT_MEMORY_BYTES_MIN, LMDB_BYTES_MIN = 256 * MIB, 64 * MIB
+MOUNT, PLAIN, TAR, LMDB = "dieselfs mount", "plain files", "tar, indexed", "LMDB"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Files of one size."""
+
+    name: str
+    files: int
+    file_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.files * self.file_bytes
+
+    def paths(self) -> list[str]:
+        return [f"{number // FILES_OF_FOLDER:04}/{number:07}" for number in range(self.files)]
+
+
+FORMS = (Form("small", 10_000, 4 << 10), Form("large", 1_500, 128 << 10))
+QUICK_FORMS = (Form("small", 1_000, 4 << 10), Form("large", 100, 128 << 10))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median seconds of all files of a form: first with nothing in the page cache, later with everything."""
+
+    form: Form
+    reader: str
+    first_s: float
+    later_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedTest:
+    """`view`: of the mounts."""
+
+    timings: Sequence[Timing]
+    fetch_bytes_s: float
+    view: str
+
+    @property
+    def speeds(self) -> Speeds:
+        small, large = (each for each in self.timings if each.reader == MOUNT)
+
+        def cost(of: Callable[[Timing], float]) -> Cost:
+            points = [(of(each) / each.form.files, each.form.file_bytes) for each in (small, large)]
+            return Cost.of(points[0], points[1])
+
+        return Speeds(cost(lambda each: each.first_s), cost(lambda each: each.later_s), self.fetch_bytes_s)
+
+
+def run(
+    folder: Path | None,
+    forms: Sequence[Form],
+    rounds: int,
+    chunks: ServerSource | None,
+    note: Callable[[str], None],
+) -> SpeedTest:
+    """`folder`: on the file system that is compared; None: where temporary files are. `chunks`: fetched from; None: the
+    scratch store.
+
+    Raises MountError if nothing can be mounted; DieselfsError, OSError.
+    """
+    timings: list[Timing] = []
+    with private_home(folder) as home:
+        settings = Settings(home=home, cache=home / "cache")
+        mounts = [MountTimer(form, settings) for form in forms]
+        for mount in mounts:
+            form = mount.form
+            note(f"writing {form.files:,} files of {form.file_bytes >> 10} KiB in each form")
+            readers: dict[str, Reader] = {MOUNT: mount, **_stored(form, settings)}
+            seen: dict[str, list[tuple[float, float]]] = {name: [] for name in readers}
+            for number in range(rounds):
+                note(f"reading {form.name} files, round {number + 1} of {rounds}")
+                for name, read in readers.items():
+                    seen[name].append(read(number))
+            timings += [
+                Timing(form, name, *(median(each) for each in zip(*times, strict=True)))
+                for name, times in seen.items()
+            ]
+        note("fetching chunks")
+        if chunks is not None:
+            rate = fetch_rate(chunks)
+        else:
+            with Dataset(settings, forms[-1].name) as data:
+                forget(home / "chunks")
+                rate = fetch_rate(data.chunks)
+    return SpeedTest(timings, rate, mounts[-1].view)
+
+
+def fetch_rate(chunks: ServerSource, seconds: float = FETCH_S, bytes_max: int = FETCH_BYTES) -> float:
+    """Bytes per second of whole chunks in random order, several requests at a time, verified."""
+    lengths = chunks.snapshot.column("chunk_payload_lengths").tolist()
+    order = [number for number, length in enumerate(lengths) if length]
+    random.Random(1).shuffle(order)
+    end_s = time.monotonic() + seconds
+
+    def fetch(chunk: int) -> int:
+        if time.monotonic() >= end_s:
+            return 0
+        return len(memoryview(chunks.fetch_chunk(chunk)).cast("B"))
+
+    wanted, known = [], 0
+    for chunk in order:
+        if known >= bytes_max:
+            break
+        wanted.append(chunk)
+        known += lengths[chunk]
+    start_s = time.perf_counter()
+    with ThreadPoolExecutor(PREFETCH_REQUESTS) as threads:
+        fetched = sum(threads.map(fetch, wanted))
+    return fetched / (time.perf_counter() - start_s)
+
+
+def forget(place: Path) -> None:
+    """Drop a file, or all files below a folder, from the page cache as far as they are on the disk; needs no rights."""
+    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    for path in files:
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+Reader = Callable[[int], tuple[float, float]]
+"""Reads all files with nothing in the page cache, and again; seconds of each. Called with the number of the round."""
+
+
+@dataclass
+class MountTimer:
+    """Two epochs of a new mount, in the orders of plans; the time to read a plan counts."""
+
+    form: Form
+    settings: Settings
+    view: str = ""
+
+    def __call__(self, number: int) -> tuple[float, float]:
+        home, form = self.settings.home, self.form
+        mountpoint = home / f"mount-{form.name}"
+        mountpoint.mkdir(exist_ok=True)
+        memory_bytes = 4 * form.size_bytes + MOUNT_MEMORY_BYTES_MIN
+        options = MountOptions(home=str(home), memory_bytes=memory_bytes, log_file=f"{mountpoint}.log")
+        forget(home / "chunks")
+        control.mount(form.name, mountpoint, options)
+        try:
+            self.view = json.loads((mountpoint / ".dieselfs" / "info").read_bytes())["view"]
+            times = []
+            for epoch in (2 * number, 2 * number + 1):
+                start_s = time.perf_counter()
+                plan = mountpoint / ".dieselfs" / "shuffle" / f"seed=1,epoch={epoch},group={GROUP_CHUNKS}"
+                _read_files(mountpoint, plan.read_text().splitlines())
+                times.append(time.perf_counter() - start_s)
+        finally:
+            try:
+                control.unmount(mountpoint)
+            except MountError:  # interrupted in the middle of a read
+                control.unmount(mountpoint, lazily=True)
+        return times[0], times[1]
+
+
+def store(form: Form, settings: Settings) -> None:
+    """As a new dataset of its name."""
+    with Dataset(settings, form.name, is_created=False) as data:
+        data.create()
+        for path, content in _contents(form):
+            data.put(path, content)
+
+
+def _contents(form: Form) -> Iterator[tuple[str, bytes]]:
+    """Distinct contents that no file system can compress."""
+    content = random.Random(1).randbytes(form.file_bytes)
+    for number, path in enumerate(form.paths()):
+        yield path, number.to_bytes(8, "little") + content[8:]
+
+
+def _stored(form: Form, settings: Settings) -> dict[str, Reader]:
+    """Store a form as a dataset, and in every other way that is possible here; the readers of the others."""
+    store(form, settings)
+    plain = settings.home / f"{form.name}-files"
+    for path, content in _contents(form):
+        (plain / path).parent.mkdir(parents=True, exist_ok=True)
+        (plain / path).write_bytes(content)
+    archive = settings.home / f"{form.name}.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(plain, ".")
+    readers: dict[str, Reader] = {
+        PLAIN: partial(_time_files, form, plain),
+        TAR: partial(_time_tar, form, archive),
+    }
+    with suppress(ImportError):
+        import lmdb
+
+        file = settings.home / f"{form.name}.lmdb"
+        map_bytes = 4 * form.size_bytes + LMDB_BYTES_MIN
+        with (
+            closing(lmdb.open(str(file), subdir=False, map_size=map_bytes)) as database,
+            database.begin(write=True) as change,
+        ):
+            for path, content in _contents(form):
+                change.put(path.encode(), content)
+        readers[LMDB] = partial(_time_lmdb, form, file)
+    os.sync()  # the kernel keeps pages that it has not written
+    return readers
+
+
+def _shuffled(form: Form, number: int) -> list[str]:
+    paths = form.paths()
+    random.Random(number).shuffle(paths)
+    return paths
+
+
+def _read_files(folder: Path, paths: Sequence[str]) -> None:
+    for path in paths:
+        with open(f"{folder}/{path}", "rb") as file:
+            file.read()
+
+
+def _time_files(form: Form, folder: Path, number: int) -> tuple[float, float]:
+    forget(folder)
+    return _twice(partial(_read_files, folder, _shuffled(form, number)))
+
+
+def _time_tar(form: Form, archive: Path, number: int) -> tuple[float, float]:
+    with tarfile.open(archive) as tar:
+        places = {member.name.removeprefix("./"): member.offset_data for member in tar if member.isfile()}
+    paths = _shuffled(form, number)
+    with archive.open("rb", buffering=0) as file:
+        forget(archive)
+
+        def read() -> None:
+            for path in paths:
+                os.pread(file.fileno(), form.file_bytes, places[path])
+
+        return _twice(read)
+
+
+def _time_lmdb(form: Form, path: Path, number: int) -> tuple[float, float]:
+    """Opened anew: the kernel keeps pages of a file that is mapped."""
+    import lmdb
+
+    keys = [each.encode() for each in _shuffled(form, number)]
+    forget(path)
+    with closing(lmdb.open(str(path), subdir=False, readonly=True, lock=False)) as database:
+
+        def read() -> None:
+            with database.begin() as reader:
+                for key in keys:
+                    reader.get(key)
+
+        return _twice(read)
+
+
+def _twice(read: Callable[[], None]) -> tuple[float, float]:
+    times = []
+    for _ in range(2):
+        start_s = time.perf_counter()
+        read()
+        times.append(time.perf_counter() - start_s)
+    return times[0], times[1]
