@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,13 @@ def test_scripts_say_how_they_are_called(script: Path) -> None:
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", script], timeout=TIMEOUT_S, check=True)
     assert script.read_text().splitlines()[1].startswith("# ")
+
+
+def test_the_wheel_has_the_files_of_an_administrator() -> None:
+    with open(REPOSITORY / "pyproject.toml", "rb") as file:
+        folders = tomllib.load(file)["tool"]["setuptools"]["data-files"]
+    for name in ("cluster", "slurm", "systemd"):
+        assert folders[f"share/dieselfs/{name}"] == [f"deploy/{name}/*"]
 
 
 def test_a_cluster_without_hosts_is_a_usage_error() -> None:
