@@ -19,7 +19,6 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput
 from dieselfs.settings import FUSE, IMAGE, KERNEL, PYFUSE3
 from dieselfs_client import control
-from dieselfs_client.mount.layers import SYSTEM_BASES
 from dieselfs_client.mount.mount_table import MOUNTINFO, parse_mountinfo
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
@@ -37,11 +36,12 @@ SWITCHES = int(os.environ.get("FOLLOW_SWITCHES", "4"))
 
 @pytest.fixture
 def data(server: RunningServer) -> Iterator[Dataset]:
-    """A dataset with two files, which say in which generation of the test they were stored."""
-    name = f"follow-{next(_NUMBERS)}"
+    """A dataset with two files, which say in which generation of the test they were stored. No mount of it is left."""
+    name = f"follow-{os.getpid()}-{next(_NUMBERS)}"
     with Dataset(server.settings(), name, is_created=False) as dataset:
         store(dataset, 0)
         yield dataset
+        wait_until(lambda: not places(dataset))
 
 
 @pytest.fixture
@@ -50,13 +50,11 @@ def following(options: MountOptions, view: str) -> MountOptions:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    before = {*SYSTEM_BASES.glob("*")}
+def unmounted(data: Dataset, tmp_path: Path) -> Iterator[None]:
     yield
     for mount in control.mounts():
         if mount.mountpoint.startswith(str(tmp_path)):
             clear(Path(mount.mountpoint))
-    wait_until(lambda: {*SYSTEM_BASES.glob("*")} <= before)
 
 
 def store(dataset: Dataset, number: int) -> None:
@@ -216,6 +214,23 @@ def test_a_daemon_that_is_killed_at_any_time_delays_the_move_only(
             if status is not None and status.daemon:
                 os.kill(status.daemon, signal.SIGKILL)
             wait_until(shows(mountpoint, number))
+    control.unmount(mountpoint)
+
+
+def test_a_mount_that_has_moved_is_upgraded_and_gets_another_supervisor(
+    data: Dataset, options: MountOptions, mountpoint: Path
+) -> None:
+    control.mount(data.name, mountpoint, replace(options, view=FUSE, follow_s=FOLLOW_S))
+    store(data, 1)
+    wait_until(shows(mountpoint, 1))
+    wait_until(lambda: supervision_of(str(mountpoint)))
+    assert control.upgrade(mountpoint).upgrades == 1
+    before = supervision_of(str(mountpoint))
+    assert before is not None
+    os.kill(before.supervisor, signal.SIGKILL)
+    wait_until(lambda: (now := supervision_of(str(mountpoint))) and now.supervisor != before.supervisor)
+    store(data, 2)
+    wait_until(shows(mountpoint, 2))
     control.unmount(mountpoint)
 
 
