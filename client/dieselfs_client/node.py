@@ -4,6 +4,7 @@ This module reads files of /proc for `stats`.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
@@ -331,6 +332,10 @@ class Node:
         metrics.gauge("memory.process_bytes", "Memory of the process, without mapped files.", process_bytes)
         best = round(min(allotment.pinned / max(self._dataset_bytes, 1), 1), 4)
         metrics.gauge("hit_rate.best_possible", "Share of the dataset that can be pinned.").value = best
+        updated_s = self._snapshot.header.updated_ns / 1e9
+        metrics.gauge(
+            "snapshot.age_s", "Time since the generation was made.", lambda: round(time.time() - updated_s)
+        )
         metrics.gauge("hit_rate.actual", "Pinned share of the planned bytes.", self._actual_hit_rate)
         metrics.info(
             "view", "How the kernel shows the files, and why no better way is possible.", self._view_fields

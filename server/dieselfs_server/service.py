@@ -121,6 +121,11 @@ class Service:
         self.maintenance = MaintenanceJobs(self.metadata, self.now_ns)
         self.quotas = Quotas(self.metadata, self.users, self.metrics)
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
+        self.metrics.gauge(
+            "writing.waiting",
+            "Chunks that wait to be stored.",
+            lambda: self.writes.statistics().tasks_waiting,
+        )
         self.copies = trio.Semaphore(COPIES_MAX)
         self.last_attached: dict[
             bytes, tuple[str, bytes]

@@ -32,6 +32,7 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
 from dieselfs_client.prefetch.budget import PrefetchBudget
+from dieselfs_client.prefetch.push_metrics import PushMetrics
 from dieselfs_client.prefetch.reclaimed import CHUNKS_AT_ONCE, LOOK_AGAIN_S, sampled, spread
 from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
 
@@ -82,8 +83,7 @@ class Prefetcher:
         metrics: Registry | None = None,
     ) -> None:
         self.metrics = metrics = metrics or Registry()
-        self._pushed_files = metrics.counter("prefetch.pushed_files", "Files put into the page cache.")
-        self._pushed_bytes = metrics.counter("prefetch.pushed_bytes", "Bytes put into the page cache.")
+        self._pushes = PushMetrics(metrics)
         self._dropped_files = metrics.counter("prefetch.dropped_files", "Files dropped behind their readers.")
         self._pushed_again = metrics.counter("prefetch.pushed_again_chunks", "Pinned chunks pushed again.")
         self.planned = metrics.counter("prefetch.planned_bytes", "Pages that plans wanted.")
@@ -462,13 +462,13 @@ class Prefetcher:
                     self._pages.uncover(wires)  # they may have been read without a plan
                 return self._pages.store(extents, payload, starts)
 
+        began_s = self._clock()
         try:
             taken = await trio.to_thread.run_sync(store, limiter=self.pushing)
         except MountError:
             self._is_over = True
             return
-        self._pushed_files.value += len(extents)
-        self._pushed_bytes.value += taken
+        self._pushes.note(len(extents), taken, self._clock() - began_s)
 
     async def _drop(self, passed: Iterable[Numbers]) -> bool:
         """Drop files that a plan no longer needs, unless others do; False if there were none.

@@ -49,12 +49,18 @@ class RequestExecutor:
         self._path = path or RequestPath()
         self._tokens = trio.CapacityLimiter(self._path.chunks_max)
         self._threads = trio.CapacityLimiter(math.inf)  # the tokens bound them
-        self._metrics = ReadMetrics(metrics or Registry())
+        metrics = metrics or Registry()
+        self._metrics = ReadMetrics(metrics)
+        metrics.gauge("reading.waiting", "Reads of the object store that wait for others.", self.waiting)
         # Queues in use; changed only between checkpoints.
         self._queues: InUse[tuple[bytes, bytes], ReadQueue] = InUse()
         self._preambles: dict[tuple[bytes, bytes], Preamble] = {}  # changed only between checkpoints
         self._block_checksums: dict[tuple[bytes, bytes], bytes] = {}  # the last used at the end
         self._hashing = trio.CapacityLimiter(HASHING_MAX)
+
+    def waiting(self) -> int:
+        """The length of the queue of reads."""
+        return self._tokens.statistics().tasks_waiting
 
     async def payload_length(self, dataset_id: bytes, chunk_id: bytes) -> int:
         """Bytes of the payload of a chunk. Raises as `payload`."""

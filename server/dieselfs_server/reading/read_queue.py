@@ -52,6 +52,13 @@ class ReadMetrics:
         self.shared = metrics.counter("reading.shared_requests", "Requests served by the read of another.")
         self.reads = metrics.counter("reading.store_reads", "Reads of the object store.")
         self.read = metrics.counter("reading.store_bytes", "Bytes read from the object store.")
+        metrics.gauge(
+            "reading.merged", "Ranges that one read of the object store served, on average.", self.merged
+        )
+
+    def merged(self) -> float | None:
+        """None before the first read."""
+        return round(self.ranges.value / self.reads.value, 3) if self.reads.value else None
 
 
 @dataclass(eq=False)

@@ -70,6 +70,7 @@ async def test_requests_of_many_clients_cost_few_reads(store: CountingStore) -> 
     counts = metrics.as_dict()["reading"]
     assert counts["store_reads"] == store.metrics.numbers()["store.reads"] <= 4
     assert counts["requests"] == 40 and counts["ranges"] == 20 + 20 * 45
+    assert counts["merged"] == round(counts["ranges"] / counts["store_reads"], 3) and counts["waiting"] == 0
 
 
 async def test_what_lies_outside_is_refused(store: CountingStore) -> None:
