@@ -82,5 +82,5 @@ def test_a_source_that_cannot_be_is_damage() -> None:
     preamble = Preamble(CHUNK_ID, len(packed), 5, bytes(32), digest_of(packed), is_attached=True)
     message = refused(lambda header: decode_header(preamble, header, SOURCE), packed, SOURCE)
     assert message == (
-        "chunk 42: offset 112: header: source '../x': it is neither an absolute path nor the URL of an object"
+        "chunk 42: offset 112: header: source '../x': it is neither an absolute path nor a URL"
     )
