@@ -48,7 +48,10 @@ async def test_a_request_over_tls_1_3() -> None:
             await stream.aclose()
 
 
-async def test_the_connections_of_an_address_are_bounded_and_come_free_again() -> None:
+async def test_the_connections_of_an_address_are_bounded_and_come_free_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 4.0)  # one that never asked is free after this, though it has left
     with trio.fail_after(TIMEOUT_S):
         async with serving(lambda port: hello, LOOPBACK, None) as port:
             streams = [
