@@ -27,10 +27,12 @@ BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "poo
 BENCHMARKS += ["importance", "deepio", "paper_training", "exposed_io", "lmdbio", "lmdbio_disk", "workers"]
 BENCHMARKS += ["disk", "importance_mount", "prediction"]
 """Each is a function of the module of its name."""
+REPEATING = ["paper"]
+"""They run parts of the others, so only if named."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.argument("names", nargs=-1, type=click.Choice(BENCHMARKS))
+@click.argument("names", nargs=-1, type=click.Choice([*BENCHMARKS, *REPEATING]))
 @click.option("--quick", is_flag=True, help="A short run on small data, to test the benchmark.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Runs of each side.")
 @click.option("--kills", type=click.IntRange(min=2), help="Nodes that `failover` loses.")
@@ -44,7 +46,9 @@ BENCHMARKS += ["disk", "importance_mount", "prediction"]
     "--json", "json_file", type=click.Path(path_type=Path), help="Also write all runs to this file."
 )
 @click.option(
-    "--figure", type=click.Path(path_type=Path), help="Draw the results of `failover` or `accuracy` as SVG."
+    "--figure",
+    type=click.Path(path_type=Path),
+    help="Draw the results of `failover`, `accuracy` or `paper` as SVG.",
 )
 def main(
     names: tuple[str, ...],

@@ -4,7 +4,7 @@ The digits are stored twice in small chunks: class by class, the hard case, and 
 through a mount, fully shuffled and with several group sizes.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -22,19 +22,25 @@ GROUPS = (1, 5, 15, 30, 0)
 
 
 def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
-    source = folder / "digits"
-    write_digits(source)
-    storings = []
-    for title, entries in (("stored class by class", by_class), ("stored in mixed order", mixed)):
-        storings.append(_learn_from(title, entries, source, folder / entries.__name__, scale))
-        yield storing_rows(storings[-1])
+    found = []
+    for storing in storings(folder, scale):
+        found.append(storing)
+        yield storing_rows(storing)
     if scale.figure is not None:
         from bench.drawing import draw_accuracy
 
-        draw_accuracy(storings, scale.figure)
+        draw_accuracy(found, scale.figure)
 
 
-def _learn_from(title: str, entries: Entries, source: Path, folder: Path, scale: Scale) -> "Storing":
+def storings(folder: Path, scale: Scale) -> Iterator[Storing]:
+    """Store the digits in each way, and train on them."""
+    source = folder / "digits"
+    write_digits(source)
+    for title, entries in (("stored class by class", by_class), ("stored in mixed order", mixed)):
+        yield _learn_from(title, entries, source, folder / entries.__name__, scale)
+
+
+def _learn_from(title: str, entries: Entries, source: Path, folder: Path, scale: Scale) -> Storing:
     """Store the digits in this order, mount them, and train; the kinds of runs take turns."""
     runs: dict[int, list[list[float]]] = {group: [] for group in GROUPS}
     repeats, seeds = {}, range(scale.seeds)

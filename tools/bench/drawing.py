@@ -1,4 +1,5 @@
-"""SVG figures of the documentation: rates around losses, accuracy over epochs. This module writes files."""
+"""SVG figures of the documentation: rates around losses, accuracy over epochs, ratios beside a paper's. This
+module writes files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bench.agreement import Storing, group_name
 from bench.failover import AFTER_S, BACK_SHARE, BEFORE_S, shares, smoothed
+from bench.paper import Compared
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "dieselfs"  # equal data gives an equal file
@@ -75,3 +77,22 @@ def draw_accuracy(storings: Sequence[Storing], file: Path) -> None:
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
             panel.set_ylim(_LOWEST, 1)
             panel.legend(fontsize=8, loc="lower right")
+
+
+def draw_paper(found: Mapping[str, Sequence[Compared]], file: Path) -> None:
+    """A line for each ratio, by figure of the paper: its value there and here, on one logarithmic axis."""
+    lines = [(where.partition(",")[0], each) for where, of in found.items() for each in of]
+    figure = Figure(figsize=(9, 1 + 0.26 * len(lines)), layout="constrained")
+    panel: Axes = figure.subplots()
+    for name, colour, marker in (("paper", "#000000", "o"), ("here", "#c0392b", "D")):
+        drawn = {line: value for line, (_, each) in enumerate(lines) if (value := getattr(each, name))}
+        xs, ys = list(drawn.values()), list(drawn)
+        panel.scatter(xs, ys, s=22, color=colour, marker=marker, label=name, zorder=2)
+    panel.set_yticks(range(len(lines)), [f"{where}: {each.what}" for where, each in lines], fontsize=7)
+    panel.invert_yaxis()
+    panel.set_xscale("log")
+    panel.axvline(1, color="black", linewidth=0.6, linestyle=":")
+    panel.grid(alpha=0.25, linewidth=0.5)
+    panel.set_xlabel("ratio")
+    panel.legend(fontsize=8)
+    figure.savefig(file, metadata={"Date": None})

@@ -5,6 +5,8 @@ import subprocess
 from bench.figures import Figure, Run, RunFailed, Trial, figures
 from dieselfs.errors import DieselfsError
 
+FAILURES = (RunFailed, DieselfsError, OSError, AssertionError, subprocess.SubprocessError)
+
 
 def run_trial(trial: Trial) -> tuple[list[Figure], dict[str, str]]:
     """Run the sides in turn, `trial.rounds` times. A side that fails is left out, with the reason."""
@@ -15,13 +17,7 @@ def run_trial(trial: Trial) -> tuple[list[Figure], dict[str, str]]:
             if side.name in runs:
                 try:
                     runs[side.name].append(side.run())
-                except (
-                    RunFailed,
-                    DieselfsError,
-                    OSError,
-                    AssertionError,
-                    subprocess.SubprocessError,
-                ) as error:
+                except FAILURES as error:
                     left_out[side.name] = str(error)
                     del runs[side.name]
     return figures(trial, runs), left_out

@@ -1,0 +1,183 @@
+"""The experiments of the DIESEL paper beside its numbers: table 2, figures 6 and 9 to 15.
+
+Runs those sides of other benchmarks that correspond. Compared are ratios, as the machines differ. Each is a quotient of
+medians, with the sides of a trial run in turn. A table appears when its last benchmark has ended. This module
+writes files.
+"""
+
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from bench.agreement import PART_EPOCHS, Storing
+from bench.figures import Figure, Row, Scale, Trial
+from bench.paper_numbers import (
+    ACCURACY,
+    BASE,
+    BYTE_RATE,
+    DURATION,
+    EXPERIMENTS,
+    RATE,
+    Comparison,
+    Experiment,
+    Measure,
+)
+from bench.rounds import FAILURES, run_trial
+from lab.network import Unsuitable
+
+DRAWING = Path(__file__).parents[2] / "docs/figures/paper.svg"
+"""Where a run that is not quick draws, unless it is told another file."""
+_ALIKE = 0.15
+"""Ratios this near to 1 count as equal."""
+
+Values = dict[tuple[str, str, str], Mapping[str, float]]
+"""By benchmark, title of the trial and side: its values by name."""
+
+
+class Compared(NamedTuple):
+    """`here`: None if it was not measured."""
+
+    what: str
+    paper: float | None
+    here: float | None
+
+
+def paper(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
+    file = scale.figure or (None if scale.is_quick else DRAWING)
+    if file is not None:
+        from bench.drawing import draw_paper  # before the measurements, as matplotlib is optional
+    measured, reasons = Values(), dict[str, str]()
+    waiting = list(EXPERIMENTS)
+    for name in benchmarks_of(EXPERIMENTS):
+        try:
+            with TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
+                for values in _measure(name, Path(place), replace(scale, figure=None), reasons):
+                    measured |= values
+        except (Unsuitable, *FAILURES) as reason:
+            reasons[name] = f"{name}: {reason}"
+        ended = {each.benchmark for each in measures_of(EXPERIMENTS)} - set(_after(name))
+        for experiment in [each for each in waiting if set(benchmarks_of([each])) <= ended]:
+            waiting.remove(experiment)
+            yield rows_of(experiment, compared(experiment, measured), reasons)
+    if file is not None:
+        draw_paper({each.where: compared(each, measured) for each in EXPERIMENTS}, file)
+
+
+def _after(name: str) -> list[str]:
+    names = benchmarks_of(EXPERIMENTS)
+    return names[names.index(name) + 1 :]
+
+
+def _measure(name: str, folder: Path, scale: Scale, reasons: dict[str, str]) -> Iterator[Values]:
+    """Run the sides of a benchmark that are compared; into `reasons`, why some failed."""
+    if name == "accuracy":
+        from bench.accuracy import storings
+
+        yield from map(values_of_storing, storings(folder, scale))
+        return
+    with closing(getattr(import_module(f"bench.{name}"), name)(folder, scale)) as trials:
+        for trial in trials:
+            if (chosen := chosen_sides(name, trial)).sides:
+                found, left_out = run_trial(chosen)
+                reasons |= {side: f"{side}: {reason}" for side, reason in left_out.items()}
+                yield values_of(name, trial, found)
+
+
+# -- which sides, and what their values give: no I/O ------------------------------------------------------
+
+
+def measures_of(experiments: Iterable[Experiment]) -> list[Measure]:
+    comparisons = (each for experiment in experiments for each in experiment.comparisons)
+    return [measure for each in comparisons for measure in (each.ours, each.base)]
+
+
+def benchmarks_of(experiments: Iterable[Experiment]) -> list[str]:
+    """Each once, in the order of their first use."""
+    return list(dict.fromkeys(measure.benchmark for measure in measures_of(experiments)))
+
+
+def chosen_sides(name: str, trial: Trial) -> Trial:
+    """The trial with the sides that a comparison needs, if any."""
+    wanted = {
+        measure.side or trial.base
+        for measure in measures_of(EXPERIMENTS)
+        if measure.benchmark == name and re.search(measure.trial, trial.title)
+    }
+    return replace(trial, sides=[side for side in trial.sides if side.name in wanted], base=None)
+
+
+def values_of(name: str, trial: Trial, found: Iterable[Figure]) -> Values:
+    """The base of the trial also stands under BASE."""
+    measured = Values()
+    for figure in found:
+        values = {RATE: figure.rate, BYTE_RATE: figure.byte_rate, DURATION: figure.duration_s, **figure.seen}
+        for side in (figure.side.name, *([BASE] if figure.side.name == trial.base else [])):
+            measured[name, trial.title, side] = values
+    return measured
+
+
+def values_of_storing(storing: Storing) -> Values:
+    """The mean accuracy of the last epochs of all runs, by group size."""
+    return {
+        ("accuracy", storing.title, f"G = {group}"): {
+            ACCURACY: fmean(fmean(run[-PART_EPOCHS:]) for run in runs)
+        }
+        for group, runs in storing.runs.items()
+    }
+
+
+def compared(experiment: Experiment, measured: Values) -> list[Compared]:
+    def ratio(comparison: Comparison) -> float | None:
+        ours, base = _value(comparison.ours, measured), _value(comparison.base, measured)
+        return None if ours is None or not base else ours / base
+
+    return [Compared(each.what, each.paper, ratio(each)) for each in experiment.comparisons]
+
+
+def _value(measure: Measure, measured: Values) -> float | None:
+    values = None
+    for (name, title, side), found in measured.items():
+        if name == measure.benchmark and side == measure.side and re.search(measure.trial, title):
+            values = found.get(measure.value)
+    return values
+
+
+def rows_of(experiment: Experiment, found: Iterable[Compared], reasons: Mapping[str, str]) -> Iterator[Row]:
+    """A row for each ratio, and one for what differs here. `reasons`: why something was not measured."""
+    head, is_whole = f"{experiment.where}: {experiment.title}", True
+    for what, paper, here in found:
+        is_whole = is_whole and here is not None
+        yield {
+            head: what,
+            "paper": "not printed" if paper is None else _short(paper),
+            "here": "not measured" if here is None else _short(here),
+            "here : paper": "" if not paper or here is None else _short(here / paper),
+            "shape": "" if paper is None or here is None else _shape(paper, here),
+        }
+    lacks = "" if is_whole or not reasons else f"; not measured: {'; '.join(reasons.values())}"
+    yield {
+        head: f"*differs:* {experiment.differs}{lacks}",
+        "paper": "",
+        "here": "",
+        "here : paper": "",
+        "shape": "",
+    }
+
+
+def _shape(paper: float, here: float) -> str:
+    return "same" if _direction(paper) == _direction(here) else "other"
+
+
+def _direction(ratio: float) -> int:
+    """Whether a side is slower (-1), alike, or faster (1)."""
+    return (ratio > 1 + _ALIKE) - (ratio < 1 - _ALIKE)
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
