@@ -7,8 +7,6 @@ import contextlib
 import os
 import time
 
-from dieselfs.process.service_manager import SERVICE_READY, notify
-
 
 class StartupReport:
     """`descriptor`: a pipe to the launcher, None in the foreground and after use; `log`: None for standard error."""
@@ -36,7 +34,10 @@ class StartupReport:
             self._write("ready")
         elif not self._is_told:
             self._is_told = True
-            notify(SERVICE_READY)
+            if "NOTIFY_SOCKET" in os.environ:  # else the import would cost each supervisor memory for nothing
+                from dieselfs.process.service_manager import SERVICE_READY, notify
+
+                notify(SERVICE_READY)
 
     def failed(self, kind: str, text: str) -> None:
         """Report why it cannot be mounted, or why it ended: the name of the error, and its message."""

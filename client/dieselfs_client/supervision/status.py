@@ -85,16 +85,25 @@ def _read(process: str) -> SupervisorStatus | None:
             return None
         if os.readlink(f"{process}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
             return None
-        links = (f"{process}/fd/{number}" for number in os.listdir(f"{process}/fd"))
-        place = next((link for link in links if os.readlink(link) == f"/memfd:{STATUS_NAME} (deleted)"), None)
+        place = _status_file(process)
         for _ in range(_READS_MAX if place else 0):
-            with open(str(place), "rb") as file:
+            with open(place, "rb") as file:
                 supervision = parse_status(file.read(STATUS_BYTES_MAX))
             if supervision is not None:
                 return supervision
     except OSError:  # it has ended, or belongs to another user
         pass
     return None
+
+
+def _status_file(process: str) -> str:
+    """The descriptor with the status; empty if there is none. Others may be closed while they are listed."""
+    for number in os.listdir(f"{process}/fd"):
+        link = f"{process}/fd/{number}"
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(link) == f"/memfd:{STATUS_NAME} (deleted)":
+                return link
+    return ""
 
 
 def parse_status(content: bytes) -> SupervisorStatus | None:
