@@ -59,7 +59,11 @@ class TagStore:
 
     def all(self, dataset: str, dataset_id: bytes) -> list[TagRecord]:
         """All tags of a dataset, ordered by name. Raises Damaged if one cannot be read."""
-        return [_describe(name, self.get(dataset, dataset_id, name)) for name in self.names(dataset_id)]
+        return [self.record(dataset, dataset_id, name) for name in self.names(dataset_id)]
+
+    def record(self, dataset: str, dataset_id: bytes, name: str) -> TagRecord:
+        """What one tag says. Raises NotFound, Damaged."""
+        return _describe(name, self.get(dataset, dataset_id, name))
 
     def remove(self, dataset: str, dataset_id: bytes, name: str) -> None:
         """Remove a tag; a later purge removes the chunks that only it needed. Raises NotFound."""

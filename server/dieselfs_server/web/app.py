@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from dieselfs import __version__
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, NotFound, Unavailable
-from dieselfs.rpc.auth import NONCE_BYTES
+from dieselfs.rpc.auth import NONCE_BYTES, check_key_id, check_user_name
 from dieselfs_server.accounts import ALL_DATASETS, Accounts, Caller, Right
 from dieselfs_server.service import Service
 from dieselfs_server.web import views
@@ -36,6 +36,8 @@ STREAMS_MAX = 64
 STREAMS_PER_USER_MAX = 16
 READS_MAX = 4
 """Requests that ask the stores at a time; others wait."""
+
+Value = TypeVar("Value")
 
 _STATUS: dict[type[DieselfsError], int] = {
     InvalidInput: 400,
@@ -131,8 +133,8 @@ class App:
     async def challenge(self, request: Request) -> dict[str, str]:
         fields = await _fields(request)
         nonce = _bytes_of(fields, "client_nonce", NONCE_BYTES)
-        user, key_id = fields.get("user", ""), fields.get("key_id", "")
-        token, challenge = self._logins.challenge(_address(request), user[:64], key_id[:32], nonce)
+        user, key_id = check_user_name(fields.get("user", "")), check_key_id(fields.get("key_id", ""))
+        token, challenge = self._logins.challenge(_address(request), user, key_id, nonce)
         return {"challenge": token, "server_nonce": urlsafe_b64encode(challenge.server_nonce).decode()}
 
     @_answered
@@ -249,7 +251,7 @@ class App:
             latest = await self._live.next()
             try:
                 now = await self._viewer(request)
-            except _LoggedOut:
+            except (_LoggedOut, DieselfsError):  # the browser asks again, and is told
                 return None
             return latest if now.is_admin else b"{}"
 
@@ -281,12 +283,16 @@ class App:
         if not viewer.may_see(name):
             raise _no_dataset(name)
 
+        facts = self._facts
+        try:
+            dataset = await self._read(lambda: facts.dataset(name))
+        except NotFound:
+            raise _no_dataset(name) from None
+        async with self._service.tag_reads:
+            tags = await trio.to_thread.run_sync(facts.tags, dataset)
+
         def read() -> dict[str, Any]:
-            facts, now_ns = self._facts, self._service.now_ns()
-            try:
-                dataset = facts.dataset(name)
-            except NotFound:
-                raise _no_dataset(name) from None
+            now_ns = self._service.now_ns()
             chunks = facts.chunks(dataset)
             return {
                 **views.dataset_view(dataset),
@@ -294,7 +300,7 @@ class App:
                 "stored_bytes": int(chunks.payload_bytes.sum()),
                 "dead_entries": chunks.deleted_entries,
                 "growth": views.growth_view(chunks, now_ns / 1e9),
-                "tags": [views.tag_view(tag) for tag in facts.tags(dataset)],
+                "tags": [views.tag_view(tag_name, tag) for tag_name, tag in tags],
                 "readers": views.readers_view(facts.readers(dataset), now_ns),
                 "jobs": [views.job_summary(job, now_ns) for job in facts.jobs_of(dataset)],
             }
@@ -333,7 +339,7 @@ class App:
         newest = self._service.recent.newest()
         return {"failures": views.failures_view(newest, viewer.caller.name, viewer.is_admin)}
 
-    async def _read(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    async def _read(self, read: Callable[[], Value]) -> Value:
         return await trio.to_thread.run_sync(read, limiter=self._reads, abandon_on_cancel=True)
 
 
@@ -365,17 +371,24 @@ def _bytes_of(fields: dict[str, str], name: str, length: int) -> bytes:
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    """The body of a request: a JSON object of texts. Raises InvalidInput."""
+    """The body of a request: a JSON object of texts in ASCII. Raises InvalidInput."""
     body = bytearray()
-    with trio.fail_after(BODY_S):
-        async for part in request.stream():
-            body += part
-            if len(body) > BODY_BYTES_MAX:
-                raise InvalidInput(f"a body of more than {BODY_BYTES_MAX} bytes")
+    try:
+        with trio.fail_after(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > BODY_BYTES_MAX:
+                    raise InvalidInput(f"a body of more than {BODY_BYTES_MAX} bytes")
+    except trio.TooSlowError:
+        raise InvalidInput(f"the body took longer than {BODY_S:g} s") from None
+    except ClientDisconnect:
+        raise InvalidInput("the browser left before the end of the body") from None
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
         fields = None
-    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
-        raise InvalidInput("the body must be a JSON object of texts")
+    if not isinstance(fields, dict) or not all(
+        isinstance(value, str) and value.isascii() for value in fields.values()
+    ):
+        raise InvalidInput("the body must be a JSON object of texts in ASCII")
     return fields

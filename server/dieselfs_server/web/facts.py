@@ -1,17 +1,19 @@
 """Reads what the page shows of datasets and jobs from the stores, and keeps it for seconds. Blocks; thread-safe.
 
-However many people look, a store gets one request of a kind in each interval.
+However many people look, a store gets one request of a kind in each interval, but for the record of a dataset, which is
+read each time.
 """
 
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Generic, TypeVar
 
 from dieselfs.chunk.ids import chunk_time_s
-from dieselfs.errors import NotFound
+from dieselfs.errors import Damaged, NotFound
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server.datasets.tags import TagStore
@@ -24,6 +26,9 @@ from dieselfs_server.web.views import ChunkFacts, FoundJob
 
 DATASETS_S = 2.0
 DETAILS_S = 5.0
+CHUNKS_S = 30.0
+TAG_S = 60.0
+"""Tags rarely change, and each one is a snapshot to read and verify."""
 JOBS_S = 2.0
 SCAN_S = 20.0
 """Shortest time between two scans of all datasets for jobs; between them, those are looked at that had one."""
@@ -31,7 +36,9 @@ SCAN_SHARE = 0.05
 """A scan may take this share of the time, on the average."""
 CHUNKS_KEPT = 16
 """Datasets whose chunks are kept in memory, about 40 bytes for each chunk."""
-TAGS_KEPT = 64
+DETAILS_KEPT = 64
+"""Datasets whose tag names, readers and jobs are kept."""
+TAGS_KEPT = 1024
 
 Value = TypeVar("Value")
 
@@ -47,15 +54,24 @@ class _Kept(Generic[Value]):
         self._values: OrderedDict[Hashable, tuple[float, Value]] = OrderedDict()
         self._making: defaultdict[Hashable, Lock] = defaultdict(Lock)
 
-    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+    def get(
+        self, key: Hashable, make: Callable[[], Value], is_same: Callable[[Value], bool] = lambda _: False
+    ) -> Value:
+        """`is_same`: whether an older value still holds."""
         with self._lock:
             making = self._making[key]
         with making:
             with self._lock:
                 made_s, value = self._values.get(key, (float("-inf"), None))
-            if value is not None and self._clock() - made_s < self._life_s:
+            if value is not None and (self._clock() - made_s < self._life_s or is_same(value)):
                 return value
-            value = make()
+            try:
+                value = make()
+            except BaseException:
+                with self._lock:
+                    if key not in self._values:
+                        self._making.pop(key, None)
+                raise
             with self._lock:
                 self._values[key] = self._clock(), value
                 self._values.move_to_end(key)
@@ -81,8 +97,11 @@ class Facts:
         self._clock = clock
         self._datasets: _Kept[list[DatasetRecord]] = _Kept(1, DATASETS_S, clock)
         self._jobs: _Kept[list[FoundJob]] = _Kept(1, JOBS_S, clock)
-        self._chunks: _Kept[ChunkFacts] = _Kept(CHUNKS_KEPT, float("inf"), clock)
-        self._named: _Kept[list[TagRecord]] = _Kept(TAGS_KEPT, 12 * DETAILS_S, clock)
+        self._chunks: _Kept[tuple[int, ChunkFacts]] = _Kept(CHUNKS_KEPT, CHUNKS_S, clock)
+        self._tag_names: _Kept[list[str]] = _Kept(DETAILS_KEPT, DETAILS_S, clock)
+        self._tag: _Kept[tuple[str, TagRecord | None]] = _Kept(TAGS_KEPT, TAG_S, clock)
+        self._readers: _Kept[list[Pin]] = _Kept(DETAILS_KEPT, DETAILS_S, clock)
+        self._jobs_of: _Kept[list[FoundJob]] = _Kept(DETAILS_KEPT, JOBS_S, clock)
         self._scan_after_s = float("-inf")  # guarded by `_jobs`, as is the next
         self._with_jobs: set[bytes] = set()
 
@@ -95,19 +114,33 @@ class Facts:
         return self._metadata.dataset(name)
 
     def chunks(self, dataset: DatasetRecord) -> ChunkFacts:
-        key = dataset.dataset_id, dataset.generation
-        return self._chunks.get(
-            key, lambda: ChunkFacts.of(self._metadata.chunks(dataset.dataset_id), chunk_time_s)
-        )
+        """As of up to CHUNKS_S ago, while commits follow each other: all records are read."""
 
-    def tags(self, dataset: DatasetRecord) -> list[TagRecord]:
-        """Ordered by name; as of up to a minute ago if none was added or removed since. Raises Damaged."""
-        names = tuple(self._tags.names(dataset.dataset_id))
-        key = dataset.dataset_id, names
-        return self._named.get(key, lambda: self._tags.all(dataset.name, dataset.dataset_id)) if names else []
+        def read() -> tuple[int, ChunkFacts]:
+            chunks = self._metadata.chunks(dataset.dataset_id)
+            return dataset.generation, ChunkFacts.of(chunks, chunk_time_s)
+
+        return self._chunks.get(dataset.dataset_id, read, lambda kept: kept[0] == dataset.generation)[1]
+
+    def tags(self, dataset: DatasetRecord) -> list[tuple[str, TagRecord | None]]:
+        """Ordered by name, None for a damaged one; each as of up to TAG_S ago."""
+        found, dataset_id = [], dataset.dataset_id
+        for name in self._tag_names.get(dataset_id, lambda: self._tags.names(dataset_id)):
+            with suppress(NotFound):  # it was removed just now
+                found.append(self._tag.get((dataset_id, name), partial(self._read_tag, dataset, name)))
+        return found
+
+    def _read_tag(self, dataset: DatasetRecord, name: str) -> tuple[str, TagRecord | None]:
+        try:
+            return name, self._tags.record(dataset.name, dataset.dataset_id, name)
+        except Damaged:
+            return name, None
 
     def readers(self, dataset: DatasetRecord) -> list[Pin]:
-        return live_pins(self._metadata, dataset.dataset_id, self._now_ns())
+        """As of some seconds ago, as are `jobs_of`."""
+        return self._readers.get(
+            dataset.dataset_id, lambda: live_pins(self._metadata, dataset.dataset_id, self._now_ns())
+        )
 
     def jobs(self) -> list[FoundJob]:
         """The jobs with members, as of some seconds ago; a new one is found after SCAN_S."""
@@ -119,7 +152,7 @@ class Facts:
         found: list[FoundJob] = []
         for dataset in self.datasets():
             if is_scan or dataset.dataset_id in self._with_jobs:
-                found += self.jobs_of(dataset)
+                found += self._read_jobs_of(dataset)
         if is_scan:
             took_s = self._clock() - began_s
             self._scan_after_s = self._clock() + max(SCAN_S, took_s / SCAN_SHARE)
@@ -128,7 +161,9 @@ class Facts:
         return found
 
     def jobs_of(self, dataset: DatasetRecord) -> list[FoundJob]:
-        """Of one dataset, now."""
+        return self._jobs_of.get(dataset.dataset_id, lambda: self._read_jobs_of(dataset))
+
+    def _read_jobs_of(self, dataset: DatasetRecord) -> list[FoundJob]:
         parts: defaultdict[tuple[str, str], dict[str, bytes]] = defaultdict(dict)
         with suppress(NotFound):  # it was dropped just now
             for name, note in self._metadata.notes_below(dataset.dataset_id, JOBS_FOLDER).items():

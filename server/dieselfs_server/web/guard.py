@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 
+from dieselfs.event_budget import EventBudget
 from dieselfs_server.web.hosts import is_own
 
 REQUEST_S = 30.0
@@ -51,6 +52,7 @@ class Guard:
         self._app = app
         self._scheme = scheme
         self._names = names
+        self._told = EventBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # no lifespan to wait for, and no WebSockets
@@ -76,12 +78,20 @@ class Guard:
             with trio.fail_after(limit_s):
                 await self._app(scope, receive, send_guarded)
         except Exception as error:
-            if isinstance(error, trio.TooSlowError):
-                log.warning("page: %s took longer than %g s", scope["path"], limit_s)
-            else:
-                log.exception("page: %s failed with an internal error", scope["path"])
+            self._tell(scope, error)
             if not has_begun:
                 await _answer(send_guarded, 500, "the server failed; its log has the reason")
+
+    def _tell(self, scope: Scope, error: Exception) -> None:
+        if omitted := sum(self._told.begin(trio.current_time()).values()):
+            log.warning("page: %d further requests failed", omitted)
+        path, (address, *_) = scope["path"][:80], scope.get("client") or ("",)
+        if not self._told.take("failed", "", address):
+            return
+        if isinstance(error, trio.TooSlowError):
+            log.warning("page: %s took longer than %g s", path, REQUEST_S)
+        else:
+            log.error("page: %s failed with an internal error", path, exc_info=error)
 
     def _fault(self, scope: Scope) -> tuple[int, str] | None:
         """Why a request is refused: status and reason."""

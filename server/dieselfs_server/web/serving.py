@@ -6,11 +6,12 @@ Connections are bounded, and so is each wait for a browser. A connection that ta
 import errno
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import trio
 from hypercorn.config import Config
+from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -18,6 +19,7 @@ from hypercorn.utils import wrap_app
 
 from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
+from dieselfs.event_budget import EventBudget
 from dieselfs.limits import KIB
 from dieselfs.rpc.tls import ServerTls
 
@@ -61,6 +63,16 @@ class _BoundedStream(trio.abc.HalfCloseableStream):
         await self._stream.aclose()
 
 
+class _Http1Server(TCPServer):
+    """Never switches to HTTP/2, for which Hypercorn has no idle limit: such a connection ends."""
+
+    async def _read_data(self) -> None:
+        switching: Any = self.protocol
+        self.protocol = switching.protocol
+        with suppress(H2ProtocolAssumedError, H2CProtocolRequiredError):
+            await super()._read_data()
+
+
 class _Browsers:
     """The connections, by address."""
 
@@ -75,6 +87,7 @@ class _Browsers:
         self._app = wrap_app(app, BODY_BYTES_MAX, "asgi")
         self._context = WorkerContext(None)
         self._open: list[tuple[str, trio.SocketStream]] = []
+        self._told = EventBudget()
 
     async def accept(self, listener: trio.SocketListener) -> None:
         """Serve browsers until cancelled."""
@@ -94,6 +107,12 @@ class _Browsers:
                 for _, open_stream in self._open:  # ends writes, which Hypercorn shields
                     open_stream.socket.close()
 
+    def _tell_refused(self, address: str) -> None:
+        if omitted := sum(self._told.begin(trio.current_time()).values()):
+            log.warning("%d further browsers were refused", omitted)
+        if self._told.take("refused", "", address):
+            log.warning("%s: browser refused: too many connections", address)
+
     async def _serve(self, stream: trio.SocketStream) -> None:
         try:
             address = str(stream.socket.getpeername()[0])
@@ -103,7 +122,7 @@ class _Browsers:
         entry = address, stream
         same = sum(other == address for other, _ in self._open)
         if len(self._open) >= CONNECTIONS_MAX or same >= CONNECTIONS_PER_ADDRESS_MAX:
-            log.warning("%s: browser refused: too many connections", address)
+            self._tell_refused(address)
             stream.socket.close()
             return
         self._open.append(entry)
@@ -113,7 +132,7 @@ class _Browsers:
             if self._tls is not None:
                 context = self._tls().context
                 shown = trio.SSLStream(bounded, context, server_side=True, https_compatible=True)
-            await TCPServer(self._app, self._config, self._context, ConnectionState({}), shown)
+            await _Http1Server(self._app, self._config, self._context, ConnectionState({}), shown)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             log.debug("%s: browser disconnected: %s", address, error)
         except Exception:

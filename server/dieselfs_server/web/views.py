@@ -107,9 +107,13 @@ def growth_view(facts: ChunkFacts, now_s: float) -> dict[str, list[float]]:
     }
 
 
-def tag_view(tag: TagRecord) -> dict[str, Any]:
+def tag_view(name: str, tag: TagRecord | None) -> dict[str, Any]:
+    """`tag` None: it is damaged."""
+    if tag is None:
+        return {"name": name, "is_damaged": True}
     return {
-        "name": tag.name,
+        "name": name,
+        "is_damaged": False,
         "generation": tag.generation,
         "updated_s": tag.updated_ns / 1e9,
         "files": tag.files,

@@ -206,6 +206,14 @@ def test_bad_bodies_are_refused(stranger: Browser) -> None:
     assert stranger.put("/api/link").status_code == 405
 
 
+@pytest.mark.parametrize(("user", "key_id"), [("", "k"), ("ann", ""), ("\\ud800", "k"), ("a" * 65, "k")])
+def test_a_challenge_for_a_name_that_nobody_has_is_refused(stranger: Browser, user: str, key_id: str) -> None:
+    nonce = urlsafe_b64encode(bytes(32)).decode()
+    body = f'{{"user": "{user}", "key_id": "{key_id}", "client_nonce": "{nonce}"}}'
+    answer = stranger.post("/api/challenge", content=body, headers={"origin": stranger.origin})
+    assert answer.status_code == 400
+
+
 def test_events_follow_each_other(admin: Browser, user: Browser) -> None:
     def events(browser: Browser) -> Iterator[dict[str, object]]:
         with browser.stream("GET", "/events") as answer:

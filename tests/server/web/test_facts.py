@@ -8,16 +8,19 @@ import pytest
 from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
-from dieselfs.errors import NotFound
+from dieselfs.errors import NotFound, Unavailable
 from dieselfs.limits import GIB
-from dieselfs.records import DatasetRecord
+from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.members import JobId
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.job_members import JobMembers, JoinRequest, lease_ns
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.web.facts import DATASETS_S, JOBS_S, SCAN_S, Facts
+from dieselfs_server.web.facts import CHUNKS_S, DATASETS_S, DETAILS_S, JOBS_S, SCAN_S, TAG_S, Facts
 from tests.support.identity import IDENTITY
+from tests.support.snapshots import DATASET_ID, SAMPLE, SOURCE, snapshot_bytes
 
 NOW_NS = 1_800_000_000 * 10**9
 TERMS = JobId("a", "train", 5, b"d" * 32)
@@ -25,13 +28,20 @@ SECRET = JobSecret(b"s" * 32)
 
 
 class Counting(SqliteMetadata):
-    """Counts how often all datasets are listed."""
+    """Counts how often all datasets, and the chunks of one, are listed."""
 
-    listings = 0
+    listings = chunk_listings = 0
+    is_away = False
 
     def datasets(self) -> list[DatasetRecord]:
         self.listings += 1
+        if self.is_away:
+            raise Unavailable("the database is away")
         return super().datasets()
+
+    def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
+        self.chunk_listings += 1
+        return super().chunks(dataset_id)
 
 
 class World:
@@ -40,8 +50,11 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.metadata = Counting(str(folder / "metadata.db"))
         self.now_s = 0.0
-        tags = TagStore(MemoryStore(), IDENTITY)
-        self.facts = Facts(self.metadata, tags, lambda: NOW_NS + int(self.now_s * 1e9), lambda: self.now_s)
+        self.store = MemoryStore()
+        self.tags = TagStore(self.store, IDENTITY)
+        self.facts = Facts(
+            self.metadata, self.tags, lambda: NOW_NS + int(self.now_s * 1e9), lambda: self.now_s
+        )
 
     def join(self, name: str) -> None:
         member = Member("n0", 0, TcpAddress("10.0.0.1", 7000), GIB, b"i" * 16)
@@ -67,6 +80,47 @@ def test_datasets_are_listed_once_in_an_interval(world: World) -> None:
     assert len(world.facts.datasets()) == 3 and world.metadata.listings == 1
     world.now_s += DATASETS_S
     assert len(world.facts.datasets()) == 4 and world.metadata.listings == 2
+
+
+def test_datasets_are_listed_again_after_a_failure(world: World) -> None:
+    world.metadata.is_away = True
+    with pytest.raises(Unavailable):
+        world.facts.datasets()
+    world.metadata.is_away = False
+    assert len(world.facts.datasets()) == 3
+
+
+def test_chunks_are_listed_when_the_generation_is_another_and_not_at_each_commit(world: World) -> None:
+    dataset = world.facts.dataset("a")
+
+    def listings_after(generation: int, now_s: float) -> int:
+        world.now_s = now_s
+        world.facts.chunks(dataset._replace(generation=generation))
+        return world.metadata.chunk_listings
+
+    assert listings_after(1, 0) == 1
+    assert listings_after(2, CHUNKS_S - 1) == 1
+    assert listings_after(1, 2 * CHUNKS_S) == 1
+    assert listings_after(2, 2 * CHUNKS_S) == 2
+
+
+def test_a_damaged_tag_is_shown_with_the_others_and_a_removed_one_is_not(world: World) -> None:
+    world.metadata.create_dataset("pets", DATASET_ID)
+    for name in ("v1", "v2", "v3"):
+        world.tags.add(Snapshot(signed(snapshot_bytes(SAMPLE), IDENTITY), SOURCE), name)
+    pets = world.facts.dataset("pets")
+    assert [(name, tag is not None) for name, tag in world.facts.tags(pets)] == [
+        ("v1", True),
+        ("v2", True),
+        ("v3", True),
+    ]
+    one, two, _ = sorted(world.store.list_records("tag-"))
+    content = world.store.get_record(one)
+    assert content is not None
+    world.store.put_record(one, content[:-1] + bytes([content[-1] ^ 1]))
+    world.store.delete_record(two)
+    world.now_s += max(TAG_S, DETAILS_S)
+    assert [(name, tag is not None) for name, tag in world.facts.tags(pets)] == [("v1", False), ("v3", True)]
 
 
 def test_a_job_is_found_and_ends_with_its_leases(world: World) -> None:

@@ -7,6 +7,7 @@ import trio
 
 from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
+from dieselfs.event_budget import ENTRIES_PER_SOURCE
 from dieselfs_server.certificates import browser_tls
 from dieselfs_server.web import serving as module
 from dieselfs_server.web.guard import Receive, Scope, Send
@@ -96,6 +97,39 @@ async def test_a_silent_browser_and_one_that_takes_nothing_are_disconnected(
             await ended.wait()  # although nobody has read
             await silent.aclose()
             await greedy.aclose()
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
+        b"http2-settings: AAAA\r\n\r\n",
+    ],
+)
+async def test_a_browser_that_wants_http_2_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch, switch: bytes
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
+    with trio.fail_after(TIMEOUT_S):
+        async with (
+            serving(lambda port: hello, LOOPBACK, None) as port,
+            await trio.open_tcp_stream("127.0.0.1", port) as stream,
+        ):
+            await stream.send_all(switch)
+            await answer(stream)  # which ends
+
+
+async def test_refused_browsers_do_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "CONNECTIONS_MAX", 0)
+    with trio.fail_after(TIMEOUT_S):
+        async with serving(lambda port: hello, LOOPBACK, None) as port:
+            for _ in range(ENTRIES_PER_SOURCE + 5):
+                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                    assert await stream.receive_some() == b""
+    assert caplog.text.count("browser refused") == ENTRIES_PER_SOURCE
 
 
 async def test_an_address_in_use_is_one_line() -> None:

@@ -83,11 +83,11 @@ export async function datasetView(main, { parts: [name], signal }) {
     growth.set(found.growth);
     fill(lists,
       panel("Tags", table("Tags", [
-        { label: "Tag", cell: (row) => row.name },
+        { label: "Tag", cell: (row) => (row.is_damaged ? `${row.name} (damaged)` : row.name) },
         { label: "Generation", number: true, cell: (row) => show.count(row.generation) },
         { label: "Files", number: true, cell: (row) => show.count(row.files) },
         { label: "Size", number: true, cell: (row) => show.bytes(row.bytes) },
-        { label: "Of", number: true, wide: true, cell: (row) => show.when(row.updated_s) },
+        { label: "Of", number: true, wide: true, cell: (row) => (row.is_damaged ? "–" : show.when(row.updated_s)) },
       ], found.tags, { empty: `No tag. Keep this generation: dlcmd tag add dl://${name} NAME` })),
       panel("Jobs", jobsTable(found.jobs, "No job reads this dataset now.")),
       panel("Readers that hold a generation", table("Readers", [
