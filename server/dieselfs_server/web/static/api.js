@@ -14,6 +14,8 @@ export const get = async (path, signal) => answer(await fetch(path, { signal }))
 export const post = async (path, fields = {}) =>
   answer(await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(fields) }));
 
+const RETRY_MS = 3000;
+
 const listeners = new Set();
 let source = null;
 
@@ -23,13 +25,18 @@ export function onEvent(listener) {
   return () => listeners.delete(listener);
 }
 
-/** Follow the server; `changed` gets "live" or "away". */
+/** Follow the server; `changed` gets "live", or "away" after each attempt that failed. */
 export function follow(changed) {
   stop();
-  source = new EventSource("/events");
-  source.onopen = () => changed("live");
-  source.onerror = () => changed("away");
-  source.onmessage = (event) => {
+  const opened = new EventSource("/events");
+  source = opened;
+  opened.onopen = () => changed("live");
+  opened.onerror = () => {
+    changed("away");
+    if (opened.readyState !== EventSource.CLOSED) return; // the browser tries again, but not after a refusal
+    setTimeout(() => { if (source === opened) follow(changed); }, RETRY_MS);
+  };
+  opened.onmessage = (event) => {
     changed("live");
     const content = JSON.parse(event.data);
     for (const listener of [...listeners]) listener(content);

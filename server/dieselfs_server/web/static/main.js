@@ -24,10 +24,10 @@ let leaving = new AbortController();
 let isFirst = true;
 
 function setState(name) {
+  if (name === "away") get("/api/me").catch((failure) => { if (me && failure instanceof LoggedOut) logIn("Your session has ended."); });
   if (state.dataset.state === name) return;
   state.dataset.state = name;
   state.textContent = name === "live" ? "live" : "reconnecting";
-  if (name === "away") get("/api/me").catch((failure) => { if (failure instanceof LoggedOut) logIn("Your session has ended."); });
 }
 
 function logIn(message = "") {
