@@ -57,6 +57,8 @@ class Page:
         self._url: str | None = None
         self._fault = ""
         self._until_s = 0.0
+        self._holders = 0
+        """How many have opened the page and not given it up; some may have died, so the lease counts too."""
         self._changed = trio.Event()
 
     @asynccontextmanager
@@ -92,6 +94,7 @@ class Page:
         """Serve whenever `open` asks for it, until its lease ends. An error ends the page, not the server."""
         while True:
             while trio.current_time() >= self._until_s:
+                self._holders = 0
                 await self._changed.wait()
             try:
                 async with self.served():
@@ -116,7 +119,8 @@ class Page:
         """
         if self._address is None:
             self._fault = ""
-            self.keep(caller, lease_s)
+            self._extend(caller, lease_s)
+            self._holders += lease_s > 0
             with trio.move_on_after(START_S):
                 while self._url is None and self._until_s:
                     await self._changed.wait()
@@ -126,12 +130,27 @@ class Page:
         return PageLink(self._url, self._logins.make_link(caller), fingerprint, LINK_S)
 
     def keep(self, caller: Caller, lease_s: int) -> None:
-        """Serve the page for `lease_s` from now, or no longer (0); of no effect on one that is always served."""
+        """Serve the page for `lease_s` from now, or give it up (0): without others that opened it, it ends.
+
+        Of no effect on one that is always served. Raises Unavailable if it has ended.
+        """
+        if self._address is None and lease_s > 0 and trio.current_time() >= self._until_s:
+            raise Unavailable("the page has ended: run dlcmd dashboard again")
+        self._extend(caller, lease_s)
+        if self._address is None and lease_s == 0:
+            self._holders = max(self._holders - 1, 0)
+            if not self._holders:
+                self._until_s = 0.0
+                self._note_change()
+
+    def _extend(self, caller: Caller, lease_s: int) -> None:
+        """Raises InvalidInput, AccessDenied. Others may have a longer lease."""
         if not 0 <= lease_s <= LEASE_S_MAX:
             raise InvalidInput(f"lease of {lease_s} s is out of range (0 to {LEASE_S_MAX})")
         if self._address is not None:
             return
         if not caller.is_trusted:
             raise AccessDenied("only the user of the server can open its page")
-        self._until_s = trio.current_time() + lease_s if lease_s else 0.0
-        self._note_change()
+        if lease_s:
+            self._until_s = max(self._until_s, trio.current_time() + lease_s)
+            self._note_change()

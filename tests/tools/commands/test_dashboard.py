@@ -40,6 +40,30 @@ def test_the_page_of_a_home_until_ctrl_c(dlcmd: Dlcmd, pets: str) -> None:
             process.kill()
 
 
+def test_the_page_of_a_home_is_there_until_the_last_has_ended(dlcmd: Dlcmd, pets: str) -> None:
+    with (
+        dlcmd.start("dashboard", "--json", stdout=-1) as first,
+        dlcmd.start("dashboard", "--json", stdout=-1) as second,
+    ):
+        assert first.stdout is not None and second.stdout is not None
+        try:
+            address, other = (
+                json.loads(process.stdout.readline())["url"].partition("#login=")[0]
+                for process in (first, second)
+                if process.stdout is not None
+            )
+            assert address == other
+            first.send_signal(signal.SIGINT)
+            assert first.wait(30) == EXIT_OK
+            assert is_open(address)
+            second.send_signal(signal.SIGINT)
+            assert second.wait(30) == EXIT_OK
+            wait_until(lambda: not is_open(address))
+        finally:
+            first.kill()
+            second.kill()
+
+
 def test_a_link_to_the_page_of_a_server(tmp_path: Path) -> None:
     with running_server(tmp_path / "server", ("--web", "127.0.0.1:0")) as server:
         dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
