@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from threading import Lock
 
 FAILURES_MAX = 500
+FAILURES_PER_USER_MAX = 50
+"""So that one user's calls do not push out all others."""
 TEXT_CHARACTERS_MAX = 500
 
 
@@ -31,14 +34,23 @@ class RecentFailures:
     def __init__(self) -> None:
         self._failures: deque[Failure] = deque(maxlen=FAILURES_MAX)
         self._numbers = count(1)
+        self._lock = Lock()
 
     def add(self, level: str, what: str, user: str, outcome: str, text: str) -> None:
         shown = text[:TEXT_CHARACTERS_MAX]
-        self._failures.append(Failure(next(self._numbers), time.time(), level, what, user, outcome, shown))
+        with self._lock:
+            of_user = [each for each in self._failures if each.user == user] if user else []
+            if len(of_user) >= FAILURES_PER_USER_MAX:
+                self._failures.remove(of_user[0])
+            self._failures.append(
+                Failure(next(self._numbers), time.time(), level, what, user, outcome, shown)
+            )
 
     def newest(self) -> Iterator[Failure]:
         """The newest first."""
-        yield from reversed([*self._failures])
+        with self._lock:
+            failures = [*self._failures]
+        yield from reversed(failures)
 
 
 @contextmanager
@@ -60,4 +72,9 @@ class RecentLog(logging.Handler):
         self._failures = failures
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._failures.add(record.levelname.lower(), record.name, "", "", record.getMessage())
+        try:
+            kind = record.exc_info[0] if record.exc_info else None
+            text = record.getMessage() + (f" ({kind.__name__})" if kind else "")
+            self._failures.add(record.levelname.lower(), record.name, "", "", text)
+        except Exception:  # a log call with wrong arguments must not fail its caller
+            self.handleError(record)
