@@ -9,6 +9,7 @@ from enum import IntEnum
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.names import check_dataset_name
 from dieselfs.rpc.auth import Verifier, check_user_name
+from dieselfs.rpc.serving.handshake import LOCAL_USER
 
 USERS_MAX = 10_000
 GROUPS_MAX = 1_000
@@ -180,7 +181,8 @@ class Caller:
 def with_key(accounts: Accounts, name: str, key_id: str, key: StoredKey) -> Accounts:
     """`accounts` with one more key for the user `name`, which is created if missing; without its expired keys.
 
-    No change if the user has this key. Raises AlreadyExists for another key with this ID, InvalidInput at the limits.
+    No change if the user has this key. Raises AlreadyExists for another key with this ID, InvalidInput at the limits
+    and for the name of trusted callers.
     """
     users = accounts.users
     user = users.get(check_user_name(name), User())
@@ -189,6 +191,8 @@ def with_key(accounts: Accounts, name: str, key_id: str, key: StoredKey) -> Acco
         if user.keys[key_id].verifier != key.verifier:
             raise AlreadyExists(f"user {name} has another key {key_id}: make a new one")
         return accounts
+    if name == LOCAL_USER:
+        raise InvalidInput(f"user name {name} is that of the server's own user: take another")
     if len(keys) >= KEYS_PER_USER_MAX:
         raise InvalidInput(f"user {name} has {KEYS_PER_USER_MAX} keys; remove one with 'dlcmd user rm --key'")
     if name not in users and len(users) >= USERS_MAX:

@@ -6,6 +6,7 @@ import pytest
 
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.rpc.auth import Key
+from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs_server.accounts import (
     EVERYONE,
     KEYS_PER_USER_MAX,
@@ -148,3 +149,8 @@ def test_a_user_whose_key_is_shared_cannot_change_its_keys() -> None:
     accounts = with_members(table(), SHARED, ["ada"])
     with pytest.raises(AccessDenied, match="administrator"):
         accounts.check_may_change_own_keys("ada")
+
+
+def test_nobody_takes_the_name_of_trusted_callers() -> None:
+    with pytest.raises(InvalidInput, match="take another"):
+        added(Accounts(), Key.generate(LOCAL_USER))
