@@ -24,6 +24,8 @@ from dieselfs.rpc.messages import (
 from dieselfs.rpc.serving.connection import ClientConnection
 
 LOCAL_USER = "local"
+LEFT = "the client closed the connection at once"
+"""A reason that is no attempt to log in: some look only whether anybody listens."""
 
 
 class KeyRing(Protocol):
@@ -57,7 +59,7 @@ async def shake_hands(
     with trio.fail_after(HANDSHAKE_TIMEOUT_S):
         hello = await connection.receive_message(HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S)
         if hello is None:
-            return "the client closed the connection at once"
+            return LEFT
         method, sequence, arguments = decode_call(hello)
         if method != "hello":
             raise ProtocolError("the first call is not 'hello'")

@@ -28,7 +28,7 @@ from dieselfs.limits import (
 from dieselfs.metrics import Registry
 from dieselfs.rpc import auth
 from dieselfs.rpc.serving.connection import ClientConnection
-from dieselfs.rpc.serving.handshake import Identity, KeyRing, shake_hands
+from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, shake_hands
 from dieselfs.rpc.serving.places import Place, Places
 from dieselfs.rpc.tls import ServerTls
 from dieselfs.sockets import peer_user, reachable_path
@@ -192,7 +192,8 @@ class RpcServer:
     ) -> None:
         caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted)
         if isinstance(caller, str):
-            self._tell(logging.WARNING, "handshake failed", peer, caller)
+            level = logging.INFO if caller == LEFT else logging.WARNING
+            self._tell(level, "handshake failed", peer, caller)
             self._handler.refused(connection, caller)
             return
         if not place.is_known and not self._places.prove(place):
