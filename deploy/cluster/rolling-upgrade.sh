@@ -16,6 +16,8 @@ for host in "$@"; do
     if [ -n "$PACKAGE" ]; then
         $ON "$host" bash -euc "'cat > /opt/$(basename "$PACKAGE")'" < "$PACKAGE"
         $ON "$host" /opt/dieselfs/bin/pip install --quiet "/opt/$(basename "$PACKAGE")[etcd]"
+        # Else pip leaves a build of the same version as it is.
+        $ON "$host" /opt/dieselfs/bin/pip install --quiet --no-deps --force-reinstall "/opt/$(basename "$PACKAGE")"
     fi
     $ON "$host" systemctl restart dieselfs-server
     $ON "$host" /opt/dieselfs/bin/dlcmd --server "unix:/run/dieselfs/server.sock" --quiet server status

@@ -154,7 +154,11 @@ SCRIPT
 make_pool() {
     on "$FIRST" "${#HOSTS[@]}" <<'SCRIPT'
 ceph() { command ceph --connect-timeout 60 --keyring /etc/ceph/ceph.keyring "$@"; }
-until ceph osd stat | grep -q "$1 up"; do sleep 0.5; done
+for _ in $(seq 240); do
+    ceph osd stat | grep -qw "$1 up" && break
+    sleep 0.5
+done
+ceph osd stat | grep -qw "$1 up" || { echo "not all disks of Ceph are up: see 'journalctl -u ceph-osd@*'" >&2; exit 1; }
 ceph osd pool ls | grep -qx dieselfs || ceph osd pool create dieselfs 32 2> /dev/null
 SCRIPT
 }
@@ -194,8 +198,15 @@ join_redis() {
     on "$FIRST" $(printf '%s:6379 %s:6380 ' $(printf '%s ' "${HOSTS[@]}" | awk '{ for (i = 1; i <= NF; i++) print $i, $i }')) <<SCRIPT
 export REDISCLI_AUTH=$(cat "$SECRETS/redis-admin")
 redis-cli -h $FIRST cluster info | grep -q cluster_state:ok && exit
+# What an interrupted run has joined is empty, and joined again.
+for node in "\$@"; do redis-cli -h "\${node%:*}" -p "\${node#*:}" cluster reset > /dev/null || true; done
 redis-cli --cluster create "\$@" --cluster-replicas 1 --cluster-yes > /dev/null
-until redis-cli -h $FIRST cluster info | grep -q cluster_state:ok; do sleep 0.2; done
+for _ in \$(seq 300); do
+    redis-cli -h $FIRST cluster info | grep -q cluster_state:ok && exit
+    sleep 0.2
+done
+echo "Redis Cluster does not get ready: see 'journalctl -u redis-server@6379'" >&2
+exit 1
 SCRIPT
 }
 
@@ -237,16 +248,7 @@ start_first_server() {
     on "$FIRST" <<'SCRIPT'
 if [ ! -e /etc/dieselfs/keys/admin.key ]; then
     install -d -o dieselfs -m 700 /var/lib/dieselfs /etc/dieselfs/keys /run/dieselfs
-    log=$(mktemp)
-    setpriv --reuid dieselfs --regid dieselfs --init-groups /opt/dieselfs/bin/dieselfs-server --config /etc/dieselfs/server.toml --init 2> "$log" &
-    for _ in $(seq 300); do
-        grep -q 'listening on unix' "$log" && break
-        kill -0 $! 2> /dev/null || break
-        sleep 0.2
-    done
-    kill $! 2> /dev/null || true
-    wait $! || { cat "$log" >&2; exit 1; }
-    rm "$log"
+    setpriv --reuid dieselfs --regid dieselfs --init-groups /opt/dieselfs/bin/dieselfs-server --config /etc/dieselfs/server.toml --init-only
 fi
 systemctl enable --quiet --now dieselfs-server
 systemctl enable --quiet --now dieselfs-purge.timer dieselfs-fsck.timer dieselfs-backup.timer

@@ -18,7 +18,8 @@ clean() {
     umount --lazy --recursive "$mounts" 2>/dev/null || true
     rm -rf --one-file-system "$scratch"
 }
-trap clean EXIT INT TERM
+trap clean EXIT
+trap 'exit 130' INT TERM
 
 step() { printf '%s\n' "== $1"; }
 fail() { printf '%s\n' "try.sh: $1" >&2; exit 1; }

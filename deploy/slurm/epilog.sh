@@ -16,8 +16,15 @@ processes() {
     done
 }
 
+# A user can change the folders above a mount point, so root unmounts root's mounts alone.
+unmount() {
+    if [ "$SLURM_JOB_UID" = 0 ]; then umount --lazy -- "$1"; return; fi
+    setpriv --reuid "$SLURM_JOB_UID" --regid "$(id -g "$SLURM_JOB_UID")" --init-groups fusermount3 -u -z -- "$1"
+}
+
 mounts | while read -r mountpoint; do
-    umount --lazy "$(printf '%b' "$mountpoint")"
+    printf -v path '%b' "$mountpoint"
+    unmount "$path"
 done
 end=$((SECONDS + KILL_AFTER_S))
 signal=TERM

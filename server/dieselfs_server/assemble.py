@@ -268,7 +268,7 @@ async def initialize(settings: ServerSettings) -> None:
 
     A store that has them stays as it is.
     """
-    async with open_server(replace(settings, listen=(), metrics=None)):
+    async with open_server(replace(settings, listen=(), metrics=None, web=None)):
         log.info("%s is ready", settings.store)
 
 
