@@ -39,6 +39,9 @@ _ALIKE = 0.15
 Values = dict[tuple[str, str, str], Mapping[str, float]]
 """By benchmark, title of the trial and side: its values by name."""
 
+Reasons = dict[tuple[str, str], str]
+"""By benchmark and side: why it was not measured; the side is empty if none of them was."""
+
 
 class Compared(NamedTuple):
     """`here`: None if it was not measured."""
@@ -52,7 +55,7 @@ def paper(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     file = scale.figure or (None if scale.is_quick else DRAWING)
     if file is not None:
         from bench.drawing import draw_paper  # before the measurements, as matplotlib is optional
-    measured, reasons = Values(), dict[str, str]()
+    measured, reasons = Values(), Reasons()
     waiting = list(EXPERIMENTS)
     for name in benchmarks_of(EXPERIMENTS):
         try:
@@ -60,7 +63,7 @@ def paper(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
                 for values in _measure(name, Path(place), replace(scale, figure=None), reasons):
                     measured |= values
         except (Unsuitable, *FAILURES) as reason:
-            reasons[name] = f"{name}: {reason}"
+            reasons[name, ""] = f"{name}: {reason}"
         ended = {each.benchmark for each in measures_of(EXPERIMENTS)} - set(_after(name))
         for experiment in [each for each in waiting if set(benchmarks_of([each])) <= ended]:
             waiting.remove(experiment)
@@ -74,7 +77,7 @@ def _after(name: str) -> list[str]:
     return names[names.index(name) + 1 :]
 
 
-def _measure(name: str, folder: Path, scale: Scale, reasons: dict[str, str]) -> Iterator[Values]:
+def _measure(name: str, folder: Path, scale: Scale, reasons: Reasons) -> Iterator[Values]:
     """Run the sides of a benchmark that are compared; into `reasons`, why some failed."""
     if name == "accuracy":
         from bench.accuracy import storings
@@ -85,7 +88,7 @@ def _measure(name: str, folder: Path, scale: Scale, reasons: dict[str, str]) -> 
         for trial in trials:
             if (chosen := chosen_sides(name, trial)).sides:
                 found, left_out = run_trial(chosen)
-                reasons |= {side: f"{side}: {reason}" for side, reason in left_out.items()}
+                reasons |= {(name, side): f"{name}, {side}: {reason}" for side, reason in left_out.items()}
                 yield values_of(name, trial, found)
 
 
@@ -148,8 +151,12 @@ def _value(measure: Measure, measured: Values) -> float | None:
     return values
 
 
-def rows_of(experiment: Experiment, found: Iterable[Compared], reasons: Mapping[str, str]) -> Iterator[Row]:
-    """A row for each ratio, and one for what differs here. `reasons`: why something was not measured."""
+def rows_of(
+    experiment: Experiment, found: Iterable[Compared], reasons: Mapping[tuple[str, str], str]
+) -> Iterator[Row]:
+    """A row for each ratio, and one for what differs here. `reasons`: why something was not measured, by benchmark and
+    side.
+    """
     head, is_whole = f"{experiment.where}: {experiment.title}", True
     for what, paper, here in found:
         is_whole = is_whole and here is not None
@@ -160,7 +167,8 @@ def rows_of(experiment: Experiment, found: Iterable[Compared], reasons: Mapping[
             "here : paper": "" if not paper or here is None else _short(here / paper),
             "shape": "" if paper is None or here is None else _shape(paper, here),
         }
-    lacks = "" if is_whole or not reasons else f"; not measured: {'; '.join(reasons.values())}"
+    own = [reason for (name, _), reason in reasons.items() if name in benchmarks_of([experiment])]
+    lacks = "" if is_whole or not own else f"; not measured: {'; '.join(own)}"
     yield {
         head: f"*differs:* {experiment.differs}{lacks}",
         "paper": "",

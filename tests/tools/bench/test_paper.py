@@ -94,8 +94,11 @@ def test_a_table_shows_both_ratios_whether_they_point_the_same_way_and_what_diff
     ]
 
 
+REASONS = {("failover", ""): "failover: not root", ("reading", "lmdb"): "reading, lmdb: of another figure"}
+
+
 def test_what_was_not_measured_says_why() -> None:
-    *_, row, last = rows_of(EXPERIMENT, compared(EXPERIMENT, {}), {"failover": "failover: not root"})
+    *_, row, last = rows_of(EXPERIMENT, compared(EXPERIMENT, {}), REASONS)
     assert row["here"] == "not measured"
     assert next(iter(last.values())) == "*differs:* one process; not measured: failover: not root"
 
