@@ -78,3 +78,20 @@ def test_a_server_without_a_page_says_how_to_set_it(tmp_path: Path) -> None:
     with running_server(tmp_path / "server") as server, closing(server.client()):
         dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
         assert 'web = "HOST:PORT"' in dlcmd("dashboard", exit_code=EXIT_UNAVAILABLE).stderr
+
+
+def test_the_link_is_no_word_of_the_browser_s_command(tmp_path: Path) -> None:
+    """Other users of the machine see those words."""
+    browser, words = tmp_path / "xdg-open", tmp_path / "words"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {words}\ncat "$1" >> {words}\n')
+    browser.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    with running_server(tmp_path / "server", ("--web", "127.0.0.1:0")) as server:
+        dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix, **variables})
+        dlcmd("dashboard", "--open")
+        wait_until(lambda: words.exists() and "url=https://127.0.0.1:" in words.read_text())
+    command, content = words.read_text().splitlines()
+    assert "login" not in command and "#login=" in content
+    page = tmp_path / "runtime" / "dieselfs" / "dashboard.html"
+    assert page.stat().st_mode & 0o777 == 0o600

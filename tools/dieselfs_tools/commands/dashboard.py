@@ -1,12 +1,16 @@
 """`dlcmd dashboard`: the web page of a server, or of the embedded server of this home."""
 
+import html
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import click
 
 from dieselfs.errors import DieselfsError
+from dieselfs.private_file import write_private_file
+from dieselfs.process.state_dirs import make_private, runtime_folder
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
@@ -35,7 +39,7 @@ def dashboard(session: Session, is_opened: bool) -> int:
     fields = {"url": url, "expires_s": link.expires_s, "fingerprint": link.fingerprint.hex()}
     output.record("page", url, fields)
     sys.stdout.flush()
-    if is_opened and click.launch(url) != 0:
+    if is_opened and click.launch(str(_redirect(url))) != 0:
         output.aside("no browser could be started: open the link yourself")
     if is_embedded:
         output.note("serving the page; Ctrl-C ends it")
@@ -48,3 +52,14 @@ def dashboard(session: Session, is_opened: bool) -> int:
             with suppress(DieselfsError):
                 client.keep_page(0)
     return output.summary("", {})
+
+
+def _redirect(url: str) -> Path:
+    """A private file that leads a browser to the link, which other users would see as a word of its command. The link
+    is of use once, so the file stays until the next one replaces it.
+    """
+    make_private(runtime_folder())
+    path = runtime_folder() / "dashboard.html"
+    target = html.escape(url, quote=True)
+    write_private_file(path, f'<meta http-equiv="refresh" content="0; url={target}">\n'.encode())
+    return path
