@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 KILL_TIMEOUT_S = 60.0
-LOST = (errno.EIO, errno.ENOTCONN)
+LOST = (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED)
 
 START = """
 set -e

@@ -25,6 +25,8 @@ def test_datasets_are_found_and_restored_without_a_known_name(tmp_path: Path) ->
             "dl://ants/: its metadata is lost" in listed.stderr and "dlcmd rebuild dl://bees" in listed.stderr
         )
         assert dlcmd("ls", "--json", exit_code=EXIT_DAMAGED).summary["lost"] == ["ants", "bees"]
+        checked = dlcmd("fsck", "--all", exit_code=EXIT_DAMAGED)  # a timer notices
+        assert "dlcmd rebuild dl://ants" in checked.stderr and "checked 2 datasets" in checked.text
         dlcmd("rebuild", "--all", "dl://ants", exit_code=EXIT_USAGE)
         dlcmd("rebuild", exit_code=EXIT_USAGE)
         assert dlcmd("rebuild", "--all", "-n").text.endswith("would rebuild 2 datasets\n")

@@ -159,9 +159,13 @@ class Dlcmd:
         return self.changed(code, *arguments)
 
     def start(self, *arguments: str | bytes | Path, **options: Any) -> "subprocess.Popen[bytes]":
-        """Start one command as a shell does, for tests that disturb it."""
+        """Start one command as an interactive shell does, for tests that disturb it."""
         options = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL, **options}
-        return subprocess.Popen([*COMMAND, *arguments], **options)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored is inherited
+        try:
+            return subprocess.Popen([*COMMAND, *arguments], **options)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _run(words: list[str], folder: Path, environment: dict[str, str], streams: list[Path]) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
@@ -15,6 +16,7 @@ from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
 from dieselfs_tools.command_line import VERBS
 from dieselfs_tools.json_fields import FIELDS
 from dieselfs_tools.json_schema import VERB_LINES, fields_of, page, schema, text
+from dieselfs_tools.private_home import private_home
 from tests.support.dlcmd import Dlcmd, check_json_line
 from tests.support.documents import REPOSITORY
 from tests.support.speeds import write_speeds
@@ -144,7 +146,13 @@ IN_OTHER_TESTS = {"bench", "chaos", "dashboard", "mount", "upgrade", "warm", "ca
 
 
 @pytest.mark.timeout(1200)  # more than sixty processes, one after the other
-def test_every_verb_prints_what_is_documented(dlcmd: Dlcmd, dataset: str) -> None:
+def test_every_verb_prints_what_is_documented(tmp_path: Path) -> None:
+    """In a home of its own, without the damaged datasets of other tests."""
+    with private_home() as home:
+        every_verb_prints_what_is_documented(Dlcmd(home, tmp_path), "documented")
+
+
+def every_verb_prints_what_is_documented(dlcmd: Dlcmd, dataset: str) -> None:
     for name, size in (("train/cat.txt", 5), ("train/more/dog.bin", 4096), ("none", 0)):
         place = dlcmd.folder / "pets" / name
         place.parent.mkdir(parents=True, exist_ok=True)

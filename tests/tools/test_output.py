@@ -1,10 +1,12 @@
 """What is printed, for people and for programs."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from dieselfs_tools.output import FAILURES_SHOWN_MAX, Output, name_fields
+from dieselfs.errors import InvalidInput
+from dieselfs_tools.output import FAILURES_SHOWN_MAX, Output, name_fields, replace_file
 
 
 def test_a_name_that_is_not_utf8_comes_with_its_bytes() -> None:
@@ -51,3 +53,19 @@ def test_of_many_failures_the_first_are_shown(capsys: pytest.CaptureFixture[str]
 
 def test_sizes_are_exact_on_request() -> None:
     assert (Output().size(2048), Output(is_exact=True).size(2048)) == ("2.0 KiB", "2048")
+
+
+def test_a_file_is_replaced_whole_whatever_its_text_is(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    replace_file(path, "old")
+    replace_file(path, "a name with \udcff in it")
+    assert path.read_text() == "a name with \\udcff in it"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("name", ["/", ".", "missing/file", ".."])
+def test_a_place_that_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="name a file"):
+        replace_file(Path(name), "text")
+    assert [*tmp_path.iterdir()] == []

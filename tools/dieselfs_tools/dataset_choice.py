@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, DieselfsError, InvalidInput
 from dieselfs.units import count
 from dieselfs_tools.session import Session
 
@@ -13,6 +13,16 @@ Result = tuple[str, Mapping[str, object], int]
 def names_of_all(session: Session) -> list[str]:
     """Of the datasets whose metadata exists, and that this user may read."""
     return sorted(dataset.name for dataset in session.client.datasets())
+
+
+def names_with_lost(session: Session) -> list[str]:
+    """Also of the datasets whose chunks exist, but no metadata."""
+    return sorted({*names_of_all(session), *session.client.lost_datasets()})
+
+
+def worse(one: int, other: int) -> int:
+    """The exit code of both: damage is worse than what may pass."""
+    return EXIT_DAMAGED if EXIT_DAMAGED in (one, other) else max(one, other)
 
 
 def for_each_dataset(
@@ -42,6 +52,6 @@ def for_each_dataset(
             code = error.exit_code
         else:
             session.output.detail("dataset", f"dl://{name}: {text}", found)
-        exit_code = max(exit_code, code)
+        exit_code = worse(exit_code, code)
     total = {**(fields or {}), "datasets": len(chosen)}
     return session.output.summary(f"{done} {count(len(chosen), 'dataset')}", total, exit_code)

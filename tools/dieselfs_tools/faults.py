@@ -157,8 +157,11 @@ def lost_node() -> Rehearsed:
 
 def _is_avoided(places: Sequence[Path]) -> bool:
     """Whether each of these nodes suspects another one, or has it no longer in its list."""
-    jobs = [control.job_of(str(place)) or {} for place in places]
-    return all(job.get("suspected") or len(job.get("members", ())) < NODES for job in jobs)
+    jobs = [control.job_of(str(place)) for place in places]
+    return all(
+        job is not None and job.get("members") and (job.get("suspected") or len(job["members"]) < NODES)
+        for job in jobs
+    )
 
 
 def killed_daemon() -> Rehearsed:

@@ -30,10 +30,18 @@ def default_path() -> Path:
     return log_path("speeds").with_suffix(".json")
 
 
+def make_folder(path: Path) -> None:
+    """The folder of the file at `path`, if there is none. Raises InvalidInput."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{path.parent}: {error.strerror}; --save names another file") from None
+
+
 def save(speeds: Speeds, source: str, path: Path) -> Measured:
     """Raises InvalidInput if the file cannot be written."""
     measured = Measured(speeds, source, int(time.time()))
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(path)
     replace_file(path, json.dumps(measured.fields(), indent=2) + "\n")
     return measured
 

@@ -4,6 +4,7 @@ files.
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -39,9 +40,15 @@ def write_bytes(content: bytes) -> None:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file that nobody reads half of. Raises InvalidInput if it cannot be written."""
-    aside = path.with_name(f".{path.name}.new")
+    if not path.name:
+        raise InvalidInput(f"{path} is a folder: name a file")
+    aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
-        aside.write_text(text, encoding="utf-8")
+        descriptor = os.open(
+            aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+        )
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
         aside.replace(path)
     except OSError as error:
         with suppress(OSError):

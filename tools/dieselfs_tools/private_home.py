@@ -17,7 +17,7 @@ _POLL_S = 0.05
 @contextmanager
 def private_home(folder: Path | None = None) -> Iterator[Path]:
     """A new DIESELFS_HOME in `folder`, or else where temporary files are; removed at the end of the context."""
-    home = Path(tempfile.mkdtemp(prefix="dieselfs-", dir=folder))
+    home = Path(tempfile.mkdtemp(prefix="dieselfs-", dir=folder)).absolute()
     try:
         yield home
     finally:

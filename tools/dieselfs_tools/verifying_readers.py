@@ -120,11 +120,15 @@ def reading(places: Sequence[Path], contents: Mapping[str, bytes]) -> Iterator[R
             reader.thread.join(PATIENCE_S)
 
 
+class TooLate(Unavailable):
+    """What was waited for has not happened in time."""
+
+
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> float:
-    """Poll until the condition holds; returns how long it took. Raises Unavailable after the timeout."""
+    """Poll until the condition holds; returns how long it took. Raises TooLate after the timeout."""
     began_s = time.monotonic()
     while not condition():
         if time.monotonic() - began_s > timeout_s:
-            raise Unavailable(f"not within {timeout_s:g} s: {what}")
+            raise TooLate(f"not within {timeout_s:g} s: {what}")
         time.sleep(_POLL_S)
     return time.monotonic() - began_s

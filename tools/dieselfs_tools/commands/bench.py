@@ -46,6 +46,10 @@ def bench(
 
     output = session.output
     chunks = session.dataset(dataset).chunks if dataset is not None else None
+    if chunks is not None and not chunks.snapshot.column("chunk_payload_lengths").any():
+        raise InvalidInput(f"dl://{dataset} has no chunks to fetch: name another dataset, or none")
+    path = file or measured_speeds.default_path()
+    measured_speeds.make_folder(path)
     try:
         found = run(folder, QUICK_FORMS if is_quick else FORMS, rounds, chunks, output.aside)
     except OSError as error:
@@ -68,7 +72,6 @@ def bench(
             f"again {files / each.later_s:10,.0f} files/s"
         )
         output.record("timing", text, fields)
-    path = file or measured_speeds.default_path()
     measured = measured_speeds.save(found.speeds, source, path)
     text = (
         f"chunks from {source}: {output.size(round(found.fetch_bytes_s))}/s; view {found.view}, one reader\n"

@@ -2,10 +2,10 @@
 
 import click
 
-from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, Damaged
 from dieselfs.units import count
 from dieselfs_tools import options
-from dieselfs_tools.dataset_choice import Result, for_each_dataset
+from dieselfs_tools.dataset_choice import Result, for_each_dataset, names_with_lost
 from dieselfs_tools.job_watch import watched
 from dieselfs_tools.session import Session
 
@@ -29,9 +29,16 @@ def fsck(
     Exit code 0: clean; 2: all problems are repaired; 5: some problems are not repaired.
     """
     is_repair = is_repair and not is_dry_run
-    return for_each_dataset(
-        session, dataset, is_all, "checked", lambda name: _fsck(session, name, is_deep, is_repair)
-    )
+    lost = session.client.lost_datasets() if is_all else ()
+
+    def work(name: str) -> Result:
+        if name in lost:
+            raise Damaged(
+                f"its metadata is lost, but its chunks exist; rebuild it: dlcmd rebuild dl://{name}"
+            )
+        return _fsck(session, name, is_deep, is_repair)
+
+    return for_each_dataset(session, dataset, is_all, "checked", work, names_with_lost)
 
 
 def _fsck(session: Session, dataset: str, is_deep: bool, is_repair: bool) -> Result:

@@ -20,7 +20,7 @@ from dieselfs_tools.session import Session
     "dlcmd purge --all                     # every dataset, for a timer",
 )
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET", required=False)
-@options.flag("--all", "is_all", text="Purge all datasets that you may read.")
+@options.flag("--all", "is_all", text="Purge all datasets that you may change.")
 @click.option(
     "--grace",
     "grace_s",

@@ -7,7 +7,7 @@ import click
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput
 from dieselfs.units import count
 from dieselfs_tools import options
-from dieselfs_tools.dataset_choice import Result, for_each_dataset, names_of_all
+from dieselfs_tools.dataset_choice import Result, for_each_dataset, names_with_lost
 from dieselfs_tools.job_watch import watched
 from dieselfs_tools.session import Session
 
@@ -44,12 +44,7 @@ def rebuild(session: Session, dataset: str | None, is_all: bool, since: str | No
         return _rebuild(session, name, since, since_s, is_dry_run)
 
     done = "would rebuild" if is_dry_run else "rebuilt"
-    return for_each_dataset(session, dataset, is_all, done, work, _all_datasets, {"dry_run": is_dry_run})
-
-
-def _all_datasets(session: Session) -> list[str]:
-    """Names of the datasets with and without metadata, sorted."""
-    return sorted({*names_of_all(session), *session.client.lost_datasets()})
+    return for_each_dataset(session, dataset, is_all, done, work, names_with_lost, {"dry_run": is_dry_run})
 
 
 def _rebuild(

@@ -96,6 +96,8 @@ def _quality(nodes: "dict[str, Recorded]", order: str) -> "ShuffleQuality | None
     from dieselfs_client import control
 
     for recorded in nodes.values():
+        if not recorded.about.get("mountpoint"):
+            continue
         path = control.snapshot_of(recorded.about.get("mountpoint", ""))
         if path is None:
             continue
