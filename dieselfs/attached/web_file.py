@@ -5,13 +5,12 @@ as the URL itself is, because who may name a URL is not always who may read what
 """
 
 import re
-import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from dieselfs.attached.web_url import (
@@ -26,6 +25,7 @@ from dieselfs.attached.web_url import (
 )
 from dieselfs.chunk.source import ETAG, MODIFIED, Source
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.host_names import addresses
 from dieselfs.limits import MIB
 
 if TYPE_CHECKING:
@@ -149,10 +149,13 @@ class WebFile:
         parts = urlsplit(url)
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"}
         host = parts.hostname or ""
-        proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
-        if parts.scheme == "http" and proxy is None and not is_address(host):
-            headers["Host"] = parts.netloc
-            url = self._at_address(url, parts, number)
+        # A proxy would look up the name again: over http://, an address that was not checked could answer.
+        proxy = None if parts.scheme == "http" or proxy_bypass(host) else getproxies().get(parts.scheme)
+        if proxy is None and not is_address(host):
+            located = self._at_address(url, parts, number)
+            if parts.scheme == "http":
+                headers["Host"] = parts.netloc
+                url = located
         return _client(proxy).request(
             "GET",
             url,
@@ -164,11 +167,13 @@ class WebFile:
         )
 
     def _at_address(self, url: str, parts: SplitResult, number: int) -> str:
-        """The URL with the address that is asked, so that it is the one that was checked."""
-        found = socket.getaddrinfo(parts.hostname, parts.port or PORTS[parts.scheme], type=socket.SOCK_STREAM)
+        """The URL with the address that is asked, so that it is the one that was checked. Over https, the name is only
+        looked up, within a bound: the certificate says who answers.
+        """
+        found = addresses(parts.hostname or "", parts.port or PORTS[parts.scheme], CONNECT_TIMEOUT_S)
         address = str(found[number % len(found)][4][0])
         located = with_host(url, address)
-        if not is_public(address):
+        if parts.scheme == "http" and not is_public(address):
             self._check_allowed(without_query(located).encode())
         return located
 
@@ -244,9 +249,18 @@ def _one_line(error: BaseException) -> str:
 
 @cache
 def _client(proxy: str | None) -> "PoolManager":
-    from urllib3 import PoolManager, ProxyManager, Timeout
+    from urllib3 import PoolManager, ProxyManager, Timeout, make_headers
 
     timeout = Timeout(connect=CONNECT_TIMEOUT_S, read=SILENCE_S)
     if proxy is None:
         return PoolManager(maxsize=CONNECTIONS_PER_HOST, timeout=timeout)
-    return ProxyManager(proxy, maxsize=CONNECTIONS_PER_HOST, timeout=timeout)
+    address, login = _proxy_parts(proxy)
+    headers = None if login is None else make_headers(proxy_basic_auth=login)
+    return ProxyManager(address, maxsize=CONNECTIONS_PER_HOST, timeout=timeout, proxy_headers=headers)
+
+
+def _proxy_parts(proxy: str) -> tuple[str, str | None]:
+    """The URL of a proxy, and its USER:PASSWORD, of `[http://][USER:PASSWORD@]HOST[:PORT]`."""
+    scheme, mark, rest = proxy.rpartition("://")
+    login, at, host = rest.rpartition("@")
+    return f"{scheme if mark else 'http'}://{host}", unquote(login) if at else None

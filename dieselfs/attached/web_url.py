@@ -12,7 +12,7 @@ WEB_SCHEMES = ("https://", "http://")
 PORTS = {"https": 443, "http": 80}
 
 _VISIBLE = re.compile(r"[!-~]+")
-_UNSAFE = frozenset(("", ".", ".."))
+_UNSAFE = frozenset((".", ".."))
 
 
 def is_web_url(text: str) -> bool:
@@ -29,10 +29,8 @@ def parse_web_url(url: str) -> SplitResult:
             f"{without_query(url)}: attach it without the query behind it, which all readers of the dataset would see; "
             "dlcmd import takes one"
         )
-    if _UNSAFE & set(unquote(parts.path)[1:].split("/")) or "\\" in unquote(parts.path):
-        raise InvalidInput(
-            f"{url}: it is not the URL of a file: its path is empty, or has an empty part, . or .."
-        )
+    if "" in unquote(parts.path)[1:].split("/"):
+        raise InvalidInput(f"{url}: it is not the URL of a file: its path is empty, or has an empty part")
     return parts
 
 
@@ -46,6 +44,12 @@ def _parsed(url: str) -> SplitResult:
         raise InvalidInput(
             f"{parts.scheme[:10]}://{parts.netloc.rpartition('@')[2]}: no URL of a file; write https://HOST/PATH, "
             "without a user or a password, and with %20 for a space"
+        )
+    # Clients resolve these parts, so the file would not be where its URL seems to be.
+    path = unquote(parts.path)
+    if "\\" in path or _UNSAFE & set(path.split("/")):
+        raise InvalidInput(
+            f"{without_query(url)}: it is not the URL of a file: its path has ., .. or a backslash"
         )
     return parts
 

@@ -161,3 +161,30 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         module._client.cache_clear()
         assert opened(file.url).read(0, 5) == CONTENT[:5]
         module._client.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "proxy, expected",
+    [
+        ("proxy:3128", ("http://proxy:3128", None)),
+        ("https://proxy", ("https://proxy", None)),
+        ("me:p%40ss@proxy:3128", ("http://proxy:3128", "me:p@ss")),
+        ("http://me:p@ss@proxy:3128", ("http://proxy:3128", "me:p@ss")),
+    ],
+)
+def test_proxies_with_a_login_and_without_a_scheme(proxy: str, expected: tuple[str, str | None]) -> None:
+    assert module._proxy_parts(proxy) == expected
+
+
+def test_files_over_http_are_asked_without_a_proxy(
+    file: http_files.WebFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    assert opened(file.url).read(0, 5) == CONTENT[:5]
+
+
+def test_what_is_no_host_name_is_one_clear_error() -> None:
+    for scheme in ("http", "https"):
+        with pytest.raises(Unavailable, match="is no host name"):
+            opened(f"{scheme}://a..b/x")

@@ -89,6 +89,24 @@ def test_redirects() -> None:
 
 
 @pytest.mark.parametrize(
+    "target",
+    [
+        "https://x.org/root/../secret",
+        "//x.org/root/../secret",
+        "https://x.org/root/%2e%2e/secret?key=hidden",
+        "/root/.%2E/secret",
+        "https://x.org/root/..%2fsecret",
+        "https://x.org/root/..\\secret",
+        "https://y.org/root/./secret",
+    ],
+)
+def test_redirects_do_not_leave_a_root_by_parts_that_clients_resolve(target: str) -> None:
+    with pytest.raises(InvalidInput, match="backslash") as raised:
+        redirected("https://x.org/root/a", target)
+    assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     "address, expected",
     [
         ("8.8.8.8", True),
