@@ -67,12 +67,15 @@ class UserStore:
         raise Unavailable("the table of users changes too fast to be read; try again")
 
     def change(self, edit: Callable[[Accounts], Accounts]) -> None:
-        """Replace the table by `edit` of it; durable when this returns. No change of another server is lost: `edit` is
-        repeated if there was one. Raises Unavailable if there are too many.
+        """Replace the table by `edit` of it, unless that is the same; durable when this returns. No change of another
+        server is lost: `edit` is repeated if there was one. Raises Unavailable if there are too many.
         """
         with self._lock:
             for _ in range(CHANGE_TRIES_MAX):
-                accounts = edit(self._refresh(0))
+                newest = self._refresh(0)
+                accounts = edit(newest)
+                if accounts == newest:
+                    break
                 number = self._number + 1
                 if self._store.create_record(_record_name(number), encode_accounts(accounts)):
                     self._number, self._accounts, self._read_s = number, accounts, self._clock()

@@ -25,19 +25,23 @@ from dieselfs_server.service import Call
 async def add_key(call: Call) -> None:
     """Administrators add keys of all users; others their own, which do not outlive the key that they use."""
     arguments, now_s = call.arguments, call.service.now_ns() // 10**9
-    expires_s = arguments.expires_s
-    if arguments.user == call.caller.name and not call.caller.is_trusted:
-        accounts = await trio.to_thread.run_sync(call.service.users.current)
-        used = call.caller.key(accounts, now_s)
-        accounts.check_may_change_own_keys(arguments.user)
-        expires_s = min(expires_s or used.expires_s, used.expires_s or expires_s)
-    else:
+    is_own = arguments.user == call.caller.name and not call.caller.is_trusted
+    if not is_own:
         await call.require_admin()
-    if expires_s and expires_s <= now_s:
-        raise InvalidInput(f"the key would already be expired: {expires_s} is in the past")
-    key = StoredKey(check_verifier(arguments.verifier, arguments.server_key), now_s, expires_s)
+    if arguments.expires_s and arguments.expires_s <= now_s:
+        raise InvalidInput(f"the key would already be expired: {arguments.expires_s} is in the past")
+    verifier = check_verifier(arguments.verifier, arguments.server_key)
     key_id = check_key_id(arguments.key_id)
-    await _change(call, lambda accounts: with_key(accounts, arguments.user, key_id, key))
+
+    def added(accounts: Accounts) -> Accounts:
+        expires_s = arguments.expires_s
+        if is_own:
+            used = call.caller.key(accounts, now_s)
+            accounts.check_may_change_own_keys(arguments.user)
+            expires_s = min(expires_s or used.expires_s, used.expires_s or expires_s)
+        return with_key(accounts, arguments.user, key_id, StoredKey(verifier, now_s, expires_s))
+
+    await _change(call, added)
 
 
 async def expire_key(call: Call) -> None:
@@ -77,7 +81,13 @@ async def remove_members(call: Call) -> None:
 
 
 async def _change(call: Call, edit: Callable[[Accounts], Accounts]) -> None:
-    await trio.to_thread.run_sync(call.service.users.change, edit)
+    def checked(accounts: Accounts) -> Accounts:
+        """Of the newest table: a key that was removed a moment ago changes nothing any more."""
+        if not call.caller.is_trusted:
+            call.caller.key(accounts, call.service.now_ns() / 10**9)
+        return edit(accounts)
+
+    await trio.to_thread.run_sync(call.service.users.change, checked)
 
 
 async def list_users(call: Call) -> Sequence[UserRecord]:

@@ -23,7 +23,7 @@ from dieselfs.rpc.records import (
     TagRecord,
 )
 from dieselfs_server import condition
-from dieselfs_server.accounts import Right, with_owner
+from dieselfs_server.accounts import Accounts, Right, with_owner
 from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
@@ -50,15 +50,23 @@ def _create(service: Service, name: str, owner: str) -> DatasetRecord:
     if service.catalog.dataset(name) is not None:
         raise AlreadyExists(f"dataset {name!r} exists already")
     # The name first: a crash after it leaves a name without a dataset, which the next call continues.
-    dataset_id = service.names_of_datasets.claim(name, secrets.token_bytes(DATASET_ID_BYTES))
-    _own(service, name, owner)
-    return service.metadata.create_dataset(name, dataset_id)
+    asked_id = secrets.token_bytes(DATASET_ID_BYTES)
+    dataset_id = service.names_of_datasets.claim(name, asked_id)
+    if dataset_id == asked_id:  # so a crash leaves no dataset without an owner
+        _own(service, name, owner, is_kept=True)
+    dataset = service.metadata.create_dataset(name, dataset_id)
+    _own(service, name, owner)  # of several calls for one name, the one that made the dataset decides
+    return dataset
 
 
-def _own(service: Service, name: str, owner: str) -> None:
-    """Set the owner of a dataset, empty for none; before there is anything in it, or after."""
-    if service.users.current().owners.get(name, "") != owner:
-        service.users.change(lambda accounts: with_owner(accounts, name, owner))
+def _own(service: Service, name: str, owner: str, is_kept: bool = False) -> None:
+    """Set the owner of a dataset, empty for none; not if there `is_kept` one."""
+
+    def owned(accounts: Accounts) -> Accounts:
+        return accounts if is_kept and name in accounts.owners else with_owner(accounts, name, owner)
+
+    if owner or service.users.current().users:
+        service.users.change(owned)
 
 
 async def get_dataset(call: Call) -> DatasetRecord:
@@ -82,12 +90,12 @@ async def drop_dataset(call: Call) -> None:
     def drop() -> None:
         # Chunks first: if the record were removed first, a crash would leave chunks that no dataset refers to.
         service.store.delete_dataset(dataset.dataset_id)
+        _own(service, dataset.name, "")  # while nobody else can have the name
         service.names_of_datasets.release(dataset.name, dataset.dataset_id)
         service.metadata.drop_dataset(dataset.dataset_id)
         service.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
         service.snapshots.drop(dataset.dataset_id)
         service.tags.drop(dataset.dataset_id)
-        _own(service, dataset.name, "")
 
     await trio.to_thread.run_sync(drop)
     service.shared.forget(dataset.dataset_id)

@@ -1,0 +1,118 @@
+"""What another server has just changed in the table of users decides, although this one has an older copy of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from dieselfs.errors import AccessDenied, AlreadyExists
+from dieselfs.rpc.auth import Key
+from dieselfs.rpc.messages import thrift
+from dieselfs_server.accounts import (
+    SHARED,
+    Accounts,
+    Caller,
+    Right,
+    StoredKey,
+    with_grant,
+    with_key,
+    with_members,
+    without_key,
+)
+from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.service import Call, Service
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.users import UserStore
+from tests.support.own_service import own_service
+
+KEY, NEW = Key.generate("bob"), Key.generate("bob")
+BOB = Caller("bob", KEY.key_id)
+
+
+def with_bob(accounts: Accounts) -> Accounts:
+    accounts = with_key(accounts, "bob", KEY.key_id, StoredKey(KEY.verifier(), 0, 0))
+    return with_grant(accounts, "bob", "pets", Right.ADMIN)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    made = own_service(tmp_path, MemoryStore(), SqliteMetadata(":memory:"))
+    made.users.change(with_bob)
+    return made
+
+
+def elsewhere(service: Service, edit: Callable[[Accounts], Accounts]) -> None:
+    """A change by another server."""
+    service.users.current()
+    UserStore(service.store).change(edit)
+
+
+def by_bob(service: Service, method: str, **arguments: object) -> None:
+    struct = getattr(thrift.ChunkServer, f"{method}_args")(**arguments)
+    trio.run(HANDLERS[method], Call(service, BOB, method, struct))
+
+
+def new_key(service: Service) -> None:
+    verifier = NEW.verifier()
+    by_bob(
+        service,
+        "add_key",
+        user="bob",
+        key_id=NEW.key_id,
+        verifier=verifier.verifier,
+        server_key=verifier.server_key,
+        expires_s=0,
+    )
+
+
+def owners(service: Service) -> dict[str, str]:
+    return dict(UserStore(service.store).current().owners)
+
+
+def test_a_removed_user_does_not_come_back_with_a_key_of_its_own(service: Service) -> None:
+    elsewhere(service, lambda accounts: without_key(accounts, "bob", ""))
+    with pytest.raises(AccessDenied):
+        new_key(service)
+    assert "bob" not in UserStore(service.store).current().users
+
+
+def test_a_removed_key_or_a_shared_one_neither_adds_nor_expires_keys(service: Service) -> None:
+    new_key(service)
+    elsewhere(service, lambda accounts: with_members(accounts, SHARED, ["bob"]))
+    with pytest.raises(AccessDenied, match="in the group 'shared'"):
+        by_bob(service, "expire_key", key_id=NEW.key_id, expires_s=1 << 31)
+    elsewhere(service, lambda accounts: without_key(accounts, "bob", KEY.key_id))
+    with pytest.raises(AccessDenied, match="was removed"):
+        by_bob(service, "expire_key", key_id=NEW.key_id, expires_s=1 << 31)
+
+
+def test_a_lost_race_for_a_name_leaves_the_owner_of_the_winner(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_bob(service, "create_dataset", name="pets")
+    assert owners(service) == {"pets": "bob"}
+    other = Caller("eve", "k")
+    monkeypatch.setattr(service.catalog, "dataset", lambda _name: None)  # as a moment before
+    monkeypatch.setattr(Caller, "right_on", lambda *_: Right.ADMIN)
+    struct = thrift.ChunkServer.create_dataset_args(name="pets")
+    with pytest.raises(AlreadyExists):
+        trio.run(HANDLERS["create_dataset"], Call(service, other, "create_dataset", struct))
+    assert owners(service) == {"pets": "bob"}
+
+
+def test_the_owner_ends_before_the_name_can_be_taken(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_bob(service, "create_dataset", name="pets")
+    seen: list[dict[str, str]] = []
+    release = service.names_of_datasets.release
+
+    def released(name: str, dataset_id: bytes) -> None:
+        seen.append(owners(service))
+        release(name, dataset_id)
+
+    monkeypatch.setattr(service.names_of_datasets, "release", released)
+    by_bob(service, "drop_dataset", name="pets")
+    assert seen == [{}]
