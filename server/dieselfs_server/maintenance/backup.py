@@ -7,6 +7,7 @@ A copy holds the private key of the servers: its folder is private. This module 
 """
 
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -28,6 +29,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PARTIAL = ".partial"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _COPY = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_INTERRUPTED = re.compile(_COPY.pattern + re.escape(_PARTIAL))
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +37,20 @@ log = logging.getLogger(__name__)
 def back_up(store: ObjectStore, database: Path | None, folder: Path, now_s: float) -> Path:
     """Make a copy below `folder`; returns its place. `database`: of metadata in SQLite.
 
-    Raises Unavailable, StorageFull, and what the store raises. What an interrupted copy has left is removed.
+    Raises Unavailable, also if another copy is being made there, StorageFull, and what the store raises. What an
+    interrupted copy has left is removed.
     """
+    with _translated(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _alone(folder):
+        return _back_up(store, database, folder, now_s)
+
+
+def _back_up(store: ObjectStore, database: Path | None, folder: Path, now_s: float) -> Path:
     copy = folder / time.strftime(_TIME, time.gmtime(now_s))
     aside = copy.with_suffix(_PARTIAL)
     with _translated(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in folder.glob(f"*{_PARTIAL}"):
+        for left in _named(folder, _INTERRUPTED):
             shutil.rmtree(left)
         (aside / "records").mkdir(mode=0o700, parents=True)
         aside.chmod(0o700)
@@ -84,10 +93,19 @@ def put_back(store: ObjectStore, database: Path | None, folder: Path) -> int:
     with _translated(folder):
         if database is not None and (found / "metadata.db").exists() and not database.exists():
             database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside = database.with_suffix(_PARTIAL)
+            for suffix in (
+                "-wal",
+                "-shm",
+                "-journal",
+            ):  # of the lost one: SQLite would apply them to this one
+                database.with_name(database.name + suffix).unlink(missing_ok=True)
+            aside = database.with_name(database.name + _PARTIAL)
+            aside.unlink(missing_ok=True)
             shutil.copyfile(found / "metadata.db", aside)
             aside.chmod(0o600)
+            _sync(aside)
             aside.rename(database)
+            _sync(database.parent)
             log.info(
                 "restored %s: it lacks what was stored since; run 'dlcmd rebuild --all --since' its time",
                 database,
@@ -98,7 +116,39 @@ def put_back(store: ObjectStore, database: Path | None, folder: Path) -> int:
 
 def _copies(folder: Path) -> list[Path]:
     """Complete ones, the oldest first."""
-    return sorted(path for path in folder.iterdir() if _COPY.fullmatch(path.name)) if folder.is_dir() else []
+    return _named(folder, _COPY) if folder.is_dir() else []
+
+
+def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Raises Unavailable if another copy is being made in the folder; some file systems cannot tell."""
+    with _translated(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(
+                f"another copy is being made in {folder}: wait for it, or give another folder"
+            ) from None
+        except OSError as error:
+            log.warning("%s cannot be locked (%s): make one copy at a time there", folder, error.strerror)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, content: bytes) -> None:

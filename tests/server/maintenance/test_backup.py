@@ -1,10 +1,12 @@
 """What is small and cannot be made again comes back from a copy: users, names, tags, the identity, the metadata."""
 
+import fcntl
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,8 +58,35 @@ def test_a_lost_marker_comes_back_but_only_where_chunks_are(tmp_path: Path) -> N
 def test_the_newest_copies_stay_and_what_was_interrupted_goes(tmp_path: Path) -> None:
     (tmp_path / "2026-01-01T00:00:00Z.partial").mkdir()
     (tmp_path / "notes").write_text("of the administrator")
+    (tmp_path / "film.partial").mkdir()
     made = [back_up(marked_store(), None, tmp_path, NOW_S + day * 86_400) for day in range(COPIES_KEPT + 2)]
-    assert sorted(os.listdir(tmp_path)) == [*sorted(path.name for path in made[2:]), "notes"]
+    assert sorted(os.listdir(tmp_path)) == [*sorted(path.name for path in made[2:]), "film.partial", "notes"]
+
+
+def test_two_copies_at_once_do_not_remove_each_other(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match="another copy is being made"):
+            back_up(marked_store(), None, tmp_path, NOW_S)
+    finally:
+        os.close(folder)
+    back_up(marked_store(), None, tmp_path, NOW_S)
+
+
+def test_what_a_lost_database_has_left_beside_it_is_not_applied(tmp_path: Path) -> None:
+    database, store = tmp_path / "metadata.db", marked_store()
+    with closing(sqlite3.connect(database)) as writer:
+        writer.executescript("PRAGMA journal_mode=WAL; CREATE TABLE t (x); INSERT INTO t VALUES (1)")
+        copy = back_up(store, database, tmp_path / "backups", NOW_S)
+        writer.executescript("DROP TABLE t; CREATE TABLE other (x)")
+        left = (tmp_path / "metadata.db-wal").read_bytes()
+    database.unlink(missing_ok=True)
+    (tmp_path / "metadata.db-wal").write_bytes(left)
+    put_back(store, database, copy)
+    with closing(sqlite3.connect(database)) as found:
+        assert found.execute("SELECT x FROM t").fetchall() == [(1,)]
+        assert found.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def run(server: RunningServer, *words: str, exit_code: int = 0) -> str:
