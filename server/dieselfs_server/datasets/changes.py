@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from dieselfs.chunk.format import ChunkHeader
-from dieselfs.errors import Damaged, NotFound
+from dieselfs.errors import Damaged, NotFound, Unavailable
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.snapshot.format import COUNT_MAX, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
@@ -25,7 +25,7 @@ ATTEMPTS_MAX = 3
 log = logging.getLogger(__name__)
 
 Headers = Callable[[bytes, bytes], ChunkHeader]
-"""The header of a stored chunk, by dataset and chunk ID. Raises NotFound, Damaged."""
+"""The header of a stored chunk, by dataset and chunk ID. Raises NotFound, Damaged, Unavailable."""
 
 
 def content_since(base: Snapshot, metadata: MetadataStore, headers: Headers) -> bytes | None:
@@ -45,10 +45,10 @@ def content_since(base: Snapshot, metadata: MetadataStore, headers: Headers) -> 
             if metadata.dataset(base.dataset) != dataset:
                 continue
             content = next_snapshot(base, dataset, chunks, live)
-        except (Damaged, NotFound) as error:
+            header = decode_snapshot_header(content, len(content), "snapshot")
+        except (Damaged, NotFound, Unavailable) as error:  # all entries are read from the metadata alone
             log.warning("the snapshot of %s is built from all entries: %s", base.dataset, error)
             return None
-        header = decode_snapshot_header(content, len(content), "snapshot")
         is_right = (header.files, header.total_bytes) == (dataset.files, dataset.total_bytes)
         return content if is_right and header.nodes <= COUNT_MAX else None
     return None

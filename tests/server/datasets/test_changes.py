@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from dieselfs.chunk.format import ChunkHeader, Op
-from dieselfs.errors import NotFound
+from dieselfs.errors import NotFound, Unavailable
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets import changes
@@ -84,6 +84,16 @@ def test_what_the_chunks_do_not_say_is_read_from_the_metadata(
     assert chunks.since(middle) == bytes(chunks.snapshot().content)
     monkeypatch.setattr(changes, "CHANGES_MAX", 0)
     assert chunks.since(middle) is None
+
+
+def test_while_the_chunks_are_away_all_entries_are_read(chunks: Chunks) -> None:
+    base = chunks.snapshot()
+    chunks.apply([Put(b"new", 200, size=9)])
+
+    def away(_dataset_id: bytes, _chunk_id: bytes) -> ChunkHeader:
+        raise Unavailable("the object store is away")
+
+    assert content_since(base, chunks.metadata, away) is None
 
 
 def test_a_chunk_that_purge_removed_may_have_deleted_something(chunks: Chunks) -> None:
