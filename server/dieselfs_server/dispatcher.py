@@ -194,15 +194,14 @@ class Dispatcher:
             raise ProtocolError("a second handshake")
         paced = self._throttle.call(user, method, connection.peer, getattr(arguments, "dataset", ""))
         async with AsyncExitStack() as reply_bytes:
-            hold = partial(self._hold, reply_bytes, user.name, paced)
-            call = Call(self._service, user, method, arguments, hold=hold)
+            call = Call(
+                self._service, user, method, arguments, hold=partial(self._hold, reply_bytes, user.name)
+            )
+            if paced is not None:
+                call.pace = paced.announce
             await self._answer(connection, call, sequence, paced)
 
-    async def _hold(
-        self, reply_bytes: AsyncExitStack, user: str, paced: PacedCall | None, size_bytes: int
-    ) -> None:
-        if paced is not None:
-            await paced.announce(size_bytes)
+    async def _hold(self, reply_bytes: AsyncExitStack, user: str, size_bytes: int) -> None:
         await reply_bytes.enter_async_context(self._replies.held(user, size_bytes))
 
     async def _answer(

@@ -127,6 +127,8 @@ class Service:
             lambda: self.writes.statistics().tasks_waiting,
         )
         self.copies = trio.Semaphore(COPIES_MAX)
+        # Not of `writes`: a copy waits in its thread for room in a quota.
+        self.copy_writes = trio.CapacityLimiter(COPIES_MAX)
         self.last_attached: dict[
             bytes, tuple[str, bytes]
         ] = {}  # by dataset ID: user and source, for the audit log
@@ -144,14 +146,15 @@ class Service:
 
 
 async def _hold_nothing(size_bytes: int) -> None:
-    """For calls without a budget."""
+    """For calls without a budget, or a rate."""
 
 
 @dataclass(eq=False)
 class Call:
     """A call of a method. `arguments` is a Thrift struct; `bulk` has the bytes that followed it. `hold` takes bytes of
-    the budget of replies, until the reply has been sent. A handler may set `progress`. `audited`: what it adds to the
-    audit log; with it, the log has also methods that it does not have otherwise.
+    the budget of replies, until the reply has been sent; `pace` waits for the rate of the caller. A handler may set
+    `progress`. `audited`: what it adds to the audit log; with it, the log has also methods that it does not have
+    otherwise.
     """
 
     service: Service
@@ -160,6 +163,7 @@ class Call:
     arguments: Any
     bulk: bytes | bytearray = b""
     hold: Callable[[int], Awaitable[None]] = _hold_nothing
+    pace: Callable[[int], Awaitable[None]] = _hold_nothing
     audited: dict[str, str] = field(default_factory=dict)
     progress: Callable[[], CopyProgress] | None = None
 
@@ -176,6 +180,12 @@ class Call:
         """Call it before the memory for a reply is taken. Raises Unavailable if the replies of others take it for too
         long.
         """
+        if size_bytes > SMALL_REPLY_BYTES:
+            await self.pace(size_bytes)
+            await self.hold(size_bytes)
+
+    async def hold_first(self, size_bytes: int) -> None:
+        """As `hold_reply`, for memory that is taken already, without the wait for the rate: `pace` is called later."""
         if size_bytes > SMALL_REPLY_BYTES:
             await self.hold(size_bytes)
 

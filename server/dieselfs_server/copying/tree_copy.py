@@ -112,7 +112,7 @@ class TreeCopy:
         await self._in_thread(self._writer.write)
 
     async def _in_thread(self, work: Callable[..., None], *arguments: object) -> None:
-        await trio.to_thread.run_sync(work, *arguments, limiter=self._service.writes)
+        await trio.to_thread.run_sync(work, *arguments, limiter=self._service.copy_writes)
 
     async def _read(self, start: int, end: int) -> Contents:
         """The extents of one chunk."""
@@ -182,8 +182,8 @@ async def delete_moved(
 
     for start in range(0, len(plan.moved), NODES_AT_ONCE):
         batch = plan.moved[start : start + NODES_AT_ONCE]
-        deleted += await trio.to_thread.run_sync(add, batch, limiter=service.writes)
-    await trio.to_thread.run_sync(writer.write, limiter=service.writes)
+        deleted += await trio.to_thread.run_sync(add, batch, limiter=service.copy_writes)
+    await trio.to_thread.run_sync(writer.write, limiter=service.copy_writes)
     return deleted
 
 

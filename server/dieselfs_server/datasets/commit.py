@@ -18,7 +18,7 @@ from dieselfs.chunk.format import (
     decode_stored,
 )
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
-from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.limits import CHUNK_AHEAD_S_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.dataset_names import DatasetNames
@@ -32,6 +32,10 @@ CATCH_UP_OVERLAP_S = 3600
 """A starting server checks chunks from this long before the newest applied one: clocks differ, uploads take time."""
 
 log = logging.getLogger(__name__)
+
+
+class StoreFull(StorageFull):
+    """The object store has no room for a chunk. It is not stored."""
 
 
 Admission = Callable[[Preamble, ChunkHeader], AbstractContextManager[object]]
@@ -89,6 +93,8 @@ def _store(
         stored = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
         if stored != bytes(data[:PREAMBLE_BYTES]):
             raise
+    except StorageFull as error:
+        raise StoreFull(str(error)) from error
     try:
         return metadata.apply(dataset_id, preamble, header, now_ns)
     except NotFound:

@@ -36,7 +36,10 @@ async def get_snapshot(call: Call) -> Reply:
         named = arguments.dataset, dataset_id, arguments.tag
         async with service.tag_reads:
             snapshot = await trio.to_thread.run_sync(service.tags.get, *named)
-            await call.hold_reply(len(snapshot.content))
+            await call.hold_first(len(snapshot.content))
+        await call.pace(
+            len(snapshot.content)
+        )  # not in the block: a slow user would keep others from their tags
     else:
         dataset = await call.dataset(Right.READ)
         await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())

@@ -15,8 +15,12 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs_server.accounts import Right
 from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.quotas.admission import QUOTA_WAIT_S, RoomAwaited
 from dieselfs_server.service import Call, Service
 from dieselfs_server.store.attached import source_of
+
+ROOM_PAUSE_S = 0.25
+"""A chunk that waits for room in a quota is tried again after this time. Each try verifies it."""
 
 
 async def reserve_versions(call: Call) -> int:
@@ -49,20 +53,28 @@ async def put_chunk(call: Call) -> int:
 
 async def _commit(service: Service, dataset: DatasetRecord, chunk_id: bytes, data: bytes | bytearray) -> int:
     """Store and apply a chunk; returns the generation. If cancelled, the chunk is still stored and applied."""
-    generation = await trio.to_thread.run_sync(
-        commit_chunk,
-        service.store,
-        service.metadata,
-        dataset.dataset_id,
-        chunk_id,
-        data,
-        service.now_ns(),
-        dataset.name,
-        partial(service.quotas.admitted, dataset),
-        limiter=service.writes,
-    )
-    service.refresh.note(dataset.name)
-    return generation
+    deadline_s = trio.current_time() + QUOTA_WAIT_S
+    while True:
+        try:
+            generation = await trio.to_thread.run_sync(
+                commit_chunk,
+                service.store,
+                service.metadata,
+                dataset.dataset_id,
+                chunk_id,
+                data,
+                service.now_ns(),
+                dataset.name,
+                partial(service.quotas.admitted, dataset, wait_s=0.0),
+                limiter=service.writes,
+            )
+        except RoomAwaited:  # others may write meanwhile
+            if trio.current_time() >= deadline_s:
+                raise
+            await trio.sleep(ROOM_PAUSE_S)
+            continue
+        service.refresh.note(dataset.name)
+        return generation
 
 
 async def write_file(call: Call) -> int:

@@ -6,6 +6,7 @@ once the chunk is counted as stored, or is refused.
 """
 
 import logging
+import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from dieselfs.errors import (
 from dieselfs.metrics import Registry
 from dieselfs.records import DatasetRecord, DatasetUsage, NoteChange
 from dieselfs_server.accounts import Accounts, dataset_account
+from dieselfs_server.datasets.commit import StoreFull
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.quotas.holds import Amount, Hold, Holds, Limit
 from dieselfs_server.users import UserStore
@@ -35,10 +37,14 @@ HOLD_S = 600
 """A hold that a server did not end, because it has died or the metadata store was away, ends after this time."""
 QUOTA_WAIT_S, QUOTA_PAUSE_S = 5.0, 0.05
 """A chunk that would fit without the holds of others waits this long for them, and looks this often."""
+DELETES_LOOKED_UP = 64
+"""Of a chunk of deletes, so many paths are looked up: most must exist, or the chunk counts as any other."""
+DELETE_BYTES_MAX, DELETES_BYTES_MAX = 128, 4096
+"""What a chunk of deletes has beside the paths: for each, and once."""
 CHANGE_TRIES_MAX = 256
 """Tries of a change of a note; with each lost try, another server has made one."""
 
-_NOT_STORED = (AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound)
+_NOT_STORED = (AccessDenied, AlreadyExists, Damaged, InvalidInput, StoreFull, NotFound)
 """Errors of a commit after which the chunk is not stored, and will not be. After others it may yet be applied."""
 
 log = logging.getLogger(__name__)
@@ -46,6 +52,10 @@ log = logging.getLogger(__name__)
 
 class QuotaExceeded(StorageFull):
     """A chunk does not fit into a quota. It is not stored."""
+
+
+class RoomAwaited(QuotaExceeded):
+    """A chunk would fit without the holds of others, which may be given back soon."""
 
 
 def used(usages: Sequence[DatasetUsage | None]) -> Amount:
@@ -76,10 +86,13 @@ class Quotas:
         self._refusals = metrics.counter("quota.refusals", "Chunks that did not fit into a quota.")
 
     @contextmanager
-    def admitted(self, dataset: DatasetRecord, preamble: Preamble, header: ChunkHeader) -> Iterator[None]:
-        """Store a chunk in the block. Raises QuotaExceeded before it, and Unavailable.
+    def admitted(
+        self, dataset: DatasetRecord, preamble: Preamble, header: ChunkHeader, wait_s: float = QUOTA_WAIT_S
+    ) -> Iterator[None]:
+        """Store a chunk in the block. Raises QuotaExceeded before it, and Unavailable. With a `wait_s` of 0 it does not
+        wait for the holds of others: the caller does, after RoomAwaited.
 
-        Deletes always fit, and chunks that are applied already.
+        Deletes of what exists always fit, and chunks that are applied already.
         """
         accounts, name = self._users.current(), dataset.name
         owner = accounts.owners.get(name, "")
@@ -87,15 +100,15 @@ class Quotas:
         is_file = header.ops == Op.FILE
         if (
             not is_limited
-            or (header.ops == Op.DELETE).all()
             or self._metadata.has_chunk(dataset.dataset_id, preamble.chunk_id)
+            or self._is_of_deletes(dataset, preamble, header)
         ):
             yield
             return
         asked = Amount(preamble.object_length, int(is_file.sum()))
         chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}"
         note = f"quota/{owner}"
-        self._take(accounts, name, owner, note, Hold(name, chunk, asked, int(self._clock()) + HOLD_S))
+        self._take(accounts, name, owner, note, Hold(name, chunk, asked, int(self._clock()) + HOLD_S), wait_s)
         try:
             yield
         except _NOT_STORED:
@@ -103,8 +116,19 @@ class Quotas:
             raise
         self._end(note, chunk)
 
-    def _take(self, accounts: Accounts, name: str, owner: str, note: str, hold: Hold) -> None:
-        deadline_s = self._clock() + QUOTA_WAIT_S
+    def _is_of_deletes(self, dataset: DatasetRecord, preamble: Preamble, header: ChunkHeader) -> bool:
+        """Whether a chunk has nothing but deletes, mostly of what exists. So they cannot take more than was stored."""
+        paths = set(header.paths)
+        if not paths or preamble.payload_length or not (header.ops == Op.DELETE).all():
+            return False
+        if preamble.header_length > DELETES_BYTES_MAX + sum(DELETE_BYTES_MAX + len(path) for path in paths):
+            return False
+        asked = random.sample(sorted(paths), min(len(paths), DELETES_LOOKED_UP))
+        found = sum(self._metadata.lookup(dataset.dataset_id, path) is not None for path in asked)
+        return 2 * found >= len(asked)
+
+    def _take(self, accounts: Accounts, name: str, owner: str, note: str, hold: Hold, wait_s: float) -> None:
+        deadline_s = self._clock() + wait_s
         while True:
             with self._lock(note):
                 reason, is_final = self._try(accounts, name, owner, note, hold)
@@ -112,7 +136,7 @@ class Quotas:
                 return
             if is_final or self._clock() >= deadline_s:
                 self._refusals.value += 1
-                raise QuotaExceeded(reason)
+                raise (QuotaExceeded if is_final else RoomAwaited)(reason)
             self._pause(QUOTA_PAUSE_S)
 
     def _try(

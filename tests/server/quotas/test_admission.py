@@ -9,18 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.format import Op, decode_chunk
 from dieselfs.errors import Damaged, InvalidInput, StorageFull, Unavailable
 from dieselfs.metrics import Registry
 from dieselfs.records import DatasetUsage
 from dieselfs.rpc.auth import Key
 from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
-from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.datasets.commit import StoreFull, commit_chunk
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas.admission import HOLD_S, QuotaExceeded, Quotas
+from dieselfs_server.quotas.admission import HOLD_S, QuotaExceeded, Quotas, RoomAwaited
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.users import UserStore
 from tests.support.identity import IDENTITY
@@ -155,7 +157,7 @@ def test_a_refused_chunk_gives_back_what_it_held(make: Make) -> None:
     here.limit(f"dataset:{DATASET}", CHUNK_BYTES)
     identity = chunk_id(1)
     preamble, header = pack([Put(b"a", 1, size=100)], identity)
-    for error in (Damaged, InvalidInput):
+    for error in (Damaged, InvalidInput, StoreFull):
         with pytest.raises(error), here.quotas.admitted(here.metadata.dataset(DATASET), preamble, header):
             raise error("not stored")
     there.put(2)
@@ -195,6 +197,35 @@ def test_deletes_fit_always_and_a_purge_gives_back(make: Make) -> None:
     tags, dataset = TagStore(here.store, IDENTITY), here.metadata.dataset(DATASET)
     purge(here.store, here.metadata, dataset, tags, NOW_NS + 10**9, 0, False)
     there.put(5)
+
+
+def test_what_only_looks_like_deletes_counts(make: Make) -> None:
+    here, _ = make()
+    here.put(1)
+    here.limit(f"dataset:{DATASET}", CHUNK_BYTES)
+    dataset, payload = here.metadata.dataset(DATASET), bytes(10_000)
+    paths = [Put(b"f00001", 9, Op.DELETE)], [Put(b"none", 9, Op.DELETE)] * 3
+    for number, (puts, content) in enumerate([([], payload), (paths[0], payload), (paths[1], b"")]):
+        builder, identity = ChunkBuilder(), chunk_id(2 + number)
+        for put in puts:
+            builder.add_delete(put.path, put.version)
+        parts = builder.seal(content).encode(identity, DATASET, DATASET_ID, first_version=1)
+        preamble, header, _ = decode_chunk(b"".join(parts), "chunk", identity, DATASET_ID)
+        with pytest.raises(QuotaExceeded), here.quotas.admitted(dataset, preamble, header):
+            pass
+
+
+def test_without_a_wait_the_caller_waits_for_the_room_of_others(make: Make) -> None:
+    here, there = make()
+    here.limit(f"dataset:{DATASET}", CHUNK_BYTES)
+    dataset, before_s = here.metadata.dataset(DATASET), there.now_s
+    first, second = (pack([Put(b"f%05d" % n, n, size=100)], chunk_id(n)) for n in (1, 2))
+    with here.quotas.admitted(dataset, *first):
+        with pytest.raises(RoomAwaited), there.quotas.admitted(dataset, *second, wait_s=0):
+            pass
+        assert there.now_s == before_s
+    with there.quotas.admitted(dataset, *second, wait_s=0):
+        pass
 
 
 def test_a_dropped_dataset_gives_back(make: Make) -> None:
