@@ -382,6 +382,8 @@ class _MountService(Service):
             await uncovered(self.layers)
         if self.options.follow_s:
             self.supervisor_client.tell("moved", "")  # its path may be that of the next generation
+        if node.follower is not None:
+            await node.follower.end()
         if self.layers.has_cover:
             await trio.to_thread.run_sync(remove_base, self.layers)
 

@@ -12,7 +12,7 @@ folder shows one generation. A new daemon of the old mount finishes the switch o
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -75,6 +75,7 @@ class Follower:
         self._next: int | None = None
         self._is_staged = False
         self._switch = trio.Lock()
+        self._running = trio.CancelScope()
         self._replaced_s: float | None = None
         self._sent_on: set[bytes] = set()
         self._checks = metrics.counter("follow.checks", "Questions to the server for a newer generation.")
@@ -100,18 +101,21 @@ class Follower:
         return self._replaced_s is not None
 
     async def run(self) -> None:
-        """Look, and move, until this mount is replaced or the task is cancelled."""
-        await trio.to_thread.run_sync(_clear_staging, self._layers())
-        while not self.is_replaced:
-            await trio.sleep(self._options.follow_s)
-            try:
-                if (found := await self._look()) is not None:
-                    await self._prepare(found)
-                    await self._wait()
-            except DieselfsError as error:
-                self._failures.value += 1
-                self._note("failed", None, str(error))
-                _log.warning("the next generation is not mounted yet: %s", error)
+        """Look, and move, until this mount is replaced, `end`, or the task is cancelled."""
+        with self._running:
+            await self._attempt(self._clear)
+            while not self.is_replaced:
+                await trio.sleep(self._options.follow_s)
+                await self._attempt(self._take_next)
+
+    async def end(self) -> None:
+        """This mount is on its path no more: begin nothing, and detach what was prepared."""
+        self._running.cancel()
+        async with self._switch:
+            if self._is_staged:
+                self._is_staged = False
+                with suppress(MountError, OSError):  # it has just ended
+                    await trio.to_thread.run_sync(uncover, self._layers().staging)
 
     async def order_opened(self, name: bytes) -> None:
         """A program opens the order `name`: between two plans, it gets that of the next generation.
@@ -129,6 +133,22 @@ class Follower:
             raise Refused(errno.ESTALE)
 
     # -- steps -------------------------------------------------------------------------------------------
+
+    async def _attempt(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except (DieselfsError, OSError) as error:  # must not end the daemon
+            self._failures.value += 1
+            self._note("failed", None, str(error))
+            _log.warning("the next generation is not mounted yet: %s", error)
+
+    async def _clear(self) -> None:
+        await trio.to_thread.run_sync(_clear_staging, self._layers())
+
+    async def _take_next(self) -> None:
+        if (found := await self._look()) is not None:
+            await self._prepare(found)
+            await self._wait()
 
     async def _look(self) -> DatasetRecord | None:
         """The record of a newer generation; None if there is none."""
@@ -159,7 +179,8 @@ class Follower:
         """Mount the newest generation, beside this one. Raises what `control.mount` raises."""
         self._note("preparing", found.generation)
         layers = self._layers()
-        await trio.to_thread.run_sync(_clear_staging, layers)
+        await trio.to_thread.run_sync(_check_shows, layers)
+        await self._clear()
         name = Location(self._snapshot.dataset, self._snapshot.folder).part
         # Without a request to stop, its start is bounded by MOUNT_START_TIMEOUT_S; it ends if this process does.
         await trio.to_thread.run_sync(
@@ -186,9 +207,9 @@ class Follower:
             self._is_staged = False
             try:
                 await trio.to_thread.run_sync(_put_in_place, self._layers())
-            except MountError as error:
+            except (MountError, OSError) as error:
                 self._note("failed", self._next, str(error))
-                raise
+                raise MountError(str(error)) from error
             self._replaced_s = trio.current_time()
             self._note("replaced", self._next)
             _log.info("generation %s has taken the place of %d", self._next, self._snapshot.generation)
@@ -197,7 +218,21 @@ class Follower:
         self._state, self._next, self._reason = state, generation, reason
 
 
+def _shows(layers: Layers) -> bool:
+    """Whether this mount is the uppermost one on its path."""
+    record = mount_at(layers.mountpoint)
+    return record is not None and record.device == layers.number
+
+
+def _check_shows(layers: Layers) -> None:
+    """Raise MountError if another mount would be detached instead of this one."""
+    if not _shows(layers):
+        what = "nothing" if mount_at(layers.mountpoint) is None else "something else"
+        raise MountError(f"{layers.mountpoint}: {what} is mounted there")
+
+
 def _put_in_place(layers: Layers) -> None:
+    _check_shows(layers)
     move_beneath(layers.staging, layers.mountpoint)
     uncover(layers.mountpoint)
     with suppress(
@@ -211,11 +246,12 @@ def _clear_staging(layers: Layers) -> None:
 
     Its own processes notice the latter, and end.
     """
-    os.makedirs(layers.staging, mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(layers.staging, mode=0o700)
     staged = mount_at(layers.staging)
     if staged is None:
         return
     with suppress(MountError):  # it has just ended
-        if is_above(layers.number, staged.device, layers.mountpoint):
+        if _shows(layers) and is_above(layers.number, staged.device, layers.mountpoint):
             uncover(layers.mountpoint)
         unmount(layers.staging, lazily=True)

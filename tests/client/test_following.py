@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput
 from dieselfs.settings import FUSE, IMAGE, KERNEL, PYFUSE3
 from dieselfs_client import control
-from dieselfs_client.mount.mount_table import MOUNTINFO, parse_mountinfo
+from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from lab.network import clear
@@ -149,9 +150,14 @@ def test_a_mount_moves_and_what_is_open_stays(
         assert old["follow"]["state"] == "replaced" and old["follow"]["next_generation"] > old["generation"]
     for descriptor in (held, inside):
         os.close(descriptor)
-    (mount,) = (mount for mount in control.mounts() if mount.mountpoint == str(mountpoint))
-    assert mount.view == following.view and mount.process and mount.daemon
-    assert f"generation {info(mountpoint)['generation']}" in mount.following
+    current = f"generation {info(mountpoint)['generation']}"
+
+    def is_listed() -> bool:
+        (mount,) = (mount for mount in control.mounts() if mount.mountpoint == str(mountpoint))
+        assert mount.view == following.view
+        return bool(mount.process and mount.daemon) and current in mount.following
+
+    wait_until(is_listed)  # its processes hear of the move a moment later
     control.unmount(mountpoint)
     assert os.listdir(mountpoint) == []
 
@@ -167,14 +173,17 @@ def test_a_folder_moves_with_both_drivers(
     control.unmount(mountpoint)
 
 
-def test_a_plan_is_read_to_its_end(data: Dataset, following: MountOptions, mountpoint: Path) -> None:
+@pytest.mark.parametrize("policy", ["", ",policy=importance"])
+def test_a_plan_is_read_to_its_end(
+    data: Dataset, following: MountOptions, mountpoint: Path, policy: str
+) -> None:
     for number in range(40):
         data.put(f"many/{number}", b"%d" % number * 5000)
     data.flush()
-    control.mount(f"{data.name}", mountpoint, following)
+    control.mount(f"{data.name}", mountpoint, replace(following, scores=bool(policy)))
 
     def order(epoch: int) -> list[str]:
-        name = f".dieselfs/shuffle/seed=1,epoch={epoch},folder=many"
+        name = f".dieselfs/shuffle/seed=1,epoch={epoch},folder=many{policy}"
         return (mountpoint / name).read_text().splitlines()
 
     first = order(0)
@@ -241,6 +250,44 @@ def test_an_unmount_ends_what_was_prepared(data: Dataset, options: MountOptions,
     wait_until(lambda: info(mountpoint)["follow"]["state"] == "waiting")
     control.unmount(mountpoint)
     wait_until(lambda: not places(data))
+
+
+def test_a_mount_that_somebody_has_put_over_it_stays(
+    data: Dataset, options: MountOptions, mountpoint: Path
+) -> None:
+    control.mount(data.name, mountpoint, replace(options, view=FUSE, follow_s=FOLLOW_S))
+    held = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+
+    def following() -> Any:
+        descriptor = os.open(".dieselfs/info", os.O_RDONLY, dir_fd=held)
+        with open(descriptor, "rb") as file:
+            return json.load(file)["follow"]
+
+    subprocess.run(["mount", "-t", "tmpfs", "other", str(mountpoint)], check=True)
+    try:
+        store(data, 1)
+        wait_until(lambda: following()["state"] == "failed")
+        assert "something else is mounted there" in following()["reason"]
+        record = mount_at(str(mountpoint))
+        assert record is not None and record.source == "other"
+    finally:
+        subprocess.run(["umount", str(mountpoint)], check=True)
+    wait_until(shows(mountpoint, 1))
+    os.close(held)
+    control.unmount(mountpoint)
+
+
+def test_an_unmounted_mount_prepares_nothing_more(
+    data: Dataset, options: MountOptions, mountpoint: Path
+) -> None:
+    control.mount(data.name, mountpoint, replace(options, view=FUSE, follow_s=FOLLOW_S))
+    (mountpoint / ".dieselfs/shuffle/seed=1,epoch=0").read_bytes()
+    store(data, 1)
+    wait_until(lambda: info(mountpoint)["follow"]["state"] == "waiting")
+    with open(mountpoint / "a/text", "rb") as held:
+        subprocess.run(["umount", "-l", str(mountpoint)], check=True)
+        wait_until(lambda: not places(data))
+        assert held.read() == b"generation 0\n" * 1000
 
 
 def test_one_generation_is_not_followed(data: Dataset, options: MountOptions, mountpoint: Path) -> None:

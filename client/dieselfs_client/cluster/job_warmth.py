@@ -100,16 +100,15 @@ async def answers_of(
     members: Iterable[Member],
     ask: Callable[[Member, _Asked], _Answer],
     what: _Asked,
-    threads: trio.CapacityLimiter | None = None,
+    threads: trio.CapacityLimiter,
 ) -> dict[str, _Answer]:
     """What the members answer within WARMTH_TIMEOUT_S, by node. `ask` blocks, and raises Unavailable."""
-    limiter = threads or trio.CapacityLimiter(PEER_REQUESTS_AT_ONCE_MAX)
     answers: dict[str, _Answer] = {}
 
     async def ask_one(member: Member) -> None:
         with suppress(Unavailable):
             answers[member.node] = await trio.to_thread.run_sync(
-                ask, member, what, abandon_on_cancel=True, limiter=limiter
+                ask, member, what, abandon_on_cancel=True, limiter=threads
             )
 
     with trio.move_on_after(WARMTH_TIMEOUT_S):

@@ -22,7 +22,13 @@ from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.history import Window
-from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_PATIENCE_S, MASTER_POLL_S, MASTER_SILENCE_S
+from dieselfs.limits import (
+    JOB_GATHER_TIMEOUT_S,
+    MASTER_PATIENCE_S,
+    MASTER_POLL_S,
+    MASTER_SILENCE_S,
+    PEER_REQUESTS_AT_ONCE_MAX,
+)
 from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import OFF
@@ -116,6 +122,7 @@ class JobRole:
         self._pool: Pool | None = None
         self._sharing: LocalService | None = None
         self._warmth = JobWarmth(self._others, self._ask)
+        self._report_threads = trio.CapacityLimiter(PEER_REQUESTS_AT_ONCE_MAX)
         self._is_to_warm = False
         self.gathered = trio.Event()
         """Set when the expected nodes are members, or after JOB_GATHER_TIMEOUT_S."""
@@ -281,7 +288,7 @@ class JobRole:
         """The metrics of the other nodes as JSON, or their histories in a window; of those that answer within
         WARMTH_TIMEOUT_S.
         """
-        return await answers_of(self._others(), self._ask_report, window)
+        return await answers_of(self._others(), self._ask_report, window, self._report_threads)
 
     def _ask_report(self, member: Member, window: Window | None) -> bytes:
         """Called from threads."""

@@ -194,7 +194,7 @@ def mount_image(image: str, mountpoint: str, source: str, folder: str, noexec: b
 def detach(layers: Layers) -> None:
     """Detach the mount that users see, and the FUSE mount; whatever is open on them stays open."""
     record = mount_at(layers.mountpoint)
-    is_ours = record is not None and record.device == layers.number
+    is_ours = record is not None and record.is_dieselfs and layers.number in ("", record.device)
     places = [layers.mountpoint] if is_ours else []  # else it may be the mount of a later generation
     for place in dict.fromkeys([*places, *([layers.fuse_place] if layers.has_cover else [])]):
         with suppress(MountError):  # it is unmounted already

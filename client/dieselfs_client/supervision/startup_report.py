@@ -14,7 +14,7 @@ class StartupReport:
     def __init__(self, descriptor: int | None, log: str | None) -> None:
         self.descriptor = descriptor
         self._log = log
-        self._is_told = False  # the service manager
+        self._is_ready = False
 
     def note(self, text: str) -> None:
         """Write a line to the log; if that fails, the line is lost."""
@@ -30,14 +30,15 @@ class StartupReport:
 
     def ready(self) -> None:
         """Report that the mount can be used: to the launcher or to the service manager; only the first call does."""
+        if self._is_ready:
+            return
+        self._is_ready = True
         if self.descriptor is not None:
             self._write("ready")
-        elif not self._is_told:
-            self._is_told = True
-            if "NOTIFY_SOCKET" in os.environ:  # else the import would cost each supervisor memory for nothing
-                from dieselfs.process.service_manager import SERVICE_READY, notify
+        elif "NOTIFY_SOCKET" in os.environ:  # else the import would cost each supervisor memory for nothing
+            from dieselfs.process.service_manager import SERVICE_READY, notify
 
-                notify(SERVICE_READY)
+            notify(SERVICE_READY)
 
     def failed(self, kind: str, text: str) -> None:
         """Report why it cannot be mounted, or why it ended: the name of the error, and its message."""

@@ -46,5 +46,11 @@ def test_a_process_with_a_launcher_is_not_the_service(manager: socket.socket) ->
     Report(report).ready()
     with open(ready) as answer:
         assert answer.read() == "ready\n"
+    ready, report = os.pipe()
+    startup = StartupReport(report, None)
+    startup.ready()
+    startup.ready()
+    with open(ready) as answer:
+        assert answer.read() == "ready\n"
     with pytest.raises(BlockingIOError):
         manager.recv(100)
