@@ -93,7 +93,8 @@ def make_folder(folder: Path) -> None:
         return
     made = folder.with_name(f".{_unique()}")
     made.mkdir(mode=0o700)
-    made.chmod(SHARED_MODE)
+    with entered(made) as place:  # a member of the group may have put a link in its place
+        place.chmod(SHARED_MODE)
     try:
         made.rename(folder)  # with its mode at once, or another user could not enter it
     except OSError:  # another process was faster

@@ -23,7 +23,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,18 +75,21 @@ class DatasetHold:
         make_folder(self._path)
         self._folder = open_folder(self._path)
         self.folder = path_of(self._folder)
-        try:
+        with ExitStack() as unless_held:
+            unless_held.callback(os.close, self._folder)
             self._descriptor = open_lock(self.folder / _LOCK)
-        except BaseException:
-            os.close(self._folder)
-            raise
-        content = name.encode()
+            unless_held.callback(os.close, self._descriptor)
+            with suppress(OSError):  # a full disk has no room for it
+                self._note_name(name.encode())
+            os.utime(self._descriptor)
+            with suppress(BlockingIOError):  # it is being evicted at the moment, which does no harm
+                self._share()
+            unless_held.pop_all()
+
+    def _note_name(self, content: bytes) -> None:
         if content and os.pread(self._descriptor, NAME_BYTES_MAX, 0) != content:
             os.pwrite(self._descriptor, content, 0)
             os.ftruncate(self._descriptor, len(content))
-        os.utime(self._descriptor)
-        with suppress(BlockingIOError):  # it is being evicted at the moment, which does no harm
-            self._share()
 
     def check(self) -> None:
         """Raise FileNotFoundError if somebody has removed the folder, or put another one in its place."""
@@ -141,7 +144,6 @@ class DiskSpace:
         self._scanned_s = float("-inf")
         self._users = open_lock(folder / "users")
         try:
-            os.close(open_lock(folder / "space"))
             with self._changed():
                 if self._is_alone():
                     self._scan(is_alone=True)
@@ -199,8 +201,12 @@ class DiskSpace:
 
     def kept(self) -> list[KeptDataset]:
         """The datasets with chunks in the tier, the least recently used first."""
+        found = []
         with self._changed():
-            return [found for folder in self._datasets() if (found := self._kept(folder)).chunks]
+            for folder in self._datasets():
+                with suppress(OSError):  # it cannot be entered, or was removed
+                    found.append(self._kept(folder))
+        return [one for one in found if one.chunks]
 
     def clear(self, dataset: str) -> bool:
         """Remove the chunks of a dataset; whether that was possible: no process reads it."""
@@ -217,7 +223,7 @@ class DiskSpace:
     @contextmanager
     def _changed(self) -> Iterator[None]:
         """Hold the lock; `used_bytes` is read before the block, and written after it, also after an error."""
-        with locked(self.folder / "space", LOCK_TIMEOUT_S) as descriptor:
+        with locked(self.folder / "space", LOCK_TIMEOUT_S, open_lock) as descriptor:
             content = os.pread(descriptor, _COUNTER.size, 0)
             if len(content) == _COUNTER.size:
                 (self.used_bytes,) = _COUNTER.unpack(content)
@@ -238,14 +244,14 @@ class DiskSpace:
         self.used_bytes = 0
         self._scanned_s = self._clock()
         for dataset in self._datasets():
-            with suppress(FileNotFoundError), entered(dataset) as folder:
+            with suppress(OSError), entered(dataset) as folder:
                 for entry in os.scandir(folder):
                     if entry.name == _LOCK:
                         continue
-                    if is_alone and entry.name.startswith("."):
-                        os.unlink(entry.path)
-                        continue
-                    with suppress(FileNotFoundError):
+                    with suppress(OSError):
+                        if is_alone and entry.name.startswith("."):
+                            os.unlink(entry.path)
+                            continue
                         self.used_bytes += aligned_bytes(entry.stat(follow_symlinks=False).st_size)
 
     def _kept(self, path: Path) -> KeptDataset:
@@ -256,7 +262,7 @@ class DiskSpace:
                 if entry.name != _LOCK and not entry.name.startswith(".")
             ]
             name, used_ns, is_in_use = b"", 0, False
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     name = os.pread(descriptor, NAME_BYTES_MAX, 0)
@@ -307,7 +313,8 @@ class DiskSpace:
 
     def _removals(self, folder: Path, kept: Container[str]) -> Iterator[None]:
         for entry in list(os.scandir(folder)):
-            if entry.name != _LOCK and not entry.name.startswith(".") and entry.name not in kept:
+            is_chunk = entry.name != _LOCK and not entry.name.startswith(".")
+            if is_chunk and entry.name not in kept and not entry.is_dir(follow_symlinks=False):
                 with suppress(FileNotFoundError):
                     self._remove(Path(entry.path), aligned_bytes(entry.stat(follow_symlinks=False).st_size))
                     yield

@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,16 +50,21 @@ def open_private(path: Path) -> int:
 _POLL_S = 0.02
 
 
+def _open_own(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
 @contextmanager
-def locked(path: Path, timeout_s: float = 0.0) -> Iterator[int]:
+def locked(path: Path, timeout_s: float = 0.0, opened: Callable[[Path], int] = _open_own) -> Iterator[int]:
     """Hold the lock of the file at `path` until the end of the block; yields its descriptor.
 
     The kernel releases the lock when the process ends. The holder may remove the file before it releases the lock: a
     process that waited finds another file at the path, or none, and retries.
-    Makes the file if there is none. Raises BlockingIOError if another process has the lock after `timeout_s`; OSError.
+    `opened` makes the file if there is none: by default, for this user alone. Raises BlockingIOError if another process
+    has the lock after `timeout_s`; OSError.
     """
     end_s = time.monotonic() + timeout_s
-    while (descriptor := _try_lock(path)) is None:
+    while (descriptor := _try_lock(path, opened)) is None:
         if time.monotonic() >= end_s:
             raise BlockingIOError(f"another process has locked {path}")
         time.sleep(_POLL_S)
@@ -69,9 +74,9 @@ def locked(path: Path, timeout_s: float = 0.0) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _try_lock(path: Path) -> int | None:
+def _try_lock(path: Path, opened: Callable[[Path], int]) -> int | None:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = opened(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_at(path, descriptor):

@@ -1,8 +1,8 @@
 """The work of `dlcmd cache --list` and `--clear`: what the disk tier of this node keeps. This module removes files."""
 
 import errno
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dieselfs.disk.folders import FORMAT_FOLDER, check_folder
@@ -18,7 +18,7 @@ _UNLIMITED_BYTES = 1 << 62
 def list_disk(output: Output, disk: str | None) -> int:
     """Print the datasets of a tier, the least recently used first."""
     with closing(_opened(disk)) as space:
-        kept = space.kept()
+        kept = _kept(space)
         for one in kept:
             _show(output, one, " (in use)" if one.is_in_use else "")
         total = sum(one.size_bytes for one in kept)
@@ -32,12 +32,17 @@ def clear_disk(output: Output, disk: str | None, dataset: str | None, is_dry_run
     Raises NotFound if the tier has none of it.
     """
     with closing(_opened(disk)) as space:
-        chosen = [one for one in space.kept() if dataset is None or dataset in (one.name, one.dataset)]
+        chosen = [one for one in _kept(space) if dataset is None or dataset in (one.name, one.dataset)]
         if dataset is not None and not chosen:
             raise NotFound(f"{space.folder.parent}: nothing of {dataset} is there; see dlcmd cache --list")
         cleared: list[KeptDataset] = []
         for one in chosen:
-            if one.is_in_use or not (is_dry_run or space.clear(one.dataset)):
+            try:
+                is_cleared = not one.is_in_use and (is_dry_run or space.clear(one.dataset))
+            except OSError as error:
+                output.failure(_name(one), error.strerror or str(error))
+                continue
+            if not is_cleared:
                 output.failure(_name(one), "it is in use: unmount it, or end the programs that read it")
             else:
                 cleared.append(one)
@@ -51,8 +56,20 @@ def _opened(disk: str | None) -> DiskSpace:
         raise InvalidInput("there is no disk tier: name its folder with --disk, or set DIESELFS_DISK")
     if not (Path(disk).expanduser() / FORMAT_FOLDER).exists():
         raise NotFound(f"--disk {disk}: there is no disk tier in it")
-    try:
+    with _usable(disk):
         return DiskSpace(check_folder(disk), _UNLIMITED_BYTES)
+
+
+def _kept(space: DiskSpace) -> list[KeptDataset]:
+    with _usable(space.folder.parent):
+        return space.kept()
+
+
+@contextmanager
+def _usable(disk: str | Path) -> Iterator[None]:
+    """Raises InvalidInput, or Unavailable, if the disk fails."""
+    try:
+        yield
     except BlockingIOError as error:
         raise Unavailable(f"--disk {disk}: {error}") from None
     except OSError as error:

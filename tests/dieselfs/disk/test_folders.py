@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dieselfs.disk.folders import SHARED_MODE, check_folder, check_usable, default_size_bytes
+from dieselfs.disk.folders import SHARED_MODE, check_folder, check_usable, default_size_bytes, make_folder
 from dieselfs.disk.space import DatasetHold, DiskSpace
 from dieselfs.errors import AccessDenied, InvalidInput
 
@@ -121,3 +121,30 @@ def test_a_folder_that_another_user_has_opened_for_a_group_is_refused(shared: Pa
         shared.chmod(mode)
         with pytest.raises(AccessDenied, match="mode 2770"):
             check_folder(shared.parent)
+
+
+@needs_root
+def test_a_link_that_a_member_puts_in_place_of_a_new_folder_is_not_followed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = shared.parent / "victim"
+    victim.mkdir(mode=0o700)
+    mkdir = Path.mkdir
+
+    def replaced(path: Path, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        path.rmdir()
+        path.symlink_to(victim)
+
+    monkeypatch.setattr(Path, "mkdir", replaced)
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+        make_folder(shared / DATASET)
+    assert victim.stat().st_mode & 0o7777 == 0o700
+
+
+@needs_root
+def test_a_lock_that_was_removed_is_made_for_the_group_again(shared: Path) -> None:
+    with closing(DiskSpace(shared, 1 << 30)) as space:
+        (shared / "space").unlink()
+        assert space.kept() == []
+        assert (shared / "space").stat().st_mode & 0o777 == 0o660

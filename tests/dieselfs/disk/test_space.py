@@ -1,5 +1,6 @@
 """The limit holds, with several processes too, and what leaves first is what nobody needs."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -221,3 +222,33 @@ def test_a_link_in_place_of_the_folder_of_a_dataset_is_not_followed(folder: Path
             with opened(folder, CHUNK) as large, pytest.raises(FileNotFoundError):
                 add(large, hold, "00")
     assert [path.name for path in other.iterdir()] == ["precious"]
+
+
+def test_a_full_disk_costs_the_name_and_no_descriptor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = descriptor_count()
+    with opened(folder, 8 * CHUNK):
+        monkeypatch.setattr(os, "pwrite", full)
+        with closing(DatasetHold(folder, A, "pets")):
+            pass
+        monkeypatch.setattr(os, "utime", full)
+        with pytest.raises(OSError, match="No space"):
+            DatasetHold(folder, A, "pets")
+        monkeypatch.undo()
+    assert descriptor_count() == before
+
+
+def test_one_folder_that_cannot_be_read_hides_no_other(folder: Path) -> None:
+    fill(folder, A, 2, 8 * CHUNK, used_s=100)
+    (folder / A / ".made-by-hand").mkdir()
+    (folder / A / "by-hand").mkdir()
+    (folder / B).mkdir()
+    (folder / B / "lock").symlink_to("lock")
+    (folder / B / "00").write_bytes(bytes(CHUNK))
+    with opened(folder, 8 * CHUNK) as space:
+        assert {one.dataset for one in space.kept()} == {A, B}
+        assert space.clear(A) and names(folder, A) == [".made-by-hand", "by-hand"]
+        with pytest.raises(OSError, match="symbolic links"):
+            space.clear(B)
