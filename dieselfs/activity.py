@@ -1,5 +1,6 @@
 """What the daemons of a node do, from two reports of their metrics. No I/O."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ DAEMON_SOURCES = {
 }
 """Bytes by where they came from; counted in jobs and by cache daemons."""
 _FETCHED = ("chunk", "range", "block")
+_NO_FIELDS = (LookupError, TypeError, ValueError, ArithmeticError)
 _PLANNED = "dieselfs_page_cache_planned_files_total"
 
 
@@ -109,11 +111,17 @@ class _Change:
         return self.total(name) / count if count else None
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        before = {labels[label]: value for labels, value in self._before.values(name)} if self._before else {}
+        before = dict(self._labelled(self._before, name, label)) if self._before else {}
         return {
-            labels[label]: max(value - before.get(labels[label], 0), 0.0) / self.seconds
-            for labels, value in self._after.values(name)
+            key: max(value - before.get(key, 0), 0.0) / self.seconds
+            for key, value in self._labelled(self._after, name, label)
         }
+
+    @staticmethod
+    def _labelled(report: Report, name: str, label: str) -> Iterable[tuple[str, float]]:
+        for labels, value in report.values(name):
+            if label in labels and not isinstance(value, dict):
+                yield labels[label], value
 
 
 def activity(process: int, before: Report | None, after: Report, seconds: float) -> Activity | ServerActivity:
@@ -153,14 +161,33 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
         after.total("dieselfs_memory_used_bytes"),
         after.total("dieselfs_memory_granted_bytes"),
         next((value for _, value in after.values("dieselfs_hit_rate_best_possible")), None),
-        tuple(_plans(after.infos.get("plans") or ())),
-        after.infos.get("job.slowest"),
+        tuple(_plans(after.infos.get("plans"))),
+        _slowest(after.infos.get("job.slowest")),
     )
 
 
-def _plans(plans: Iterable[Mapping[str, Any]]) -> Iterable[PlanProgress]:
-    for plan in plans:
-        position = min((reader["position"] for reader in plan["readers"]), default=0)
-        rate = plan["files_per_s"]
-        left_s = (plan["positions"] - position) / rate if rate else None
-        yield PlanProgress(plan["epoch"], position, plan["positions"], rate, left_s)
+def _plans(plans: Any) -> Iterable[PlanProgress]:
+    """Without those that are none: a report may be of another node."""
+    for plan in plans if isinstance(plans, list) else ():
+        try:
+            position = min((_number(reader["position"]) for reader in plan["readers"]), default=0)
+            positions, rate = _number(plan["positions"]), plan["files_per_s"]
+            left_s = _number((positions - position) / _number(rate)) if rate else None
+            progress = PlanProgress(_number(plan["epoch"]), position, positions, rate, left_s)
+        except _NO_FIELDS:
+            continue
+        yield progress
+
+
+def _slowest(found: Any) -> Mapping[str, Any] | None:
+    try:
+        return {"node": str(found["node"]), "mean_s": float(_number(found["mean_s"]))}
+    except _NO_FIELDS:
+        return None
+
+
+def _number(value: Any) -> Any:
+    """A finite number. Raises TypeError, ValueError or OverflowError for what is none."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no number")
+    return value

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,16 +93,25 @@ class History:
         self._times_s = np.zeros(samples_max)
         self._rows = np.zeros((samples_max, COLUMNS_MAX))
         self._count = 0
+        self._begun_s = 0.0
+        """Of the newest row: when it was sampled first."""
         self._plans: dict[str, _Plan] = {}
 
     def sample(self, now_s: float) -> None:
-        """Keep what the metrics are now. `now_s`: since 1970, rises with each call."""
-        place = self._count % len(self._rows)
-        before_s = float(self._times_s[place - 1]) if self._count else now_s
+        """Keep what the metrics are now. `now_s`: since 1970, rises with each call.
+
+        Within half of SAMPLE_INTERVAL_S it takes the place of the newest sample: questions do not shorten the hour.
+        """
+        families = self._metrics.families(SAMPLED)
+        before_s = float(self._times_s[(self._count - 1) % len(self._rows)]) if self._count else now_s
+        if not self._count or now_s - self._begun_s >= SAMPLE_INTERVAL_S / 2:
+            self._begun_s = now_s
+            self._count += 1
+        place = (self._count - 1) % len(self._rows)
         row = self._rows[place]
         row[:] = 0
         self._times_s[place] = now_s
-        for each in self._metrics.families(SAMPLED):
+        for each in families:
             self._families.setdefault(each["name"], {key: each[key] for key in each if key != "samples"})
             for labels, value in each["samples"]:
                 parts = (
@@ -115,7 +125,6 @@ class History:
                         row[column] = number
         for plan in self._metrics.info_value("plans") or ():
             self._note_plan(plan, before_s, now_s)
-        self._count += 1
 
     def _column(self, key: Column) -> int | None:
         """Its number; None if there are too many, which are left out."""
@@ -188,6 +197,8 @@ def _check_numbers(values: Iterable[Any]) -> None:
     for value in values:
         if not isinstance(value, int | float):
             raise TypeError(f"{value!r} is no number")
+        if not math.isfinite(value):  # raises OverflowError for a whole number that is no float
+            raise ValueError(f"{value} is no number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +228,7 @@ class Recorded:
                     _check_numbers(reader[key] for key in _READER_FIELDS)
                 _check_numbers(plan[key] for key in ("seed", "epoch", "group", "positions"))
                 str.encode(plan["order"])
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidInput(f"not a history of metrics: {error!r}") from None
         return recorded
 

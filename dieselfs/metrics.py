@@ -15,6 +15,7 @@ called without the lock. A forked child begins at zero.
 """
 
 import json
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -125,7 +126,7 @@ class Report:
         """
         try:
             found = json.loads(content)
-            report = cls(found["about"], found["families"], found.get("infos", {}))
+            report = cls(found["about"], found["families"], dict(found.get("infos", {})))
             names = [*report.about]
             texts = [*report.about.values()]
             numbers: list[Any] = []
@@ -140,12 +141,20 @@ class Report:
                     numbers += (
                         (value["sum"], value["count"], *value["le"].values()) if is_histogram else (value,)
                     )
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            are_finite = math.isfinite(math.fsum(map(abs, numbers)))  # their sums too
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            OverflowError,  # a whole number that is no float
+            RecursionError,
+        ) as error:
             raise InvalidInput(f"not a report of metrics: {error!r}") from None
         if not (
-            all(isinstance(name, str) and _EXPORTED.fullmatch(name) for name in names)
+            are_finite
+            and all(isinstance(name, str) and _EXPORTED.fullmatch(name) for name in names)
             and all(isinstance(text, str) for text in texts)
-            and all(isinstance(number, int | float) for number in numbers)
         ):
             raise InvalidInput("not a report of metrics: a name, a text or a number is none")
         return report
@@ -165,7 +174,7 @@ class Report:
 
     def count(self, name: str) -> int:
         """Of a histogram: how many values it has, over all labels."""
-        return sum(int(value["count"]) for _, value in self.values(name))
+        return sum(int(value["count"]) for _, value in self.values(name) if isinstance(value, dict))
 
 
 class Registry:

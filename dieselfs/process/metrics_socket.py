@@ -83,7 +83,8 @@ class Publication:
 
     async def of_others(self, window: Window | None) -> bytes:
         found = await self.others(window) if self.others is not None else {}
-        return json.dumps({node: json.loads(content) for node, content in found.items()}).encode()
+        # Of many nodes, this takes a moment too.
+        return await trio.to_thread.run_sync(_joined, found)
 
     async def answer(self, request: bytes) -> bytes:
         """Empty if a metric cannot be read, which must not end the daemon. Tools leave it out then."""
@@ -98,6 +99,15 @@ class Publication:
         except Exception:
             _log.exception("metrics cannot be read")
             return b""
+
+
+def _joined(found: Mapping[str, bytes]) -> bytes:
+    """JSON of all nodes; without those whose answer is none."""
+    parts = []
+    for node, content in found.items():
+        with suppress(ValueError, RecursionError):
+            parts.append(f"{json.dumps(node)}: {json.dumps(json.loads(content))}")
+    return f"{{{', '.join(parts)}}}".encode()
 
 
 async def publish(publication: Publication, folder: Path | None = None) -> None:
@@ -201,12 +211,17 @@ def _of_nodes(
     parse: Callable[[bytes], _Answer], request: bytes, process: int, folder: Path | None
 ) -> dict[str, _Answer]:
     path = (folder or sockets_folder()) / f"{process}.sock"
-    found = {}
     try:
-        for node, content in dict(json.loads(_answer(path, request, NODES_BYTES_MAX))).items():
-            found[node] = parse(json.dumps(content).encode())
-    except (OSError, ValueError, TypeError) as error:
+        contents = dict(json.loads(_answer(path, request, NODES_BYTES_MAX)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         _log.info("%s gives no metrics of other nodes: %s", path, error)
+        return {}
+    found = {}
+    for node, content in contents.items():
+        try:
+            found[node] = parse(json.dumps(content).encode())
+        except (ValueError, RecursionError) as error:
+            _log.info("%s gives no metrics of node %s: %s", path, node, error)
     return found
 
 

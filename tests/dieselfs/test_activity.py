@@ -68,3 +68,21 @@ def test_a_server_has_latencies_of_the_interval() -> None:
     seen = activity(8, server(1), server(2), 5.0)
     assert isinstance(seen, ServerActivity)
     assert (seen.calls, seen.answer_s, seen.store_s, seen.busy) == (2.0, 1.5, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        {"plans": 5, "job.slowest": 5},
+        {"plans": [1, {}, {**PLAN, "readers": [{}]}], "job.slowest": {"node": "n"}},
+        {"plans": [{**PLAN, "positions": 10**400}], "job.slowest": {"node": "n", "mean_s": 10**400}},
+        {"plans": [{**PLAN, "files_per_s": 1e-320}], "job.slowest": {"node": "n", "mean_s": "x"}},
+    ],
+)
+def test_what_another_node_says_is_checked(infos: dict[str, Any]) -> None:
+    gauge = {"kind": "gauge", "help": "", "unit": "", "labels": [], "samples": [[[], 1]]}
+    names = ("dieselfs_work_spent_seconds", "dieselfs_reads_waited_seconds")
+    report = Report({}, [{**gauge, "name": name} for name in names], infos)
+    seen = activity(7, report, report, 1.0)
+    assert isinstance(seen, Activity)
+    assert (seen.plans, seen.slowest_peer, seen.spent) == ((), None, {})

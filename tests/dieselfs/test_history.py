@@ -66,6 +66,18 @@ def test_the_oldest_samples_give_way() -> None:
     assert found.series("dieselfs_page_cache_hits_total").tolist() == [6, 7, 8, 9]
 
 
+def test_questions_between_two_samples_take_no_place() -> None:
+    metrics = Registry()
+    hits = metrics.counter("page_cache.hits", "Hits.")
+    history = History(metrics, samples_max=4)
+    for number in range(13):
+        hits.value = number
+        history.sample(number / 4)
+    found = recorded(history)
+    assert found.times_s == [1.75, 2.25, 2.75, 3.0]
+    assert found.series("dieselfs_page_cache_hits_total").tolist() == [7, 9, 11, 12]
+
+
 def test_more_columns_than_fit_are_left_out() -> None:
     metrics = Registry()
     for number in range(COLUMNS_MAX + 5):
@@ -111,10 +123,13 @@ def test_the_latest_plans_are_kept() -> None:
         {"times_s": ["x"]},
         {"times_s": [1, 2]},
         {"families": [{}]},
+        {"families": [{"kind": "gauge", "name": "a", "labels": [], "samples": [[[], [10**400]]]}]},
+        {"times_s": [10**400]},
         {"plans": [{}]},
+        {"plans": [plan("a", 1) | {"seed": 10**400}]},
         {"plans": [plan("a", 1) | {"order": 5}]},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:50],
 )
 def test_what_is_no_history_is_refused(change: dict[str, Any]) -> None:
     metrics = Registry()

@@ -111,6 +111,8 @@ def test_a_report_of_another_process_is_checked() -> None:
         ('"counter"', '"clock"'),
         ('[["n1"], 3]', '[["n1", "n2"], 3]'),
         ('[["n1"], 3]', '[["n1"], "3"]'),
+        ('[["n1"], 3]', '[["n1"], Infinity]'),
+        ('[["n1"], 3]', '[["n1"], 1' + "0" * 400 + "]"),
         ('"process"', '"a b"'),
         ('"le"', '"lt"'),
         ("{", "["),

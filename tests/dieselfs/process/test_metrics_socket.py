@@ -74,7 +74,8 @@ async def test_a_daemon_passes_on_what_the_other_nodes_of_its_job_say(folder: Pa
     here, there = Publication(registry(), ABOUT), Publication(registry(), {"job": "j"}, History(registry()))
 
     async def others(window: Window | None) -> dict[str, bytes]:
-        return {"b": there.report() if window is None else await there.recorded(window)}
+        content = there.report() if window is None else await there.recorded(window)
+        return {"a": b"nonsense", "b": content, "c": b"[" * 100_000, "d": b"{}"}
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(publish, here, folder)
@@ -86,6 +87,7 @@ async def test_a_daemon_passes_on_what_the_other_nodes_of_its_job_say(folder: Pa
         reports = await trio.to_thread.run_sync(of_nodes, process, folder)
         recorded = await trio.to_thread.run_sync(histories_of_nodes, process, (0.0, 1e10), folder)
         nursery.cancel_scope.cancel()
+    assert reports.keys() == recorded.keys() == {"b"}
     assert reports["b"].about == recorded["b"].about == {"job": "j"}
     assert reports["b"].total("dieselfs_node_cache_hits_total") == 3
     assert of_nodes(process, folder) == {}  # it has ended

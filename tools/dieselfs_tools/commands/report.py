@@ -82,7 +82,7 @@ def _others(nodes: "dict[str, Recorded]", process: int | None, found: "EpochRepo
 
 def _name(recorded: "Recorded") -> str:
     about = recorded.about
-    place = about.get("mountpoint") or f"cache of {about['dataset']}"
+    place = about.get("mountpoint") or f"cache of {about.get('dataset', '')}"
     return f"{about['node']}: {place}" if "node" in about else place
 
 
