@@ -130,6 +130,21 @@ def test_a_link_a_key_and_logging_out(page: Page, server: RunningServer) -> None
     expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
 
 
+def test_an_open_page_follows_again_after_a_refusal_or_asks_for_a_login(
+    page: Page, server: RunningServer
+) -> None:
+    page.route("**/events", lambda route: route.fulfill(status=401))  # as after a restart of the server
+    with page.expect_response("**/events"):
+        log_in(page, server)
+    page.unroute("**/events")
+    expect(page.locator("#state")).to_have_text("live", timeout=TIMEOUT_MS)
+    page.route("**/events", lambda route: route.fulfill(status=401))
+    with page.expect_response("**/events"):
+        page.reload()
+    page.context.clear_cookies()
+    page.get_by_label("Key file").wait_for()
+
+
 @pytest.mark.parametrize(("scheme", "widths"), [("light", (1280, 390)), ("dark", (1280,))])
 def test_layout_and_accessibility(
     page: Page, server: RunningServer, scheme: str, widths: tuple[int, ...]
