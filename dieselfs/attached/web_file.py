@@ -251,12 +251,16 @@ def _one_line(error: BaseException) -> str:
 def _client(proxy: str | None) -> "PoolManager":
     from urllib3 import PoolManager, ProxyManager, Timeout, make_headers
 
+    from dieselfs.attached.web_connections import bounded
+
     timeout = Timeout(connect=CONNECT_TIMEOUT_S, read=SILENCE_S)
     if proxy is None:
-        return PoolManager(maxsize=CONNECTIONS_PER_HOST, timeout=timeout)
+        return bounded(PoolManager(maxsize=CONNECTIONS_PER_HOST, timeout=timeout))
     address, login = _proxy_parts(proxy)
     headers = None if login is None else make_headers(proxy_basic_auth=login)
-    return ProxyManager(address, maxsize=CONNECTIONS_PER_HOST, timeout=timeout, proxy_headers=headers)
+    return bounded(
+        ProxyManager(address, maxsize=CONNECTIONS_PER_HOST, timeout=timeout, proxy_headers=headers)
+    )
 
 
 def _proxy_parts(proxy: str) -> tuple[str, str | None]:
