@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bench.agreement import Storing, group_name
 from bench.failover import AFTER_S, BACK_SHARE, BEFORE_S, shares, smoothed
-from bench.paper import Compared
+from bench.paper_numbers import Compared
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "dieselfs"  # equal data gives an equal file

@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from bench.agreement import PART_EPOCHS, Storing
 from bench.figures import Figure, Row, Scale, Trial
@@ -24,6 +23,7 @@ from bench.paper_numbers import (
     DURATION,
     EXPERIMENTS,
     RATE,
+    Compared,
     Comparison,
     Experiment,
     Measure,
@@ -41,14 +41,6 @@ Values = dict[tuple[str, str, str], Mapping[str, float]]
 
 Reasons = dict[tuple[str, str], str]
 """By benchmark and side: why it was not measured; the side is empty if none of them was."""
-
-
-class Compared(NamedTuple):
-    """`here`: None if it was not measured."""
-
-    what: str
-    paper: float | None
-    here: float | None
 
 
 def paper(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:

@@ -27,6 +27,14 @@ class Measure(NamedTuple):
     value: str = RATE
 
 
+class Compared(NamedTuple):
+    """What came out of a comparison. `here`: None if it was not measured."""
+
+    what: str
+    paper: float | None
+    here: float | None
+
+
 class Comparison(NamedTuple):
     """A ratio: `paper` (None if the paper prints no numbers), and here that of `ours` to `base`."""
 

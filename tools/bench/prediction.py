@@ -8,7 +8,7 @@ from bench.figures import Run, Scale, Side, Trial
 from dieselfs.prediction import Job, Speeds, first_epoch, later_epoch
 from dieselfs.settings import Settings
 from dieselfs_tools.private_home import private_home
-from dieselfs_tools.speed_test import FORMS, QUICK_FORMS, Form, MountTimer, run, store
+from dieselfs_tools.timing import FORMS, QUICK_FORMS, Form, MountTimer, run, store
 
 ROUNDS_OF_SPEEDS = 3
 OTHER_FORMS = (Form("of16", 10_000, 16 << 10), Form("of64", 4_000, 64 << 10))

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.transfer.upload import ENTRY_ERRORS
-from dieselfs_tools.importing import litdata_file, mds_file, tar_file, tfrecord_file, zip_file
+from dieselfs_tools.importing import litdata_file, mds_file, sample_shards, tar_file, tfrecord_file, zip_file
 from dieselfs_tools.importing.inputs import Input
 from dieselfs_tools.importing.naming import Names, Template
 from dieselfs_tools.importing.packages import required
@@ -177,7 +177,7 @@ _LITDATA_INDEX = json.dumps(
     }
 ).encode()
 
-_INDEX, _SHARD = mds_file.INDEX, "shard"
+_INDEX, _SHARD = sample_shards.INDEX, "shard"
 
 IMPORT_TARGETS = (
     Target("tar", _reading(tar_file.read), [_tar(form) for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]),

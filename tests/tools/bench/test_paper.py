@@ -13,8 +13,8 @@ from bench import paper as module
 from bench.__main__ import BENCHMARKS
 from bench.agreement import Storing
 from bench.figures import QUICK, Run, RunFailed, Scale, Side, Trial, figures
-from bench.paper import Compared, chosen_sides, compared, paper, rows_of, values_of, values_of_storing
-from bench.paper_numbers import EXPERIMENTS, TABLE_2_MB_PER_S, Comparison, Experiment, Measure
+from bench.paper import chosen_sides, compared, paper, rows_of, values_of, values_of_storing
+from bench.paper_numbers import EXPERIMENTS, TABLE_2_MB_PER_S, Compared, Comparison, Experiment, Measure
 from bench.report import table_lines
 
 PUT = Measure("upload", "of 4,096 bytes", "dieselfs")

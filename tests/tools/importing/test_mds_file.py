@@ -13,7 +13,8 @@ import pytest
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.mds_file import INDEX, INDEX_BYTES_MAX, read_index
+from dieselfs_tools.importing.mds_file import INDEX_BYTES_MAX, read_index
+from dieselfs_tools.importing.sample_shards import INDEX
 from tests.support.documents import REPOSITORY
 from tests.support.importing import QUIET, contents, read_all
 

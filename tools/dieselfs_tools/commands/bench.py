@@ -42,7 +42,7 @@ def bench(
     It takes a minute or two, and 1 GB of disk space that is freed at the end. `dlcmd plan` uses the result.
     """
     from dieselfs_tools import measured_speeds
-    from dieselfs_tools.speed_test import FORMS, QUICK_FORMS, run
+    from dieselfs_tools.timing import FORMS, QUICK_FORMS, run
 
     output = session.output
     chunks = session.dataset(dataset).chunks if dataset is not None else None

@@ -11,9 +11,9 @@ import numpy as np
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs_tools.importing.content_types import npy, number, suffix_of
 from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.mds_file import INDEX, checked_text, listed, open_shard, read_index
+from dieselfs_tools.importing.mds_file import checked_text, listed, open_shard, read_index
 from dieselfs_tools.importing.record import Record
-from dieselfs_tools.importing.sample_shards import samples, values
+from dieselfs_tools.importing.sample_shards import INDEX, samples, values
 
 BATCHES = "batch"
 """The level of compression of chunks whose samples are compressed in batches."""

@@ -15,9 +15,8 @@ from dieselfs.names import path_fault
 from dieselfs_tools.importing.content_types import npy, number, suffix_of
 from dieselfs_tools.importing.inputs import Input
 from dieselfs_tools.importing.record import Place, Record
-from dieselfs_tools.importing.sample_shards import samples, values
+from dieselfs_tools.importing.sample_shards import INDEX, samples, values
 
-INDEX = "index.json"
 INDEX_BYTES_MAX = 64 << 20
 """Of an index, decompressed: it is read into memory, and names a shard in some 400 bytes."""
 SUFFIXES = {"str": ".txt", "json": ".json", "jpeg": ".jpg", "png": ".png", "pkl": ".pkl", "pil": ".pil"}

@@ -9,6 +9,9 @@ from typing import BinaryIO
 
 from dieselfs.errors import Damaged
 
+INDEX = "index.json"
+"""The file that names the shards of a folder."""
+
 SAMPLES_MAX = 1 << 28
 SAMPLE_BYTES_MAX = 1 << 30
 SKIP_BYTES = 1 << 20

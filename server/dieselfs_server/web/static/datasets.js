@@ -2,14 +2,12 @@
 
 import { get, onEvent } from "./api.js";
 import { Chart } from "./chart.js";
-import { fill, h, panel, say, table, tiles } from "./dom.js";
+import { datasetLink, fill, h, panel, say, table, tiles } from "./dom.js";
 import * as show from "./format.js";
 import { jobsTable } from "./jobs.js";
 
 const TICKS = 5;
 const TYPING_MS = 150;
-
-export const datasetLink = (name) => h("a", { href: `#/datasets/${encodeURIComponent(name)}`, "data-key": name }, name);
 
 const COLUMNS = [
   { label: "Name", sort: "name", cell: (row) => datasetLink(row.name) },

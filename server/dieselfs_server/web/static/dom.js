@@ -62,3 +62,6 @@ export function tiles(label, pairs) {
 export function panel(title, ...children) {
   return h("section", { class: "panel" }, h("h2", {}, title), children);
 }
+
+/** To the page of a dataset. */
+export const datasetLink = (name) => h("a", { href: `#/datasets/${encodeURIComponent(name)}`, "data-key": name }, name);

@@ -1,8 +1,7 @@
 // The jobs, and the map of one.
 
 import { get, onEvent } from "./api.js";
-import { datasetLink } from "./datasets.js";
-import { fill, h, panel, table, tiles } from "./dom.js";
+import { datasetLink, fill, h, panel, table, tiles } from "./dom.js";
 import * as show from "./format.js";
 
 const DENSE = 64;

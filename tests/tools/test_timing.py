@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dieselfs.dataset import Dataset
 from dieselfs.settings import Settings
-from dieselfs_tools.speed_test import Form, fetch_rate
+from dieselfs_tools.timing import Form, fetch_rate
 
 
 def test_chunks_are_fetched_until_the_time_is_over(tmp_path: Path) -> None:
