@@ -1,7 +1,7 @@
 """Reads what the page shows of datasets and jobs from the stores, and keeps it for seconds. Blocks; thread-safe.
 
-However many people look, a store gets one request of a kind in each interval, but for the record of a dataset, which is
-read each time.
+However many people look, a store gets one request of a kind in each interval, but for the record and the jobs of one
+dataset, which are read each time.
 """
 
 import time
@@ -37,7 +37,7 @@ SCAN_SHARE = 0.05
 CHUNKS_KEPT = 16
 """Datasets whose chunks are kept in memory, about 40 bytes for each chunk."""
 DETAILS_KEPT = 64
-"""Datasets whose tag names, readers and jobs are kept."""
+"""Datasets whose tag names and readers are kept."""
 TAGS_KEPT = 1024
 
 Value = TypeVar("Value")
@@ -101,7 +101,6 @@ class Facts:
         self._tag_names: _Kept[list[str]] = _Kept(DETAILS_KEPT, DETAILS_S, clock)
         self._tag: _Kept[tuple[str, TagRecord | None]] = _Kept(TAGS_KEPT, TAG_S, clock)
         self._readers: _Kept[list[Pin]] = _Kept(DETAILS_KEPT, DETAILS_S, clock)
-        self._jobs_of: _Kept[list[FoundJob]] = _Kept(DETAILS_KEPT, JOBS_S, clock)
         self._scan_after_s = float("-inf")  # guarded by `_jobs`, as is the next
         self._with_jobs: set[bytes] = set()
 
@@ -137,7 +136,7 @@ class Facts:
             return name, None
 
     def readers(self, dataset: DatasetRecord) -> list[Pin]:
-        """As of some seconds ago, as are `jobs_of`."""
+        """As of some seconds ago."""
         return self._readers.get(
             dataset.dataset_id, lambda: live_pins(self._metadata, dataset.dataset_id, self._now_ns())
         )
@@ -152,7 +151,7 @@ class Facts:
         found: list[FoundJob] = []
         for dataset in self.datasets():
             if is_scan or dataset.dataset_id in self._with_jobs:
-                found += self._read_jobs_of(dataset)
+                found += self.jobs_of(dataset)
         if is_scan:
             took_s = self._clock() - began_s
             self._scan_after_s = self._clock() + max(SCAN_S, took_s / SCAN_SHARE)
@@ -161,9 +160,7 @@ class Facts:
         return found
 
     def jobs_of(self, dataset: DatasetRecord) -> list[FoundJob]:
-        return self._jobs_of.get(dataset.dataset_id, lambda: self._read_jobs_of(dataset))
-
-    def _read_jobs_of(self, dataset: DatasetRecord) -> list[FoundJob]:
+        """Of one dataset, now: a job that `jobs` has just found is there."""
         parts: defaultdict[tuple[str, str], dict[str, bytes]] = defaultdict(dict)
         with suppress(NotFound):  # it was dropped just now
             for name, note in self._metadata.notes_below(dataset.dataset_id, JOBS_FOLDER).items():
