@@ -19,6 +19,7 @@ from dieselfs_client.mount import layers
 from dieselfs_client.mount.layers import (
     Layers,
     bases_folder,
+    detach,
     make_base,
     mount_image,
     remove_base,
@@ -176,6 +177,15 @@ def test_a_bind_mount_stays_whole_after_a_lazy_unmount(packed: PackedDataset, tm
         finally:
             clear(inside)
         assert running.wait() == 0
+
+
+def test_a_mount_is_detached_unless_it_is_another_one(packed: PackedDataset, tmp_path: Path) -> None:
+    with mounted(packed, tmp_path, options=MountOptions(view=FUSE)) as running:
+        place = str(running.path)
+        detach(Layers(place, number="0:0"))
+        assert mount_at(place) is not None, "the mount of a later generation"
+        detach(Layers(place))  # its daemon died before the number was known
+        assert mount_at(place) is None and running.wait() == 0
 
 
 def test_a_dead_mount_is_replaced_and_its_base_removed(packed: PackedDataset, tmp_path: Path) -> None:
