@@ -6,8 +6,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Timer
+from typing import Any
 
-from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool, PoolManager
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 ANSWER_TIMEOUT_S = 10.0
@@ -36,13 +37,13 @@ def _bounded(connected: socket.socket) -> Iterator[None]:
 
 
 class _Plain(HTTPConnection):
-    def getresponse(self) -> HTTPResponse:
+    def getresponse(self) -> Any:  # of urllib3, which is not that of http.client
         with _bounded(self.sock):
             return super().getresponse()
 
 
 class _Encrypted(HTTPSConnection):
-    def getresponse(self) -> HTTPResponse:
+    def getresponse(self) -> Any:  # of urllib3, which is not that of http.client
         with _bounded(self.sock):
             return super().getresponse()
 
