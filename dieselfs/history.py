@@ -100,11 +100,12 @@ class History:
     def sample(self, now_s: float) -> None:
         """Keep what the metrics are now. `now_s`: since 1970, rises with each call.
 
-        Within half of SAMPLE_INTERVAL_S it takes the place of the newest sample: questions do not shorten the hour.
+        Within half of SAMPLE_INTERVAL_S it takes the place of the newest sample: questions do not shorten the hour. The
+        first sample stays: what happened since is counted from it.
         """
         families = self._metrics.families(SAMPLED)
         before_s = float(self._times_s[(self._count - 1) % len(self._rows)]) if self._count else now_s
-        if not self._count or now_s - self._begun_s >= SAMPLE_INTERVAL_S / 2:
+        if self._count < 2 or now_s - self._begun_s >= SAMPLE_INTERVAL_S / 2:
             self._begun_s = now_s
             self._count += 1
         place = (self._count - 1) % len(self._rows)

@@ -122,11 +122,21 @@ def kill_daemon(mountpoint: Path) -> None:
     os.kill(daemon, signal.SIGKILL)
 
 
+def named(mountpoint: Path) -> list[int]:
+    """All processes that have the mount point as a word of their command, also those that are just starting."""
+    found = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if os.fsencode(mountpoint) in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
+                found.append(int(process))
+    return found
+
+
 def kill_all(mountpoint: Path) -> None:
     """Every process of the mount, as when a container is killed; also those that take over meanwhile."""
     wait_for(mountpoint, lambda status: status.is_served)
     deadline_s = time.monotonic() + KILL_TIMEOUT_S
-    while living := [one for ones in processes_of(mountpoint).values() for one in ones]:
+    while living := named(mountpoint):
         assert time.monotonic() < deadline_s, living
         for process in living:
             with suppress(ProcessLookupError):

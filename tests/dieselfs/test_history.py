@@ -74,8 +74,8 @@ def test_questions_between_two_samples_take_no_place() -> None:
         hits.value = number
         history.sample(number / 4)
     found = recorded(history)
-    assert found.times_s == [1.75, 2.25, 2.75, 3.0]
-    assert found.series("dieselfs_page_cache_hits_total").tolist() == [7, 9, 11, 12]
+    assert found.times_s == [1.5, 2.0, 2.5, 3.0]
+    assert found.series("dieselfs_page_cache_hits_total").tolist() == [6, 8, 10, 12]
 
 
 def test_more_columns_than_fit_are_left_out() -> None:
@@ -146,3 +146,11 @@ def test_a_history_without_samples_is_empty() -> None:
     found = recorded(History(Registry()))
     assert (found.times_s, found.families, found.plans) == ([], [], [])
     assert np.array_equal(found.series("dieselfs_page_cache_hits_total"), [])
+
+
+def test_a_question_soon_after_the_start_leaves_the_first_sample() -> None:
+    """What happened since is counted from it."""
+    history = History(Registry())
+    for now_s in (0.0, 0.2, 0.4):
+        history.sample(now_s)
+    assert recorded(history).times_s == [0.0, 0.4]
