@@ -33,13 +33,13 @@ from dieselfs_client.mount.mounting import move_beneath, uncover, unmount
 from dieselfs_client.mount.options import MountOptions
 
 SETTLED_S = 2.0
-"""A generation is taken when no other one has replaced it for so long, or for the interval, if that is less, ..."""
+"""A mount moves to a generation that has been the newest for this long, or for the interval if that is shorter."""
 SETTLED_MAX_S = 30.0
-"""... or after this time, while a writer goes on."""
+"""While a writer publishes one generation after another, the mount moves at least this often."""
 MOMENT_S = 0.1
-"""While the next generation waits, plans are looked at this often."""
+"""Interval between checks whether a plan is being read, which delays the move."""
 STRAGGLERS_S = 1.0
-"""For so long after a switch, requests arrive whose programs looked up the mount before it."""
+"""How long after a move requests may arrive from programs that looked up the old mount."""
 
 _log = logging.getLogger(__name__)
 

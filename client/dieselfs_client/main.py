@@ -131,7 +131,7 @@ def _run(command: click.Command, program: str, usage: int, failed: int | None = 
         code, message = failed or error.exit_code, str(error)
     except (click.Abort, KeyboardInterrupt):
         code = failed or EXIT_INTERRUPTED
-    except Exception:
+    except Exception:  # a bug has an exit code of its own
         traceback.print_exc()
         code = failed or EXIT_BUG
     if message:

@@ -116,7 +116,7 @@ class Service:
                 self.client, self.snapshot, options.disk, options.disk_size_bytes, self.metrics
             )
         self.publication = Publication(self.metrics, {}, History(self.metrics))
-        """Whoever serves sets its labels."""
+        """The daemon sets its labels."""
         self.role: JobRole | None = None
         self.config: PoolConfig | None = None
         if self.options.job is not None and self.client is not None:

@@ -46,7 +46,7 @@ CREDENTIALS_AGE_MAX_S = 300.0
 """How long credentials are used before botocore is asked again; it renews them ten minutes before they expire."""
 
 _RENEWED_BEFORE_S = 300.0
-"""obstore asks for new credentials so long before the old ones expire."""
+"""obstore asks for new credentials this long before the old ones expire."""
 
 PART_BYTES = 8 * MIB
 """Objects that are larger and may be replaced are sent and read in parts of this size, PARTS_AT_ONCE_MAX at once."""

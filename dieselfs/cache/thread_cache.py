@@ -237,7 +237,7 @@ class ThreadCache:
         return self._counted(self._source, wanted, is_shared_plan)
 
     def reserve(self, length_bytes: int) -> None:
-        """As `look_ahead.Cache.reserve`: evictable chunks have so much less room."""
+        """As `look_ahead.Cache.reserve`, which leaves that much less room for evictable chunks."""
         with self.lock:
             self.policy.reserve(length_bytes)
 

@@ -18,7 +18,7 @@ async def accompanied(work: Callable[[], Awaitable[T]], companion: Callable[[], 
     async def guarded() -> None:
         try:
             await companion()
-        except Exception as error:
+        except Exception as error:  # raised after the nursery, without an exception group
             failures.append(error)
             nursery.cancel_scope.cancel()
 
@@ -26,7 +26,7 @@ async def accompanied(work: Callable[[], Awaitable[T]], companion: Callable[[], 
         nursery.start_soon(guarded)
         try:
             results.append(await work())
-        except Exception as error:
+        except Exception as error:  # as above
             failures.append(error)
         nursery.cancel_scope.cancel()
     if results:

@@ -1,5 +1,5 @@
-"""Objects that are reset in a forked child: threads and locks of the parent do not exist there. This module is told of
-forks.
+"""Objects that are reset in a forked child: threads and locks of the parent do not exist there. This module
+registers a function that runs after each fork.
 """
 
 import os

@@ -29,7 +29,7 @@ from dieselfs.sockets import peer_user, reachable_path
 METRICS_TIMEOUT_S = 2.0
 """For one answer of a daemon. One that takes longer is left out."""
 METRICS_REQUEST_S = 0.2
-"""For the request of a tool. One that writes nothing for so long, and does not end its side, gets the metrics."""
+"""How long a tool may take to send its request. A tool that sends none in this time gets the metrics."""
 METRICS_BYTES_MAX = 4 * MIB
 """Limit of one answer of a daemon about itself."""
 NODES_BYTES_MAX = 64 * MIB
@@ -96,7 +96,7 @@ class Publication:
             if kind == HISTORY and self.history is not None:
                 return await self.recorded(window)
             return self.report()
-        except Exception:
+        except Exception:  # must not end the daemon
             _log.exception("metrics cannot be read")
             return b""
 

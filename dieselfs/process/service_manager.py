@@ -13,7 +13,7 @@ SERVICE_STOPPING = "STOPPING=1"
 
 
 def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Send a state to the manager's socket, if the environment names one. False if nobody was told; never fails.
+    """Send a state to the manager's socket, if the environment names one. False if it was not sent; never fails.
 
     A leading @ stands for the null byte of an abstract socket.
     """

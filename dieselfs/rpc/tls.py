@@ -111,7 +111,7 @@ class TlsEngine:
         self._object = context.wrap_bio(self._incoming, self._outgoing, is_server, host)
 
     def shake(self) -> bool:
-        """Go on with the handshake; whether it is done. `take` has bytes to send, also after an error."""
+        """Continue the handshake; True when it is done. `take` has bytes to send, also after an error."""
         try:
             self._object.do_handshake()
         except ssl.SSLWantReadError:

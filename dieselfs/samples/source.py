@@ -65,8 +65,8 @@ class LibrarySource:
         return not version or self._reading_of == (os.getpid(), version)
 
     def _follow(self, nodes: Sequence[int], read: int) -> None:
-        """Load ahead what this process reads after these files, of which it has read the first `read`, if it does not
-        hear from the sampler where it is.
+        """Load ahead what this process reads after these files, of which it has read the first `read`, unless the
+        sampler reports its position.
         """
         if not self._knows_list:
             self._join_readers()

@@ -32,7 +32,7 @@ class ViewSamples(SampleSet):
     ) -> None:
         """`files(index)`, or `files[index]`: the path of the file that item `index` reads, or of all of them, as `open`
         takes them on a mount, or relative to `root`. It is asked once for each index. `root` and the options of the
-        connection: see `open_source`; the root says where the files are, and which process is told what will be read.
+        connection: see `open_source`; the root says where the files are, and which process prefetches them.
 
         Raises NotFound if a file does not exist; InvalidInput, AccessDenied, Unavailable.
         """

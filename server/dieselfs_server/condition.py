@@ -70,7 +70,7 @@ def object_store(store: ObjectStore, clock: Callable[[], float] = time.monotonic
 def tls(setting: str, certificate: str | None, now_s: float) -> CheckRecord:
     """Of a server that listens on TCP. `certificate`: the file, None for the one of the store's identity."""
     if setting == OFF:
-        text = "off: whoever is on the network between can read and change everything"
+        text = "off: anyone on the network path can read and change everything"
         return CheckRecord("tls", WARNING, text, "set tls = on for the server, and for its clients")
     if certificate is None:
         return CheckRecord("tls", OK, "the certificate of the store's identity, which does not expire")
@@ -93,7 +93,7 @@ def etcd(registry: RegistrySettings) -> CheckRecord:
     try:
         Etcd(registry.etcd, registry.access).values(CONFIG_PREFIX)
     except DieselfsError as error:
-        text = f"{error}; running servers and clients go on, new ones cannot start"
+        text = f"{error}; running servers and clients still work, new ones cannot start"
         return CheckRecord("etcd", FAILURE, text, "start etcd, or look at the network to it")
     if danger := registry.danger():
         return CheckRecord(

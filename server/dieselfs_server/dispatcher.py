@@ -250,7 +250,7 @@ class Dispatcher:
             await connection.send(encode_refusal(method, sequence, error))
         except (trio.TooSlowError, trio.BrokenResourceError):
             raise
-        except Exception:
+        except Exception:  # a bug fails this request, not the connection
             noted.end("failed")
             log.exception("%s of user %s failed with an internal error: %s", method, user.name, noted.request)
             fault = Unavailable(

@@ -125,7 +125,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_OK)
-    except Exception:
+    except Exception:  # a bug has an exit code of its own
         log.exception("the server failed with an internal error")
         sys.exit(EXIT_BUG)
 

@@ -69,7 +69,7 @@ class PageHost(Protocol):
         ...
 
     def keep(self, caller: Caller, lease_s: int) -> None:
-        """How long an embedded server goes on to serve the page."""
+        """Keep an embedded server running for the page, for `lease_s` seconds from now."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Slows users down to their rates. This module waits; a call that waits never fails for it.
 
-Clients give up on a server that is silent, and on bulk bytes that are too slow. So no wait before a reply is longer
-than REQUEST_WAIT_S_MAX, and bytes of a connection always move at SLOWEST_BYTES_PER_S. With so many connections that
-this is more than the rate, a user gets more than the rate.
+Clients abandon a server that is silent, and a transfer that is too slow. So no wait before a reply is longer
+than REQUEST_WAIT_S_MAX, and bytes of a connection always move at SLOWEST_BYTES_PER_S. A user with many connections can
+therefore exceed the rate: it is at least SLOWEST_BYTES_PER_S for each of them.
 """
 
 from collections.abc import Awaitable, Callable

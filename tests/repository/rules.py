@@ -69,6 +69,7 @@ WORLDLY_OS_PATH_NAMES = frozenset(
 )
 
 _SAYS_SO = re.compile(r"\bThis module\s+\w+")
+_CATCHES_ALL = re.compile(r"^\s*except Exception\b")
 _REASON = re.compile(r"\s*#\s*\S.{7,}")
 _SUPPRESSION = re.compile(
     r"#\s*(?P<kind>type:\s*ignore|noqa)(?P<codes>\[[\w ,-]+\]|:\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*)?(?P<rest>.*)"
@@ -203,6 +204,30 @@ def suppression_faults(source: str) -> Iterator[str]:
             yield f"{line}: {match['kind']!r} without a reason: write it behind, as a second comment"
         if re.search(r"\b(TODO|FIXME|XXX)\b", token.string):
             yield f"{line}: {token.string[:60]!r}: do it, or write an issue"
+
+
+def swallowing_faults(source: str) -> Iterator[str]:
+    """`except Exception` without a comment that says why. Blocks that raise the error again write BaseException."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if _CATCHES_ALL.search(line) and "#" not in line:
+            yield f"{number}: catches every error: say why, in a comment on this line"
+
+
+def remarks(source: str) -> str:
+    """The docstrings and comments of a module, in their lines; other lines are empty."""
+    lines = source.splitlines()
+    kept = [""] * len(lines)
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            kept[node.lineno - 1 : node.end_lineno] = lines[node.lineno - 1 : node.end_lineno]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            kept[token.start[0] - 1] += token.string
+    return "\n".join(kept)
 
 
 def mentioned_documents(text: str) -> Iterator[tuple[int, str]]:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+from tests.repository.prose import word_faults
 from tests.repository.rules import (
     LAYERS,
     danger_faults,
@@ -14,8 +15,10 @@ from tests.repository.rules import (
     length_faults,
     linked_files,
     mentioned_documents,
+    remarks,
     sleep_faults,
     suppression_faults,
+    swallowing_faults,
     two_way_faults,
 )
 from tests.support.documents import REPOSITORY
@@ -176,13 +179,21 @@ def test_nothing_runs_code_from_outside() -> None:
 
 
 def test_nobody_is_told_to_install_from_an_index() -> None:
-    """dieselfs is on none: whoever registers the name there could run code on the machines of its users."""
+    """dieselfs is on no index. A stranger who registers the name there could run code on its users' machines."""
     pages = (
         page for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.*") for page in REPOSITORY.glob(pattern)
     )
     told = re.compile(r"pip3? install (?:-\S+ )*['\"]?dieselfs\b")
     found = [shown(page) for page in (*pages, *modules(*PRODUCT)) if told.search(page.read_text("utf-8"))]
     assert not found, f"write pip install '.[...]', in a checkout: {found}"
+
+
+def test_catching_every_error_has_a_reason() -> None:
+    holds(swallowing_faults, modules(*PRODUCT))
+
+
+def test_docstrings_and_comments_use_established_words() -> None:
+    holds(lambda source: word_faults(remarks(source)), modules(*PRODUCT))
 
 
 def test_tests_do_not_sleep_and_hope() -> None:

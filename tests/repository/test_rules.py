@@ -9,8 +9,10 @@ from tests.repository.rules import (
     length_faults,
     linked_files,
     mentioned_documents,
+    remarks,
     sleep_faults,
     suppression_faults,
+    swallowing_faults,
     two_way_faults,
 )
 
@@ -125,6 +127,31 @@ def test_sleeps(source: str, is_right: bool) -> None:
 def test_suppressions(comment: str, is_right: bool) -> None:
     assert (not list(suppression_faults(f"x = 1  # {comment}\n"))) == is_right
     assert not list(suppression_faults(f"x = '# {comment}'\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_right"),
+    [
+        ("except Exception:", False),
+        ("except Exception as error:", False),
+        ("except Exception:  # a bug ends this connection, not the server", True),
+        ("except BaseException:", True),
+        ("except ExceptionGroup:", True),
+    ],
+)
+def test_swallowed_errors(line: str, is_right: bool) -> None:
+    assert (not list(swallowing_faults(f"try:\n    f()\n{line}\n    pass\n"))) == is_right
+
+
+def test_remarks() -> None:
+    source = '"""A module."""\nx = "text"  # a comment\ny = """text"""\n"""Of y,\nin two lines."""\n'
+    assert remarks(source).split("\n") == [
+        '"""A module."""',
+        "# a comment",
+        "",
+        '"""Of y,',
+        'in two lines."""',
+    ]
 
 
 def test_links() -> None:

@@ -32,7 +32,7 @@ from bench.rounds import FAILURES, run_trial
 from lab.network import Unsuitable
 
 DRAWING = Path(__file__).parents[2] / "docs/figures/paper.svg"
-"""Where a run that is not quick draws, unless it is told another file."""
+"""The default output of a run that is not quick."""
 _ALIKE = 0.15
 """Ratios this near to 1 count as equal."""
 

@@ -164,5 +164,5 @@ def _serve(serve: Callable[[Connection], None], pipe: Connection) -> None:
         serve(pipe)
     except (RunFailed, OSError) as error:
         pipe.send(RunFailed(str(error)))
-    except Exception:
+    except Exception:  # reported by the process that started this one
         pipe.send(RunFailed(traceback.format_exc()))

@@ -85,7 +85,7 @@ VERBS = {
     "dashboard": "Open the web page of a server, or of this home.",
     "top": "Watch the mounts, caches and servers of this node.",
     "why": "Say what limits the training that reads a mount.",
-    "plan": "Predict epochs on so many nodes, and what limits them.",
+    "plan": "Predict epochs on a number of nodes, and what limits them.",
     "bench": "Time mounts and chunks here, beside plain files, tar and LMDB.",
     "report": "Show an epoch of a mount or job on one page.",
     "chaos": "Rehearse faults, and show what readers see.",

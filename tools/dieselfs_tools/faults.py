@@ -64,7 +64,7 @@ class Scratch:
         return dieselfs.connect(DATASET, server=EMBEDDED, home=self.home, job="", create=True)
 
     def mount(self, number: int = 0, nodes: int = 0) -> Path:
-        """A mount; with `nodes`, as one of so many nodes of a job."""
+        """A mount; with `nodes`, as one node of a job of this many."""
         place = self.home / f"mount-{number}"
         place.mkdir()
         self._stack.callback(_clear, place)

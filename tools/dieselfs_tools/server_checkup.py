@@ -39,7 +39,7 @@ def transport(server: Address, setting: str) -> CheckRecord:
         return CheckRecord("transport", OK, f"TLS 1.3 to {server}")
     if server.is_loopback:
         return CheckRecord("transport", OK, f"{server} without TLS, which stays on this machine")
-    text = f"{server} without TLS: whoever is on the network between can read and change everything"
+    text = f"{server} without TLS: anyone on the network path can read and change everything"
     return CheckRecord("transport", WARNING, text, "set tls = on here and for the server")
 
 

@@ -269,7 +269,7 @@ def _time_tar(form: Form, archive: Path, number: int) -> tuple[float, float]:
 
 
 def _time_lmdb(form: Form, path: Path, number: int) -> tuple[float, float]:
-    """Opened anew: the kernel keeps pages of a file that is mapped."""
+    """Opened in each round: the kernel keeps pages of a file that is mapped."""
     import lmdb
 
     keys = [each.encode() for each in _shuffled(form, number)]

@@ -148,7 +148,7 @@ def running_machine(host: Host, binds: Mapping[Path, str] | None = None) -> Iter
 
 
 def _write_seed(seed: Path, host: Host) -> None:
-    """The files that differ from those of this machine. The virtual environment is made anew, because that of this
+    """The files that differ from those of this machine. The virtual environment is a new one, because that of this
     process may be in a folder that only root can enter.
     """
     etc, programs, python = seed / "etc", seed / "opt/dieselfs/bin", seed / _PYTHON[1:]

@@ -133,7 +133,7 @@ class KernelDriver(Driver):
                     self._write(protocol.encode_header(request.unique, len(payload)), payload)
             elif request.opcode not in _UNANSWERED:
                 self._refuse(request.unique, _ERRNO_BY_OPCODE.get(request.opcode, errno.ENOSYS))
-        except Exception as error:
+        except Exception as error:  # a bug fails this request, not the mount
             if request is None:
                 _log.exception("malformed request from the kernel")
             else:
@@ -178,7 +178,7 @@ class KernelDriver(Driver):
                 self._reply_buffers(request.unique, await answer())
             if scope.cancelled_caught:
                 self._refuse(request.unique, errno.EINTR)
-        except Exception as error:
+        except Exception as error:  # a bug fails this request, not the mount
             self._fail(request, error)
         finally:
             self._waiting.pop(request.unique, None)

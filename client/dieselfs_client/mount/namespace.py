@@ -1,6 +1,6 @@
 """A private table of mounts for a process and its children: namespaces. This module calls the kernel.
 
-A user without the right to mount gets it in a user namespace, in which he has his own user ID. The children inherit
+A user without the right to mount gets it in a user namespace, with the same user ID inside. The children inherit
 the right to mount (an ambient capability) until `give_up_rights`.
 """
 

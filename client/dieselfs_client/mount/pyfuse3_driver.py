@@ -86,7 +86,7 @@ class Pyfuse3Driver(Driver, pyfuse3.Operations):
         self._requests[what].value += 1
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # a bug fails this request, not the mount
             raise FUSEError(self._code(what, inode, error)) from None
 
     def _entry(self, of: Attributes) -> EntryAttributes:

@@ -17,7 +17,7 @@ from dieselfs.limits import KIB, MIB
 ANSWERED_BYTES_MAX = 64 * KIB
 """Requests up to this size are answered. After a refusal the kernel requests less, a page."""
 SCATTERED_MIN = 2
-"""So many large requests at random places of a file are answered before one is refused."""
+"""How many large requests at random places of a file are answered before one is refused."""
 RANGES_REMEMBERED_MAX = 64
 """Refused ranges of each file."""
 REFUSED_BYTES_MAX = 64 * MIB

@@ -171,7 +171,7 @@ class RpcServer:
                 "tls must be off at both ends or at neither"
             )
             self._tell(logging.INFO, _ENDED, peer, reason + hint, is_known=place.is_known)
-        except Exception:
+        except Exception:  # a bug ends this connection, not the server
             log.exception("%s: connection ended by an internal error", peer)
         finally:
             self._places.leave(place)

@@ -11,9 +11,9 @@ import trio
 from dieselfs.errors import DieselfsError
 
 QUIET_S = 1.0
-"""A put has ended if no chunk of the dataset arrives for so long."""
+"""A put has ended if no chunk of the dataset arrives for this long."""
 STALE_S = 30.0
-"""While chunks arrive, the snapshot is built at such intervals."""
+"""While chunks arrive, the snapshot is built at this interval."""
 PAUSE_FACTOR = 3
 """Pauses between two builds of a dataset are this many times as long as the last one: a quarter of a core at most."""
 

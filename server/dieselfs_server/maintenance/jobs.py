@@ -36,7 +36,7 @@ class Proceed:
         self.done += 1
 
     def expect(self, chunks: int) -> None:
-        """So many more follow."""
+        """Add to the number of chunks that the work will have done at its end."""
         self.total += chunks
 
     @property
@@ -65,8 +65,8 @@ class MaintenanceJobs:
         work: Callable[[Proceed], T],
         begin: Callable[[Proceed], object] = lambda proceed: None,
     ) -> T:
-        """What `work` returns. `begin` gets its `Proceed` first. If cancelled, `work` is told by it, and this
-        waits until it has ended.
+        """What `work` returns. `begin` gets its `Proceed` first. If this is cancelled, it cancels `work`
+        through it, and waits until `work` has ended.
 
         Raises Unavailable at once if a job of this dataset is running, or too many on this server; also if another
         server has taken the lease, after an outage of the metadata store.

@@ -20,7 +20,7 @@ PAYLOADS_AT_ONCE = 2
 """Limit of whole chunks, which may have 128 MiB each."""
 
 SLOW_READ_S = 0.002
-"""After a read that took so long, the following ones are read ahead."""
+"""After a read that took this long, the following chunks are read ahead."""
 
 Result = TypeVar("Result")
 
@@ -66,6 +66,6 @@ def _read_now(
     done: Future[Result] = Future()
     try:
         done.set_result(read(store, dataset_id, chunk_id))
-    except Exception as error:
+    except Exception as error:  # goes to the reader of the result, as from an executor
         done.set_exception(error)
     return done

@@ -36,13 +36,13 @@ from dieselfs_server.users import UserStore
 HOLD_S = 600
 """A hold that a server did not end, because it has died or the metadata store was away, ends after this time."""
 QUOTA_WAIT_S, QUOTA_PAUSE_S = 5.0, 0.05
-"""A chunk that would fit without the holds of others waits this long for them, and looks this often."""
+"""How long a chunk waits for the holds of other chunks if it would fit without them, and how often it checks."""
 DELETES_LOOKED_UP = 64
-"""Of a chunk of deletes, so many paths are looked up: most must exist, or the chunk counts as any other."""
+"""How many paths of a chunk of deletes are looked up. If most do not exist, the chunk counts like an upload."""
 DELETE_BYTES_MAX, DELETES_BYTES_MAX = 128, 4096
-"""What a chunk of deletes has beside the paths: for each, and once."""
+"""Size limits of a chunk of deletes beside its paths: for each path, and for the whole chunk."""
 CHANGE_TRIES_MAX = 256
-"""Tries of a change of a note; with each lost try, another server has made one."""
+"""Attempts to change a note. An attempt fails only if another server has changed it."""
 
 _NOT_STORED = (AccessDenied, AlreadyExists, Damaged, InvalidInput, StoreFull, NotFound)
 """Errors of a commit after which the chunk is not stored, and will not be. After others it may yet be applied."""

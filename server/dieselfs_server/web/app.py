@@ -251,7 +251,7 @@ class App:
             latest = await self._live.next()
             try:
                 now = await self._viewer(request)
-            except (_LoggedOut, DieselfsError):  # the browser asks again, and is told
+            except (_LoggedOut, DieselfsError):  # the next request of the browser gets the reason
                 return None
             return latest if now.is_admin else b"{}"
 

@@ -77,7 +77,7 @@ class Guard:
         try:
             with trio.fail_after(limit_s):
                 await self._app(scope, receive, send_guarded)
-        except Exception as error:
+        except Exception as error:  # a bug fails this request, not the page
             self._tell(scope, error)
             if not has_begun:
                 await _answer(send_guarded, 500, "the server failed; its log has the reason")

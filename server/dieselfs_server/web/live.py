@@ -43,7 +43,7 @@ class Live:
         while True:
             try:
                 await self._sample()
-            except Exception:
+            except Exception:  # a bug leaves out one sample, and must not end the task
                 log.exception("cannot sample the metrics for the page")
             self._changed.set()
             self._changed = trio.Event()

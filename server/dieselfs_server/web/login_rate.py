@@ -5,7 +5,7 @@ from collections import Counter
 WINDOW_S = 60.0
 TRIES_PER_ADDRESS = 30
 TRIES_OF_ALL = 300
-"""In a window; so logins cost little processor time, whoever tries."""
+"""Limits of a window, for one address and for all, which bound the processor time of logins."""
 
 
 class LoginRate:

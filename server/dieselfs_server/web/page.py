@@ -102,7 +102,7 @@ class Page:
                     while (left_s := self._until_s - trio.current_time()) > 0:
                         with trio.move_on_after(left_s):
                             await self._changed.wait()
-            except Exception as error:
+            except Exception as error:  # a page that cannot be served must not end the server
                 log.error("the page is not served: %s", error)
                 self._fault = str(error)
                 self._until_s = 0.0

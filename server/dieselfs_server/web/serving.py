@@ -135,7 +135,7 @@ class _Browsers:
             await _Http1Server(self._app, self._config, self._context, ConnectionState({}), shown)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             log.debug("%s: browser disconnected: %s", address, error)
-        except Exception:
+        except Exception:  # a bug ends this connection, not the page
             log.exception("%s: the connection of a browser ended by an internal error", address)
         finally:
             self._open.remove(entry)

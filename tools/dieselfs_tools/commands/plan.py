@@ -1,4 +1,4 @@
-"""`dlcmd plan`: how long epochs will take on so many nodes, and what limits them."""
+"""`dlcmd plan`: how long epochs will take on a number of nodes, and what limits them."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -169,7 +169,7 @@ class _Whole(io.RawIOBase):
             while filled < len(view) and (part := self._read(len(view) - filled)):
                 view[filled : filled + len(part)] = part
                 filled += len(part)
-        except Exception as error:
+        except Exception as error:  # sources raise errors of their own; raised by the next read
             if not filled:
                 raise
             self._error = error
