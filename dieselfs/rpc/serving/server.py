@@ -4,7 +4,6 @@ An unauthenticated client costs little: such connections have places of their ow
 limited in bytes and time. An error of a client ends only its own connection, and is logged as often as a budget allows.
 """
 
-import errno
 import logging
 import os
 import socket
@@ -27,6 +26,7 @@ from dieselfs.limits import (
 )
 from dieselfs.metrics import Registry
 from dieselfs.rpc import auth
+from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, shake_hands
 from dieselfs.rpc.serving.places import Place, Places
@@ -34,7 +34,6 @@ from dieselfs.rpc.tls import ServerTls
 from dieselfs.sockets import peer_user, reachable_path
 
 LISTEN_BACKLOG = 512
-_OUT_OF_DESCRIPTORS_PAUSE_S = 0.1
 _ENDED = "connection ended"
 
 log = logging.getLogger(__name__)
@@ -129,16 +128,11 @@ class RpcServer:
     async def serve(self, listener: trio.SocketListener, is_encrypted: bool) -> None:
         """Accept clients until cancelled; then all their connections are closed."""
         async with trio.open_nursery() as nursery:
-            while True:
-                try:
-                    stream = await listener.accept()
-                except OSError as error:
-                    if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                        raise
-                    log.error("cannot accept a client: %s", error.strerror)
-                    await trio.sleep(_OUT_OF_DESCRIPTORS_PAUSE_S)
-                    continue
-                nursery.start_soon(self._serve_client, stream, is_encrypted)
+            await accept_each(
+                listener,
+                lambda stream: nursery.start_soon(self._serve_client, stream, is_encrypted),
+                "client",
+            )
 
     async def _serve_client(self, stream: trio.SocketStream, is_encrypted: bool) -> None:
         peer = _peer_name(stream)

@@ -3,7 +3,6 @@
 Connections are bounded, and so is each wait for a browser. A connection that takes no bytes is closed.
 """
 
-import errno
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -21,6 +20,7 @@ from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.event_budget import EventBudget
 from dieselfs.limits import KIB
+from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.tls import ServerTls
 
 CONNECTIONS_MAX = 128
@@ -30,8 +30,6 @@ IDLE_S = 20.0
 SEND_S = 20.0
 HEADERS_BYTES_MAX = 16 * KIB
 BODY_BYTES_MAX = 4 * KIB
-
-_PAUSE_S = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -93,16 +91,7 @@ class _Browsers:
         """Serve browsers until cancelled."""
         async with trio.open_nursery() as nursery:
             try:
-                while True:
-                    try:
-                        stream = await listener.accept()
-                    except OSError as error:
-                        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                            raise
-                        log.error("cannot accept a browser: %s", error.strerror)
-                        await trio.sleep(_PAUSE_S)
-                        continue
-                    nursery.start_soon(self._serve, stream)
+                await accept_each(listener, lambda stream: nursery.start_soon(self._serve, stream), "browser")
             finally:
                 for _, open_stream in self._open:  # ends writes, which Hypercorn shields
                     open_stream.socket.close()
