@@ -9,18 +9,24 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dieselfs.errors import InvalidInput
 from dieselfs.private_file import file_version
 from dieselfs.rpc.tls import ServerTls, load_pair, new_context
 from dieselfs_server.identity import Identity
 
+if TYPE_CHECKING:
+    from cryptography.x509 import GeneralName
+
 CHANGES_LOOK_S = 1.0
 """How often the files are compared with what was read."""
 
 _BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
 _SERIAL = 1
+_SERIAL_BYTES = 16
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 log = logging.getLogger(__name__)
@@ -47,7 +53,9 @@ def identity_tls(identity: Identity) -> ServerTls:
 
 def browser_tls(identity: Identity, names: Sequence[str]) -> ServerTls:
     """TLS for the web page without a certificate of an authority: with a key for P-256, as browsers know no Ed25519.
-    The key is derived from the identity, so it is the same at all servers of the store. Browsers warn of it.
+
+    Key and signature are derived from the identity, so a server has the same certificate after each start, and
+    browsers warn of it once. `names`: of the server, or its addresses.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -57,15 +65,27 @@ def browser_tls(identity: Identity, names: Sequence[str]) -> ServerTls:
     derived = HKDF(hashes.SHA256(), 48, None, b"dieselfs web page, P-256").derive(identity.seed)
     key = ec.derive_private_key(1 + int.from_bytes(derived, "big") % (_P256_ORDER - 1), ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dieselfs web page")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), _SERIAL, _BEGIN, _END).add_extension(
-        x509.SubjectAlternativeName([x509.DNSName(each) for each in names or ("localhost",)]), critical=False
+    shown = names or ("localhost",)
+    # Of the names: Firefox refuses two certificates of one issuer with the same number, without a way around.
+    serial = int.from_bytes(hashlib.sha256("\n".join(shown).encode()).digest()[:_SERIAL_BYTES])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), serial + 1, _BEGIN, _END).add_extension(
+        x509.SubjectAlternativeName([_general_name(each) for each in shown]), critical=False
     )
-    certificate = builder.sign(key, hashes.SHA256())
+    certificate = builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True)
     pem = certificate.public_bytes(serialization.Encoding.PEM)
     form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     context = new_context(ssl.PROTOCOL_TLS_SERVER)
     load_pair(context, pem, key.private_bytes(serialization.Encoding.PEM, form, encryption))
     return ServerTls(context, _first_fingerprint(pem))
+
+
+def _general_name(name: str) -> "GeneralName":
+    from cryptography.x509 import DNSName, IPAddress
+
+    try:
+        return IPAddress(ip_address(name))
+    except ValueError:
+        return DNSName(name)
 
 
 class CertificateFiles:

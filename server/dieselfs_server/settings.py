@@ -125,6 +125,7 @@ class ServerSettings:
         state = values.get("state")
         listen = [parse_address(text) for text in values.get("listen") or [DEFAULT_LISTEN]]
         advertise = [parse_address(text) for text in values.get("advertise") or []]
+        web = parse_web_address(values["web"]) if "web" in values else None
         return cls(
             listen=listen,
             store=values["store"],
@@ -136,8 +137,8 @@ class ServerSettings:
             admin_key=values.get("admin_key"),
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
             metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
-            web=parse_web_address(values["web"]) if "web" in values else None,
-            web_names=_web_names([*listen, *advertise], values.get("web_names", ())),
+            web=web,
+            web_names=_web_names([*listen, *advertise, *([web] if web else [])], values.get("web_names", ())),
             shared_memory_bytes=values.get("shared_memory_bytes"),
             attach_roots=values.get("attach_roots", ()),
             large_reads=_large_reads(values),
@@ -146,8 +147,9 @@ class ServerSettings:
 
 
 def _web_names(addresses: Sequence[Address], names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the web page in browsers, in small letters."""
+    """The names and addresses of the web page in browsers, in small letters."""
     hosts = [address.host for address in addresses if isinstance(address, TcpAddress)]
+    hosts = [host for host in hosts if host not in _WILDCARDS]
     own = socket.gethostname()
     return tuple(dict.fromkeys(name.lower() for name in (*names, own, own.partition(".")[0], *hosts)))
 

@@ -1,11 +1,15 @@
 """Certificates of servers: from the identity of the store, and from files that change."""
 
 import ssl
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from dieselfs.errors import InvalidInput
+from dieselfs.rpc.tls import ServerTls
 from dieselfs_server.certificates import CHANGES_LOOK_S, CertificateFiles, browser_tls, identity_tls
 from dieselfs_server.identity import Identity
 from tests.support.certificates import make_certificate
@@ -22,6 +26,38 @@ def test_browsers_get_a_certificate_of_their_own() -> None:
     made = browser_tls(identity, ["storage-1"])
     assert made.channel != identity_tls(identity).channel
     assert made.context.minimum_version == ssl.TLSVersion.TLSv1_3
+
+
+def test_browsers_know_the_certificate_again_after_a_restart() -> None:
+    identity = Identity.generate()
+    names = ["storage-1", "10.0.0.5", "::1"]
+    assert browser_tls(identity, names).channel == browser_tls(identity, names).channel
+    assert browser_tls(Identity.generate(), names).channel != browser_tls(identity, names).channel
+
+
+def shown(tls: ServerTls) -> x509.Certificate:
+    """The certificate that a client gets."""
+    outgoing, incoming = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    client = context.wrap_bio(incoming, outgoing)
+    server = tls.context.wrap_bio(outgoing, incoming, server_side=True)
+    for side in (client, server, client):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    certificate = client.getpeercert(binary_form=True)
+    assert certificate is not None
+    return x509.load_der_x509_certificate(certificate)
+
+
+def test_a_certificate_for_browsers_has_names_addresses_and_a_number_of_its_own() -> None:
+    identity = Identity.generate()
+    one = shown(browser_tls(identity, ["storage-1", "10.0.0.5"]))
+    names = one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["storage-1"]
+    assert names.get_values_for_type(x509.IPAddress) == [ip_address("10.0.0.5")]
+    other = shown(browser_tls(identity, ["storage-2"]))
+    assert one.issuer == other.issuer and one.serial_number != other.serial_number
 
 
 def test_a_certificate_that_is_renewed_is_read_again(tmp_path: Path) -> None:

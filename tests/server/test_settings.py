@@ -1,5 +1,6 @@
 """Options go before the TOML file, the file before etcd; a mistake is one line that names it."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,13 @@ def test_large_reads_of_the_store_are_limited(tmp_path: Path) -> None:
     for wrong in (0, 17):
         with pytest.raises(InvalidInput, match=f"^large_reads is {wrong}: give a number from 1 to 16$"):
             ServerSettings.load(None, {**STORES, "large_reads": wrong})
+
+
+def test_the_page_has_the_names_and_addresses_of_the_server() -> None:
+    given = {"listen": ["0.0.0.0:7070"], "web": "10.0.0.5:7071", "web_names": ["Data.example.org"], **STORES}
+    names = ServerSettings.load(None, given).web_names
+    assert {"data.example.org", "10.0.0.5", socket.gethostname().lower()} <= {*names}
+    assert "0.0.0.0" not in names
 
 
 def test_what_is_registered() -> None:

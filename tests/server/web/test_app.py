@@ -262,6 +262,18 @@ def test_logins_of_an_address_are_bounded(tmp_path: Path) -> None:
         assert browser.get("/").status_code == 200
 
 
+def test_the_certificate_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    seen = []
+    for _ in range(2):
+        with (
+            running_server(tmp_path, ("--web", "127.0.0.1:0")) as own,
+            closing(own.client()) as local,
+            Browser(local) as browser,
+        ):
+            seen.append(browser.link.fingerprint)
+    assert seen[0] == seen[1] != b""
+
+
 def test_a_page_that_others_could_read_on_the_way_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="the page needs TLS there"):
         start_server(tmp_path, ("--web", "0.0.0.0:0", "--tls", "off"))
