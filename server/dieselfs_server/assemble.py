@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -43,7 +44,7 @@ from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.measured import MeasuredStore
-from dieselfs_server.store.opening import open_store
+from dieselfs_server.store.opening import folders, open_store
 from dieselfs_server.store.sources import Sources
 from dieselfs_server.users import UserStore
 from dieselfs_server.web.page import Page, check_address
@@ -167,8 +168,10 @@ def _shared_bytes(settings: ServerSettings) -> int:
 
 
 def _surroundings(settings: ServerSettings) -> list[Callable[[], CheckRecord]]:
-    """The checks of TLS and of etcd, of a server that uses them."""
-    found: list[Callable[[], CheckRecord]] = []
+    """The checks of disks, of TLS and of etcd, of a server that uses them."""
+    found: list[Callable[[], CheckRecord]] = [
+        partial(condition.disk, folder) for folder in folders(settings.store)
+    ]
     if any(isinstance(address, TcpAddress) for address in settings.listen):
         found.append(lambda: condition.tls(settings.tls, settings.tls_certificate, time.time()))
     if (registry := settings.registry) is not None:

@@ -1,5 +1,5 @@
-"""The checks of a server for `dlcmd doctor`: its stores, TLS, and etcd. This module writes a record to the store, and
-opens connections.
+"""The checks of a server for `dlcmd doctor`: its stores and their disks, TLS, and etcd. This module writes a record to
+the store, reads `/sys`, and opens connections.
 """
 
 import secrets
@@ -11,15 +11,21 @@ from pathlib import Path
 from dieselfs.errors import DieselfsError
 from dieselfs.etcd.client import Etcd
 from dieselfs.etcd.keys import CONFIG_PREFIX
+from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings import OFF
-from dieselfs.units import format_duration
+from dieselfs.units import count, format_duration, format_size
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.settings import RegistrySettings
+from dieselfs_server.store.disk_reads import DEVICES, disk_reads
 from dieselfs_server.store.interface import ObjectStore
 
 SLOW_STORE_S = 2.0
 """A write, a read and a removal of a small record that take longer are worth a warning."""
+STEP_BYTES_MIN = 512 * KIB
+"""The kernel reads a chunk in steps of its read-ahead or of the largest request, whichever is larger. It waits for one
+before the next, so smaller ones are slow on disks behind a network.
+"""
 EXPIRY_S = 30 * 24 * 3600
 """A certificate that expires earlier is worth a warning."""
 
@@ -65,6 +71,22 @@ def object_store(store: ObjectStore, clock: Callable[[], float] = time.monotonic
     if took_s > SLOW_STORE_S:
         return CheckRecord("store", WARNING, text, "look at the network to the store, and at its load")
     return CheckRecord("store", OK, text)
+
+
+def disk(folder: str, devices: Path = DEVICES) -> CheckRecord:
+    """How the kernel reads chunks in `folder`."""
+    reads = disk_reads(folder, devices)
+    if reads is None:
+        return CheckRecord("disk", OK, f"{folder}: the kernel tells no read-ahead")
+    step_bytes = max(reads.read_ahead_bytes, reads.request_bytes)
+    text = f"{folder}: read-ahead of {format_size(reads.read_ahead_bytes)}"
+    fix = f"as root: echo {CHUNK_TARGET_BYTES // KIB} > {reads.setting}"
+    if reads.read_ahead_bytes == 0:
+        return CheckRecord("disk", WARNING, f"{text}: each page of 4 KiB is a request of its own", fix)
+    if step_bytes < STEP_BYTES_MIN:
+        steps = count(CHUNK_TARGET_BYTES // step_bytes, "step")
+        return CheckRecord("disk", WARNING, f"{text}: a chunk is read in {steps}, one after the other", fix)
+    return CheckRecord("disk", OK, f"{text}, requests of {format_size(reads.request_bytes)}")
 
 
 def tls(setting: str, certificate: str | None, now_s: float) -> CheckRecord:

@@ -9,6 +9,7 @@ import pytest
 from dieselfs.address import EtcdAddress, TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.etcd.client import EtcdAccess
+from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings import OFF, ON
 from dieselfs_server import condition
@@ -17,6 +18,7 @@ from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.settings import RegistrySettings
 from dieselfs_server.store.memory import MemoryStore
 from lab.ports import free_port
+from tests.support.block_device import devices_of
 
 
 class ReadOnlyStore(MemoryStore):
@@ -57,6 +59,25 @@ def test_a_store_that_does_not_keep_its_promise(store: MemoryStore, said: str) -
 def test_a_slow_store_is_worth_a_warning() -> None:
     times_s: Iterator[float] = iter((0.0, 7.0))
     assert condition.object_store(MemoryStore(), lambda: next(times_s)).state == WARNING
+
+
+@pytest.mark.parametrize(
+    ("read_ahead_kib", "request_kib", "state", "said"),
+    [
+        (0, 1280, WARNING, "4 KiB"),
+        (16, 128, WARNING, "in 32 steps"),
+        (128, 1280, OK, "requests of 1.2 MiB"),
+        (4096, 128, OK, "read-ahead of 4.0 MiB"),
+    ],
+)
+def test_read_ahead(read_ahead_kib: int, request_kib: int, state: str, said: str, tmp_path: Path) -> None:
+    found = condition.disk(str(tmp_path), devices_of(tmp_path, tmp_path / "sys", read_ahead_kib, request_kib))
+    assert found.state == state and said in found.text, found
+    assert (f"echo {CHUNK_TARGET_BYTES // KIB} > {tmp_path}" in found.fix) == (state != OK)
+
+
+def test_a_store_that_is_on_no_disk(tmp_path: Path) -> None:
+    assert condition.disk(str(tmp_path), tmp_path / "none").state == OK
 
 
 def test_metadata_in_memory_is_worth_a_warning(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from dieselfs.limits import GIB, MIB
+from dieselfs.limits import GIB, KIB, MIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING
+from dieselfs.settings import FUSE, IMAGE
+from dieselfs_client.mount.mounting import ReadAhead
 from dieselfs_client.mount.view import Facts as MountFacts
 from dieselfs_tools.checkup import Facts, findings
 
@@ -23,10 +25,13 @@ GOOD = Facts(
     memory_limit="the machine's memory",
     available_bytes=20 * GIB,
     huge_pages="madvise",
+    read_aheads=(ReadAhead("/mnt/a", FUSE, "0:50", MIB), ReadAhead("erofs-1", IMAGE, "erofs-1", 64 * KIB)),
     runtime_fault="",
     folders={"cache folder": (Path("/home/ada/.cache/dieselfs"), True, 50 * GIB)},
 )
 USER = MountFacts(False, False, (6, 18))
+OF_USER = ReadAhead("/home/ada/a", FUSE, "0:51", 128 * KIB)
+RACED = ReadAhead("erofs-2", IMAGE, "erofs-2", 128 * KIB)
 
 
 def test_nothing_is_found_on_a_good_machine() -> None:
@@ -52,6 +57,8 @@ def test_nothing_is_found_on_a_good_machine() -> None:
         ({"memory_bytes": 500 * MIB}, "memory", WARNING, "500 MiB", "memory.max"),
         ({"available_bytes": 100 * MIB}, "memory", WARNING, "100 MiB are free", "--memory"),
         ({"huge_pages": "always"}, "huge pages", WARNING, "always", "madvise"),
+        ({"read_aheads": (OF_USER,)}, "read-ahead", WARNING, "/home/ada/a", "1024 > /sys/class/bdi/0:51"),
+        ({"read_aheads": (RACED,)}, "read-ahead", WARNING, "128 KiB around", "64 > /sys/class/bdi/erofs-2"),
         ({"runtime_fault": "/tmp/x is not a folder"}, "sockets", FAILURE, "/tmp/x", "XDG_RUNTIME_DIR"),
         ({"folders": {"home": (Path("/h"), False, GIB)}}, "home", FAILURE, "cannot be written", "chmod /h"),
         ({"folders": {"home": (Path("/h"), True, MIB)}}, "home", WARNING, "1.0 MiB free", "larger disk"),

@@ -39,3 +39,15 @@ def test_the_configuration_of_fuse(
         place.write_text(text)
     monkeypatch.setattr(module, "_FUSE_CONFIG", place)
     assert machine_facts({}).allows_other is allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [("[always] madvise never\n", "always"), ("always madvise [never]\n", "never"), (None, "")],
+)
+def test_huge_pages(text: str | None, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "enabled"
+    if text is not None:
+        place.write_text(text)
+    monkeypatch.setattr(module, "_HUGE_PAGES", place)
+    assert machine_facts({}).huge_pages == chosen

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dieselfs.limits import GIB, MIB, MOUNT_MEMORY_BYTES_MIN
+from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_BYTES_MAX
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.rpc.records import CheckRecord as Finding
 from dieselfs.settings import AUTO, FUSE, IMAGE
 from dieselfs.units import format_size
+from dieselfs_client.mount.mounting import IMAGE_READ_AHEAD_BYTES, ReadAhead
 from dieselfs_client.mount.view import Facts as MountFacts
 from dieselfs_client.mount.view import choices
 
@@ -38,6 +39,7 @@ class Facts:
     memory_limit: str
     available_bytes: int | None
     huge_pages: str
+    read_aheads: tuple[ReadAhead, ...]
     runtime_fault: str
     folders: Mapping[str, tuple[Path, bool, int]]
 
@@ -125,6 +127,20 @@ def _huge_pages(facts: Facts) -> Finding:
     return Finding("huge pages", OK, text)
 
 
+def _read_ahead(facts: Facts) -> Finding:
+    """The first mount whose read-ahead is not the one that a mount by root sets."""
+    for place, view, name, length_bytes in facts.read_aheads:
+        setting = f"/sys/class/bdi/{name}/read_ahead_kb"
+        if view == FUSE and length_bytes < READ_BYTES_MAX:
+            text = f"{place}: the kernel reads large files in steps of {format_size(length_bytes)}"
+            return Finding("read-ahead", WARNING, text, f"as root: echo {READ_BYTES_MAX // KIB} > {setting}")
+        if view == IMAGE and length_bytes > IMAGE_READ_AHEAD_BYTES:
+            text = f"a mount in the view image: {format_size(length_bytes)} around each page of a mapped file"
+            fix = f"as root: echo {IMAGE_READ_AHEAD_BYTES // KIB} > {setting}"
+            return Finding("read-ahead", WARNING, text, fix)
+    return Finding("read-ahead", OK, "no mount needs another one")
+
+
 def _runtime(facts: Facts) -> Finding:
     if facts.runtime_fault:
         fix = "remove it, or set XDG_RUNTIME_DIR to a folder of your own with mode 0700"
@@ -153,5 +169,6 @@ CHECKS: tuple[Callable[[Facts], Finding], ...] = (
     _mappings,
     _memory,
     _huge_pages,
+    _read_ahead,
     _runtime,
 )

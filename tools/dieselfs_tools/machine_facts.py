@@ -11,6 +11,7 @@ from dieselfs.errors import AccessDenied
 from dieselfs.process.state_dirs import check_private, runtime_folder
 from dieselfs.process.system_limits import available_bytes, room_bytes
 from dieselfs_client.mount.mounting import facts as mount_facts
+from dieselfs_client.mount.mounting import read_aheads
 from dieselfs_tools.checkup import Facts
 
 _FILESYSTEMS = ("erofs", "overlay", "fuse")
@@ -34,6 +35,7 @@ def machine_facts(folders: Mapping[str, Path]) -> Facts:
         memory_limit=memory_limit,
         available_bytes=available_bytes(),
         huge_pages=_chosen(_HUGE_PAGES),
+        read_aheads=tuple(read_aheads()),
         runtime_fault=_runtime_fault(),
         folders={what: (folder, *_room(folder)) for what, folder in folders.items()},
     )

@@ -15,12 +15,13 @@ import subprocess
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from dieselfs.errors import MountDenied, MountError, MountNotFound
 from dieselfs.limits import KIB, READ_BYTES_MAX, UNMOUNT_TIMEOUT_S
 from dieselfs.names import CONTROL_FOLDER
-from dieselfs.settings import FUSE
-from dieselfs_client.mount.mount_table import is_stale, mount_at
+from dieselfs.settings import FUSE, IMAGE
+from dieselfs_client.mount.mount_table import MOUNTINFO, dieselfs_mounts, is_stale, mount_at, parse_mountinfo
 from dieselfs_client.mount.view import FILESYSTEMS, Facts
 
 DEVICE = "/dev/fuse"
@@ -52,6 +53,15 @@ _ALL_USERS = ["0", "0", "4294967295"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _log = logging.getLogger(__name__)
+
+
+class ReadAhead(NamedTuple):
+    """The read-ahead of a mount in `view`. `place`: its mount point, for an image `name`; `name`: in `BDIS`."""
+
+    place: str
+    view: str
+    name: str
+    length_bytes: int
 
 
 def facts() -> Facts:
@@ -211,6 +221,28 @@ def raise_read_ahead(mountpoint: str) -> bool:
     """Set the kernel's read-ahead to the largest request; False if only root may do that."""
     record = mount_at(mountpoint)
     return record is not None and _set_read_ahead(record.device, READ_BYTES_MAX)
+
+
+def read_aheads() -> list[ReadAhead]:
+    """The read-ahead of the mounts of dieselfs in the view `fuse`; and of images, if all EROFS mounts are of dieselfs,
+    because their names do not say whose they are. Those that the kernel does not tell are left out.
+    """
+    mounts = dieselfs_mounts()
+    found = [(record.mountpoint, FUSE, record.device) for record in mounts if record.view == FUSE]
+    images = {record.device for record in mounts if record.view == IMAGE}
+    others = {
+        record.device
+        for record in parse_mountinfo(MOUNTINFO.read_bytes())
+        if record.filesystem == FILESYSTEMS[IMAGE]
+    }
+    if images == others:
+        found += [(name, IMAGE, name) for name in sorted(image_read_aheads())]
+    result = []
+    for place, view, name in found:
+        with suppress(OSError, ValueError):
+            length_kib = int((BDIS / name / "read_ahead_kb").read_text())
+            result.append(ReadAhead(place, view, name, length_kib * KIB))
+    return result
 
 
 def image_read_aheads() -> set[str]:

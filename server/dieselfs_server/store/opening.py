@@ -70,6 +70,14 @@ def open_unmarked(url: str) -> ObjectStore:
     return _patient(_open_backend(durable_url, is_new=False), None)
 
 
+def folders(url: str) -> list[str]:
+    """The folders of local file systems in which the store at `url` keeps its chunks; none for others."""
+    if split(url).scheme == "tiered":
+        return [folder for each in tier_options(url)[:2] for folder in folders(each)]
+    parts = split(url)
+    return [unquote(parts.netloc + parts.path)] if parts.scheme == "posix" else []
+
+
 def _patient(backend: ObjectStore, bounds: Bounds | None) -> ObjectStore:
     # Retries outside of the limits: a call that waits for its retry holds no token.
     return RetryingStore(LimitedStore(backend, bounds or Bounds()), RetryPolicy(), random.Random())

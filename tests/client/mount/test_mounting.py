@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import MountError
-from dieselfs.settings import FUSE
-from dieselfs_client.mount import mounting
+from dieselfs.limits import KIB
+from dieselfs.settings import FUSE, IMAGE
+from dieselfs_client.mount import mount_table, mounting
 from dieselfs_client.mount.mount_table import is_stale, mount_at
 from dieselfs_client.mount.mounting import (
+    ReadAhead,
     image_read_aheads,
     limit_image_read_ahead,
     mount_device,
     prepare_mountpoint,
+    read_aheads,
     resolved_mountpoint,
     unmount,
 )
@@ -166,3 +169,23 @@ def test_a_read_ahead_that_only_root_may_set_is_left_alone(
     assert not limit_image_read_ahead(())
     monkeypatch.setattr(mounting, "BDIS", tmp_path / "missing")
     assert image_read_aheads() == set()
+
+
+def test_the_read_ahead_of_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image has it under a name that does not say whose it is: with a foreign EROFS mount none is listed."""
+    monkeypatch.setattr(mounting, "BDIS", tmp_path)
+    table = tmp_path / "mountinfo"
+    for module in (mounting, mount_table):
+        monkeypatch.setattr(module, "MOUNTINFO", table)
+    lines = [
+        "20 1 0:50 / /mnt/a ro - fuse.dieselfs dl://a ro",
+        "21 1 0:51 / /mnt/b ro - erofs dl://b ro",
+        "22 1 0:52 / /mnt/gone ro - fuse.dieselfs dl://c ro",
+    ]
+    table.write_text("\n".join(lines))
+    bdi(tmp_path, "0:50")
+    bdi(tmp_path, "erofs-4")
+    of_fuse = ReadAhead("/mnt/a", FUSE, "0:50", 128 * KIB)
+    assert read_aheads() == [of_fuse, ReadAhead("erofs-4", IMAGE, "erofs-4", 128 * KIB)]
+    table.write_text("\n".join([*lines, "23 1 0:53 / /mnt/other ro - erofs /dev/loop1 ro"]))
+    assert read_aheads() == [of_fuse]

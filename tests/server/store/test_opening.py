@@ -6,7 +6,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB
-from dieselfs_server.store.opening import open_store, tier_options
+from dieselfs_server.store.opening import folders, open_store, tier_options
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID
 from tests.support.ceph import RunningCeph, needs_ceph
 
@@ -84,3 +84,9 @@ def test_the_size_of_the_fast_tier_has_units(text: str, size_bytes: int) -> None
 def test_a_size_that_cannot_be_is_said_with_its_url(text: str) -> None:
     with pytest.raises(InvalidInput, match=f"^store 'tiered:.*size={text}': size.*200GiB|write for example"):
         tier_options(f"tiered:fast=memory:,slow=memory:,size={text}")
+
+
+def test_the_folders_of_a_store() -> None:
+    assert folders("posix:///data/a%20b") == ["/data/a b"]
+    assert folders("tiered:fast=posix:///ssd,slow=rados://pool,size=1GiB") == ["/ssd"]
+    assert folders("memory:") == folders("s3://bucket") == []

@@ -1,8 +1,13 @@
 """`dlcmd doctor` on this machine, with a server and without."""
 
 import json
+import os
+from pathlib import Path
+
+import pytest
 
 from dieselfs.errors import EXIT_PARTIAL
+from dieselfs_client.mount.mount_table import mount_at
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 
@@ -35,3 +40,20 @@ def test_a_server_is_asked_what_it_depends_on(dlcmd: Dlcmd, server: RunningServe
     names = ("clock", "transport", "store", "metadata", "versions")
     assert {name: found[name]["state"] for name in names} == dict.fromkeys(names, "ok")
     assert "removed a record" in found["store"]["text"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="sets the read-ahead of a mount")
+def test_a_mount_with_a_small_read_ahead(dlcmd: Dlcmd, pets: str, tmp_path: Path) -> None:
+    place = tmp_path / "mounted"
+    place.mkdir()
+    dlcmd("mount", "--view", "fuse", f"dl://{pets}", str(place))
+    try:
+        (good,) = (each for each in dlcmd("doctor", "--json").objects if each.get("name") == "read-ahead")
+        record = mount_at(str(place))
+        assert record is not None and str(place) not in good["text"]
+        Path(f"/sys/class/bdi/{record.device}/read_ahead_kb").write_text("128")
+        (small,) = (each for each in dlcmd("doctor", "--json").objects if each.get("name") == "read-ahead")
+        assert small["state"] == "warning" and str(place) in small["text"]
+        assert small["fix"] == f"as root: echo 1024 > /sys/class/bdi/{record.device}/read_ahead_kb"
+    finally:
+        dlcmd("umount", str(place))
