@@ -1,6 +1,7 @@
 """The page in a real browser, Debian's chromium: logins, layout, accessibility, and what changes while one looks."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -191,6 +192,30 @@ def test_text_of_others_is_not_parsed(page: Page, server: RunningServer) -> None
     show(page, address, "errors")
     expect(page.get_by_role("cell", name="<img src=x onerror=alert(1)>").first).to_be_visible()
     assert page.locator("main img").count() == 0
+
+
+def test_errors_and_jobs_are_searched(page: Page, server: RunningServer) -> None:
+    join_all(server)
+    address = log_in(page, server)
+    for place, found, missing in (("errors", "get_DATASET onerror", "no error"), ("jobs", "train", "no job")):
+        show(page, address, place)
+        page.get_by_label("Search").fill(missing.upper() + " has this")
+        expect(page.locator("main .empty")).to_have_text(re.compile(missing, re.IGNORECASE))
+        page.get_by_label("Search").fill(found)
+        expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+        assert "search=" in page.url
+
+
+def test_a_table_stays_where_it_is_while_it_changes(page: Page, server: RunningServer) -> None:
+    join_all(server)
+    page.set_viewport_size({"width": 320, "height": 640})
+    address = log_in(page, server)
+    show(page, address, "jobs/counted/train/{job}")
+    members = page.get_by_role("region", name="Members")
+    members.evaluate("table => { table.focus(); table.scrollLeft = 20; table.dataset.old = 'yes'; }")
+    expect(members).not_to_have_attribute("data-old", "yes", timeout=TIMEOUT_MS)
+    assert members.evaluate("table => table.scrollLeft") == 20
+    expect(members).to_be_focused()
 
 
 def test_a_job_shows_its_nodes(page: Page, server: RunningServer) -> None:

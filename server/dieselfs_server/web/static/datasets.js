@@ -2,15 +2,14 @@
 
 import { get, onEvent } from "./api.js";
 import { Chart } from "./chart.js";
-import { datasetLink, fill, h, panel, say, table, tiles } from "./dom.js";
+import { datasetLink, fill, h, panel, say, searchHead, table, tiles } from "./dom.js";
 import * as show from "./format.js";
 import { jobsTable } from "./jobs.js";
 
 const TICKS = 5;
-const TYPING_MS = 150;
 
 const COLUMNS = [
-  { label: "Name", sort: "name", cell: (row) => datasetLink(row.name) },
+  { label: "Name", sort: "name", name: true, cell: (row) => datasetLink(row.name) },
   { label: "Files", sort: "files", number: true, cell: (row) => show.count(row.files) },
   { label: "Size", sort: "size", number: true, cell: (row) => show.bytes(row.bytes) },
   { label: "Chunks", sort: "chunks", number: true, wide: true, cell: (row) => show.count(row.chunks) },
@@ -20,13 +19,9 @@ const COLUMNS = [
 
 export async function datasetsView(main, { query, signal, setQuery }) {
   let { search = "", sort = "name", page = "0" } = query;
-  const input = h("input", { type: "search", id: "search", value: search, placeholder: "part of a name", autocomplete: "off", spellcheck: "false" });
   const shown = h("div", { class: "panel" });
-  const totals = h("span", { class: "dim" });
-  fill(main,
-    h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Datasets"),
-      h("form", { class: "tools", role: "search", on: { submit: (event) => event.preventDefault() } }, totals, h("label", { for: "search" }, "Search"), input)),
-    shown);
+  const totals = h("span", { class: "totals" });
+  fill(main, searchHead("Datasets", "part of a name", search, (text) => { search = text; page = "0"; change(); }, totals), shown);
   let last = "";
   const load = async (isSaid = true) => {
     const found = await get(`/api/datasets?${new URLSearchParams({ search, sort, page })}`, signal);
@@ -44,11 +39,6 @@ export async function datasetsView(main, { query, signal, setQuery }) {
     if (isSaid) say(`${found.matching} datasets`);
   };
   const change = () => { setQuery({ search, sort, page }); load().catch(() => {}); };
-  let typing;
-  input.addEventListener("input", () => {
-    clearTimeout(typing);
-    typing = setTimeout(() => { search = input.value.trim(); page = "0"; change(); }, TYPING_MS);
-  });
   await load(false);
   let ticks = 0;
   const end = onEvent(() => { ticks += 1; if (ticks % TICKS === 0) load(false).catch(() => {}); });
@@ -87,9 +77,9 @@ export async function datasetView(main, { parts: [name], signal }) {
         { label: "Size", number: true, cell: (row) => show.bytes(row.bytes) },
         { label: "Of", number: true, wide: true, cell: (row) => (row.is_damaged ? "–" : show.when(row.updated_s)) },
       ], found.tags, { empty: `No tag. Keep this generation: dlcmd tag add dl://${name} NAME` })),
-      panel("Jobs", jobsTable(found.jobs, "No job reads this dataset now.")),
+      panel("Jobs", jobsTable(found.jobs, "No job reads this dataset now.", false)),
       panel("Readers that hold a generation", table("Readers", [
-        { label: "User, node, process, place", cell: (row) => h("code", {}, row.holder) },
+        { label: "User, node, process, place", text: true, cell: (row) => h("code", {}, row.holder) },
         { label: "Generation", number: true, cell: (row) => show.count(row.generation) },
         { label: "Lease", number: true, cell: (row) => show.duration(row.expires_in_s) },
       ], found.readers, { empty: "Nobody." })));

@@ -1,4 +1,4 @@
-// Numbers as text.
+// Numbers as text. A number and its unit stay on one line.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -8,7 +8,7 @@ export function bytes(value) {
   if (value === null || value === undefined) return "–";
   let unit = 0;
   while (Math.abs(value) >= 1024 && unit < UNITS.length - 1) { value /= 1024; unit += 1; }
-  return `${unit ? digits(value) : Math.round(value)} ${UNITS[unit]}`;
+  return `${unit ? digits(value) : Math.round(value)}\u00a0${UNITS[unit]}`;
 }
 
 export const rate = (value) => (value === null || value === undefined ? "–" : `${bytes(value)}/s`);
@@ -20,7 +20,7 @@ export function number(value) {
   return value >= 10000 ? count(value) : value === 0 ? "0" : value < 0.01 ? "<0.01" : digits(value);
 }
 
-export const share = (value) => (value === null || value === undefined ? "–" : `${digits(100 * value)} %`);
+export const share = (value) => (value === null || value === undefined ? "–" : `${digits(100 * value)}\u00a0%`);
 
 /** A short time, such as a latency. */
 export function latency(seconds) {
@@ -48,3 +48,6 @@ export function when(timeS) {
 export function clock(timeS) {
   return new Date(timeS * 1000).toTimeString().slice(0, 8);
 }
+
+/** The time of today, or the day before it. */
+export const moment = (timeS) => (when(timeS).slice(0, 10) === when(Date.now() / 1000).slice(0, 10) ? clock(timeS) : when(timeS).slice(5));

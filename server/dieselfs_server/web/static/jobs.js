@@ -1,7 +1,7 @@
 // The jobs, and the map of one.
 
 import { get, onEvent } from "./api.js";
-import { datasetLink, fill, h, panel, table, tiles } from "./dom.js";
+import { datasetLink, fill, h, hasWords, panel, say, searchHead, table, tiles } from "./dom.js";
 import * as show from "./format.js";
 
 const DENSE = 64;
@@ -9,21 +9,28 @@ const ROWS = 200;
 
 const jobLink = (job) => h("a", { href: `#/jobs/${[job.dataset, job.job, job.id].map(encodeURIComponent).join("/")}`, "data-key": `${job.dataset}/${job.job}/${job.id}` }, job.job);
 
-export function jobsTable(jobs, empty) {
+export function jobsTable(jobs, empty, hasDataset = true) {
   return table("Jobs", [
-    { label: "Job", cell: jobLink },
-    { label: "Dataset", cell: (row) => datasetLink(row.dataset) },
+    { label: "Job", name: true, cell: jobLink },
+    ...(hasDataset ? [{ label: "Dataset", name: true, cell: (row) => datasetLink(row.dataset) }] : []),
     { label: "Nodes", number: true, cell: (row) => show.count(row.nodes) },
     { label: "Suspected", number: true, cell: (row) => (row.suspected ? h("span", { class: "bad" }, show.count(row.suspected)) : "0") },
-    { label: "Memory", number: true, cell: (row) => show.bytes(row.memory_bytes) },
+    { label: "Memory", number: true, wide: true, cell: (row) => show.bytes(row.memory_bytes) },
     { label: "Generation", number: true, wide: true, cell: (row) => show.count(row.generation) },
   ], jobs, { empty });
 }
 
-export async function jobsView(main, { signal }) {
+export async function jobsView(main, { query, signal, setQuery }) {
+  let { search = "" } = query;
+  let jobs = [];
   const shown = h("div", { class: "panel" });
-  fill(main, h("h1", { tabindex: "-1" }, "Jobs"), shown);
-  const load = async () => fill(shown, jobsTable((await get("/api/jobs", signal)).jobs, "No job runs. A mount joins one with --job NAME; a new job is found within half a minute."));
+  const draw = () => {
+    const found = jobs.filter((row) => hasWords(search, row.job, row.dataset));
+    fill(shown, jobsTable(found, jobs.length ? "No job has this in its name or dataset." : "No job runs. A mount joins one with --job NAME; a new job is found within half a minute."));
+    return found.length;
+  };
+  fill(main, searchHead("Jobs", "job or dataset", search, (text) => { search = text; setQuery({ search }); say(`${draw()} jobs`); }), shown);
+  const load = async () => { ({ jobs } = await get("/api/jobs", signal)); draw(); };
   await load();
   let ticks = 0;
   const end = onEvent(() => { ticks += 1; if (ticks % 3 === 0) load().catch(() => {}); });
@@ -55,7 +62,7 @@ export async function jobView(main, { parts: [dataset, job, id], signal }) {
         ["Nodes", show.count(found.nodes)],
         ["Suspected", show.count(found.suspected), found.suspected ? "bad" : ""],
         ["Memory offered", show.bytes(found.memory_bytes)],
-        ["Dataset", show.bytes(found.dataset_bytes)],
+        ["Stored", show.bytes(found.dataset_bytes)],
         ["Fits into memory", show.share(Math.min(found.memory_bytes / found.dataset_bytes, 1))],
         ["Generation", show.count(found.generation)],
       ]),
