@@ -122,6 +122,7 @@ struct GroupInfo {
 /**
  * What a dataset takes, or all datasets of their owner. `kind`: "dataset" or "user"; `owner`: of a dataset, or empty.
  * `total_bytes`: of the files; `stored_bytes`: of all chunks, also of what was replaced or deleted. Quotas: -1 for none.
+ * `read_bytes`, `written_bytes`: sent and received by servers, for the dataset; of a user, for all datasets.
  */
 struct UsageInfo {
   1: required string kind
@@ -132,6 +133,8 @@ struct UsageInfo {
   6: required i64 stored_bytes
   7: required i64 quota_bytes
   8: required i64 quota_files
+  9: required i64 read_bytes
+  10: required i64 written_bytes
 }
 
 /** `account`: "user:NAME", "user:*" or "dataset:NAME". -1: no limit. */

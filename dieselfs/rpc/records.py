@@ -58,6 +58,7 @@ class GroupRecord(NamedTuple):
 class UsageRecord(NamedTuple):
     """What a dataset takes, or (`kind` `user`) all datasets that a user owns. `total_bytes`: of the files;
     `stored_bytes`: of all chunks, also of what was replaced or deleted, until a purge. Quotas: -1 for none.
+    `read_bytes`, `written_bytes`: what all users have moved of the dataset, or the user of all datasets.
     """
 
     kind: str
@@ -68,6 +69,8 @@ class UsageRecord(NamedTuple):
     stored_bytes: int
     quota_bytes: int = -1
     quota_files: int = -1
+    read_bytes: int = 0
+    written_bytes: int = 0
 
 
 class QuotaRecord(NamedTuple):

@@ -38,6 +38,7 @@ from dieselfs_server.logs import AuditLog
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.periodic import at_end, repeat
 from dieselfs_server.reading.shared_payloads import default_bytes
 from dieselfs_server.recent import noting_log
 from dieselfs_server.registry import stay_registered
@@ -255,9 +256,12 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         opened = [
             each for address in settings.listen for each in await _listening(stack, address, tls is not None)
         ]
+        flushed = service.traffic.flush, "traffic is not stored yet"
+        stack.push_async_callback(at_end, *flushed)
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         nursery.start_soon(service.refresh.run)
+        nursery.start_soon(repeat, *flushed)
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
         nursery.start_soon(publish, Publication(metrics, about))

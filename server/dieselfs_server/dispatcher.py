@@ -34,6 +34,7 @@ from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.logs import event
 from dieselfs_server.service import Call, Reply, Service
 from dieselfs_server.throttle import PacedCall, Throttle
+from dieselfs_server.traffic import Transferred
 from dieselfs_server.users import UserStore
 
 log = logging.getLogger(__name__)
@@ -264,17 +265,20 @@ class Dispatcher:
             )
         finally:
             noted.end("interrupted")
-            self._count_bytes(user.name, connection, *before_bytes)
+            self._count_bytes(call, connection, *before_bytes)
 
-    def _count_bytes(self, user: str, connection: ClientConnection, received: int, sent: int) -> None:
+    def _count_bytes(self, call: Call, connection: ClientConnection, received: int, sent: int) -> None:
         """Count the bulk bytes of a call; `received`, `sent`: before it."""
-        metrics = self._service.metrics
-        if connection.bulk_bytes_received > received:
+        metrics, user = self._service.metrics, call.caller.name
+        moved = Transferred(connection.bulk_bytes_sent - sent, connection.bulk_bytes_received - received)
+        if moved.written:
             counter = metrics.counter("users.received_bytes", "Bulk bytes received from a user.", user=user)
-            counter.value += connection.bulk_bytes_received - received
-        if connection.bulk_bytes_sent > sent:
+            counter.value += moved.written
+        if moved.read:
             counter = metrics.counter("users.sent_bytes", "Bulk bytes sent to a user.", user=user)
-            counter.value += connection.bulk_bytes_sent - sent
+            counter.value += moved.read
+        if any(moved):
+            self._service.traffic.count(user, getattr(call.arguments, "dataset", ""), moved)
 
 
 async def _send(

@@ -34,6 +34,7 @@ from dieselfs_server.recent import RecentFailures
 from dieselfs_server.store.attached import AttachedStore
 from dieselfs_server.store.interface import Buffer, ObjectStore, OpenPayload
 from dieselfs_server.store.sources import Sources
+from dieselfs_server.traffic import Traffic
 from dieselfs_server.users import UserStore
 
 Found = TypeVar("Found", DatasetRecord, bytes)
@@ -120,6 +121,7 @@ class Service:
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self.maintenance = MaintenanceJobs(self.metadata, self.now_ns)
         self.quotas = Quotas(self.metadata, self.users, self.metrics)
+        self.traffic = Traffic(self.metadata, self.users)
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
         self.metrics.gauge(
             "writing.waiting",

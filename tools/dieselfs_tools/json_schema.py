@@ -178,8 +178,10 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "summary": ["user bytes_per_s requests_per_s job_bytes_per_s dry_run", "limits"],
     },
     "usage": {
-        "usage": ["kind name owner files bytes stored_bytes quota_bytes quota_files"],
-        "summary": ["bytes stored_bytes files"],
+        "usage": [
+            "kind name owner files bytes stored_bytes quota_bytes quota_files read_bytes written_bytes"
+        ],
+        "summary": ["bytes stored_bytes files read_bytes written_bytes"],
     },
     "server": {"server": ["address version started_s store metadata metrics"], "summary": ["servers"]},
     "doctor": {"check": ["name state text fix"], "summary": ["ok warnings failures"]},

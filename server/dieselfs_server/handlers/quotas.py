@@ -21,6 +21,7 @@ from dieselfs_server.accounts import (
 )
 from dieselfs_server.quotas.admission import used
 from dieselfs_server.service import Call
+from dieselfs_server.traffic import NOTHING, Table
 
 NO_LIMIT = -1
 
@@ -33,43 +34,47 @@ async def usage(call: Call) -> Sequence[UsageRecord]:
     datasets = await trio.to_thread.run_sync(call.service.metadata.datasets)
     names = [dataset.name for dataset in datasets if await call.right(dataset.name) >= Right.READ]
     is_admin = await call.right(ALL_DATASETS) >= Right.ADMIN
-    users = _users(accounts) if is_admin else [call.caller.name]
-    return await trio.to_thread.run_sync(
-        lambda: [*_of_datasets(call, accounts, names), *_of_users(call, accounts, users)]
-    )
+
+    def found() -> list[UsageRecord]:
+        traffic = call.service.traffic.of_users()
+        users = _users(accounts, traffic) if is_admin else [call.caller.name]
+        return [*_of_datasets(call, accounts, names), *_of_users(call, accounts, users, traffic)]
+
+    return await trio.to_thread.run_sync(found)
 
 
-def _users(accounts: Accounts) -> list[str]:
-    """Those who own datasets, or have a quota of their own."""
+def _users(accounts: Accounts, traffic: Table) -> list[str]:
+    """Those who own datasets, have a quota of their own, or have read or written."""
     limited = {
         account.removeprefix(USER_MARK) for account in accounts.quotas if account.startswith(USER_MARK)
     }
-    return sorted((limited & accounts.users.keys()) | set(accounts.owners.values()))
+    return sorted((limited & accounts.users.keys()) | set(accounts.owners.values()) | traffic.keys())
 
 
 def _of_datasets(call: Call, accounts: Accounts, names: Sequence[str]) -> list[UsageRecord]:
-    found = zip(names, call.service.metadata.usage(names), strict=True)
+    usages = [one for one in call.service.metadata.usage(names) if one is not None]  # None: dropped meanwhile
+    traffic = call.service.traffic.of_datasets([one.record for one in usages])
     return [
         UsageRecord(
             "dataset",
-            name,
-            accounts.owners.get(name, ""),
+            one.record.name,
+            accounts.owners.get(one.record.name, ""),
             one.record.files,
             one.record.total_bytes,
             one.stored_bytes,
-            *_limits(accounts.quotas.get(dataset_account(name))),
+            *_limits(accounts.quotas.get(dataset_account(one.record.name))),
+            *moved,
         )
-        for name, one in found
-        if one is not None  # dropped meanwhile
+        for one, moved in zip(usages, traffic, strict=True)
     ]
 
 
-def _of_users(call: Call, accounts: Accounts, users: Sequence[str]) -> Iterator[UsageRecord]:
+def _of_users(call: Call, accounts: Accounts, users: Sequence[str], traffic: Table) -> Iterator[UsageRecord]:
     for user in users:
         owned = call.service.metadata.usage(accounts.datasets_of(user))
         total_bytes, amount = sum(one.record.total_bytes for one in owned if one), used(owned)
-        limits = _limits(accounts.quota_of_user(user))
-        yield UsageRecord("user", user, "", amount.files, total_bytes, amount.stored_bytes, *limits)
+        limits, moved = _limits(accounts.quota_of_user(user)), traffic.get(user, NOTHING)
+        yield UsageRecord("user", user, "", amount.files, total_bytes, amount.stored_bytes, *limits, *moved)
 
 
 def _limits(quota: Quota | None) -> tuple[int, int]:

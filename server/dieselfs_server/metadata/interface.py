@@ -141,8 +141,8 @@ class MetadataStore(Protocol):
     def notes(self, dataset_id: bytes, /, names: Sequence[str]) -> list[bytes | None]:
         """The notes of these names, at one instant; None for a name without a note.
 
-        Notes are small temporary values beside the entries, such as leases. They are not made from chunks, so a rebuilt
-        store has none: a note must be a value that its owner writes periodically.
+        Notes are small values beside the entries, such as leases. They are not made from chunks, so a rebuilt store has
+        none: a note must be a value that its owner writes periodically, or that may be lost, such as a count.
         """
         ...
 

@@ -1,8 +1,10 @@
-"""dlcmd usage: who sees what is stored, and the quota of a user."""
+"""dlcmd usage: who sees what is stored and moved, and the quota of a user."""
+
+from pathlib import Path
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_REFUSED
 from tests.support.dlcmd import Dlcmd
-from tests.support.server import RunningServer
+from tests.support.server import RunningServer, running_server
 
 
 def user(dlcmd: Dlcmd, server: RunningServer, name: str, **grants: str) -> Dlcmd:
@@ -48,3 +50,29 @@ def test_users_see_their_usage_and_are_limited_by_it(
         ("quota", "owner", "hers", "bert"),
     ):
         anna(*command, exit_code=EXIT_REFUSED)
+
+
+def test_bytes_that_were_read_and_written_are_kept_over_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(20_000))
+
+    def usage(server: RunningServer, *words: str) -> tuple[int, int]:
+        (found,) = (
+            one
+            for one in Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})(
+                "usage", *words, "--json"
+            ).objects
+            if one["name"] in ("moved", "anna")
+        )
+        return found["read_bytes"], found["written_bytes"]
+
+    with running_server(tmp_path / "server") as server:
+        anna = user(Dlcmd(tmp_path / "home", tmp_path), server, "anna", moved="write")
+        anna("put", "f", "dl://moved/")
+        read, written = usage(server)
+        assert written > 20_000 > read  # snapshots
+        anna("get", "-f", "dl://moved/f", "g")
+        read, written_after = usage(server)
+        assert read > 20_000 and written_after == written
+        assert usage(server, "--by", "user") == (read, written)
+    with running_server(tmp_path / "server") as server:
+        assert usage(server) == usage(server, "--by", "user") == (read, written)

@@ -1,4 +1,4 @@
-"""`dlcmd usage`: what datasets and users store, beside their quotas."""
+"""`dlcmd usage`: what datasets and users store, beside their quotas, and what they have read and written."""
 
 from collections.abc import Sequence
 
@@ -28,8 +28,8 @@ NO_LIMIT = -1
 )
 @options.human
 def usage(session: Session, datasets: Sequence[str], by: str) -> int:
-    """Show the bytes of files, the bytes of all chunks, the number of files, and the quotas. Chunks also have what was
-    replaced or deleted, until a purge.
+    """Show the bytes of files, the bytes of all chunks, the number of files, the bytes that servers have sent and
+    received, and the quotas. Chunks also have what was replaced or deleted, until a purge.
 
     Users see the datasets that they may read, and themselves; administrators see all.
     """
@@ -41,6 +41,8 @@ def usage(session: Session, datasets: Sequence[str], by: str) -> int:
         "bytes": sum(one.total_bytes for one in shown),
         "stored_bytes": sum(one.stored_bytes for one in shown),
         "files": sum(one.files for one in shown),
+        "read_bytes": sum(one.read_bytes for one in shown),
+        "written_bytes": sum(one.written_bytes for one in shown),
     }
     return session.output.summary("", fields)
 
@@ -55,6 +57,8 @@ def usage_fields(one: UsageRecord) -> dict[str, object]:
         "stored_bytes": one.stored_bytes,
         "quota_bytes": None if one.quota_bytes == NO_LIMIT else one.quota_bytes,
         "quota_files": None if one.quota_files == NO_LIMIT else one.quota_files,
+        "read_bytes": one.read_bytes,
+        "written_bytes": one.written_bytes,
     }
 
 
@@ -73,4 +77,6 @@ def _text(output: Output, one: UsageRecord) -> str:
     name = f"dl://{one.name}" if one.kind == "dataset" else one.name
     owner = f"  of {one.owner}" if one.owner else ""
     limits = quota_text(output, one)
-    return f"{sizes} {one.files:>12,} files  {name}{owner}{f'  (quota: {limits})' if limits else ''}"
+    moved = f"{output.size(one.read_bytes)} read, {output.size(one.written_bytes)} written"
+    quota = f"  (quota: {limits})" if limits else ""
+    return f"{sizes} {one.files:>12,} files  {name}{owner}  {moved}{quota}"

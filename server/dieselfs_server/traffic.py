@@ -1,0 +1,179 @@
+"""Traffic: the bytes that clients have read from servers and written to them, by dataset and by user.
+
+This module calls the metadata store. A server counts in memory, and adds its counts to notes of the metadata store
+each minute and at its end. So all servers have one sum, and a restart keeps it. A killed server loses the counts since
+its last flush, and lost metadata loses all. If a reply of the metadata store is lost, one flush may count twice.
+
+The bytes are those that follow calls and replies: chunks, parts of chunks, and snapshots.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple
+
+from dieselfs.errors import Damaged, NotFound
+from dieselfs.records import DatasetRecord, NoteChange
+from dieselfs_server.leases.lease import until_done
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.users import UserStore
+
+NOTE = "traffic"
+"""The note of a dataset, and the common note of all users."""
+
+_TOTAL = struct.Struct("<qq")
+_INVALID = "metadata store: a note about traffic is invalid"
+
+
+class Transferred(NamedTuple):
+    """Bytes."""
+
+    read: int = 0
+    written: int = 0
+
+    def plus(self, more: "Transferred") -> "Transferred":
+        return Transferred(self.read + more.read, self.written + more.written)
+
+    def minus(self, less: "Transferred") -> "Transferred":
+        return Transferred(self.read - less.read, self.written - less.written)
+
+    def note(self) -> bytes:
+        return _TOTAL.pack(*self)
+
+    @classmethod
+    def of(cls, note: bytes | None) -> "Transferred":
+        """Raises Damaged."""
+        if note is None:
+            return cls()
+        try:
+            return cls(*_TOTAL.unpack(note))
+        except struct.error:
+            raise Damaged(f"{_INVALID}: {len(note)} bytes") from None
+
+
+NOTHING = Transferred()
+
+Table = dict[str, Transferred]
+"""By name."""
+
+
+def table_note(table: Table) -> bytes:
+    return json.dumps(table, separators=(",", ":")).encode()
+
+
+def table_of(note: bytes | None) -> Table:
+    """Raises Damaged."""
+    try:
+        rows = json.loads(note or b"{}").items()
+        return {name: Transferred(int(read), int(written)) for name, (read, written) in rows}
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise Damaged(f"{_INVALID}: {error!r}") from None
+
+
+@dataclass(eq=False, slots=True)
+class _Recent:
+    """What this server has counted since its last flush. Thread-safe; no method waits for a store."""
+
+    _lock: Lock = field(default_factory=Lock)
+    _counts: Table = field(default_factory=dict)
+
+    def add(self, name: str, more: Transferred) -> None:
+        with self._lock:
+            self._counts[name] = self._counts.get(name, NOTHING).plus(more)
+
+    def subtract(self, name: str, stored: Transferred) -> None:
+        with self._lock:
+            left = self._counts.pop(name).minus(stored)
+            if left != NOTHING:
+                self._counts[name] = left
+
+    def get(self, name: str) -> Transferred:
+        with self._lock:
+            return self._counts.get(name, NOTHING)
+
+    def copy(self) -> Table:
+        with self._lock:
+            return self._counts.copy()
+
+
+class Traffic:
+    """Thread-safe. All methods but `count` block."""
+
+    def __init__(self, metadata: MetadataStore, users: UserStore) -> None:
+        self._metadata = metadata
+        self._users = users
+        self._of_datasets, self._of_users = _Recent(), _Recent()
+        self._lock = Lock()  # held while counts move to the store, so that a reader gets each of them once
+
+    def count(self, user: str, dataset: str, more: Transferred) -> None:
+        """`dataset` is empty for a call that names none."""
+        self._of_users.add(user, more)
+        if dataset:
+            self._of_datasets.add(dataset, more)
+
+    def of_datasets(self, datasets: Sequence[DatasetRecord]) -> list[Transferred]:
+        """In their order. Raises Unavailable."""
+        return [self._of_dataset(dataset) for dataset in datasets]
+
+    def _of_dataset(self, dataset: DatasetRecord) -> Transferred:
+        stored = NOTHING
+        with self._lock:
+            with suppress(NotFound):  # dropped meanwhile
+                stored = self._stored(dataset.dataset_id)[1]
+            return stored.plus(self._of_datasets.get(dataset.name))
+
+    def of_users(self) -> Table:
+        """Of the users with traffic, ordered by name. Raises Unavailable."""
+        with self._lock:
+            return self._with(self._metadata.common_note(NOTE), self._of_users.copy())
+
+    def flush(self) -> None:
+        """Raises Unavailable; counts that are not stored then stay for the next flush."""
+        for name in self._of_datasets.copy():
+            with self._lock:
+                self._flush_dataset(name)
+        with self._lock:
+            self._flush_users()
+
+    def _flush_dataset(self, name: str) -> None:
+        counted = self._of_datasets.get(name)
+        if counted == NOTHING:  # another flush was faster
+            return
+        with suppress(NotFound):  # dropped; its counts end with it
+            dataset_id = self._metadata.dataset(name).dataset_id
+
+            def attempt() -> bool:
+                note, stored = self._stored(dataset_id)
+                change = NoteChange(NOTE, note, stored.plus(counted).note())
+                return self._metadata.change_notes(dataset_id, [change])
+
+            until_done(attempt, f"the traffic of {name}")
+        self._of_datasets.subtract(name, counted)
+
+    def _flush_users(self) -> None:
+        counted = self._of_users.copy()
+        if not counted:
+            return
+
+        def attempt() -> bool:
+            note = self._metadata.common_note(NOTE)
+            return self._metadata.change_common_note(
+                NoteChange(NOTE, note, table_note(self._with(note, counted)))
+            )
+
+        until_done(attempt, "the traffic of users")
+        for name, stored in counted.items():
+            self._of_users.subtract(name, stored)
+
+    def _stored(self, dataset_id: bytes) -> tuple[bytes | None, Transferred]:
+        (note,) = self._metadata.notes(dataset_id, [NOTE])
+        return note, Transferred.of(note)
+
+    def _with(self, note: bytes | None, counted: Table) -> Table:
+        """The table in a note with what was counted since, of users that exist."""
+        stored = table_of(note)
+        names = self._users.current().users.keys() & (stored.keys() | counted.keys())
+        return {name: stored.get(name, NOTHING).plus(counted.get(name, NOTHING)) for name in sorted(names)}

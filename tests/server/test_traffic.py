@@ -1,0 +1,151 @@
+"""Traffic with two servers over one metadata store: one sum, no byte lost or counted twice, whatever runs beside."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import Damaged, Unavailable
+from dieselfs.records import DatasetRecord, NoteChange
+from dieselfs.rpc.auth import Key
+from dieselfs_server.accounts import Accounts, StoredKey, with_key
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.metadata.redis.store import RedisMetadata
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.traffic import NOTE, Traffic, Transferred
+from dieselfs_server.users import UserStore
+from tests.support.metadata_chunks import DATASET, DATASET_ID
+from tests.support.redis import running_redis
+
+
+def with_users(accounts: Accounts) -> Accounts:
+    for name in ("ada", "bob"):
+        key = Key.generate(name)
+        accounts = with_key(accounts, name, key.key_id, StoredKey(key.verifier(), 0, 0))
+    return accounts
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[MetadataStore, MetadataStore]]:
+    with ExitStack() as stack:
+        if request.param == "redis":
+            redis = stack.enter_context(running_redis(tmp_path))
+
+        def opened() -> MetadataStore:
+            if request.param == "redis":
+                return RedisMetadata.open(f"redis://127.0.0.1:{redis.port}/0")
+            return SqliteMetadata(tmp_path / "metadata.db")
+
+        both = opened(), opened()
+        for metadata in both:
+            stack.callback(metadata.close)
+        both[0].create_dataset(DATASET, DATASET_ID)
+        yield both
+
+
+@pytest.fixture
+def users() -> UserStore:
+    users = UserStore(MemoryStore())
+    users.change(with_users)
+    return users
+
+
+def of(traffic: Traffic, metadata: MetadataStore) -> Transferred:
+    (found,) = traffic.of_datasets([metadata.dataset(DATASET)])
+    return found
+
+
+def test_servers_have_one_sum_that_outlives_them(
+    stores: tuple[MetadataStore, MetadataStore], users: UserStore
+) -> None:
+    here, there = (Traffic(metadata, users) for metadata in stores)
+    here.count("ada", DATASET, Transferred(5, 100))
+    here.count("local", "", Transferred(3, 0))
+    there.count("ada", DATASET, Transferred(7, 0))
+    there.count("bob", DATASET, Transferred(1, 0))
+    assert of(here, stores[0]) == (5, 100)  # its own, at once
+    here.flush()
+    there.flush()
+    later = Traffic(stores[0], users)
+    assert of(later, stores[0]) == of(here, stores[0]) == of(there, stores[1]) == (13, 100)
+    assert later.of_users() == {"ada": (12, 100), "bob": (1, 0)}  # not those without a key
+    there.flush()
+    assert of(later, stores[0]) == (13, 100)
+
+
+def test_flushes_beside_counts_and_readers_lose_nothing(
+    stores: tuple[MetadataStore, MetadataStore], users: UserStore
+) -> None:
+    servers = [Traffic(metadata, users) for metadata in stores]
+    seen: list[int] = []
+
+    def work(number: int) -> None:
+        server, metadata = servers[number % 2], stores[number % 2]
+        for _ in range(20):
+            server.count("ada", DATASET, Transferred(1, 2))
+            server.flush()
+            if number == 0:
+                seen.append(of(server, metadata).read)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    for server in servers:
+        server.flush()
+    assert of(servers[0], stores[0]) == (80, 160) and servers[1].of_users() == {"ada": (80, 160)}
+    assert seen == sorted(seen)
+
+
+def test_a_dropped_dataset_takes_its_counts_along(
+    stores: tuple[MetadataStore, MetadataStore], users: UserStore
+) -> None:
+    traffic = Traffic(stores[0], users)
+    traffic.count("ada", DATASET, Transferred(5, 5))
+    traffic.flush()
+    traffic.count("ada", DATASET, Transferred(5, 5))
+    dropped = stores[0].dataset(DATASET)
+    stores[0].drop_dataset(DATASET_ID)
+    traffic.flush()
+    stores[0].create_dataset(DATASET, bytes(16))
+    assert of(traffic, stores[0]) == (0, 0) and traffic.of_datasets([dropped]) == [(0, 0)]
+    assert traffic.of_users() == {"ada": (10, 10)}
+
+
+class _Away(SqliteMetadata):
+    is_away = False
+
+    def dataset(self, name: str) -> DatasetRecord:
+        if self.is_away:
+            raise Unavailable("the store is away")
+        return super().dataset(name)
+
+
+def test_counts_wait_for_a_metadata_store_that_is_away(users: UserStore) -> None:
+    metadata = _Away(":memory:")
+    metadata.create_dataset(DATASET, DATASET_ID)
+    traffic = Traffic(metadata, users)
+    traffic.count("ada", DATASET, Transferred(5, 5))
+    metadata.is_away = True
+    with pytest.raises(Unavailable):
+        traffic.flush()
+    metadata.is_away = False
+    traffic.flush()
+    assert of(Traffic(metadata, users), metadata) == (5, 5)
+    metadata.close()
+
+
+@pytest.mark.parametrize("note", [b"", b"[", b"[1]", b'{"ada": [1]}', b'{"ada": [1, "x"]}', b'{"ada": 1}'])
+def test_a_damaged_note_is_named(note: bytes, users: UserStore) -> None:
+    metadata = SqliteMetadata(":memory:")
+    metadata.create_dataset(DATASET, DATASET_ID)
+    metadata.change_notes(DATASET_ID, [NoteChange(NOTE, None, note)])
+    metadata.change_common_note(NoteChange(NOTE, None, note))
+    traffic = Traffic(metadata, users)
+    with pytest.raises(Damaged, match="a note about traffic is invalid"):
+        of(traffic, metadata)
+    if note:
+        with pytest.raises(Damaged, match="a note about traffic is invalid"):
+            traffic.of_users()
+    metadata.close()
