@@ -262,6 +262,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         stack.callback(nursery.cancel_scope.cancel)
         nursery.start_soon(service.refresh.run)
         nursery.start_soon(repeat, *flushed)
+        nursery.start_soon(repeat, service.quota_fill.update, "the metrics of quotas are old")
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
         nursery.start_soon(publish, Publication(metrics, about))

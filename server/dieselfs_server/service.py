@@ -27,6 +27,7 @@ from dieselfs_server.logs import AuditLog
 from dieselfs_server.maintenance.jobs import MaintenanceJobs, Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.quotas.admission import Quotas
+from dieselfs_server.quotas.fill import QuotaFill
 from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.reading.shared_payloads import SharedPayloads
@@ -121,6 +122,7 @@ class Service:
         self.admissions = trio.CapacityLimiter(ADMISSIONS_AT_ONCE_MAX)
         self.maintenance = MaintenanceJobs(self.metadata, self.now_ns)
         self.quotas = Quotas(self.metadata, self.users, self.metrics)
+        self.quota_fill = QuotaFill(self.metadata, self.users, self.metrics)
         self.traffic = Traffic(self.metadata, self.users)
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
         self.metrics.gauge(

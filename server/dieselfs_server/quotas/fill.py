@@ -1,0 +1,71 @@
+"""How full the quotas of datasets and users are, as metrics. This module calls the metadata store.
+
+`update` is called periodically, so that a request for metrics never waits for a store.
+"""
+
+from collections.abc import Iterator
+from heapq import nlargest
+
+from dieselfs.metrics import Registry
+from dieselfs_server.accounts import DATASET_MARK, Accounts, Quota, user_account
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.quotas.admission import used
+from dieselfs_server.quotas.holds import Amount
+from dieselfs_server.users import UserStore
+
+FILLS_MAX = 1000
+"""Only the fullest have metrics."""
+
+Fill = tuple[str, str]
+"""An account, and `bytes` or `files`."""
+
+
+def used_shares(quota: Quota, amount: Amount) -> Iterator[tuple[str, float]]:
+    """Of each limit that there is; a limit of 0 is always full."""
+    for limit, most, found in (
+        ("bytes", quota.stored_bytes, amount.stored_bytes),
+        ("files", quota.files, amount.files),
+    ):
+        if most is not None:
+            yield limit, found / most if most else 1.0
+
+
+class QuotaFill:
+    """Metrics of the quotas that were there at the last `update`."""
+
+    def __init__(self, metadata: MetadataStore, users: UserStore, metrics: Registry) -> None:
+        self._metadata = metadata
+        self._users = users
+        self._metrics = metrics
+        self._shares: dict[Fill, float] = {}
+        self._declared: set[Fill] = set()
+
+    def update(self) -> None:
+        """Blocks; for one thread at a time. Raises Unavailable."""
+        found = self._found(self._users.current())
+        self._shares = dict(nlargest(FILLS_MAX, found, key=lambda each: each[1]))
+        for fill in self._shares.keys() - self._declared:
+            self._declare(fill)
+
+    def _found(self, accounts: Accounts) -> Iterator[tuple[Fill, float]]:
+        for account, quota in accounts.quotas.items():
+            if account.startswith(DATASET_MARK):
+                yield from self._of(account, quota, [account.removeprefix(DATASET_MARK)])
+        for user in sorted(set(accounts.owners.values())):
+            if quota_of_user := accounts.quota_of_user(user):
+                yield from self._of(user_account(user), quota_of_user, accounts.datasets_of(user))
+
+    def _of(self, account: str, quota: Quota, datasets: list[str]) -> Iterator[tuple[Fill, float]]:
+        for limit, share in used_shares(quota, used(self._metadata.usage(datasets))):
+            yield (account, limit), share
+
+    def _declare(self, fill: Fill) -> None:
+        (account, limit), metrics = fill, self._metrics
+        metrics.gauge(
+            "quota.used_share",
+            "How full a quota is, as of the last minute; `limit`: bytes or files.",
+            lambda: self._shares.get(fill),
+            account=account,
+            limit=limit,
+        )
+        self._declared.add(fill)

@@ -1,0 +1,70 @@
+"""Metrics of quotas: a share for each limit, gone with the quota, and only of the fullest."""
+
+from collections.abc import Callable
+
+import pytest
+
+from dieselfs.metrics import Registry
+from dieselfs.rpc.auth import Key
+from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.quotas import fill
+from dieselfs_server.quotas.fill import QuotaFill
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.users import UserStore
+from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, pack
+
+
+class Rig:
+    """A dataset of two files, which ada owns."""
+
+    def __init__(self) -> None:
+        self.metadata, self.metrics, self.users = (
+            SqliteMetadata(":memory:"),
+            Registry(),
+            UserStore(MemoryStore()),
+        )
+        self.metadata.create_dataset(DATASET, DATASET_ID)
+        preamble, header = pack([Put(b"a", 1, size=100), Put(b"b", 2, size=100)], chunk_id(1))
+        self.metadata.apply(DATASET_ID, preamble, header, NOW_NS)
+        self.stored_bytes = preamble.object_length
+        self.fill = QuotaFill(self.metadata, self.users, self.metrics)
+        key = Key.generate("ada")
+        self.change(lambda a: with_key(a, "ada", key.key_id, StoredKey(key.verifier(), 0, 0)))
+        self.change(lambda a: with_owner(a, DATASET, "ada"))
+
+    def change(self, edit: Callable[[Accounts], Accounts]) -> None:
+        self.users.change(edit)
+
+    def limit(self, account: str, *limits: int | None) -> None:
+        self.change(lambda a: with_quota(a, account, Quota(*limits)))
+
+    def shares(self) -> dict[tuple[str, ...], float]:
+        self.fill.update()
+        (family,) = self.metrics.families(["quota.used_share"]) or [{"samples": []}]
+        return {tuple(labels): value for labels, value in family["samples"]}
+
+
+def test_each_limit_has_a_share_until_it_ends() -> None:
+    rig = Rig()
+    assert rig.shares() == {}
+    rig.limit(f"dataset:{DATASET}", 4 * rig.stored_bytes, 8)
+    rig.limit("user:*", None, 4)
+    dataset = f"dataset:{DATASET}"
+    assert rig.shares() == {(dataset, "bytes"): 0.25, (dataset, "files"): 0.25, ("user:ada", "files"): 0.5}
+    rig.limit("user:ada", 2 * rig.stored_bytes, None)
+    rig.limit(dataset, None, 0)
+    rig.limit("dataset:other", 10, None)
+    assert rig.shares() == {
+        (dataset, "files"): 1.0,
+        ("user:ada", "bytes"): 0.5,
+        ("dataset:other", "bytes"): 0.0,
+    }
+
+
+def test_only_the_fullest_have_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fill, "FILLS_MAX", 1)
+    rig = Rig()
+    rig.limit(f"dataset:{DATASET}", None, 8)
+    rig.limit("user:ada", None, 4)
+    assert rig.shares() == {("user:ada", "files"): 0.5}
