@@ -25,7 +25,7 @@ BENCHMARKS = ["upload", "snapshot", "listing", "reading", "calls", "programs", "
 BENCHMARKS += ["cores", "resilience", "rebuild", "stores", "requests"]
 BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "pool_simulation", "accuracy"]
 BENCHMARKS += ["importance", "deepio", "paper_training", "exposed_io", "lmdbio", "lmdbio_disk", "workers"]
-BENCHMARKS += ["disk", "importance_mount", "prediction"]
+BENCHMARKS += ["disk", "importance_mount", "prediction", "metrics"]
 """Each is a function of the module of its name."""
 REPEATING = ["paper"]
 """They run parts of the others, so only if named."""

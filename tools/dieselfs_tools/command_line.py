@@ -78,7 +78,7 @@ VERBS = {
     "group": "Manage groups of users (administrators).",
     "quota": "Limit what datasets and users may store (administrators).",
     "limit": "Limit the rates of users and of their jobs (administrators).",
-    "usage": "Show what datasets and users store and move, and quotas.",
+    "usage": "Show storage, traffic and quotas of datasets and users.",
     "server": "Show the state of the servers (administrators).",
     "config": "Show, change and test your settings.",
     "doctor": "Check this machine and the servers, and say what to change.",
