@@ -101,6 +101,7 @@ system: system-demo  # and what the tests need
 	command -v memcached >/dev/null || missing="$$missing memcached"; \
 	command -v nutcracker >/dev/null || missing="$$missing nutcracker"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	command -v promtool >/dev/null || missing="$$missing prometheus"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	command -v ceph-osd >/dev/null && command -v ceph-mon >/dev/null || missing="$$missing ceph-mon ceph-osd"; \
 	command -v radosgw >/dev/null || missing="$$missing radosgw"; \

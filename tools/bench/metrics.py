@@ -34,7 +34,7 @@ from dieselfs.process.metrics_http import serving
 from dieselfs.process.metrics_socket import published
 
 INTERVALS_S = {"not scraped": None, "every 15 s": 15.0, "every second": 1.0}
-PASSES, QUICK_PASSES = 5, 1
+PASSES, QUICK_PASSES = 3, 1
 """Epochs of a run, each cold."""
 SEED, GROUP_CHUNKS = 1, 4
 REQUESTS, QUICK_REQUESTS = 1000, 200
