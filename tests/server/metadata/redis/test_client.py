@@ -208,6 +208,29 @@ def test_tls_with_an_authority(tmp_path: Path) -> None:
             RedisMetadata.open(f"redis://{HOST}:{port}")
 
 
+def test_tls_with_certificates_of_both_ends(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    certificate, key = make_certificate(own)
+    stranger, strangers_key = make_certificate(other)
+    (port,) = free_ports(1)
+    files = (
+        "--tls-cert-file",
+        str(certificate),
+        "--tls-key-file",
+        str(key),
+        "--tls-ca-cert-file",
+        str(certificate),
+    )
+    with running_redis(tmp_path / "redis", "--tls-port", str(port), *files, "--tls-auth-clients", "yes"):
+        url = f"rediss://{HOST}:{port}?ca_file={certificate}"
+        RedisMetadata.open(f"{url}&certificate_file={certificate}&key_file={key}").close()
+        for pair in ("", f"&certificate_file={stranger}&key_file={strangers_key}"):
+            with pytest.raises(Unavailable):
+                RedisMetadata.open(f"{url}{pair}")
+
+
 def test_a_node_of_a_cluster_dies_and_another_takes_its_place(tmp_path: Path) -> None:
     with (
         running_cluster(tmp_path) as cluster,
