@@ -41,7 +41,11 @@ setattr(owner, name, call)
 # Forked from a process that has imported everything, because imports would take most of the time of the tests.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["dieselfs.dataset", *(f"dieselfs_tools.commands.{module_of(verb)}" for verb in VERBS)]
+    [
+        *("dieselfs.dataset", "cryptography.hazmat.primitives.asymmetric.ed25519"),
+        *(f"dieselfs_tools.commands.{module_of(verb)}" for verb in VERBS),
+        __name__,  # of `_run`
+    ]
 )
 
 
