@@ -103,6 +103,9 @@ system: system-demo  # and what the tests need
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v promtool >/dev/null || missing="$$missing prometheus"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
+	command -v etcdctl >/dev/null || missing="$$missing etcd-client"; \
+	command -v sshd >/dev/null || missing="$$missing openssh-server"; \
+	/usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	command -v ceph-osd >/dev/null && command -v ceph-mon >/dev/null || missing="$$missing ceph-mon ceph-osd"; \
 	command -v radosgw >/dev/null || missing="$$missing radosgw"; \
 	ls /usr/lib/python3/dist-packages/rados* >/dev/null 2>&1 || missing="$$missing python3-rados"; \

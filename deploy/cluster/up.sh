@@ -4,12 +4,13 @@
 #     PACKAGE=dieselfs-0.1.0-py3-none-any.whl DEVICE=/dev/nvme0n1 deploy/cluster/up.sh 10.0.0.5 10.0.0.6 10.0.0.7
 #
 # Run it once, on the administrator's machine, with new Debian or Ubuntu hosts that root can reach by SSH. It installs what
-# they lack. Each step stops at the first error. The secrets are made here, in SECRETS, and copied to the hosts.
+# they lack. Each step stops at the first error. The secrets are made here, in SECRETS, and copied to the hosts; this
+# machine needs openssl, and Debian's packages ceph-common and ceph-base.
 #
 #   ON       how to run a command on a host (ssh -l root); the address and the command follow
-#   PACKAGE  the wheel to install into /opt/dieselfs; empty: it is installed
+#   PACKAGE  the wheel to install, or a folder with it and all it needs (install.sh); empty: it is in /opt/dieselfs
 #   DEVICE   the disk for Ceph on each host, which must be empty; without one, Ceph has memory only, to try it out
-#   SECRETS  a folder for the keys (./cluster); afterwards it has admin.key
+#   SECRETS  a folder for the keys (./cluster); afterwards it has admin.key, and client/ with what clients need
 set -euo pipefail
 umask 077
 [ $# -ge 3 ] || { sed -n '2,/^set/s/^# \?//p' "$0" >&2; exit 1; }
@@ -22,10 +23,13 @@ UNITS=$(dirname "$0")/../systemd
 FIRST=${HOSTS[0]}
 
 say() { echo "$(date +%T) $*" >&2; }
+for tool in openssl ceph-authtool monmaptool; do
+    command -v "$tool" > /dev/null || { say "$tool is missing here: install openssl, ceph-common and ceph-base"; exit 1; }
+done
 # on ADDRESS WORD...: runs the script on standard input there, with these words as $1, $2, ...
-on() { local host=$1; shift; $ON "$host" bash -euo pipefail -s -- "$@"; }
+on() { local host=$1; shift; $ON "$host" bash --norc -euo pipefail -s -- "$@"; }
 # put ADDRESS FILE OWNER MODE: standard input becomes the file; nobody else can read it meanwhile.
-put() { $ON "$1" bash -euc "'umask 077; mkdir -p -m 755 \$(dirname $2); cat > $2.new; chown $3 $2.new; chmod $4 $2.new; mv $2.new $2'"; }
+put() { $ON "$1" bash --norc -euc "'umask 022; mkdir -p \$(dirname $2); umask 077; cat > $2.new; chown $3 $2.new; chmod $4 $2.new; mv $2.new $2'"; }
 # joined PREFIX SUFFIX: PREFIX ADDRESS SUFFIX of all hosts, joined by commas.
 joined() { local all; all=$(printf ",$1%s$2" "${HOSTS[@]}"); echo "${all:1}"; }
 # everywhere SCRIPT...: the function runs for each host at the same time; fails if one fails.
@@ -42,9 +46,11 @@ missing=
 command -v redis-server > /dev/null || missing="$missing redis-server"
 command -v redis-cli > /dev/null || missing="$missing redis-tools"
 command -v etcd > /dev/null || missing="$missing etcd-server"
+command -v etcdctl > /dev/null || missing="$missing etcd-client"
 command -v ceph-mon > /dev/null || missing="$missing ceph-mon"
 command -v ceph-osd > /dev/null || missing="$missing ceph-osd"
 command -v ceph > /dev/null || missing="$missing ceph-common"
+python3 -c 'import ensurepip, venv' 2> /dev/null || missing="$missing python3-venv"
 ls /usr/lib/python3/dist-packages/rados* > /dev/null 2>&1 || missing="$missing python3-rados"
 if [ -n "$missing" ]; then
     apt-get update -qq
@@ -53,13 +59,31 @@ if [ -n "$missing" ]; then
 fi
 id dieselfs > /dev/null 2>&1 || useradd --system dieselfs
 SCRIPT
-    if [ -n "$PACKAGE" ]; then
-        put "$1" "/opt/$(basename "$PACKAGE")" root 644 < "$PACKAGE"
-        on "$1" "/opt/$(basename "$PACKAGE")" <<'SCRIPT'
-python3 -m venv /opt/dieselfs
-/opt/dieselfs/bin/pip install --quiet "$1[etcd]"
-SCRIPT
-    fi
+    [ -z "$PACKAGE" ] || ON=$ON PACKAGE=$PACKAGE "$(dirname "$0")/install.sh" "$1"
+}
+
+# -- Certificates: an authority, whose key stays in SECRETS, and a certificate of it for each service of each host ----
+
+# signed NAME OPTION...: makes NAME.key and NAME.pem, unless they are there.
+signed() {
+    local name=$1 key=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes); shift
+    [ -e "$name.pem" ] && return
+    openssl req -x509 "${key[@]}" -days 3650 -keyout "$name.key" -out "$name.pem.new" "$@" 2> "$name.log" ||
+        { cat "$name.log" >&2; return 1; }
+    mv "$name.pem.new" "$name.pem"
+    rm "$name.log"
+}
+
+make_authority() { signed "$SECRETS/ca" -subj "/CN=dieselfs cluster" -addext keyUsage=critical,keyCertSign; }
+
+# certify ADDRESS SERVICE: /etc/SERVICE/tls there has ca.pem, own.pem and own.key for the user SERVICE.
+certify() {
+    local name=$SECRETS/tls/$2-$1 place=/etc/$2/tls
+    signed "$name" -subj "/CN=$2" -CA "$SECRETS/ca.pem" -CAkey "$SECRETS/ca.key" \
+        -addext basicConstraints=critical,CA:FALSE -addext "subjectAltName=IP:$1"
+    put "$1" "$place/ca.pem" root 644 < "$SECRETS/ca.pem"
+    put "$1" "$place/own.pem" root 644 < "$name.pem"
+    put "$1" "$place/own.key" "$2" 400 < "$name.key"
 }
 
 # -- Ceph: a monitor and a disk on each host; three copies of each object, two of them are enough to go on ------------
@@ -163,15 +187,21 @@ ceph osd pool ls | grep -qx dieselfs || ceph osd pool create dieselfs 32 2> /dev
 SCRIPT
 }
 
-# -- Redis Cluster: on each host a master, and a replica of another host's master -------------------------------------
+# -- Redis Cluster: on each host a master, and a replica of another host's master; both ends show a certificate -------
 
 start_redis() {
     local port
-    put "$1" /etc/dieselfs/redis-password dieselfs 400 < "$SECRETS/redis-password"
+    certify "$1" redis
     for port in 6379 6380; do
         put "$1" "/etc/redis/redis-$port.conf" redis 600 <<END
 bind $1
-port $port
+port 0
+tls-port $port
+tls-cluster yes
+tls-replication yes
+tls-ca-cert-file /etc/redis/tls/ca.pem
+tls-cert-file /etc/redis/tls/own.pem
+tls-key-file /etc/redis/tls/own.key
 cluster-enabled yes
 cluster-config-file nodes-$port.conf
 cluster-node-timeout 5000
@@ -197,6 +227,8 @@ SCRIPT
 join_redis() {
     on "$FIRST" $(printf '%s:6379 %s:6380 ' $(printf '%s ' "${HOSTS[@]}" | awk '{ for (i = 1; i <= NF; i++) print $i, $i }')) <<SCRIPT
 export REDISCLI_AUTH=$(cat "$SECRETS/redis-admin")
+tls=/etc/redis/tls
+redis-cli() { command redis-cli --tls --cacert \$tls/ca.pem --cert \$tls/own.pem --key \$tls/own.key "\$@"; }
 redis-cli -h $FIRST cluster info | grep -q cluster_state:ok && exit
 # What an interrupted run has joined is empty, and joined again.
 for node in "\$@"; do redis-cli -h "\${node%:*}" -p "\${node#*:}" cluster reset > /dev/null || true; done
@@ -210,34 +242,74 @@ exit 1
 SCRIPT
 }
 
-# -- etcd and dieselfs --------------------------------------------------------------------------------------------------
+# -- etcd: members show each other a certificate; servers and clients are users with a password -----------------------
 
 start_etcd() {
     local members=() host
-    for host in "${HOSTS[@]}"; do members+=("server-$(number_of "$host")=http://$host:2380"); done
+    for host in "${HOSTS[@]}"; do members+=("server-$(number_of "$host")=https://$host:2380"); done
+    certify "$1" etcd
     put "$1" /etc/default/etcd root 644 <<END
 ETCD_NAME=server-$(number_of "$1")
 ETCD_DATA_DIR=/var/lib/etcd/dieselfs
-ETCD_LISTEN_PEER_URLS=http://$1:2380
-ETCD_INITIAL_ADVERTISE_PEER_URLS=http://$1:2380
-ETCD_LISTEN_CLIENT_URLS=http://$1:2379
-ETCD_ADVERTISE_CLIENT_URLS=http://$1:2379
+ETCD_LISTEN_PEER_URLS=https://$1:2380
+ETCD_INITIAL_ADVERTISE_PEER_URLS=https://$1:2380
+ETCD_LISTEN_CLIENT_URLS=https://$1:2379
+ETCD_ADVERTISE_CLIENT_URLS=https://$1:2379
 ETCD_INITIAL_CLUSTER=$(IFS=,; echo "${members[*]}")
 ETCD_INITIAL_CLUSTER_TOKEN=dieselfs
+ETCD_PEER_CLIENT_CERT_AUTH=true
+ETCD_PEER_TRUSTED_CA_FILE=/etc/etcd/tls/ca.pem
+ETCD_PEER_CERT_FILE=/etc/etcd/tls/own.pem
+ETCD_PEER_KEY_FILE=/etc/etcd/tls/own.key
+ETCD_CERT_FILE=/etc/etcd/tls/own.pem
+ETCD_KEY_FILE=/etc/etcd/tls/own.key
+# The passwords are random and long: a slow hash would not protect them better, and delay each client.
+ETCD_BCRYPT_COST=4
 END
     echo 'install -d -o etcd -g etcd -m 700 /var/lib/etcd; systemctl enable --quiet --now etcd' | on "$1"
 }
 
+make_etcd_users() {
+    on "$FIRST" <<SCRIPT
+export ETCDCTL_API=3 ETCDCTL_ENDPOINTS=https://$FIRST:2379 ETCDCTL_CACERT=/etc/etcd/tls/ca.pem
+# Not before users are required: etcdctl would warn.
+etcdctl role list > /dev/null 2>&1 || export ETCDCTL_USER=root:$(cat "$SECRETS/etcd-root")
+user() {
+    etcdctl role list | grep -x "\$1" || etcdctl role add "\$1"
+    etcdctl user list | grep -x "\$1" || echo "\$2" | etcdctl user add "\$1" --interactive=false
+    etcdctl user grant-role "\$1" "\$1"
+}
+{
+    user root $(cat "$SECRETS/etcd-root")
+    user dieselfs-server $(cat "$SECRETS/etcd-server")
+    user dieselfs-client $(cat "$SECRETS/client/etcd-password")
+    etcdctl role grant-permission dieselfs-server --prefix=true read /dieselfs/config/
+    etcdctl role grant-permission dieselfs-server --prefix=true readwrite /dieselfs/servers/
+    etcdctl role grant-permission dieselfs-client --prefix=true read /dieselfs/servers/
+    etcdctl auth enable
+} > /dev/null
+SCRIPT
+}
+
+# -- dieselfs ---------------------------------------------------------------------------------------------------------
+
 configure_server() {
+    local tls=/etc/dieselfs/tls files unit
+    files="ca_file=$tls/ca.pem&certificate_file=$tls/own.pem&key_file=$tls/own.key"
+    certify "$1" dieselfs
+    put "$1" /etc/dieselfs/redis-password dieselfs 400 < "$SECRETS/redis-password"
+    put "$1" /etc/dieselfs/etcd-password dieselfs 400 < "$SECRETS/etcd-server"
     put "$1" /etc/dieselfs/server.toml root 644 <<END
 listen = ["tcp://$1:7070", "unix:/run/dieselfs/server.sock"]
 store = "rados://dieselfs"
-metadata = "redis+cluster://dieselfs@$(joined '' ':6379')?password_file=/etc/dieselfs/redis-password"
+metadata = "rediss+cluster://dieselfs@$(joined '' ':6379')?password_file=/etc/dieselfs/redis-password&$files"
 state = "/var/lib/dieselfs/state"
 etcd = "$(joined '' ':2379')"
+etcd_user = "dieselfs-server"
+etcd_password_file = "/etc/dieselfs/etcd-password"
+etcd_tls_ca = "$tls/ca.pem"
 admin_key = "/etc/dieselfs/keys/admin.key"
 END
-    local unit
     for unit in "$UNITS"/dieselfs-{server.service,purge.service,purge.timer,fsck.service,fsck.timer,backup.service,backup.timer}; do
         put "$1" "/etc/systemd/system/$(basename "$unit")" root 644 < "$unit"
     done
@@ -248,7 +320,7 @@ start_first_server() {
     on "$FIRST" <<'SCRIPT'
 if [ ! -e /etc/dieselfs/keys/admin.key ]; then
     install -d -o dieselfs -m 700 /var/lib/dieselfs /etc/dieselfs/keys /run/dieselfs
-    setpriv --reuid dieselfs --regid dieselfs --init-groups /opt/dieselfs/bin/dieselfs-server --config /etc/dieselfs/server.toml --init-only
+    setpriv --reset-env --reuid dieselfs --regid dieselfs --init-groups /opt/dieselfs/bin/dieselfs-server --config /etc/dieselfs/server.toml --init-only
 fi
 systemctl enable --quiet --now dieselfs-server
 systemctl enable --quiet --now dieselfs-purge.timer dieselfs-fsck.timer dieselfs-backup.timer
@@ -258,17 +330,29 @@ SCRIPT
 
 start_server() { echo systemctl enable --quiet --now dieselfs-server | on "$1"; }
 
+# The folder that becomes ~/.config/dieselfs of a user.
+write_client() {
+    cp "$SECRETS/ca.pem" "$SECRETS/client/ca.pem"
+    cat > "$SECRETS/client/config.toml" <<END
+server = "etcd://$(joined '' ':2379')"
+etcd_user = "dieselfs-client"
+etcd_password_file = "~/.config/dieselfs/etcd-password"
+etcd_tls_ca = "~/.config/dieselfs/ca.pem"
+END
+}
+
 number_of() {
     local number=0 host
     for host in "${HOSTS[@]}"; do [ "$host" != "$1" ] || echo "$number"; number=$((number + 1)); done
 }
 
-mkdir -p "$SECRETS"
-for name in redis-password redis-admin; do
+mkdir -p "$SECRETS/client" "$SECRETS/tls"
+for name in redis-password redis-admin etcd-root etcd-server client/etcd-password; do
     [ -e "$SECRETS/$name" ] || head -c 32 /dev/urandom | base64 | tr -d '/+=\n' > "$SECRETS/$name"
 done
 say "packages"
 everywhere install_packages
+make_authority
 say "Ceph"
 make_ceph_secrets
 everywhere start_monitor
@@ -280,8 +364,10 @@ everywhere start_redis
 join_redis
 say "etcd"
 everywhere start_etcd
+make_etcd_users
 say "dieselfs"
 everywhere configure_server
 start_first_server
 everywhere start_server
-say "done: clients set server = \"etcd://$(joined '' ':2379')\"; the administrator's key is $SECRETS/admin.key"
+write_client
+say "done: copy $SECRETS/client to ~/.config/dieselfs of each user; the administrator's key is $SECRETS/admin.key"

@@ -1,14 +1,15 @@
-"""`deploy/cluster/`: three servers with Ceph, Redis Cluster and etcd from nothing, on machines with systemd. Readers
-notice neither an upgrade of all servers nor the loss of one: no read fails.
+"""`deploy/cluster/`: three servers with Ceph, Redis Cluster and etcd from nothing, on machines with systemd and without
+Internet. An administrator's host reaches them by SSH, and installs the wheel of this checkout. Readers notice neither
+an upgrade of all servers nor the loss of one: no read fails.
 """
 
-import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 
 import pytest
 
@@ -18,6 +19,7 @@ from lab.load import Verdict, load
 from lab.machine import Machine, running_machine
 from lab.network import Host, Network, Unsuitable, clear
 from lab.reader import content_of
+from lab.ssh import connect
 from tests.support.ceph import missing_ceph
 from tests.support.documents import REPOSITORY
 from tests.support.network import skipping
@@ -27,46 +29,73 @@ MEMORY = "12MiB"
 """A third of the files: readers need the servers all the time."""
 READERS, FILES_PER_S = 2, 20.0
 UP_TIMEOUT_S = 300.0
-NEEDED = ("redis-server", "redis-cli", "etcd", "ceph-mon", "ceph-osd", "ceph")
+PYTHON = "/usr/bin/python3"
+"""The one that machines make the environment of dieselfs with."""
+SOURCES = (
+    *("LICENSE", "README.md", "pyproject.toml", "completions", "deploy", "man"),
+    *("dieselfs", "client", "server", "tools"),
+)
 
 
 @dataclass(frozen=True)
 class Site:
+    """`admin`: the host where scripts run; `ssh`: how it reaches the machines; `wheels`: what they install."""
+
     machines: list[Machine]
+    admin: Host
+    ssh: list[str]
     client: Host
-    folder: Path
+    wheels: Path
 
     @property
     def addresses(self) -> list[str]:
         return [machine.host.address for machine in self.machines]
 
-    def script(self, name: str) -> None:
-        """Run a script of `deploy/cluster`, with `on` in place of SSH."""
-        variables = {
-            "ON": str(self.folder / "on"),
-            "SECRETS": str(self.folder / "secrets"),
-            "PATH": os.environ["PATH"],
-        }
+    @property
+    def secrets(self) -> Path:
+        return self.admin.folder / "secrets"
+
+    def script(self, name: str, package: Path | str = "") -> None:
+        """Run a script of `deploy/cluster`."""
+        variables = {"ON": " ".join(self.ssh), "PACKAGE": str(package), "SECRETS": str(self.secrets)}
         words = [str(REPOSITORY / "deploy/cluster" / name), *self.addresses]
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=UP_TIMEOUT_S, env=variables
-        )
-        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        self.admin.run(words, env=self.admin.environment(**variables), timeout=UP_TIMEOUT_S)
 
     def dlcmd(self, *words: str | Path) -> str:
-        servers = ",".join(f"{address}:2379" for address in self.addresses)
-        key_file = self.folder / "secrets/admin.key"
-        return self.client.run([*DLCMD, "--server", f"etcd://{servers}", "--key-file", key_file, *words])
+        """As a user who has copied the folder for clients."""
+        environment = self.client.environment(XDG_CONFIG_HOME=str(self.client.folder / "home/.config"))
+        return self.client.run([*DLCMD, *words, "--key-file", self.secrets / "admin.key"], env=environment)
 
 
-def write_ssh(path: Path, machines: list[Machine]) -> None:
-    """A program that is called as `ssh ADDRESS WORD...`, and gives the words to a shell there, as SSH does."""
-    cases = [
-        f'{machine.host.address}) shift; exec {" ".join(map(quote, machine.words(["sh", "-c"])))} "$*" ;;'
-        for machine in machines
+def pip(*words: str | Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        PYTHON,
+        *map(str, words),
     ]
-    path.write_text("#!/bin/sh\ncase $1 in\n" + "\n".join(cases) + "\nesac\nexit 255\n")
-    path.chmod(0o755)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=UP_TIMEOUT_S)
+    if done.returncode != 0:
+        raise Unsuitable(f"pip {words[0]}: {done.stderr[-1000:]}")
+
+
+def make_wheels(folder: Path) -> Path:
+    """The wheel of this checkout and those that it needs. Raises Unsuitable."""
+    source, wheels = folder / "source", folder / "wheels"
+    source.mkdir()
+    for name in SOURCES:
+        place = REPOSITORY / name
+        if place.is_dir():
+            shutil.copytree(place, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(place, source)
+    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source)
+    (wheel,) = wheels.iterdir()
+    pip("download", "--quiet", "--only-binary", ":all:", "--dest", wheels, f"{wheel}[etcd]")
+    return wheels
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +105,22 @@ def site() -> Iterator[Site]:
             if (reason := missing_ceph()) is not None:
                 raise Unsuitable(reason)
             net = stack.enter_context(Network())
+            wheels = make_wheels(net.folder)
             hosts = [net.host(f"storage-{number + 1}") for number in range(3)]
-            machines = [stack.enter_context(running_machine(host)) for host in hosts]
-        site = Site(machines, net.host("node"), net.folder)
-        write_ssh(net.folder / "on", machines)
-        for _ in range(2):  # the second time, all is there
-            site.script("up.sh")
+            machines = [stack.enter_context(running_machine(host, is_bare=True)) for host in hosts]
+            admin, client = net.host("admin"), net.host("node")
+            ssh = connect(admin, machines)
+        site = Site(machines, admin, ssh, client, wheels)
+        site.script("up.sh", wheels)
+        site.script("up.sh")  # all is there
+        shutil.copytree(site.secrets / "client", client.folder / "home/.config/dieselfs")
         yield site
 
 
 @pytest.fixture
 def node(site: Site) -> Iterator[JobNode]:
     """With a dataset that its memory cannot hold."""
-    tree = site.folder / "photos"
+    tree = site.client.folder / "photos"
     tree.mkdir()
     for number in range(FILES):
         (tree / str(number)).write_bytes(content_of(str(number), FILE_BYTES))
@@ -102,6 +134,7 @@ def node(site: Site) -> Iterator[JobNode]:
         clear(place)
 
 
+@pytest.mark.timeout(1200)  # with the installation of three machines, under other load
 def test_readers_notice_neither_an_upgrade_nor_a_lost_server(site: Site, node: JobNode) -> None:
     with load([node], READERS, files_per_s=FILES_PER_S) as readers:
 
@@ -110,7 +143,7 @@ def test_readers_notice_neither_an_upgrade_nor_a_lost_server(site: Site, node: J
             return readers.verdict([node], since_s)
 
         assert seen().failures == ()
-        site.script("rolling-upgrade.sh")
+        site.script("rolling-upgrade.sh", site.wheels)
         upgraded = seen()
         assert upgraded.failures == ()
         for machine in site.machines:
@@ -123,5 +156,5 @@ def test_readers_notice_neither_an_upgrade_nor_a_lost_server(site: Site, node: J
         assert lost.worst_s < READ_TIMEOUT_S
         assert lost.reads > killed.reads > upgraded.reads
     print(upgraded, killed, lost)  # the figures of docs/guide/operations.md: pytest -rP
-    site.dlcmd("put", "-q", "-r", f"{site.folder}/photos/", "dl://written-after-the-loss/")
+    site.dlcmd("put", "-q", "-r", f"{site.client.folder}/photos/", "dl://written-after-the-loss/")
     assert len(site.dlcmd("ls", "written-after-the-loss").splitlines()) == FILES

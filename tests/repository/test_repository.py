@@ -47,6 +47,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "tools/fuzz/local.py": "targets, which tests/tools/fuzz/test_targets.py tries",
     "tools/fuzz/small_snapshot.py": "an input of tests/tools/fuzz/test_targets.py",
     "tools/lab/machine.py": "tests/cluster/test_systemd.py boots two",
+    "tools/lab/ssh.py": "tests/cluster/test_cluster_from_nothing.py installs three machines by it",
     "tools/fuzz/target.py": "a record of tests/tools/fuzz/test_targets.py",
     "client/dieselfs_client/cluster/node_paths.py": "tests/client/cluster/test_role.py",
     "dieselfs/sockets.py": "tests/dieselfs/process/test_embedded_server.py and every test over a socket",

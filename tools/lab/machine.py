@@ -1,9 +1,9 @@
 """A host of the network as a whole machine: systemd is its first process, and it has files of its own. This module
 starts processes and mounts file systems.
 
-Its root is this machine's, with changes in memory that nobody else sees, and without its enabled units. The programs of
-dieselfs are in `/opt/dieselfs/bin`, as after an installation, and run the code of this checkout. Everything ends with
-the host: the mounts are in a table of their own.
+Its files are this machine's, with changes in memory that nobody else sees, and without its enabled units and the home
+of root. The programs of dieselfs are in `/opt/dieselfs/bin`, as after an installation, and run the code of this
+checkout; a bare machine has none. Everything ends with the host: the mounts are in a table of their own.
 
 Needs root and Debian's package systemd-container.
 """
@@ -115,7 +115,9 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def running_machine(host: Host, binds: Mapping[Path, str] | None = None) -> Iterator[Machine]:
+def running_machine(
+    host: Host, binds: Mapping[Path, str] | None = None, is_bare: bool = False
+) -> Iterator[Machine]:
     """A machine at the address of `host` until the end of the block. `binds`: folders of this machine, and where it has
     them. Raises Unsuitable.
     """
@@ -124,12 +126,16 @@ def running_machine(host: Host, binds: Mapping[Path, str] | None = None) -> Iter
     folder, seed = host.folder / "machine", host.folder / "seed"
     folder.mkdir()
     _write_seed(seed, host)
-    read_only = {
-        REPOSITORY: _SOURCE,
-        Path(sys.base_prefix): _BASE,
-        Path(sysconfig.get_path("purelib")): f"{_PYTHON}/lib/{_VERSION}/site-packages",
-    }
+    read_only: dict[Path, str] = {}
+    if not is_bare:
+        _write_programs(seed)
+        read_only = {
+            REPOSITORY: _SOURCE,
+            Path(sys.base_prefix): _BASE,
+            Path(sysconfig.get_path("purelib")): f"{_PYTHON}/lib/{_VERSION}/site-packages",
+        }
     options = [
+        "--tmpfs=/root:mode=0700",  # this machine's has settings of shells and programs
         *(f"--bind-ro={source}:{target}" for source, target in read_only.items()),
         *(f"--bind={source}:{target}" for source, target in (binds or {}).items()),
     ]
@@ -148,17 +154,23 @@ def running_machine(host: Host, binds: Mapping[Path, str] | None = None) -> Iter
 
 
 def _write_seed(seed: Path, host: Host) -> None:
-    """The files that differ from those of this machine. The virtual environment is a new one, because that of this
-    process may be in a folder that only root can enter.
-    """
-    etc, programs, python = seed / "etc", seed / "opt/dieselfs/bin", seed / _PYTHON[1:]
-    for place in (etc, programs, python / "bin"):
-        place.mkdir(parents=True)
-    (python / "pyvenv.cfg").write_text(f"home = {_BASE}/bin\ninclude-system-site-packages = false\n")
-    (python / "bin/python").symlink_to(f"{_BASE}/bin/{_VERSION}")
+    """The files that differ from those of this machine."""
+    etc = seed / "etc"
+    etc.mkdir(parents=True)
     (etc / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
     (etc / "hostname").write_text(f"{host.name}\n")
     (etc / "hosts").write_text(f"127.0.0.1 localhost\n{host.address} {host.name}\n")
+
+
+def _write_programs(seed: Path) -> None:
+    """The programs of dieselfs. The virtual environment is a new one, because that of this process may be in a folder
+    that only root can enter.
+    """
+    programs, python = seed / "opt/dieselfs/bin", seed / _PYTHON[1:]
+    for place in (programs, python / "bin"):
+        place.mkdir(parents=True)
+    (python / "pyvenv.cfg").write_text(f"home = {_BASE}/bin\ninclude-system-site-packages = false\n")
+    (python / "bin/python").symlink_to(f"{_BASE}/bin/{_VERSION}")
     folders = [_SOURCE, *(f"{_SOURCE}/{name}" for name in ("client", "server", "tools"))]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     for name, entry in project["scripts"].items():
