@@ -1,7 +1,10 @@
-"""How long the epochs of a training take, and what limits them, from a dataset, a job and five numbers. No I/O.
+"""How long the epochs of a training take, and what limits them, from a dataset, a job and seven numbers. No I/O.
 
 An epoch is limited by the slowest of what happens at the same time, as in a pipeline: reading on each node, fetching to
-each node, sending by the servers, and sending between nodes. Section 5 of the DIESEL paper measures these one by one.
+each node, sending by the servers, and what a node receives. Section 5 of the DIESEL paper measures these one by one.
+
+A node stores two kinds of chunks: those that it keeps are stored whole, with the files that other nodes read in this
+epoch. Of the others it stores the files that it reads itself.
 """
 
 from collections.abc import Mapping
@@ -10,33 +13,51 @@ from dataclasses import dataclass
 from dieselfs.errors import InvalidInput
 from dieselfs.stalls import predicted_waiting_s
 
-READING, FETCHING, SERVERS, PEERS, COMPUTING = "reading", "fetching", "servers", "peers", "computing"
-"""What may limit an epoch: a node's own processors, what the servers send to a node, what they send to all, what nodes
-send each other, and the training itself.
+READING, FETCHING, SERVERS, NETWORK, COMPUTING = "reading", "fetching", "servers", "network", "computing"
+"""What may limit an epoch: a node's own processors, what the servers send to a node, what they send to all, what a node
+receives from the servers and from other nodes, and the training itself.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds that one reader takes: for each file, and for each byte."""
+class Point:
+    """An epoch of one reader that was measured."""
 
+    seconds: float
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds that one reader takes: to begin an epoch, for each file, and for each byte."""
+
+    start_s: float
     file_s: float
     byte_s: float
 
     @classmethod
-    def of(cls, small: tuple[float, int], large: tuple[float, int]) -> "Cost":
-        """Through two measured points: seconds of a file, and its bytes. Neither cost is negative."""
-        (small_s, small_bytes), (large_s, large_bytes) = small, large
-        byte_s = max((large_s - small_s) / (large_bytes - small_bytes), 0.0)
-        return cls(max(small_s - byte_s * small_bytes, 0.0), byte_s)
+    def of(cls, few: Point, small: Point, large: Point) -> "Cost":
+        """Through three epochs: few files, more files of that size, and large files. No cost is negative.
+
+        The beginning of an epoch takes as long as hundreds of files. Without its own number it would count as a cost of
+        files in one epoch and of bytes in the other.
+        """
+        file_bytes, large_bytes = small.size_bytes / small.files, large.size_bytes / large.files
+        small_s = max((small.seconds - few.seconds) / (small.files - few.files), 0.0)
+        start_s = max(few.seconds - few.files * small_s, 0.0)
+        large_s = max((large.seconds - start_s) / large.files, 0.0)
+        byte_s = max((large_s - small_s) / (large_bytes - file_bytes), 0.0)
+        return cls(start_s, max(small_s - byte_s * file_bytes, 0.0), byte_s)
 
     def of_files(self, files: float, size_bytes: float) -> float:
+        """Without the beginning of the epoch."""
         return files * self.file_s + size_bytes * self.byte_s
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """The five numbers: a first epoch and a later one of a mount under a plan, and whole chunks from the servers."""
+    """The seven numbers: a first epoch and a later one of a mount under a plan, and whole chunks from the servers."""
 
     first: Cost
     later: Cost
@@ -46,29 +67,41 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`memory_bytes`: of each node. `is_pooled`: the nodes' memory is one cache. `readers`: processes that read on each
-    node, of which as many run at a time as there are `processors`. Rates are bytes per second; `servers_bytes_s`: what
-    all servers together send; `network_bytes_s`: what a node sends and receives. `computing_s`: of an epoch.
+    """`kept_bytes`: of the dataset, which each node keeps in its page cache. `is_pooled`: the nodes' memory is one
+    cache; `pooled_bytes`: which each node keeps there for all. `readers`: processes that read on each node, of which as
+    many run at a time as there are `processors`. Rates are bytes per second; `servers_bytes_s`: what all servers
+    together send; `network_bytes_s`: what a node receives. `computing_s`: of an epoch.
     """
 
     nodes: int
-    memory_bytes: int
+    kept_bytes: int
     servers_bytes_s: float
     network_bytes_s: float
     is_pooled: bool = False
+    pooled_bytes: int = 0
     readers: int = 1
     processors: int = 1
     computing_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if (
-            min(self.nodes, self.readers, self.processors) < 1
-            or self.memory_bytes < 0
-            or self.computing_s < 0
-        ):
-            raise InvalidInput("a job needs at least one node and one reader, and no negative memory or time")
+        if min(self.nodes, self.readers, self.processors) < 1:
+            raise InvalidInput("a job needs at least one node, one reader and one processor")
+        if min(self.kept_bytes, self.pooled_bytes, self.computing_s) < 0:
+            raise InvalidInput("memory and time cannot be negative")
         if min(self.servers_bytes_s, self.network_bytes_s) <= 0:
             raise InvalidInput("rates must be more than 0")
+
+    def kept_share(self, size_bytes: int) -> float:
+        """How much of the dataset each node has in its page cache after the first epoch, 0 to 1."""
+        return min(self.kept_bytes / size_bytes, 1.0) if size_bytes else 1.0
+
+    def resident_share(self, size_bytes: int) -> float:
+        """How much of the dataset is in some memory after the first epoch, so that no server sends it again, 0 to 1.
+
+        The chunks that came first are those that each node keeps, and those that the pool keeps.
+        """
+        pooled_bytes = self.nodes * self.pooled_bytes if self.is_pooled else 0
+        return max(self.kept_share(size_bytes), min(pooled_bytes / size_bytes, 1.0) if size_bytes else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,46 +127,49 @@ class Epoch:
         return self.parts_s[COMPUTING] + self.waiting_s
 
 
-def resident_share(size_bytes: int, job: Job) -> float:
-    """How much of what a node reads the job's memory has after the first epoch, 0 to 1."""
-    memory_bytes = job.memory_bytes * (job.nodes if job.is_pooled else 1)
-    return min(memory_bytes / size_bytes, 1.0) if size_bytes else 1.0
-
-
 def first_epoch(files: int, size_bytes: int, job: Job, speeds: Speeds) -> Epoch:
-    """Nothing is in memory. In a pool each chunk is fetched by one node, which sends the others what they read of it;
-    without one, each node fetches the chunks of what it reads.
+    """Nothing is in memory. Each node fetches the chunks that it keeps, and its files of the others: from the servers,
+    or in a pool from the node that has fetched the chunk, once for all.
 
     More readers do not make it faster here: the daemon that verifies and pushes is one.
     """
-    reading_s = speeds.first.of_files(files / job.nodes, size_bytes / job.nodes)
-    return _epoch(reading_s, size_bytes, _sent_to_peers(size_bytes, job), job, speeds)
+    own = 1 / job.nodes
+    kept = job.kept_share(size_bytes)
+    stored = kept + (1 - kept) * own
+    reading_s = speeds.first.start_s + speeds.first.of_files(own * files, own * size_bytes)
+    # The files of other nodes are fetched, verified and pushed here as well, but not read.
+    others = stored - own
+    reading_s += max(
+        speeds.first.of_files(others * files, others * size_bytes)
+        - speeds.later.of_files(others * files, others * size_bytes),
+        0.0,
+    )
+    received_bytes = job.nodes * stored * size_bytes
+    return _epoch(reading_s, size_bytes if job.is_pooled else received_bytes, received_bytes, job, speeds)
 
 
 def later_epoch(files: int, size_bytes: int, job: Job, speeds: Speeds) -> Epoch:
-    """The part that memory has is read there, or sent by the node that has it; the rest is fetched again."""
-    resident = resident_share(size_bytes, job)
+    """What a node keeps is read there. The rest comes from the node that has it, or is fetched again."""
+    own, kept = 1 / job.nodes, job.kept_share(size_bytes)
     at_a_time = min(job.readers, job.processors)
-    files_of_node, bytes_of_node = files / job.nodes, size_bytes / job.nodes
+    files_of_node, bytes_of_node = own * files, own * size_bytes
+    reading_s = speeds.later.start_s + kept * speeds.later.of_files(files_of_node, bytes_of_node) / at_a_time
     # What comes from a peer or from the servers is verified and pushed as in a first epoch.
-    here = resident / job.nodes if job.is_pooled else resident
-    reading_s = here * speeds.later.of_files(files_of_node, bytes_of_node) / at_a_time
-    reading_s += (1 - here) * speeds.first.of_files(files_of_node, bytes_of_node)
-    return _epoch(
-        reading_s, (1 - resident) * size_bytes, _sent_to_peers(resident * size_bytes, job), job, speeds
-    )
+    reading_s += (1 - kept) * speeds.first.of_files(files_of_node, bytes_of_node)
+    fetched_bytes = (1 - job.resident_share(size_bytes)) * size_bytes
+    return _epoch(reading_s, fetched_bytes, (1 - kept) * size_bytes, job, speeds)
 
 
-def _sent_to_peers(size_bytes: float, job: Job) -> float:
-    return size_bytes * (job.nodes - 1) / job.nodes if job.is_pooled else 0.0
-
-
-def _epoch(reading_s: float, fetched_bytes: float, sent_bytes: float, job: Job, speeds: Speeds) -> Epoch:
+def _epoch(reading_s: float, fetched_bytes: float, stored_bytes: float, job: Job, speeds: Speeds) -> Epoch:
+    """Bytes of all nodes together: `fetched_bytes` from the servers, `stored_bytes` in their page caches. In a pool of
+    n nodes, each owns one in n chunks that it stores, and its peers send the others.
+    """
+    sent_bytes = stored_bytes * (job.nodes - 1) / job.nodes if job.is_pooled else 0.0
     parts_s = {
         READING: reading_s,
         FETCHING: fetched_bytes / job.nodes / speeds.fetch_bytes_s,
         SERVERS: fetched_bytes / job.servers_bytes_s,
-        PEERS: sent_bytes / job.nodes / job.network_bytes_s,
+        NETWORK: (fetched_bytes + sent_bytes) / job.nodes / job.network_bytes_s,
         COMPUTING: job.computing_s,
     }
     return Epoch(parts_s, fetched_bytes, sent_bytes)

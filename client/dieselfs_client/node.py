@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import trio
 
 from dieselfs import __version__
@@ -20,7 +19,7 @@ from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scored_files import POLICY as IMPORTANCE
 from dieselfs.metrics import Registry
 from dieselfs.names import printable
-from dieselfs.prefetch.extent_table import ExtentTable, Pages
+from dieselfs.prefetch.extent_table import Pages
 from dieselfs.prefetch.window import PlanWindow
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
@@ -34,12 +33,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
 from dieselfs.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
-from dieselfs_client.memory.budget import (
-    Allotment,
-    allot,
-    node_cache_bytes_for,
-    owned_chunks_most,
-)
+from dieselfs_client.memory.budget import Allotment, allot_for
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
@@ -75,28 +69,14 @@ _log = logging.getLogger(__name__)
 def allotment_of(
     snapshot: Snapshot, options: MountOptions, job_nodes: int = 0, image_bytes: int = 0
 ) -> Allotment:
-    """How the memory of a mount is split, within the limits of the user and the system. Raises InvalidInput.
+    """How the memory of a mount is split (`allot_for`), within the limits of the user and the system.
 
-    `job_nodes`: nodes that pool their memory, 1 if their number is not known, 0 without a job. `image_bytes`: of the
-    metadata area of an image.
+    Raises InvalidInput.
     """
     limits = room_bytes()
     if less := shrunk(options.memory_bytes, *limits):
         _log.warning("%s", less)
-    table = ExtentTable(snapshot)
-    lengths = snapshot.column("chunk_payload_lengths")
-    owned_bytes = 0
-    if job_nodes and len(lengths):
-        share = owned_chunks_most(len(lengths), job_nodes) / len(lengths)
-        owned_bytes = node_cache_bytes_for(int(share * int(lengths.sum(dtype=np.int64))), job_nodes)
-    return allot(
-        granted(options.memory_bytes, *limits),
-        len(snapshot.content) + image_bytes,
-        len(snapshot),
-        table.total_page_bytes,
-        int(lengths.max()) if len(lengths) else 0,
-        owned_bytes,
-    )
+    return allot_for(snapshot, granted(options.memory_bytes, *limits), job_nodes, image_bytes)
 
 
 class Node:

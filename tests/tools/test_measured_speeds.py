@@ -28,9 +28,9 @@ def test_without_a_file_the_way_to_one_is_named(tmp_path: Path) -> None:
         "",
         "[]",
         "{}",
-        '{"format": 2}',
-        '{"format": 1, "speeds": {}}',
-        '{"format": 1, "speeds": {"first": {"file_s": "x"}}}',
+        '{"format": 1}',
+        '{"format": 2, "speeds": {}}',
+        '{"format": 2, "speeds": {"first": {"start_s": "x"}}}',
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:

@@ -1,10 +1,13 @@
 """The parts of `dlcmd bench` that need no mount; tests/tools/commands/test_bench.py has the others."""
 
+from dataclasses import astuple
 from pathlib import Path
+
+import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.settings import Settings
-from dieselfs_tools.timing import Form, fetch_rate
+from dieselfs_tools.timing import FEW, Form, fetch_rate, speeds_of
 
 
 def test_chunks_are_fetched_until_the_time_is_over(tmp_path: Path) -> None:
@@ -14,6 +17,16 @@ def test_chunks_are_fetched_until_the_time_is_over(tmp_path: Path) -> None:
         data.flush()
         assert fetch_rate(data.chunks) > 0
         assert fetch_rate(data.chunks, seconds=0.0) == 0
+
+
+def test_the_beginning_of_an_epoch_is_no_cost_of_its_files() -> None:
+    def times(form: Form) -> tuple[float, float]:
+        return 0.2 + form.files * 50e-6 + form.size_bytes * 1e-9, 0.01 + form.files * 20e-6
+
+    forms = FEW, Form("small", 10_000, 4 << 10), Form("large", 1_500, 128 << 10)
+    speeds = speeds_of([(form, times(form)) for form in forms], 5e8)
+    assert astuple(speeds.first) == pytest.approx((0.2, 50e-6, 1e-9))
+    assert astuple(speeds.later) == pytest.approx((0.01, 20e-6, 0.0), abs=1e-12)
 
 
 def test_paths_of_a_form_are_distinct() -> None:

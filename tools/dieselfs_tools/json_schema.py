@@ -198,7 +198,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "plan": {
         "epoch": ["epoch_kind parts_s limit seconds waiting_s from_servers_bytes from_peers_bytes"],
-        "summary": ["dataset files bytes resident_share group_bytes entropy_ratio chunks_from"],
+        "summary": ["dataset files bytes kept_share resident_share group_bytes entropy_ratio chunks_from"],
     },
     "bench": {
         "timing": ["form files size reader first_files_s later_files_s"],

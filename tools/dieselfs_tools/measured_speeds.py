@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from dieselfs.errors import InvalidInput, NotFound
@@ -10,7 +10,7 @@ from dieselfs.prediction import Cost, Speeds
 from dieselfs.process.state_dirs import log_path
 from dieselfs_tools.output import replace_file
 
-_FORMAT = 1
+_FORMAT = 2
 _FILE_BYTES_MAX = 10_000
 
 
@@ -54,14 +54,10 @@ def load(path: Path) -> Measured:
         if found["format"] != _FORMAT:
             raise InvalidInput(f"{path} has format {found['format']}, not {_FORMAT}: run 'dlcmd bench' again")
         speeds = found["speeds"]
-        costs = [
-            Cost(*(float(speeds[name][part]) for part in ("file_s", "byte_s"))) for name in ("first", "later")
-        ]
+        parts = ("start_s", "file_s", "byte_s")
+        costs = [Cost(*(float(speeds[name][part]) for part in parts)) for name in ("first", "later")]
         read = Speeds(costs[0], costs[1], float(speeds["fetch_bytes_s"]))
-        if (
-            min(costs[0].file_s, costs[0].byte_s, costs[1].file_s, costs[1].byte_s) < 0
-            or read.fetch_bytes_s <= 0
-        ):
+        if min(min(astuple(cost)) for cost in costs) < 0 or read.fetch_bytes_s <= 0:
             raise ValueError("not a speed")
         return Measured(read, str(found["source"]), int(found["measured_s"]))
     except FileNotFoundError:

@@ -19,7 +19,7 @@ from statistics import median
 from dieselfs.dataset import Dataset
 from dieselfs.errors import MountError
 from dieselfs.limits import MIB
-from dieselfs.prediction import Cost, Speeds
+from dieselfs.prediction import Cost, Point, Speeds
 from dieselfs.settings import Settings
 from dieselfs.sources.server import ServerSource
 from dieselfs_client import control
@@ -54,6 +54,11 @@ class Form:
 
 FORMS = (Form("small", 10_000, 4 << 10), Form("large", 1_500, 128 << 10))
 QUICK_FORMS = (Form("small", 1_000, 4 << 10), Form("large", 100, 128 << 10))
+FEW = Form("few", 100, 4 << 10)
+"""Their epochs are little more than the beginning of one. As large as the small files."""
+
+Times = tuple[float, float]
+"""Seconds of a first and of a later epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +78,23 @@ class SpeedTest:
     timings: Sequence[Timing]
     fetch_bytes_s: float
     view: str
+    few: Times
+    """Of FEW, in the mount."""
 
     @property
     def speeds(self) -> Speeds:
-        small, large = (each for each in self.timings if each.reader == MOUNT)
+        times = [(each.form, (each.first_s, each.later_s)) for each in self.timings if each.reader == MOUNT]
+        return speeds_of([(FEW, self.few), *times], self.fetch_bytes_s)
 
-        def cost(of: Callable[[Timing], float]) -> Cost:
-            points = [(of(each) / each.form.files, each.form.file_bytes) for each in (small, large)]
-            return Cost.of(points[0], points[1])
 
-        return Speeds(cost(lambda each: each.first_s), cost(lambda each: each.later_s), self.fetch_bytes_s)
+def speeds_of(epochs: Sequence[tuple[Form, Times]], fetch_bytes_s: float) -> Speeds:
+    """`epochs`: of FEW, small and large files."""
+
+    def cost(which: int) -> Cost:
+        few, small, large = (Point(times[which], form.files, form.size_bytes) for form, times in epochs)
+        return Cost.of(few, small, large)
+
+    return Speeds(cost(0), cost(1), fetch_bytes_s)
 
 
 def run(
@@ -97,31 +109,38 @@ def run(
 
     Raises MountError if nothing can be mounted; DieselfsError, OSError.
     """
-    timings: list[Timing] = []
     with private_home(folder) as home:
         settings = Settings(home=home, cache=home / "cache")
-        mounts = [MountTimer(form, settings) for form in forms]
-        for mount in mounts:
-            form = mount.form
+        store(FEW, settings)
+        readers: dict[tuple[Form, str], Reader] = {(FEW, MOUNT): MountTimer(FEW, settings)}
+        for form in forms:
             note(f"writing {form.files:,} files of {form.file_bytes >> 10} KiB in each form")
-            readers: dict[str, Reader] = {MOUNT: mount, **_stored(form, settings)}
-            seen: dict[str, list[tuple[float, float]]] = {name: [] for name in readers}
-            for number in range(rounds):
-                note(f"reading {form.name} files, round {number + 1} of {rounds}")
-                for name, read in readers.items():
-                    seen[name].append(read(number))
-            timings += [
-                Timing(form, name, *(median(each) for each in zip(*times, strict=True)))
-                for name, times in seen.items()
-            ]
+            readers[form, MOUNT] = mount = MountTimer(form, settings)
+            readers |= {(form, name): read for name, read in _stored(form, settings).items()}
+        seen: dict[tuple[Form, str], list[Times]] = {each: [] for each in readers}
+        # A round has all of them, so that a change of the machine's load is not taken for a cost of bytes.
+        for number in range(rounds):
+            note(f"reading, round {number + 1} of {rounds}")
+            for each, read in readers.items():
+                seen[each].append(read(number))
+        medians = {each: _medians(times) for each, times in seen.items()}
+        few = medians.pop((FEW, MOUNT))
+        timings = [Timing(form, name, *times) for (form, name), times in medians.items()]
         note("fetching chunks")
-        if chunks is not None:
-            rate = fetch_rate(chunks)
-        else:
-            with Dataset(settings, forms[-1].name) as data:
-                forget(home / "chunks")
-                rate = fetch_rate(data.chunks)
-    return SpeedTest(timings, rate, mounts[-1].view)
+        rate = scratch_fetch_rate(forms[-1], settings) if chunks is None else fetch_rate(chunks)
+    return SpeedTest(timings, rate, mount.view, few)
+
+
+def _medians(times: Sequence[Times]) -> Times:
+    first_s, later_s = zip(*times, strict=True)
+    return median(first_s), median(later_s)
+
+
+def scratch_fetch_rate(form: Form, settings: Settings) -> float:
+    """As `fetch_rate`, of a stored form, whose chunks are dropped from the page cache before."""
+    with Dataset(settings, form.name) as data:
+        forget(settings.home / "chunks")
+        return fetch_rate(data.chunks)
 
 
 def fetch_rate(chunks: ServerSource, seconds: float = FETCH_S, bytes_max: int = FETCH_BYTES) -> float:
@@ -156,7 +175,7 @@ def forget(place: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-Reader = Callable[[int], tuple[float, float]]
+Reader = Callable[[int], Times]
 """Reads all files with nothing in the page cache, and again; seconds of each. Called with the number of the round."""
 
 
@@ -168,7 +187,7 @@ class MountTimer:
     settings: Settings
     view: str = ""
 
-    def __call__(self, number: int) -> tuple[float, float]:
+    def __call__(self, number: int) -> Times:
         home, form = self.settings.home, self.form
         mountpoint = home / f"mount-{form.name}"
         mountpoint.mkdir(exist_ok=True)
@@ -181,8 +200,7 @@ class MountTimer:
             times = []
             for epoch in (2 * number, 2 * number + 1):
                 start_s = time.perf_counter()
-                plan = mountpoint / ".dieselfs" / "shuffle" / f"seed=1,epoch={epoch},group={GROUP_CHUNKS}"
-                _read_files(mountpoint, plan.read_text().splitlines())
+                read_plan(mountpoint, f"seed=1,epoch={epoch},group={GROUP_CHUNKS}")
                 times.append(time.perf_counter() - start_s)
         finally:
             try:
@@ -237,6 +255,13 @@ def _stored(form: Form, settings: Settings) -> dict[str, Reader]:
     return readers
 
 
+def read_plan(mountpoint: Path, plan: str) -> int:
+    """Read the list of a plan from a mount, then its files; their number."""
+    paths = (mountpoint / ".dieselfs" / "shuffle" / plan).read_text().splitlines()
+    _read_files(mountpoint, paths)
+    return len(paths)
+
+
 def _shuffled(form: Form, number: int) -> list[str]:
     paths = form.paths()
     random.Random(number).shuffle(paths)
@@ -249,12 +274,12 @@ def _read_files(folder: Path, paths: Sequence[str]) -> None:
             file.read()
 
 
-def _time_files(form: Form, folder: Path, number: int) -> tuple[float, float]:
+def _time_files(form: Form, folder: Path, number: int) -> Times:
     forget(folder)
     return _twice(partial(_read_files, folder, _shuffled(form, number)))
 
 
-def _time_tar(form: Form, archive: Path, number: int) -> tuple[float, float]:
+def _time_tar(form: Form, archive: Path, number: int) -> Times:
     with tarfile.open(archive) as tar:
         places = {member.name.removeprefix("./"): member.offset_data for member in tar if member.isfile()}
     paths = _shuffled(form, number)
@@ -268,7 +293,7 @@ def _time_tar(form: Form, archive: Path, number: int) -> tuple[float, float]:
         return _twice(read)
 
 
-def _time_lmdb(form: Form, path: Path, number: int) -> tuple[float, float]:
+def _time_lmdb(form: Form, path: Path, number: int) -> Times:
     """Opened in each round: the kernel keeps pages of a file that is mapped."""
     import lmdb
 
@@ -284,7 +309,7 @@ def _time_lmdb(form: Form, path: Path, number: int) -> tuple[float, float]:
         return _twice(read)
 
 
-def _twice(read: Callable[[], None]) -> tuple[float, float]:
+def _twice(read: Callable[[], None]) -> Times:
     times = []
     for _ in range(2):
         start_s = time.perf_counter()

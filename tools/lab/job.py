@@ -103,15 +103,21 @@ class Job:
         dataset: str,
         hosts: Sequence[Host],
         servers: str = "",
+        is_pooled: bool = True,
         **options: str,
     ) -> None:
-        """`servers` overrides the cluster's list; `options` of each mount, as of `-o`."""
+        """`servers` overrides the cluster's list; `is_pooled`: the mounts pool their memory, else each is alone;
+        `options` of each mount, as of `-o`.
+        """
         self.name = name
         self.nodes = [JobNode(host, rank, host.folder / name) for rank, host in enumerate(hosts)]
         self._dataset = dataset
         self._dlcmd: list[str | Path] = [*DLCMD, "--server", servers or cluster.servers]
         self._dlcmd += ["--key-file", cluster.key_file]
-        self._options = {"memory": "128MiB", **options, "job": name, "job_nodes": str(len(hosts))}
+        self._is_pooled = is_pooled
+        self._options = {"memory": "128MiB", **options}
+        if is_pooled:
+            self._options |= {"job": name, "job_nodes": str(len(hosts))}
         self._stack = ExitStack()
 
     def __enter__(self) -> "Job":
@@ -131,12 +137,9 @@ class Job:
 
     def _begin(self, node: JobNode) -> "subprocess.Popen[bytes]":
         clear(node.place)
-        own = {
-            "job_node": node.name,
-            "job_rank": str(node.rank),
-            "job_host": node.host.address,
-            "log_file": str(node.host.folder / f"{self.name}.log"),
-        }
+        own = {"log_file": str(node.host.folder / f"{self.name}.log")}
+        if self._is_pooled:
+            own |= {"job_node": node.name, "job_rank": str(node.rank), "job_host": node.host.address}
         text = ",".join(f"{name}={value}" for name, value in {**self._options, **own}.items())
         return node.host.start([*self._dlcmd, "mount", self._dataset, node.place, "-o", text])
 

@@ -11,9 +11,13 @@ which is never evicted, and a *window* for the rest.
 from dataclasses import dataclass
 from math import sqrt
 
+import numpy as np
+
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_TARGET_BYTES, FETCHES_AT_ONCE_MAX, MIB
+from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS
+from dieselfs.snapshot.reader import Snapshot
 
 TABLE_BYTES_PER_NODE = 40
 WINDOW_BYTES = 2 * DEFAULT_GROUP_CHUNKS * CHUNK_TARGET_BYTES
@@ -87,6 +91,27 @@ def allot(
     return Allotment(snapshot_bytes, tables, evictable, window, min(left - window, dataset_bytes), node_cache)
 
 
+def allot_for(snapshot: Snapshot, memory_bytes: int, job_nodes: int = 0, image_bytes: int = 0) -> Allotment:
+    """How a mount of a snapshot splits its memory. Raises InvalidInput as `allot`.
+
+    `job_nodes`: nodes that pool their memory, 1 if their number is not known, 0 without a job. `image_bytes`: of the
+    metadata area of an image.
+    """
+    lengths = snapshot.column("chunk_payload_lengths")
+    owned_bytes = 0
+    if job_nodes and len(lengths):
+        share = owned_chunks_most(len(lengths), job_nodes) / len(lengths)
+        owned_bytes = node_cache_bytes_for(int(share * int(lengths.sum(dtype=np.int64))), job_nodes)
+    return allot(
+        memory_bytes,
+        len(snapshot.content) + image_bytes,
+        len(snapshot),
+        ExtentTable(snapshot).total_page_bytes,
+        int(lengths.max()) if len(lengths) else 0,
+        owned_bytes,
+    )
+
+
 def owned_chunks_most(chunks: int, nodes: int) -> float:
     """The largest number of these chunks that one of `nodes` may own, by chance."""
     part = chunks / nodes
@@ -101,6 +126,11 @@ def node_cache_evictable_bytes(node_cache_bytes: int, nodes: int) -> int:
     span_chunks = max(DEFAULT_GROUP_CHUNKS, nodes * SPAN_BYTES // CHUNK_TARGET_BYTES)
     chunks = owned_chunks_most(2 * span_chunks, nodes)
     return min(int(node_cache_bytes * NODE_CACHE_EVICTABLE_SHARE), int(chunks * CHUNK_TARGET_BYTES))
+
+
+def kept_in_node_cache(node_cache_bytes: int, nodes: int) -> int:
+    """The part of a node cache for pinned chunks."""
+    return node_cache_bytes - node_cache_evictable_bytes(node_cache_bytes, nodes)
 
 
 def offered_bytes(memory_bytes: int, disk_bytes: int, dataset_bytes: int, nodes: int) -> int:

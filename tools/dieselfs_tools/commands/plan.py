@@ -2,12 +2,17 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dieselfs.names import Location
 from dieselfs_tools import options
+from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
+
+if TYPE_CHECKING:
+    from dieselfs.prediction import Epoch
 
 MEMORY_BYTES = 1 << 30
 """As of a mount without the option `memory`."""
@@ -59,11 +64,13 @@ def plan(
     """
     import os
 
-    from dieselfs.prediction import Epoch, Job, first_epoch, later_epoch, resident_share
+    from dieselfs.prediction import first_epoch, later_epoch
     from dieselfs.shuffle.quality import measure
     from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec
-    from dieselfs.units import format_duration
+    from dieselfs.snapshot.reader import Snapshot
+    from dieselfs.snapshot.subtree import subtree_snapshot
     from dieselfs_tools import measured_speeds
+    from dieselfs_tools.predicted_job import predicted_job
 
     measured = measured_speeds.load(file or measured_speeds.default_path())
     speeds, output = measured.speeds, session.output
@@ -72,43 +79,39 @@ def plan(
     )
     quality, files = measure(order), len(order)
     size_bytes = int(order.snapshot.column("sizes")[order.nodes()].sum())
-    job = Job(
-        nodes,
+    # The mount of a folder has a snapshot of that folder alone.
+    snapshot = (
+        Snapshot(subtree_snapshot(order.snapshot, dataset.path), "") if dataset.path else order.snapshot
+    )
+    job = predicted_job(
+        snapshot,
+        size_bytes,
         memory_bytes,
-        float(servers or speeds.fetch_bytes_s),
-        float(network or speeds.fetch_bytes_s),
+        nodes,
         is_pooled,
-        readers,
-        processors or os.cpu_count() or 1,
-        step_s * -(-files // (nodes * batch)),
+        servers_bytes_s=float(servers or speeds.fetch_bytes_s),
+        network_bytes_s=float(network or speeds.fetch_bytes_s),
+        readers=readers,
+        processors=processors or os.cpu_count() or 1,
+        computing_s=step_s * -(-files // (nodes * batch)),
     )
     epochs = {
         "first epoch": first_epoch(files, size_bytes, job, speeds),
         "later epochs": later_epoch(files, size_bytes, job, speeds),
     }
 
-    def line(name: str, epoch: Epoch) -> str:
-        parts = ", ".join(
-            f"{part} {format_duration(time_s)}" for part, time_s in epoch.parts_s.items() if time_s
-        )
-        traffic = f"{output.size(round(epoch.from_servers_bytes))} from the servers"
-        if epoch.from_peers_bytes:
-            traffic += f", {output.size(round(epoch.from_peers_bytes))} between nodes"
-        return (
-            f"{name:13} {format_duration(epoch.seconds)}, limited by {epoch.limit}; the training waits "
-            f"{format_duration(epoch.waiting_s)}\n{'':13} {parts}\n{'':13} {traffic}"
-        )
-
     for name, epoch in epochs.items():
         fields = {"epoch_kind": name.split()[0], **asdict(epoch), "limit": epoch.limit}
         output.record(
-            "epoch", line(name, epoch), {**fields, "seconds": epoch.seconds, "waiting_s": epoch.waiting_s}
+            "epoch",
+            _epoch_text(output, name, epoch),
+            {**fields, "seconds": epoch.seconds, "waiting_s": epoch.waiting_s},
         )
-    resident = resident_share(size_bytes, job)
+    kept, resident = job.kept_share(size_bytes), job.resident_share(size_bytes)
     group_bytes = round(CACHED_GROUPS * quality.group_bytes_mean) * readers
     text = (
-        f"{'memory':13} {resident:.0%} of {output.size(size_bytes)} stays in "
-        f"{'the memory of all nodes' if is_pooled else 'memory'} ({output.size(memory_bytes)} each); "
+        f"{'memory':13} {kept:.0%} of {output.size(size_bytes)} stays on each node ({output.size(memory_bytes)} each)"
+        f"{f', {resident:.0%} in the memory of the job' if is_pooled else ''}; "
         f"groups need {output.size(group_bytes)}\n"
         f"{'order':13} groups of {order.spec.group_chunks} chunks: {quality.entropy_ratio:.0%} of the entropy of "
         "a full shuffle\n"
@@ -118,9 +121,23 @@ def plan(
         "dataset": dataset.state,
         "files": files,
         "bytes": size_bytes,
+        "kept_share": kept,
         "resident_share": resident,
         "group_bytes": group_bytes,
         "entropy_ratio": quality.entropy_ratio,
         "chunks_from": measured.source,
     }
     return output.summary(text, fields)
+
+
+def _epoch_text(output: Output, name: str, epoch: "Epoch") -> str:
+    from dieselfs.units import format_duration
+
+    parts = ", ".join(f"{part} {format_duration(time_s)}" for part, time_s in epoch.parts_s.items() if time_s)
+    traffic = f"{output.size(round(epoch.from_servers_bytes))} from the servers"
+    if epoch.from_peers_bytes:
+        traffic += f", {output.size(round(epoch.from_peers_bytes))} between nodes"
+    return (
+        f"{name:13} {format_duration(epoch.seconds)}, limited by {epoch.limit}; the training waits "
+        f"{format_duration(epoch.waiting_s)}\n{'':13} {parts}\n{'':13} {traffic}"
+    )
