@@ -22,6 +22,7 @@ from dieselfs.process.system_limits import room_bytes
 from dieselfs.settings import KERNEL, CacheOptions
 from dieselfs_client.daemon_list import CACHE_DAEMON, cache_daemons
 from dieselfs_client.memory.room import granted
+from dieselfs_client.mount.layers import remove_bases
 from dieselfs_client.mount.mount_table import (
     MountRecord,
     dieselfs_mounts,
@@ -96,7 +97,7 @@ def mount(
     Returns the process ID of its supervisor, once the mount can be used. `owner`: the read end of a pipe; the mount
     ends when the other end is closed. `destination`: the path that the caller will move the mount to.
     Raises MountError (mount point or kernel), what `dieselfs.connect` raises, and Unavailable if it is not ready within
-    `timeout_s`. After an error nothing is mounted.
+    `timeout_s`. After an error nothing is mounted but what was: a dead mount stays until another has taken its place.
     """
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)
@@ -192,7 +193,9 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
                     f"dlcmd umount --lazy {shlex.quote(str(mountpoint))}"
                 ) from None
             time.sleep(_POLL_S)
-    if supervision is not None and not lazily:
+    if supervision is None:
+        remove_bases()  # of a mount whose processes were killed
+    elif not lazily:
         wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
 
 

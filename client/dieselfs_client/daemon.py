@@ -41,7 +41,7 @@ from dieselfs_client.mount.layers import (
 from dieselfs_client.mount.metadata_push import MetadataPush
 from dieselfs_client.mount.mount_table import is_staged, mount_at
 from dieselfs_client.mount.mount_watch import uncovered
-from dieselfs_client.mount.mounting import facts, raise_read_ahead, unmount
+from dieselfs_client.mount.mounting import facts, has_dead_mount, raise_read_ahead, unmount
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.mount.view import Choice, after_refusal, choices
@@ -199,7 +199,8 @@ class _MountService(Service):
                     raise
         view, reason = self._choices[0]
         base = ""
-        if view != FUSE or self.options.follow_s:
+        replaces = facts().may_mount_beneath and has_dead_mount(self.mountpoint)
+        if view != FUSE or self.options.follow_s or replaces:
             base, self._base = make_base()
             supervisor.tell("keep", BASE, self._base)
         self._note_layers(Layers(self.mountpoint, view, reason, base))

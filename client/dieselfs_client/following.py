@@ -29,7 +29,7 @@ from dieselfs_client import control
 from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.layers import Layers
 from dieselfs_client.mount.mount_table import is_above, mount_at
-from dieselfs_client.mount.mounting import move_beneath, uncover, unmount
+from dieselfs_client.mount.mounting import put_in_place, uncover, unmount
 from dieselfs_client.mount.options import MountOptions
 
 SETTLED_S = 2.0
@@ -233,12 +233,7 @@ def _check_shows(layers: Layers) -> None:
 
 def _put_in_place(layers: Layers) -> None:
     _check_shows(layers)
-    move_beneath(layers.staging, layers.mountpoint)
-    uncover(layers.mountpoint)
-    with suppress(
-        MountError
-    ):  # this mount has noticed already that it is not on its path, and cleared its base
-        uncover(layers.staging)
+    put_in_place(layers.staging, layers.mountpoint)
 
 
 def _clear_staging(layers: Layers) -> None:

@@ -6,13 +6,22 @@ import errno
 import logging
 import os
 import struct
+from contextlib import suppress
 from typing import NamedTuple
 
+from dieselfs.errors import MountError
 from dieselfs.names import SCHEME
 from dieselfs.settings import KERNEL
 from dieselfs_client.mount.layers import Layers, detach
 from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import mount_device, prepare_mountpoint
+from dieselfs_client.mount.mounting import (
+    has_dead_mount,
+    mount_device,
+    prepare_mountpoint,
+    replace_dead,
+    unmount,
+    unmount_dead,
+)
 from dieselfs_client.mount.options import MountOptions
 
 _RESEND = 7
@@ -80,10 +89,30 @@ def connect(
     source = PRIVATE_SOURCE if layers.has_cover else SCHEME + dataset
     # For the control tree, in which there is a file to write to. Below another view, users reach nothing else.
     is_writable = layers.has_cover or options.scores
-    device = mount_device(layers.fuse_place, source, options.allow_other, options.noexec, is_writable)
+    place = _free_place(layers)
+    device = mount_device(place, source, options.allow_other, options.noexec, is_writable)
+    if place != layers.fuse_place:
+        try:
+            replace_dead(place, layers.fuse_place)
+        except MountError:
+            os.close(device)
+            unmount(place, lazily=True)
+            raise
     record = mount_at(layers.fuse_place)
     can_resend = _resends(options) and resend(device)
     return KernelConnection(device, record.device if record else "", False, can_resend)
+
+
+def _free_place(layers: Layers) -> str:
+    """Where to make the FUSE mount: not on a dead mount. Raises MountError."""
+    if layers.has_cover or not has_dead_mount(layers.mountpoint):
+        return layers.fuse_place
+    if not layers.base:
+        unmount_dead(layers.mountpoint)
+        return layers.mountpoint
+    with suppress(FileExistsError):  # of a process that was killed
+        os.mkdir(layers.staging, mode=0o700)
+    return layers.staging
 
 
 def _resends(options: MountOptions) -> bool:

@@ -29,10 +29,13 @@ from dieselfs_client.mount import utab
 from dieselfs_client.mount.mount_table import MOUNTINFO, STAGED, is_staged, mount_at, parse_mountinfo
 from dieselfs_client.mount.mounting import (
     facts,
+    has_dead_mount,
     image_read_aheads,
     limit_image_read_ahead,
     mount_kernel_file_system,
+    replace_dead,
     unmount,
+    unmount_dead,
 )
 from dieselfs_client.mount.view import FILESYSTEMS
 
@@ -54,7 +57,8 @@ class Layers:
 
     - `mountpoint`: the path that users see, resolved; `view`: one of `dieselfs.settings.VIEWS` without AUTO
     - `reason`: why there is no better view, or empty
-    - `base`: the folder of the FUSE mount; for the view FUSE, which needs none, of a mount that follows, else empty
+    - `base`: the folder of the FUSE mount. The view FUSE needs none; it has one, with `staging`, if the mount follows,
+      or has replaced a dead mount; else empty
     - `number`: the `major:minor` of the mount that users see; empty until all layers are mounted
     """
 
@@ -76,7 +80,9 @@ class Layers:
 
     @property
     def staging(self) -> str:
-        """Where the next generation is mounted before it takes the place of this one; with a base only."""
+        """Where a mount is made that will take the place of another: of a dead one by this one, or of this one by the
+        next generation. With a base only.
+        """
         return os.path.join(self.base, STAGED)
 
     def encode(self) -> bytes:
@@ -126,8 +132,14 @@ def make_base(*names: str) -> tuple[str, int]:
 def cover(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
     """Mount what users see over the FUSE mount, which must be served; returns the layers with their number.
 
-    Continues where a killed process has stopped. Raises MountError if the kernel refuses the view.
+    Continues where a killed process has stopped. A dead mount is replaced in one step, from Linux 6.5 on. Raises
+    MountError if the kernel refuses the view.
     """
+    if layers.has_cover and has_dead_mount(layers.mountpoint):
+        if facts().may_mount_beneath:
+            _cover_staged(layers, dataset, noexec)
+        else:
+            unmount_dead(layers.mountpoint)
     record = mount_at(layers.mountpoint)
     if record is None or not record.is_dieselfs:
         if layers.view == OVERLAY:
@@ -147,6 +159,18 @@ def cover(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
             utab.enter(SCHEME + dataset, layers.mountpoint)
     record = mount_at(layers.mountpoint)
     return replace(layers, number=record.device if record else "")
+
+
+def _cover_staged(layers: Layers, dataset: str, noexec: bool) -> None:
+    """Mount all layers where nobody sees them, then in the place of the dead mount."""
+    with suppress(FileExistsError):  # of a process that was killed
+        os.mkdir(layers.staging, mode=0o700)
+    cover(replace(layers, mountpoint=layers.staging), dataset, noexec)
+    try:
+        replace_dead(layers.staging, layers.mountpoint)
+    except MountError:
+        unmount(layers.staging, lazily=True)
+        raise
 
 
 def _mount_overlay(layers: Layers, source: str, noexec: bool) -> None:

@@ -90,17 +90,19 @@ def resolved_mountpoint(mountpoint: str | os.PathLike[str]) -> str:
 
 
 def prepare_mountpoint(mountpoint: str) -> None:
-    """Check that `mountpoint` (resolved) can be mounted on; a dead mount of dieselfs is unmounted first.
+    """Check that `mountpoint` (resolved) can be mounted on: an empty folder, or a dead mount of dieselfs, which stays
+    until the next mount takes its place.
 
     Raises MountError, with the remedy.
     """
-    while (record := mount_at(mountpoint)) is not None and record.is_dieselfs:
-        if not is_stale(mountpoint):
-            raise MountError(
-                f"{mountpoint}: {record.source} is mounted there already; "
-                f"to replace it, unmount it first: dlcmd umount {shlex.quote(mountpoint)}"
-            )
-        unmount(mountpoint, lazily=True)
+    record = mount_at(mountpoint)
+    if record is not None and record.is_dieselfs:
+        if is_stale(mountpoint):
+            return
+        raise MountError(
+            f"{mountpoint}: {record.source} is mounted there already; "
+            f"to replace it, unmount it first: dlcmd umount {shlex.quote(mountpoint)}"
+        )
     try:
         if not stat.S_ISDIR(os.stat(mountpoint).st_mode):
             raise MountError(f"{mountpoint}: not a folder; give an empty folder to mount on")
@@ -117,6 +119,18 @@ def prepare_mountpoint(mountpoint: str) -> None:
         raise MountError(
             f"{mountpoint}: {error.strerror}; give an empty folder that you may read and write"
         ) from None
+
+
+def has_dead_mount(mountpoint: str) -> bool:
+    """Whether the mount that users see there is one of dieselfs, and its daemon is dead."""
+    record = mount_at(mountpoint)
+    return record is not None and record.is_dieselfs and is_stale(mountpoint)
+
+
+def unmount_dead(mountpoint: str) -> None:
+    """Unmount all dead mounts of dieselfs there. Raises MountError."""
+    while has_dead_mount(mountpoint):
+        unmount(mountpoint, lazily=True)
 
 
 def mount_device(
@@ -317,6 +331,26 @@ def move_beneath(staged: str, mountpoint: str) -> None:
             raise MountError(f"{mountpoint}: cannot be replaced: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(copy)
+
+
+def put_in_place(staged: str, mountpoint: str) -> None:
+    """Replace the mount on `mountpoint` by what is mounted on the folder `staged`, in one step of the kernel.
+
+    Raises MountError; then the old mount is still there.
+    """
+    move_beneath(staged, mountpoint)
+    uncover(mountpoint)
+    with suppress(MountError):  # the mount that is replaced has noticed that, and cleared its base
+        uncover(staged)
+
+
+def replace_dead(staged: str, mountpoint: str) -> None:
+    """As `put_in_place`, for a dead mount of dieselfs on `mountpoint`, and those on which it is. Raises MountError."""
+    records = parse_mountinfo(MOUNTINFO.read_bytes())
+    found = [one for one in records if one.mountpoint == mountpoint and one.is_dieselfs]
+    for _ in found[1:]:
+        uncover(mountpoint)
+    put_in_place(staged, mountpoint)
 
 
 def uncover(mountpoint: str) -> None:

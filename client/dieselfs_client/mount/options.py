@@ -10,9 +10,6 @@ from dieselfs.setting_kinds import SWITCH
 from dieselfs.settings import AUTO, KERNEL, CacheOptions, Place, given_at
 from dieselfs_client.mount.view import Facts
 
-BENEATH_LINUX = 6, 5
-"""The first Linux that mounts beneath another mount."""
-
 
 @dataclass(frozen=True, slots=True)
 class MountOptions(CacheOptions):
@@ -54,7 +51,7 @@ def check_following(options: MountOptions, dataset: Location | None, is_kept: bo
     }
     for reason in (reason for reason, is_so in fixed.items() if is_so):
         raise InvalidInput(f"{reason}: leave out --follow")
-    if not facts.may_mount or facts.linux < BENEATH_LINUX:
+    if not facts.may_mount_beneath:
         raise MountError(
             "--follow needs root, and Linux 6.5: else the kernel cannot put one mount in the place of another; "
             "mount without --follow, and mount again to read a new generation"

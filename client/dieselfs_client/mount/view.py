@@ -15,6 +15,8 @@ EROFS_FILE_LINUX = 6, 12
 """The first Linux that mounts EROFS on a file (CONFIG_EROFS_FS_BACKED_BY_FILE)."""
 OVERLAY_NAMESPACE_LINUX = 5, 11
 """The first Linux that mounts overlayfs in a user namespace."""
+BENEATH_LINUX = 6, 5
+"""The first Linux that mounts beneath another mount, which can then be replaced in one step."""
 
 FILESYSTEMS = {IMAGE: "erofs", OVERLAY: "overlay", FUSE: "fuse.dieselfs"}
 """The views, best first, and the type of the mount on the visible path, as the kernel lists it."""
@@ -32,6 +34,11 @@ class Facts:
     may_mount: bool
     is_in_user_namespace: bool
     linux: tuple[int, int]
+
+    @property
+    def may_mount_beneath(self) -> bool:
+        """Whether it can put one mount in the place of another, without a moment between them."""
+        return self.may_mount and self.linux >= BENEATH_LINUX
 
 
 class Choice(NamedTuple):

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ import pytest
 from dieselfs.errors import AccessDenied, MountError
 from dieselfs.settings import FUSE, OVERLAY
 from dieselfs.snapshot.erofs_image import Ownership, build_image
-from dieselfs_client.mount import layers
+from dieselfs_client import control
+from dieselfs_client.mount import layers, mounting
 from dieselfs_client.mount.layers import (
     Layers,
     bases_folder,
+    cover,
     detach,
     make_base,
     mount_image,
@@ -198,6 +201,31 @@ def test_a_dead_mount_is_replaced_and_its_base_removed(packed: PackedDataset, tm
             assert (running.path / "file").read_bytes() == b"content"
             assert not is_stale(str(running.path))
             assert not base.exists()
+
+
+def test_a_dead_mount_that_is_unmounted_leaves_no_base(packed: PackedDataset, tmp_path: Path) -> None:
+    with overlay(packed, tmp_path) as killed:
+        base = base_below(killed.path)
+        killed.send(signal.SIGKILL)
+        killed.wait()
+        control.unmount(killed.path)
+        assert mount_at(str(killed.path)) is None
+        assert not base.exists()
+
+
+def test_a_dead_mount_is_replaced_on_a_linux_that_cannot_mount_beneath(
+    packed: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = mounting.facts()
+    monkeypatch.setattr(layers, "facts", lambda: replace(facts, linux=(6, 4)))
+    with overlay(packed, tmp_path) as killed:
+        base = base_below(killed.path)
+        killed.send(signal.SIGKILL)
+        killed.wait()
+        covered = Layers(str(killed.path), OVERLAY, base=str(base))
+        with pytest.raises((MountError, OSError), match="not connected"):
+            cover(covered, "pets")  # what is below is dead, too
+        assert mount_at(str(killed.path)) is None
 
 
 # -- bases ------------------------------------------------------------------------------------------------

@@ -10,16 +10,20 @@ from dieselfs.errors import MountError
 from dieselfs.limits import KIB
 from dieselfs.settings import FUSE, IMAGE
 from dieselfs_client.mount import mount_table, mounting
-from dieselfs_client.mount.mount_table import is_stale, mount_at
+from dieselfs_client.mount.mount_table import MOUNTINFO, STAGED, is_stale, mount_at, parse_mountinfo
 from dieselfs_client.mount.mounting import (
     ReadAhead,
+    facts,
+    has_dead_mount,
     image_read_aheads,
     limit_image_read_ahead,
     mount_device,
     prepare_mountpoint,
     read_aheads,
+    replace_dead,
     resolved_mountpoint,
     unmount,
+    unmount_dead,
 )
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
@@ -89,9 +93,30 @@ def test_two_dead_mounts_on_top_of_each_other(tmp_path: Path) -> None:
         for _ in range(2):
             os.close(mount_device(str(tmp_path), "dl://pets"))
         prepare_mountpoint(str(tmp_path))
+        assert has_dead_mount(str(tmp_path)), "it stays until another mount takes its place"
+        unmount_dead(str(tmp_path))
         assert mount_at(str(tmp_path)) is None
     finally:
         clear(tmp_path)
+
+
+@pytest.mark.skipif(not facts().may_mount_beneath, reason="needs root, and Linux 6.5")
+def test_dead_mounts_are_replaced_in_one_step(tmp_path: Path) -> None:
+    place, staged = tmp_path / "mount", tmp_path / STAGED
+    place.mkdir()
+    staged.mkdir()
+    try:
+        for _ in range(2):
+            os.close(mount_device(str(place), "dl://pets"))
+        device = mount_device(str(staged), "dl://cats")
+        replace_dead(str(staged), str(place))
+        records = [*parse_mountinfo(MOUNTINFO.read_bytes())]
+        assert [one.source for one in records if one.mountpoint == str(place)] == ["dl://cats"]
+        assert mount_at(str(staged)) is None
+        os.close(device)
+    finally:
+        clear(staged)
+        clear(place)
 
 
 def test_nobody_waits_for_a_mount_that_is_cut_off(tmp_path: Path) -> None:
