@@ -66,7 +66,7 @@ mount --make-shared "$mounts"
 # shellcheck disable=SC2086
 "$engine" run --detach --no-healthcheck --name "$name-node" --privileged $client \
     --volume "$mounts:$mounts:rshared" "$image" \
-    sh -c "mkdir -p $mounts/tried && exec dieselfs-mount dl://tried $mounts/tried --foreground -o allow_other" >/dev/null
+    sh -c "mkdir -p $mounts/tried; exec dieselfs-mount dl://tried $mounts/tried --foreground -o allow_other" >/dev/null
 wait_for 30 test -s "$mounts/tried/.dieselfs/info"
 
 step "a pod reads it"
