@@ -28,6 +28,7 @@ from dieselfs_server.maintenance.jobs import MaintenanceJobs, Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.quotas.admission import Quotas
 from dieselfs_server.quotas.fill import QuotaFill
+from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.reading.shared_payloads import SharedPayloads
@@ -124,6 +125,7 @@ class Service:
         self.quotas = Quotas(self.metadata, self.users, self.metrics)
         self.quota_fill = QuotaFill(self.metadata, self.users, self.metrics)
         self.traffic = Traffic(self.metadata, self.users)
+        self.usages = Usages(self.metadata, self.users, self.traffic)
         self.writes = trio.CapacityLimiter(STORE_WRITES_MAX)
         self.metrics.gauge(
             "writing.waiting",

@@ -65,6 +65,10 @@ class Viewer:
     def may_see(self, dataset: str) -> bool:
         return self.right(dataset) >= Right.READ
 
+    def may_see_user(self, user: str) -> bool:
+        """What a user stores and has read: as in the API, administrators, and the user."""
+        return user != "" and (self.is_admin or user == self.caller.name)
+
     @property
     def is_admin(self) -> bool:
         return self.right(ALL_DATASETS) >= Right.ADMIN
@@ -99,7 +103,7 @@ class App:
         self._is_encrypted = is_encrypted
         self._scheme = "https" if is_encrypted else "http"
         self._cookie = "__Host-dieselfs" if is_encrypted else f"dieselfs-{port}"
-        self._facts = Facts(service.metadata, service.tags, service.now_ns)
+        self._facts = Facts(service.metadata, service.tags, service.usages, service.now_ns)
         self._reads = trio.CapacityLimiter(READS_MAX)
         self._streams: list[str] = []  # the user of each
         self._refused = service.metrics.counter("rpc.refused_logins", "Clients that proved no key.")
@@ -116,6 +120,7 @@ class App:
             Route("/api/live", self.live),
             Route("/api/datasets", self.datasets),
             Route("/api/datasets/{name}", self.dataset),
+            Route("/api/usage", self.usage),
             Route("/api/jobs", self.jobs),
             Route("/api/jobs/{dataset}/{job}/{id}", self.job),
             Route("/api/failures", self.failures),
@@ -293,17 +298,31 @@ class App:
 
         def read() -> dict[str, Any]:
             now_ns = self._service.now_ns()
-            chunks = facts.chunks(dataset)
+            chunks, usage = facts.chunks(dataset), facts.usage(dataset)
             return {
                 **views.dataset_view(dataset),
                 "right": views.right_view(viewer.right(name)),
-                "stored_bytes": int(chunks.payload_bytes.sum()),
+                "usage": views.usage_view(usage),
+                "owner_usage": views.usage_view(facts.usage_of_user(usage.owner))
+                if viewer.may_see_user(usage.owner)
+                else None,
                 "dead_entries": chunks.deleted_entries,
                 "growth": views.growth_view(chunks, now_ns / 1e9),
                 "tags": [views.tag_view(tag_name, tag) for tag_name, tag in tags],
                 "readers": views.readers_view(facts.readers(dataset), now_ns),
                 "jobs": [views.job_summary(job, now_ns) for job in facts.jobs_of(dataset)],
             }
+
+        return await self._read(read)
+
+    @_answered
+    async def usage(self, request: Request) -> dict[str, Any]:
+        viewer, search = await self._viewer(request), request.query_params.get("search", "")[:200]
+
+        def read() -> dict[str, Any]:
+            if viewer.is_admin:
+                return views.users_view(self._facts.usage_of_users(), search)
+            return views.users_view([self._facts.usage_of_user(viewer.caller.name)], "")
 
         return await self._read(read)
 

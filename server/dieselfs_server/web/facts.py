@@ -15,13 +15,14 @@ from typing import Generic, TypeVar
 from dieselfs.chunk.ids import chunk_time_s
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.records import DatasetRecord
-from dieselfs.rpc.records import TagRecord
+from dieselfs.rpc.records import TagRecord, UsageRecord
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.job_members import FOLDER as JOBS_FOLDER
 from dieselfs_server.leases.job_members import Head
 from dieselfs_server.leases.lease import Lease
 from dieselfs_server.leases.pins import Pin, live_pins
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.web.views import ChunkFacts, FoundJob
 
 DATASETS_S = 2.0
@@ -36,8 +37,9 @@ SCAN_SHARE = 0.05
 """A scan may take this share of the time, on the average."""
 CHUNKS_KEPT = 16
 """Datasets whose chunks are kept in memory, about 40 bytes for each chunk."""
+USERS_S = 10.0
 DETAILS_KEPT = 64
-"""Datasets whose tag names and readers are kept."""
+"""Datasets whose tag names, readers and usage are kept, and users whose usage is."""
 TAGS_KEPT = 1024
 
 Value = TypeVar("Value")
@@ -88,11 +90,13 @@ class Facts:
         self,
         metadata: MetadataStore,
         tags: TagStore,
+        usages: Usages,
         now_ns: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metadata = metadata
         self._tags = tags
+        self._usages = usages
         self._now_ns = now_ns
         self._clock = clock
         self._datasets: _Kept[list[DatasetRecord]] = _Kept(1, DATASETS_S, clock)
@@ -101,6 +105,9 @@ class Facts:
         self._tag_names: _Kept[list[str]] = _Kept(DETAILS_KEPT, DETAILS_S, clock)
         self._tag: _Kept[tuple[str, TagRecord | None]] = _Kept(TAGS_KEPT, TAG_S, clock)
         self._readers: _Kept[list[Pin]] = _Kept(DETAILS_KEPT, DETAILS_S, clock)
+        self._usage: _Kept[UsageRecord] = _Kept(DETAILS_KEPT, DETAILS_S, clock)
+        self._usage_of_user: _Kept[UsageRecord] = _Kept(DETAILS_KEPT, DETAILS_S, clock)
+        self._usage_of_users: _Kept[list[UsageRecord]] = _Kept(1, USERS_S, clock)
         self._scan_after_s = float("-inf")  # guarded by `_jobs`, as is the next
         self._with_jobs: set[bytes] = set()
 
@@ -140,6 +147,25 @@ class Facts:
         return self._readers.get(
             dataset.dataset_id, lambda: live_pins(self._metadata, dataset.dataset_id, self._now_ns())
         )
+
+    def usage(self, dataset: DatasetRecord) -> UsageRecord:
+        """As of some seconds ago. Raises NotFound, Unavailable."""
+
+        def read() -> UsageRecord:
+            found = self._usages.of_datasets([dataset.name])
+            if not found:
+                raise NotFound(f"dataset {dataset.name} was dropped")
+            return found[0]
+
+        return self._usage.get(dataset.dataset_id, read)
+
+    def usage_of_user(self, user: str) -> UsageRecord:
+        """As of some seconds ago. Raises Unavailable."""
+        return self._usage_of_user.get(user, lambda: self._usages.of_users([user])[0])
+
+    def usage_of_users(self) -> list[UsageRecord]:
+        """Of all, as of some seconds ago. Raises Unavailable."""
+        return self._usage_of_users.get("", self._usages.of_users)
 
     def jobs(self) -> list[FoundJob]:
         """The jobs with members, as of some seconds ago; a new one is found after SCAN_S."""

@@ -12,16 +12,18 @@ from dieselfs.cluster.placement import Placement
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import SEAL_BYTES
 from dieselfs.records import ChunkRecord, DatasetRecord
-from dieselfs.rpc.records import TagRecord
+from dieselfs.rpc.records import TagRecord, UsageRecord
 from dieselfs_server.accounts import Right
 from dieselfs_server.leases.job_members import Head, Leases, interval_s, lease_ns
 from dieselfs_server.leases.pins import Pin
+from dieselfs_server.quotas.usage import NO_LIMIT
 from dieselfs_server.recent import Failure
 
 PAGE_ROWS = 100
 GROWTH_POINTS = 240
 READERS_MAX = 200
 FAILURES_SHOWN_MAX = 200
+USERS_SHOWN_MAX = 200
 LATE_INTERVALS = 2.5
 """A member that has missed two renewals is suspected."""
 
@@ -55,8 +57,7 @@ def datasets_view(datasets: Sequence[DatasetRecord], search: str, sort: str, pag
     key = _SORTED_BY.get(sort.removeprefix("-"))
     if key is None or page < 0:
         raise InvalidInput(f"cannot sort by {sort[:40]!r}, page {page}: use one of {', '.join(_SORTED_BY)}")
-    words = search.lower().split()
-    found = [each for each in datasets if all(word in each.name.lower() for word in words)]
+    found = [each for each in datasets if _has_words(each.name, search)]
     found.sort(key=key, reverse=sort.startswith("-"))
     pages = max(1, -(-len(found) // PAGE_ROWS))
     page = min(page, pages - 1)
@@ -69,6 +70,33 @@ def datasets_view(datasets: Sequence[DatasetRecord], search: str, sort: str, pag
         "pages": pages,
         "rows": [dataset_view(each) for each in found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]],
     }
+
+
+def _has_words(name: str, search: str) -> bool:
+    return all(word in name.lower() for word in search.lower().split())
+
+
+def usage_view(usage: UsageRecord) -> dict[str, Any]:
+    """Of a dataset or a user; a limit is None if there is none."""
+    return {
+        "name": usage.name,
+        "owner": usage.owner,
+        "files": usage.files,
+        "bytes": usage.total_bytes,
+        "stored_bytes": usage.stored_bytes,
+        "quota_bytes": None if usage.quota_bytes == NO_LIMIT else usage.quota_bytes,
+        "quota_files": None if usage.quota_files == NO_LIMIT else usage.quota_files,
+        "read_bytes": usage.read_bytes,
+        "written_bytes": usage.written_bytes,
+    }
+
+
+def users_view(usages: Sequence[UsageRecord], search: str) -> dict[str, Any]:
+    """The users whose names contain `search` and who store most, with the most first."""
+    found = [each for each in usages if _has_words(each.name, search)]
+    found.sort(key=lambda each: (-each.stored_bytes, each.name))
+    rows = [usage_view(each) for each in found[:USERS_SHOWN_MAX]]
+    return {"total": len(usages), "matching": len(found), "rows": rows}
 
 
 @dataclass(frozen=True, eq=False)

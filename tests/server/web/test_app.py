@@ -13,6 +13,7 @@ import pytest
 from dieselfs.errors import DieselfsError
 from dieselfs.rpc import auth
 from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.records import QuotaRecord
 from dieselfs_server.web.guard import HEADERS
 from dieselfs_server.web.login_rate import TRIES_PER_ADDRESS
 from tests.support.many_datasets import add_datasets
@@ -20,7 +21,7 @@ from tests.support.server import RunningServer, running_server, start_server
 
 READING = (
     *("/api/me", "/api/live", "/api/datasets", "/api/datasets/open", "/api/jobs", "/api/jobs/open/j/0"),
-    *("/api/failures", "/events"),
+    *("/api/usage", "/api/failures", "/events"),
 )
 
 
@@ -150,6 +151,28 @@ def test_users_see_what_they_may_read(user: Browser, admin: Browser) -> None:
     assert user.get("/api/jobs/closed/j/0").status_code == 404
     assert user.get("/api/live").status_code == 403
     assert "sent_bytes" in admin.get("/api/live?span_s=60").json()
+
+
+def test_usage_is_seen_as_in_the_api(server: RunningServer, user: Browser, admin: Browser) -> None:
+    eve = server.user("eve", hers="write")
+    with closing(server.client()) as local, closing(server.client(eve)) as client, Browser(client) as owner:
+        local.create_dataset("hers")
+        local.grant("ann", "hers", "read")
+        local.set_owner("hers", "eve")
+        local.set_quota(QuotaRecord("user:eve", 5000, 10))
+        local.set_quota(QuotaRecord("dataset:hers", -1, 7))
+        owner.log_in()
+        seen = [browser.get("/api/datasets/hers").json() for browser in (user, owner, admin)]
+        assert [each["usage"]["owner"] for each in seen] == ["eve"] * 3
+        assert [each["usage"]["quota_files"] for each in seen] == [7] * 3
+        assert seen[0]["owner_usage"] is None
+        assert [each["owner_usage"]["quota_bytes"] for each in seen[1:]] == [5000] * 2
+        for browser, names in ((user, ["ann"]), (owner, ["eve"])):
+            for query in ("", "?search=e"):
+                rows = browser.get(f"/api/usage{query}").json()["rows"]
+                assert [row["name"] for row in rows] == names
+        rows = admin.get("/api/usage?search=ev").json()["rows"]
+        assert [(row["name"], row["quota_files"]) for row in rows] == [("eve", 10)]
 
 
 def test_users_see_their_own_errors(ann: ServerClient, user: Browser, admin: Browser) -> None:

@@ -18,6 +18,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import GIB, MIB
 from dieselfs.rpc.members import JobId
+from dieselfs.rpc.records import QuotaRecord
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
@@ -27,7 +28,7 @@ from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import store
 
 CHROMIUM = shutil.which("chromium")
-PLACES = ("", "datasets", "datasets/counted", "jobs", "jobs/counted/train/{job}", "errors")
+PLACES = ("", "datasets", "datasets/counted", "jobs", "jobs/counted/train/{job}", "usage", "errors")
 SECRET = JobSecret(b"s" * 32)
 NODES = 12
 TIMEOUT_MS = 60_000
@@ -59,6 +60,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
                     client.dataset("<img src=x onerror=alert(1)>")
             add_datasets(folder / "metadata.db", 10_000)
             server.user("ann", counted="read")
+            with closing(server.client()) as client:
+                client.set_owner("counted", "ann")
+                client.set_quota(QuotaRecord("dataset:counted", 8 * MIB, 250))
+                client.set_quota(QuotaRecord("user:ann", 13 * MIB // 2, -1))
             yield server
 
 
@@ -216,6 +221,29 @@ def test_a_table_stays_where_it_is_while_it_changes(page: Page, server: RunningS
     expect(members).not_to_have_attribute("data-old", "yes", timeout=TIMEOUT_MS)
     assert members.evaluate("table => table.scrollLeft") == 20
     expect(members).to_be_focused()
+
+
+def test_quotas_are_text_beside_their_bars(page: Page, server: RunningServer) -> None:
+    address = log_in(page, server)
+    show(page, address, "datasets/counted")
+    quotas = page.locator("section", has=page.get_by_role("heading", name="Quotas"))
+    expect(quotas.locator("dt")).to_have_text(
+        ["This dataset: bytes of chunks", "This dataset: files", "All datasets of ann: bytes of chunks"]
+    )
+    states = [
+        r"^6\.\d+\sMiB of 8\sMiB 7\d(\.\d)?\s%$",
+        r"^256 of 250 102\s%, full$",
+        r"of 6\.50\sMiB 9\d(\.\d)?\s%, nearly full$",
+    ]
+    expect(quotas.locator("dd")).to_have_text([re.compile(state) for state in states])
+    expect(page.locator(".tiles", has_text="Written by all")).to_contain_text(
+        re.compile(r"Written by all\s*6\.\d+\sMiB")
+    )
+    log_in(page, server, server.folder / "ann.key")
+    show(page, address, "usage")
+    expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+    expect(page.get_by_role("rowheader")).to_have_text("ann")
+    assert page.get_by_label("Search").count() == 0
 
 
 def test_a_job_shows_its_nodes(page: Page, server: RunningServer) -> None:

@@ -1,6 +1,6 @@
 """What the page reads from real stores, and how often."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,15 +10,18 @@ from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import NotFound, Unavailable
 from dieselfs.limits import GIB
-from dieselfs.records import ChunkRecord, DatasetRecord
+from dieselfs.records import ChunkRecord, DatasetRecord, DatasetUsage
 from dieselfs.rpc.members import JobId
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.job_members import JobMembers, JoinRequest, lease_ns
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.web.facts import CHUNKS_S, DATASETS_S, DETAILS_S, JOBS_S, SCAN_S, TAG_S, Facts
+from dieselfs_server.traffic import Traffic
+from dieselfs_server.users import UserStore
+from dieselfs_server.web.facts import CHUNKS_S, DATASETS_S, DETAILS_S, JOBS_S, SCAN_S, TAG_S, USERS_S, Facts
 from tests.support.identity import IDENTITY
 from tests.support.snapshots import DATASET_ID, SAMPLE, SOURCE, snapshot_bytes
 
@@ -30,7 +33,7 @@ SECRET = JobSecret(b"s" * 32)
 class Counting(SqliteMetadata):
     """Counts how often all datasets, and the chunks of one, are listed."""
 
-    listings = chunk_listings = 0
+    listings = chunk_listings = usage_calls = 0
     is_away = False
 
     def datasets(self) -> list[DatasetRecord]:
@@ -38,6 +41,10 @@ class Counting(SqliteMetadata):
         if self.is_away:
             raise Unavailable("the database is away")
         return super().datasets()
+
+    def usage(self, names: Sequence[str]) -> list[DatasetUsage | None]:
+        self.usage_calls += 1
+        return super().usage(names)
 
     def chunks(self, dataset_id: bytes) -> list[ChunkRecord]:
         self.chunk_listings += 1
@@ -52,8 +59,10 @@ class World:
         self.now_s = 0.0
         self.store = MemoryStore()
         self.tags = TagStore(self.store, IDENTITY)
+        users = UserStore(self.store)
+        self.usages = Usages(self.metadata, users, Traffic(self.metadata, users))
         self.facts = Facts(
-            self.metadata, self.tags, lambda: NOW_NS + int(self.now_s * 1e9), lambda: self.now_s
+            self.metadata, self.tags, self.usages, lambda: NOW_NS + int(self.now_s * 1e9), lambda: self.now_s
         )
 
     def join(self, name: str) -> None:
@@ -153,3 +162,23 @@ def test_a_dataset_that_is_gone(world: World) -> None:
     world.metadata.drop_dataset(gone.dataset_id)
     assert world.facts.jobs_of(gone) == []
     assert world.facts.tags(gone) == []
+
+
+def test_usage_is_read_once_in_an_interval(world: World) -> None:
+    a = world.metadata.dataset("a")
+    for _ in range(3):
+        assert world.facts.usage(a).name == "a"
+        assert world.facts.usage_of_user("ann").name == "ann"
+        assert world.facts.usage_of_users() == []
+    assert world.metadata.usage_calls == 3
+    world.now_s += USERS_S
+    world.facts.usage(a)
+    world.facts.usage_of_users()
+    assert world.metadata.usage_calls == 5
+
+
+def test_usage_of_a_dropped_dataset_is_not_found(world: World) -> None:
+    a = world.metadata.dataset("a")
+    world.metadata.drop_dataset(a.dataset_id)
+    with pytest.raises(NotFound, match="dataset a was dropped"):
+        world.facts.usage(a)

@@ -12,11 +12,12 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.members import JobId
+from dieselfs.rpc.records import UsageRecord
 from dieselfs_server.leases.job_members import Head, interval_s, lease_ns
 from dieselfs_server.leases.lease import Lease
 from dieselfs_server.recent import Failure
 from dieselfs_server.web import views
-from dieselfs_server.web.views import LATE_INTERVALS, PAGE_ROWS, ChunkFacts, FoundJob
+from dieselfs_server.web.views import LATE_INTERVALS, PAGE_ROWS, USERS_SHOWN_MAX, ChunkFacts, FoundJob
 
 NOW_NS = 1_800_000_000 * 10**9
 
@@ -119,3 +120,16 @@ def test_users_see_their_own_failures_and_administrators_all() -> None:
     assert [each["number"] for each in views.failures_view(failures, "ann", False)] == [0]
     assert views.failures_view(failures, "", False) == []
     assert len(views.failures_view(failures, "ann", True)) == 3
+
+
+def test_users_who_store_most_come_first() -> None:
+    usages = [UsageRecord("user", f"user-{number:03}", "", 1, 2, number) for number in range(500)]
+    found = views.users_view(usages, "")
+    assert (found["total"], found["matching"], len(found["rows"])) == (500, 500, USERS_SHOWN_MAX)
+    assert found["rows"][0]["name"] == "user-499"
+    assert [row["name"] for row in views.users_view(usages, "USER 007")["rows"]] == ["user-007"]
+
+
+def test_a_limit_is_none_without_a_quota() -> None:
+    shown = views.usage_view(UsageRecord("dataset", "a", "ann", 1, 2, 3, 0))
+    assert (shown["quota_bytes"], shown["quota_files"], shown["owner"]) == (0, None, "ann")

@@ -5,6 +5,7 @@ import { Chart } from "./chart.js";
 import { datasetLink, fill, h, panel, say, searchHead, table, tiles } from "./dom.js";
 import * as show from "./format.js";
 import { jobsTable } from "./jobs.js";
+import { quotaPanel } from "./usage.js";
 
 const TICKS = 5;
 
@@ -46,7 +47,7 @@ export async function datasetsView(main, { query, signal, setQuery }) {
 }
 
 export async function datasetView(main, { parts: [name], signal }) {
-  const growth = new Chart("Growth: bytes of the chunks there are, by the time they were written", show.bytes, [{ key: "bytes", label: "stored" }], { isBytes: true, isArea: true });
+  const growth = new Chart("Growth: bytes of the chunks there are, by the time they were written", show.bytes, [{ key: "bytes", label: "data in chunks" }], { isBytes: true, isArea: true });
   signal.addEventListener("abort", () => growth.close());
   const title = h("h1", { tabindex: "-1" }, name);
   const facts = h("div", {});
@@ -58,16 +59,21 @@ export async function datasetView(main, { parts: [name], signal }) {
     const text = JSON.stringify(found);
     if (text === last) return;
     last = text;
+    const { usage } = found;
     fill(facts, tiles(`Totals of ${name}`, [
       ["Files", show.count(found.files)],
       ["Size", show.bytes(found.bytes)],
-      ["Stored", show.bytes(found.stored_bytes)],
+      ["Stored", show.bytes(usage.stored_bytes)],
       ["Chunks", show.count(found.chunks)],
       ["Dead entries", show.count(found.dead_entries)],
       ["Generation", show.count(found.generation)],
       ["Changed", found.updated_s ? show.ago(found.updated_s) : "never"],
+      ["Read by all", show.bytes(usage.read_bytes)],
+      ["Written by all", show.bytes(usage.written_bytes)],
+      ["Readers now", show.count(found.readers.length)],
+      ["Owner", usage.owner || "–"],
       ["Your right", found.right],
-    ]));
+    ]), quotaPanel(usage, found.owner_usage));
     growth.set(found.growth);
     fill(lists,
       panel("Tags", table("Tags", [
@@ -79,7 +85,7 @@ export async function datasetView(main, { parts: [name], signal }) {
       ], found.tags, { empty: `No tag. Keep this generation: dlcmd tag add dl://${name} NAME` })),
       panel("Jobs", jobsTable(found.jobs, "No job reads this dataset now.", false)),
       panel("Readers that hold a generation", table("Readers", [
-        { label: "User, node, process, place", text: true, cell: (row) => h("code", {}, row.holder) },
+        { label: "User, node, process, place", name: true, cell: (row) => h("code", {}, row.holder) },
         { label: "Generation", number: true, cell: (row) => show.count(row.generation) },
         { label: "Lease", number: true, cell: (row) => show.duration(row.expires_in_s) },
       ], found.readers, { empty: "Nobody." })));

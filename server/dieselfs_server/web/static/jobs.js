@@ -62,7 +62,7 @@ export async function jobView(main, { parts: [dataset, job, id], signal }) {
         ["Nodes", show.count(found.nodes)],
         ["Suspected", show.count(found.suspected), found.suspected ? "bad" : ""],
         ["Memory offered", show.bytes(found.memory_bytes)],
-        ["Stored", show.bytes(found.dataset_bytes)],
+        ["Data in chunks", show.bytes(found.dataset_bytes)],
         ["Fits into memory", show.share(Math.min(found.memory_bytes / found.dataset_bytes, 1))],
         ["Generation", show.count(found.generation)],
       ]),

@@ -7,11 +7,13 @@ import { failuresView } from "./failures.js";
 import { jobView, jobsView } from "./jobs.js";
 import { loginView, loginWithLink } from "./login.js";
 import { nowView } from "./now.js";
+import { usageView } from "./usage.js";
 
 const VIEWS = {
   "": [nowView, null, "Now"],
   datasets: [datasetsView, datasetView, "Datasets"],
   jobs: [jobsView, jobView, "Jobs"],
+  usage: [usageView, null, "Usage"],
   errors: [failuresView, null, "Errors"],
 };
 

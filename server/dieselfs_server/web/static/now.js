@@ -28,7 +28,7 @@ function localTable(daemons) {
     { label: "In time", cell: (row) => show.share(row.hit_share), number: true },
     { label: "Memory", cell: (row) => `${show.bytes(row.memory_used_bytes)} of ${show.bytes(row.memory_granted_bytes)}`, number: true },
     { label: "CPU", cell: (row) => show.number(row.cpu), number: true, wide: true },
-    { label: "Plan", cell: (row) => row.plans.map((plan) => `epoch ${plan.epoch}: ${show.share(plan.positions ? plan.position / plan.positions : 0)}`).join(", ") || "–", wide: true },
+    { label: "Plan", name: true, cell: (row) => row.plans.map((plan) => `epoch ${plan.epoch}: ${show.share(plan.positions ? plan.position / plan.positions : 0)}`).join(", ") || "–", wide: true },
     { label: "Suspects", cell: (row) => row.suspected.join(", ") || "–", wide: true },
   ], daemons, { empty: "No mount or cache daemon of the server's user runs on this machine." });
 }

@@ -1,0 +1,84 @@
+"""What datasets and users take of their quotas, and have read and written. This module calls the metadata store."""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from dieselfs.records import DatasetUsage
+from dieselfs.rpc.records import UsageRecord
+from dieselfs_server.accounts import USER_MARK, Accounts, Quota, dataset_account
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.quotas.admission import used
+from dieselfs_server.traffic import NOTHING, Table, Traffic
+from dieselfs_server.users import UserStore
+
+NO_LIMIT = -1
+
+
+class Usages:
+    """Thread-safe. All methods block, and raise Unavailable. The caller decides who may see what they return."""
+
+    def __init__(self, metadata: MetadataStore, users: UserStore, traffic: Traffic) -> None:
+        self._metadata = metadata
+        self._users = users
+        self._traffic = traffic
+
+    def of_datasets(self, names: Sequence[str]) -> list[UsageRecord]:
+        """In their order, without those that do not exist."""
+        accounts = self._users.current()
+        usages = [one for one in self._metadata.usage(names) if one is not None]
+        traffic = self._traffic.of_datasets([one.record for one in usages])
+        return [
+            UsageRecord(
+                "dataset",
+                one.record.name,
+                accounts.owners.get(one.record.name, ""),
+                one.record.files,
+                one.record.total_bytes,
+                one.stored_bytes,
+                *limits(accounts.quotas.get(dataset_account(one.record.name))),
+                *moved,
+            )
+            for one, moved in zip(usages, traffic, strict=True)
+        ]
+
+    def of_users(self, users: Collection[str] | None = None) -> list[UsageRecord]:
+        """Ordered by name. None: all who own datasets, have a quota of their own, or have read or written."""
+        accounts, traffic = self._users.current(), self._traffic.of_users()
+        shown = sorted(_known(accounts, traffic) if users is None else users)
+        owned = self._owned(accounts, frozenset(shown))
+        return [
+            UsageRecord(
+                "user",
+                user,
+                "",
+                used(owned[user]).files,
+                sum(one.record.total_bytes for one in owned[user]),
+                used(owned[user]).stored_bytes,
+                *limits(accounts.quota_of_user(user)),
+                *traffic.get(user, NOTHING),
+            )
+            for user in shown
+        ]
+
+    def _owned(self, accounts: Accounts, users: Collection[str]) -> defaultdict[str, list[DatasetUsage]]:
+        """The datasets of users."""
+        names = [dataset for dataset, owner in accounts.owners.items() if owner in users]
+        found: defaultdict[str, list[DatasetUsage]] = defaultdict(list)
+        for name, usage in zip(names, self._metadata.usage(names), strict=True):
+            if usage is not None:
+                found[accounts.owners[name]].append(usage)
+        return found
+
+
+def _known(accounts: Accounts, traffic: Table) -> set[str]:
+    limited = {name.removeprefix(USER_MARK) for name in accounts.quotas if name.startswith(USER_MARK)}
+    return (limited & accounts.users.keys()) | set(accounts.owners.values()) | traffic.keys()
+
+
+def limits(quota: Quota | None) -> tuple[int, int]:
+    """Of bytes and files; NO_LIMIT for none."""
+    quota = quota or Quota()
+    return (
+        NO_LIMIT if quota.stored_bytes is None else quota.stored_bytes,
+        NO_LIMIT if quota.files is None else quota.files,
+    )
